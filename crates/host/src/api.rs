@@ -1,4 +1,4 @@
-//! Names, options and errors of the socket interface.
+//! Identifiers, options, notices and errors of the socket interface.
 
 use core::net::IpAddr;
 
@@ -12,8 +12,8 @@ use wire::tls::Version as TlsVersion;
 pub use abi::splice::{SpliceEnd, SpliceId};
 pub use abi::{FileId, FileKind, FileStat};
 
-/// A connection. Ids are never used again within 2^32 connections of a slot, so a stale one is
-/// recognised.
+/// Identifier of a connection. A stale identifier is recognized: a slot reuses one only after 2^32
+/// connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SocketId {
     pub(crate) index: u32,
@@ -21,35 +21,36 @@ pub struct SocketId {
 }
 
 impl SocketId {
-    /// Slot in the table of connections: small, dense, reused. For tables beside the host's.
+    /// Returns the slot in the table of connections: small, dense, reused. Callers can index tables
+    /// of their own with it.
     #[must_use]
     pub const fn index(self) -> usize {
         self.index as usize
     }
 }
 
-/// A listening port.
+/// Identifier of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ListenerId(pub(crate) u32);
 
-/// A UDP socket.
+/// Identifier of a UDP socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UdpId(pub(crate) u32);
 
-/// Names a user of the host's disk beyond sockets: see [`crate::Host::new_disk_user`].
+/// A user of the host's disk other than the send streams: see [`crate::Host::new_disk_user`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DiskUser(pub u8);
 
-/// Names an operation of a user of the disk.
+/// Identifier of a disk operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskToken {
-    /// Whose it is.
+    /// User that started the operation.
     pub user: DiskUser,
-    /// The user's own name for it.
+    /// Number that the user chose for the operation.
     pub number: u64,
 }
 
-/// The files that a transmit has bytes of.
+/// Files whose content a transmit carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultScope {
     /// One file.
@@ -58,49 +59,50 @@ pub enum FaultScope {
     Several,
 }
 
-/// Something happened that an application may want to look at. Edge-triggered: it is said once,
-/// until the application has looked ([`crate::Host::readiness`]) and something new happens.
+/// Notification for the application. Edge-triggered: a change of a socket is reported once, and
+/// again only after the application has taken the notice and something new has happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// A connection was established on a listener.
     Accepted(ListenerId, SocketId),
     /// A connection's readiness changed.
     Socket(SocketId),
-    /// `offload_open` ended, well or not; or an open file can be read no more, as `offload_fstat`
-    /// says.
+    /// `offload_open` has completed, successfully or not, or an open file has become unreadable;
+    /// see `offload_fstat`.
     File(FileId),
-    /// Two sockets were spliced: the device relays between them, and the sockets are gone.
+    /// Two sockets were spliced. The device relays between the connections, and the sockets no
+    /// longer exist.
     Spliced(SpliceId),
-    /// Two sockets were not spliced, and are as they were before `nsplice`.
+    /// Two sockets were not spliced and work as before `nsplice`.
     SpliceRefused(SpliceId, Refusal),
-    /// Two spliced connections have ended; [`crate::Host::take_splice`] tells how.
+    /// Two spliced connections have ended; [`crate::Host::take_splice`] returns how.
     SpliceClosed(SpliceId),
-    /// Datagrams wait on a UDP socket.
+    /// Datagrams are queued on a UDP socket.
     Udp(UdpId),
-    /// A read that [`crate::Host::extent_read`] began has ended, or a change of a namespace: an
-    /// operation of this user.
+    /// An operation of this user has completed: a read ([`crate::Host::extent_read`]), or a write,
+    /// flush or zeroing of a namespace.
     DiskDone(DiskUser),
-    /// A transmit of a flow over UDP never left: content of these files could not be read.
+    /// A transmit of a UDP flow was dropped because the content of these files could not be read.
     UdpFault(FlowId, FaultScope, FileFault),
-    /// The device did not do something for a QUIC connection.
+    /// The device refused an operation on a QUIC connection, or dropped one of its transmits.
     Quic(QuicStatus),
-    /// The device lost its state. Said to those only who use it beyond sockets: where a UDP socket
-    /// is bound.
+    /// The device lost its state. Sent only if a UDP socket is bound: stream sockets recover
+    /// without the application.
     DeviceReset,
 }
 
-/// What became of two spliced connections: what `nsplice`'s callback gets (AccelTCP section 5.1).
+/// Result of a splice, as passed to `nsplice`'s callback (AccelTCP section 5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpliceMeta {
-    /// The name that `nsplice` gave.
+    /// Identifier that `nsplice` returned.
     pub id: SpliceId,
-    /// The peers' ends, in the order of `nsplice`'s arguments.
+    /// Remote endpoints, in the order of `nsplice`'s arguments.
     pub remotes: [Endpoint; 2],
-    /// Payload bytes that each sent, and the other acknowledged, while spliced.
+    /// Payload bytes that each peer sent and the other acknowledged while spliced.
     pub bytes: [u64; 2],
-    /// Packets that each sent while spliced.
+    /// Packets that each peer sent while spliced.
     pub packets: [u64; 2],
-    /// How it ended; none where the device was reset, and both connections with it.
+    /// How the splice ended; `None` if a device reset ended both connections.
     pub end: Option<SpliceEnd>,
 }
 
@@ -108,26 +110,26 @@ pub struct SpliceMeta {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpliceError {
-    /// One of them is not established in both directions.
+    /// One of the sockets is not established in both directions.
     #[error("not connected: {0}")]
     NotConnected(SocketError),
-    /// The device would not do it; the sockets are as they were.
+    /// The device does not splice them.
     #[error("not offloaded: {0}")]
     Refused(Refusal),
 }
 
-/// What a socket is ready for, like `epoll`'s bits.
+/// Readiness of a socket, like the event bits of `epoll`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Readiness {
     /// Bytes can be read.
     pub readable: bool,
-    /// Bytes can be written (the connection is established and the send buffer has room).
+    /// Bytes can be written: the connection is established and the send buffer has room.
     pub writable: bool,
-    /// The peer has closed its direction, and all that it sent before has been read.
+    /// The peer has closed its direction, and everything that it sent has been read.
     pub peer_closed: bool,
     /// Everything that was written has been acknowledged.
     pub drained: bool,
-    /// The connection has ended, and why.
+    /// The reason, if the connection has ended.
     pub error: Option<SocketError>,
 }
 
@@ -135,46 +137,46 @@ pub struct Readiness {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum SocketError {
-    /// The peer reset it.
+    /// The peer reset the connection.
     #[error("connection reset by peer")]
     Reset,
-    /// The peer refused it.
+    /// The peer refused the connection.
     #[error("connection refused")]
     Refused,
-    /// The peer did not answer for too long.
+    /// The peer did not answer in time.
     #[error("connection timed out")]
     TimedOut,
-    /// The network says that the peer cannot be reached.
+    /// An ICMP error reported that the peer is unreachable.
     #[error("destination unreachable")]
     Unreachable,
-    /// A file that was being sent failed; the connection was reset.
+    /// A file that was being sent failed, and the connection was reset.
     #[error("{0}")]
     File(FileFault),
-    /// The peer's TLS was wrong: the alert that it was sent.
+    /// The peer violated TLS; it was sent this alert.
     #[error("TLS: {0:?}")]
     Tls(crate::Alert),
     /// The TLS handshake failed.
     #[error("TLS: the handshake failed")]
     TlsHandshake,
-    /// The peer's TLS gave up, with this alert.
+    /// The peer ended TLS with this fatal alert.
     #[error("TLS: the peer sent alert {0}")]
     TlsPeer(u8),
-    /// It was closed or aborted by this side.
+    /// This side closed or aborted the connection.
     #[error("connection closed")]
     Closed,
 }
 
-/// Why nothing could be written.
+/// Why bytes cannot be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendError {
-    /// The connection is gone, or this side has shut down its direction.
+    /// The connection has ended, or this side has closed its direction.
     #[error("not connected: {0}")]
     NotConnected(SocketError),
-    /// `offload_write`: no such open file, or a range outside it.
+    /// `offload_write`: the file is not open, or the range exceeds it.
     #[error("no such file handle or range")]
     BadExtent,
-    /// `send_pdu`: nothing was said of digests on this connection.
+    /// `send_pdu`: a digest was requested on a connection without [`crate::Host::nvme_tx_context`].
     #[error("no digests were agreed on")]
     NoDigests,
 }
@@ -183,10 +185,10 @@ pub enum SendError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListenError {
-    /// Somebody already listens there.
+    /// Another listener or socket uses the port.
     #[error("port {0} is in use")]
     InUse(u16),
-    /// Port zero, or an address that is not ours.
+    /// The port is zero, or the address is not local.
     #[error("cannot listen on that address")]
     BadAddress,
 }
@@ -195,10 +197,10 @@ pub enum ListenError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// No address of ours is of the remote's family.
+    /// There is no local address of the remote's family.
     #[error("no address of that family")]
     NoRoute,
-    /// Every local port is taken for that remote end.
+    /// Every local port is in use for this remote endpoint.
     #[error("no free local port")]
     NoPort,
     /// The table of connections is full.
@@ -206,39 +208,38 @@ pub enum ConnectError {
     TableFull,
 }
 
-/// A port to listen on.
+/// Where to listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listen {
-    /// Only on this address, or on all of ours.
+    /// Local address to listen on; `None` for all of them.
     pub addr: Option<IpAddr>,
     /// Port.
     pub port: u16,
-    /// Connections that may wait to be accepted, and half-open ones in the SYN cache before cookies
-    /// begin.
+    /// Bound on the connections that wait to be accepted, and on the half-open ones in the SYN
+    /// cache before SYN cookies are sent.
     pub backlog: usize,
 }
 
-/// Options of a connection, as `setsockopt` has them.
+/// Options of a connection, as in `setsockopt`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SocketOption {
-    /// `TCP_NODELAY`: switch Nagle's algorithm off.
+    /// `TCP_NODELAY`: disable Nagle's algorithm.
     NoDelay(bool),
-    /// `TCP_CORK`: hold back partial segments until uncorked or a full one is there.
+    /// `TCP_CORK`: hold partial segments back until uncorked or until a full segment is ready.
     Cork(bool),
-    /// `SO_KEEPALIVE` with its interval, or off.
+    /// `SO_KEEPALIVE` and its interval; `None` disables it.
     KeepAlive(Option<Duration>),
     /// `TCP_USER_TIMEOUT`: how long bytes may stay unacknowledged.
     UserTimeout(Duration),
-    /// `TCP_TEARDOWN_OFFLOAD`: once closed, the device brings it to an end (AccelTCP section 5.1).
-    /// A wish: what does not fit the device the host does.
+    /// `TCP_TEARDOWN_OFFLOAD`: tear-down offload after the close (AccelTCP section 5.1). Best
+    /// effort: the host tears down the others.
     TeardownOffload(bool),
-    /// Let a transmit that is short for want of window wait up to a millisecond for an
-    /// acknowledgment that makes it longer, as Linux does; at first as in
-    /// [`TcpConfig::defer`](crate::TcpConfig).
+    /// Let a transmit that the window cuts short wait up to a millisecond for an acknowledgment
+    /// that makes it longer, as Linux does. The default is [`TcpConfig::defer`](crate::TcpConfig).
     Defer(bool),
-    /// `TCP_MAXSEG`: segments are no longer than that, 88 at least, options included. Set on a
-    /// connection whose SYN has not left, it is also what is asked of the peer. Only ever lowers.
+    /// `TCP_MAXSEG`: maximum segment length, TCP options included; at least 88. If set before the
+    /// SYN has left, it also bounds the MSS option sent to the peer. Only ever lowers the limit.
     MaxSegment(u16),
 }
 
@@ -246,56 +247,56 @@ pub enum SocketOption {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ListenerOption {
-    /// `TCP_SETUP_OFFLOAD`: the device sets connections up (AccelTCP section 5.1), where peers use
-    /// timestamps. Not for protocols in which the server speaks first: a peer whose last
-    /// acknowledgment of the handshake is lost would wait for ever (section 4.1).
+    /// `TCP_SETUP_OFFLOAD`: the device performs the handshake (AccelTCP section 5.1) of peers that
+    /// use timestamps. Not for protocols in which the server speaks first: a peer would wait
+    /// forever if its last acknowledgment of the handshake were lost (section 4.1).
     SetupOffload(bool),
-    /// `TCP_DEFER_ACCEPT`: of connections that the device sets up the host hears with their first
-    /// payload.
+    /// `TCP_DEFER_ACCEPT`: the device reports a connection that it set up with its first payload.
     DeferAccept(bool),
-    /// [`SocketOption::TeardownOffload`] of connections that are accepted from now on.
+    /// [`SocketOption::TeardownOffload`] of connections accepted from now on.
     TeardownOffload(bool),
-    /// [`SocketOption::MaxSegment`] of connections that begin from now on, and what their peers are
-    /// asked for.
+    /// [`SocketOption::MaxSegment`] of connections that begin from now on, and bound on the MSS
+    /// option sent to their peers.
     MaxSegment(u16),
-    /// Of a listener for TLS: a client that begins with text, and not with a record, is not refused
-    /// with an alert. Its connection is the application's without TLS, as those of a listener
-    /// without TLS are; the application has to ask which they are ([`crate::Host::speaks_tls`]).
+    /// For a TLS listener: a client whose first byte is a letter, and thus not a TLS record, is not
+    /// refused with an alert. The application gets its connection without TLS, and must ask which
+    /// connections these are ([`crate::Host::speaks_tls`]).
     HandOverCleartext(bool),
 }
 
-/// What `outboard ss` shows of a connection's TLS.
+/// TLS state of a connection, as shown by `outboard ss`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TlsInfo {
-    /// Which record layer.
+    /// Protocol version of the record layer.
     pub version: TlsVersion,
-    /// Which AEAD.
+    /// AEAD.
     pub suite: Suite,
-    /// Whether the device seals, or why not.
+    /// Whether the device encrypts, or why not.
     pub tx_offload: Result<(), Refusal>,
-    /// Whether the device opens, or why not.
+    /// Whether the device decrypts, or why not.
     pub rx_offload: Result<(), Refusal>,
-    /// Received records that the device opened whole, in part, and not at all.
+    /// Received records that the device decrypted completely, partially, and not at all.
     pub rx_records: [u64; 3],
 }
 
-/// What `outboard ss` shows of a connection's NVMe/TCP.
+/// NVMe/TCP state of a connection, as shown by `outboard ss`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NvmeInfo {
-    /// Whether the device fills data digests in, or why not; none where there are none.
+    /// Whether the device computes data digests, or why not; `None` if the connection sends no
+    /// digests.
     pub tx_offload: Option<Result<(), Refusal>>,
-    /// Whether the device places data and checks digests, or why not.
+    /// Whether the device places data and verifies digests, or why not.
     pub rx_offload: Result<(), Refusal>,
 }
 
-/// What `outboard ss` shows of a connection.
+/// State of a connection, as shown by `outboard ss`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SocketInfo {
-    /// Its ends.
+    /// Local endpoint.
     pub local: Endpoint,
-    /// The peer's end.
+    /// Remote endpoint.
     pub remote: Endpoint,
-    /// State, by its name in RFC 9293.
+    /// TCP state, by its name in RFC 9293.
     pub state: &'static str,
     /// Bytes written but not yet acknowledged.
     pub send_queue: u64,
@@ -313,29 +314,29 @@ pub struct SocketInfo {
     pub mss: u16,
     /// Payload of the largest segment received: `tcpi_rcv_mss`.
     pub rcv_mss: u16,
-    /// State of congestion control: `Open`, `Disorder`, `CWR`, `Recovery` or `Loss`, Linux's names.
+    /// Congestion control state, by Linux's names: `Open`, `Disorder`, `CWR`, `Recovery` or `Loss`.
     pub congestion_state: &'static str,
-    /// Outstanding bytes that were acknowledged selectively, in segments `tcpi_sacked`.
+    /// Outstanding bytes that were selectively acknowledged (`tcpi_sacked`, which counts segments).
     pub sacked: u64,
-    /// Outstanding bytes that were found lost, sent again or not: `tcpi_lost`.
+    /// Outstanding bytes that were marked lost, retransmitted or not (`tcpi_lost`, which counts
+    /// segments).
     pub lost: u64,
-    /// Segments by which the path reorders: `tcpi_reordering`.
+    /// Reordering distance of the path in segments: `tcpi_reordering`.
     pub reordering: u16,
-    /// Least round-trip time of the last minutes.
+    /// Minimum round-trip time of the last minutes.
     pub min_rtt: Duration,
-    /// Bytes per second that the path delivered lately, and whether it was the application that
-    /// sent no more.
+    /// Recent delivery rate in bytes per second.
     pub delivery_rate: u64,
-    /// See `delivery_rate`.
+    /// True if the application, and not the path, limited `delivery_rate`.
     pub delivery_rate_app_limited: bool,
-    /// Bytes sent that came out of files by the device.
+    /// Bytes of files sent by the device.
     pub file_bytes_offloaded: u64,
     /// Bytes retransmitted.
     pub retransmitted_bytes: u64,
-    /// Whether file content is sent by the device, or why not.
+    /// Whether the device sends file content, or why not.
     pub file_offload: Result<(), Refusal>,
-    /// TLS on it, once its handshake is over.
+    /// TLS state, after the handshake.
     pub tls: Option<TlsInfo>,
-    /// NVMe/TCP on it, once both ends know how to speak it.
+    /// NVMe/TCP state, after the exchange of ICReq and ICResp.
     pub nvme: Option<NvmeInfo>,
 }

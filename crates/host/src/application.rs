@@ -1,8 +1,8 @@
 //! The interface between an application and the driver of its host.
 //!
-//! Content server, proxy, NVMe target and NVMe initiator implement it, and so does a program that
-//! embeds the stack. Crate `node` calls it, from a thread, a simulation or a test. It says nothing
-//! about what an application does above the host's sockets.
+//! The content server, the proxy, the NVMe target and the NVMe initiator implement it, as do
+//! programs that embed the stack. Crate `node` calls it from a thread, a simulation or a test. It
+//! does not say how an application uses the host's sockets.
 
 use alloc::string::String;
 
@@ -12,41 +12,42 @@ use crate::{Host, Notice};
 
 /// An application above a [`Host`].
 ///
-/// The driver calls it between the events that the host has handled and the operations that the
-/// host has for the device. No method may block. `now` never goes back.
+/// The driver calls it after the host has handled events, and before it takes operations for the
+/// device. No method may block. `now` never goes back.
 ///
-/// Several applications share a host as a tuple: each is told of every notice, and passes over
-/// those about sockets, files and reads that are not its own.
+/// Several applications share a host as a tuple: each receives every notice and ignores those about
+/// sockets, files and reads of others.
 pub trait Application {
-    /// Looks at what may have changed outside of the host, before the first notice of a turn.
+    /// Checks for changes outside the host, before the first notice of a turn.
     fn begin_turn(&mut self) {}
 
-    /// Takes a notice of the host.
+    /// Handles a notice of the host.
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice);
 
-    /// Acts on the deadlines that are over.
+    /// Handles expired deadlines.
     fn handle_timeout(&mut self, _now: Instant, _host: &mut Host) {}
 
-    /// Returns when to call [`Self::handle_timeout`] at the latest.
+    /// Returns the latest time at which to call [`Self::handle_timeout`].
     fn poll_timeout(&self) -> Option<Instant> {
         None
     }
 
-    /// Does the work that the notices of a turn have made possible, after the last of them; returns
+    /// Does the work that the notices of a turn made possible, after the last of them. Returns
     /// whether there was any.
     fn advance(&mut self, _now: Instant, _host: &mut Host) -> bool {
         false
     }
 
-    /// Hears that a file of that path is about to be opened for the application, by the device or
+    /// Notes that a file of this path is about to be opened for the application, by the device or
     /// by the host.
     fn note_open(&mut self, _path: &[u8]) {}
 
-    /// Accepts no connection from now on, and ends those that there are with what they are at.
+    /// Stops accepting connections, and ends the open ones gracefully.
     fn drain(&mut self, _now: Instant, _host: &mut Host) {}
 
-    /// Ends: tells peers whose connections are not the host's, and the log. The host ends next; the
-    /// application still gets notices of that, and nothing else.
+    /// Shuts down: closes the connections that are not the host's (QUIC), and logs the end of all
+    /// connections. The host shuts down next; the application still receives its notices, and no
+    /// other calls.
     fn end(&mut self, _now: Instant, _host: &mut Host) {}
 
     /// Returns the next line of the access log, without its line end.
@@ -58,7 +59,7 @@ pub trait Application {
     fn visit(&self, _f: &mut dyn FnMut(&'static str, u64)) {}
 }
 
-/// No application: notices are dropped.
+/// The empty application: drops all notices.
 impl Application for () {
     fn handle_notice(&mut self, _: Instant, _: &mut Host, _: Notice) {}
 }

@@ -1,4 +1,4 @@
-//! What an operator decides before the stack starts. Sizes are run-time values, never Cargo
+//! Configuration of a host, fixed before it starts. Sizes are run-time values, never Cargo
 //! features.
 
 use alloc::format;
@@ -11,17 +11,17 @@ use core::str::FromStr;
 use abi::Refusal;
 use base::{Duration, Instant};
 
-/// An address of ours and the length of its on-link prefix.
+/// A local address and the length of its on-link prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cidr {
-    /// Our address.
+    /// Local address.
     pub addr: IpAddr,
-    /// Bits of the prefix that is on-link: 0..=32 or 0..=128.
+    /// Bits of the on-link prefix: 0..=32 or 0..=128.
     pub prefix_len: u8,
 }
 
 impl Cidr {
-    /// Whether `other` is on the same link.
+    /// Returns whether `other` is on-link.
     #[must_use]
     pub fn contains(&self, other: IpAddr) -> bool {
         let same = |ours: u128, theirs: u128, bits: u32| {
@@ -39,7 +39,7 @@ impl Cidr {
 impl FromStr for Cidr {
     type Err = String;
 
-    /// Parses an address, a slash and the length of a prefix.
+    /// Parses an address, a slash and a prefix length.
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || format!("`{text}` is not an address with a prefix length, as 10.77.0.2/24");
         let (addr, len) = text.split_once('/').ok_or_else(wrong)?;
@@ -53,41 +53,42 @@ impl FromStr for Cidr {
 /// Configuration of a host stack.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Our addresses; the first of a family is the source of connections we open.
+    /// Local addresses; the first of a family is the source address of active opens.
     pub addrs: Vec<Cidr>,
-    /// Next hops for what is not on-link, at most one of each family.
+    /// Default gateways, at most one of each family.
     pub gateways: Vec<IpAddr>,
-    /// Whether this host answers ARP requests, neighbour solicitations and echo requests: one of
-    /// the hosts that share a device does, since all of them hear what belongs to no flow.
+    /// Whether this host answers ARP requests, neighbor solicitations and echo requests. All hosts
+    /// of a device receive the packets that belong to no flow, so exactly one of them answers.
     pub answers: bool,
-    /// Ports of connections that we open; Linux's `ip_local_port_range`.
+    /// Local ports of active opens; Linux's `ip_local_port_range`.
     pub ports: RangeInclusive<u16>,
-    /// Connections at one time, half-open ones apart.
+    /// Maximum number of connections, not counting half-open ones.
     pub connections_max: usize,
-    /// Files open at one time.
+    /// Maximum number of open files.
     pub files_max: usize,
-    /// Whether files are sent by the device, or why not.
+    /// Whether the device sends files, or why not.
     pub file_offload: Result<(), Refusal>,
-    /// Whether TLS records are sealed and opened by the device, as far as it can, or why not.
+    /// Whether the device encrypts and decrypts TLS records if it can, or why not.
     pub tls_offload: Result<(), Refusal>,
-    /// Whether the device does what it can for NVMe over TCP, or why not.
+    /// Whether NVMe/TCP is offloaded if the device can, or why not.
     pub nvme_tcp_offload: Result<(), Refusal>,
-    /// Whether listeners that ask for it have the device set connections up, or why not.
+    /// Whether set-up offload is permitted to listeners that request it, or why not.
     pub setup_offload: Result<(), Refusal>,
-    /// Whether connections that ask for it are torn down by the device, or why not.
+    /// Whether tear-down offload is permitted to connections that request it, or why not.
     pub teardown_offload: Result<(), Refusal>,
-    /// Whether connections that the device set up begin without a TCB; off only to measure what
-    /// that is worth.
+    /// Whether connections that the device set up begin with a quasi-TCB instead of a TCB. Disabled
+    /// only to measure its effect.
     pub lazy_tcb: bool,
-    /// Whether `nsplice` splices, or why not.
+    /// Whether `nsplice` is available, or why not.
     pub splice_offload: Result<(), Refusal>,
-    /// Whether QUIC packets are protected and opened by the device, or why not.
+    /// Whether the device protects and decrypts QUIC packets, or why not.
     pub quic_offload: Result<(), Refusal>,
-    /// Whether the device cuts UDP transmits into datagrams; else the host does.
+    /// Whether the device segments UDP transmits into datagrams; otherwise the host does.
     pub udp_segmentation: bool,
-    /// Memory of the datagrams that may wait on a UDP socket, in bytes; more are dropped.
+    /// Maximum memory of the datagrams queued on a UDP socket, in bytes. Datagrams beyond it are
+    /// dropped.
     pub udp_receive_bytes_max: usize,
-    /// TCP's choices.
+    /// TCP parameters.
     pub tcp: TcpConfig,
 }
 
@@ -97,7 +98,7 @@ impl Default for Config {
             addrs: Vec::new(),
             gateways: Vec::new(),
             answers: true,
-            // RFC 6335's dynamic range.
+            // Dynamic port range of RFC 6335.
             ports: 49152..=65535,
             connections_max: 65_536,
             files_max: 4_096,
@@ -116,40 +117,40 @@ impl Default for Config {
     }
 }
 
-/// Congestion control algorithms.
+/// Congestion control algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Algorithm {
-    /// CUBIC: RFC 9438.
+    /// CUBIC (RFC 9438).
     #[default]
     Cubic,
-    /// NewReno: RFC 5681 and RFC 6582.
+    /// NewReno (RFC 5681 and RFC 6582).
     NewReno,
 }
 
-/// Configuration of TCP. The defaults are Linux's.
+/// Configuration of TCP. The defaults follow Linux.
 #[derive(Clone, Debug)]
 pub struct TcpConfig {
-    /// Congestion control.
+    /// Congestion control algorithm.
     pub algorithm: Algorithm,
-    /// Receive buffer of a connection in bytes: the largest window it offers.
+    /// Receive buffer of a connection in bytes: the largest window that is advertised.
     pub receive_bytes_max: u32,
-    /// Bytes of host memory that a connection's send stream may hold. File spans hold none.
+    /// Maximum host memory of a connection's send stream, in bytes. File spans need none.
     pub send_bytes_max: usize,
-    /// Initial window in segments: RFC 6928.
+    /// Initial window in segments (RFC 6928).
     pub initial_window: u32,
-    /// End the first slow start when the round trip grows: HyStart++, RFC 9406.
+    /// End the first slow start when the round-trip time rises: HyStart++ (RFC 9406).
     pub hystart: bool,
-    /// Least retransmission time-out beyond the smoothed round-trip time.
+    /// Minimum that the retransmission time-out adds to the smoothed round-trip time.
     pub rto_min: Duration,
-    /// Largest retransmission time-out.
+    /// Maximum retransmission time-out.
     pub rto_max: Duration,
-    /// Longest delay of an acknowledgment.
+    /// Maximum delay of an acknowledgment.
     pub delayed_ack: Duration,
-    /// How long a closed connection's tuple is kept: RFC 9293 section 3.4.2.
+    /// How long the tuple of a closed connection stays in TIME-WAIT (RFC 9293 section 3.4.2).
     pub time_wait: Duration,
-    /// How long bytes may stay unacknowledged before the connection is given up (RFC 5482).
+    /// How long bytes may stay unacknowledged before the connection is aborted (RFC 5482).
     pub user_timeout: Duration,
-    /// Retransmissions of a SYN before it is given up.
+    /// Retransmissions of a SYN before the connection attempt fails.
     pub syn_retries: u8,
     /// Retransmissions of a SYN-ACK before the half-open connection is dropped.
     pub syn_ack_retries: u8,
@@ -157,43 +158,43 @@ pub struct TcpConfig {
     pub sack: bool,
     /// Offer and accept timestamps.
     pub timestamps: bool,
-    /// Resets per second for segments that fit no connection, which may be forged; what is beyond
-    /// goes unanswered, and peers that mean it send again.
+    /// Maximum resets per second for segments of no connection, which may be forged. Segments
+    /// beyond it are not answered; real peers retransmit.
     pub resets_per_s_max: u32,
-    /// Accept ECN, and ask for it on connections that we open.
+    /// Accept ECN, and request it on active opens.
     pub ecn: bool,
-    /// Spread a window over its round trip.
+    /// Pace transmits: spread a window over its round-trip time.
     pub pacing: bool,
-    /// Let short transmits wait a moment for an acknowledgment that makes them longer
-    /// ([`SocketOption::Defer`](crate::SocketOption)).
+    /// Default of [`SocketOption::Defer`](crate::SocketOption): short transmits wait briefly for an
+    /// acknowledgment that makes them longer.
     pub defer: bool,
-    /// Start retransmission timers at the device's echo; off only to measure what that is worth.
+    /// Start retransmission timers at the device's echo. Disabled only to measure its effect.
     pub echo: bool,
-    /// Where numbers begin; for tests only.
+    /// First sequence numbers, timestamps and record numbers; for tests only.
     #[doc(hidden)]
     pub first_numbers: FirstNumbers,
 }
 
-/// Where the numbers of connections begin, for tests of what happens at their limits. A host in use
-/// takes sequence numbers and timestamps from a secret (RFC 6528, RFC 7323 section 5.4), and record
-/// numbers from the handshake.
+/// First numbers of connections, for tests of their wraparound. Outside tests, sequence numbers and
+/// timestamps are derived from a secret (RFC 6528, RFC 7323 section 5.4), and record numbers come
+/// from the handshake.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FirstNumbers {
-    /// When the host begins.
+    /// Time at which the host starts.
     pub at: Instant,
-    /// Initial sequence numbers lie before this: by less than a kibibyte or by less than a
-    /// mebibyte, and a byte less for each millisecond since `at`.
+    /// Limit that initial sequence numbers lie below, by less than 1 KiB or less than 1 MiB. They
+    /// grow by one for each millisecond since `at`.
     pub sequence: Option<u32>,
-    /// The timestamps of each tuple reach this within seconds after `at`.
+    /// Limit that the timestamps of each tuple reach within 4.1 seconds after `at`.
     pub timestamp: Option<u32>,
-    /// Added to the record numbers of TLS, if its keys are good for so many records.
+    /// Added to the TLS record numbers, if the limit of the key allows it.
     pub record: u64,
 }
 
 impl TcpConfig {
-    /// Returns the shift of the windows that we offer: the least that lets the whole buffer be
-    /// offered.
+    /// Returns the shift of the windows that are advertised: the smallest that can express the
+    /// whole receive buffer.
     pub(crate) fn window_scale(&self) -> u8 {
         let mut scale = 0;
         while self.receive_bytes_max >> scale > u32::from(u16::MAX) && scale < 14 {
@@ -202,7 +203,7 @@ impl TcpConfig {
         scale
     }
 
-    /// Returns what the window field of a SYN or SYN-ACK offers: unscaled (RFC 7323 section 2.2).
+    /// Returns the unscaled window field of a SYN or SYN-ACK (RFC 7323 section 2.2).
     pub(crate) fn first_window(&self) -> u16 {
         u16::try_from(self.receive_bytes_max).unwrap_or(u16::MAX)
     }
@@ -225,7 +226,7 @@ impl Default for TcpConfig {
             syn_ack_retries: 5,
             sack: true,
             timestamps: true,
-            // Some 500 cycles each, device and host together: a five-hundredth of a core.
+            // Some 500 cycles for each, device and host together: 1/500 of a core.
             resets_per_s_max: 10_000,
             ecn: true,
             pacing: true,

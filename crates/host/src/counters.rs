@@ -1,21 +1,21 @@
-//! What the host stack counts. Every drop and every fallback to software has its own counter.
+//! Counters of the host stack. Every drop and every fallback to software has its own counter.
 
 base::counters! {
     /// Counters of a host stack.
     pub struct HostCounters {
-        /// States that the code excludes: a bug of this host, whatever it was sent.
+        /// Internal errors: states that cannot occur.
         internal_errors: alarm,
         /// Frames that the device delivered.
         received_frames,
-        /// Frames whose headers are malformed: the device should not have delivered them.
+        /// Frames with malformed headers, which the device should not have delivered.
         received_malformed: alarm,
         /// Frames with a wrong transport checksum.
         received_bad_checksum: alarm,
-        /// Frames whose checksum the host had to verify itself.
+        /// Frames whose checksum the host verified in software.
         checksum_software,
-        /// Packets for an address that is not ours.
+        /// Packets for an address that is not local.
         received_not_ours,
-        /// Packets of a protocol that we do not speak.
+        /// Packets of an unsupported protocol.
         received_unknown_protocol,
         /// TCP segments received.
         tcp_in_segs,
@@ -25,38 +25,38 @@ base::counters! {
         udp_in_datagrams,
         /// UDP datagrams with a malformed header.
         udp_in_errors: alarm,
-        /// UDP datagrams for a port that nobody has bound.
+        /// UDP datagrams for a port without a socket.
         udp_no_ports,
-        /// UDP datagrams dropped because too many wait on their socket.
+        /// UDP datagrams dropped because their socket's queue was full.
         udp_receive_buffer_errors: alarm,
         /// UDP datagrams handed to the device.
         udp_out_datagrams,
-        /// Transmits that they were in.
+        /// UDP transmits handed to the device.
         udp_out_transmits,
-        /// Batches of UDP datagrams that the host cut, since the device does not.
+        /// Batches of UDP datagrams that the host segmented because the device does not.
         udp_out_cut_by_host,
-        /// UDP datagrams without a route.
+        /// UDP datagrams dropped for lack of a route.
         udp_out_no_routes: alarm,
-        /// Transmits of TCP, runs of segments counted once.
+        /// TCP transmits; a run of segments counts once.
         tcp_out_transmits,
         /// Payload bytes handed to the device for the first time.
         tcp_out_bytes,
-        /// Connections opened by us.
+        /// Active opens.
         tcp_active_opens,
-        /// Connections accepted.
+        /// Passive opens.
         tcp_passive_opens,
-        /// Connections that could not be opened.
+        /// Connection attempts that failed.
         tcp_attempt_fails,
         /// Established connections that ended by a reset.
         tcp_estab_resets,
-        /// Bytes that came on connections which their application had closed lingering, and that
-        /// were discarded.
+        /// Bytes discarded on connections in lingering close.
         tcp_late_data_bytes,
-        /// Such connections reset, since more came than is discarded.
+        /// Connections in lingering close that were reset because the peer sent more than may be
+        /// discarded.
         tcp_late_data_resets: alarm,
         /// Resets sent.
         tcp_out_rsts,
-        /// Resets not sent because there had been too many.
+        /// Resets not sent because of their rate limit.
         tcp_out_rsts_limited: alarm,
         /// Bytes retransmitted.
         tcp_retrans_bytes,
@@ -68,9 +68,9 @@ base::counters! {
         tcp_tail_probes,
         /// Losses that a tail loss probe repaired.
         tcp_tail_probe_repairs,
-        /// Recoveries entered.
+        /// Loss recoveries entered.
         tcp_recoveries,
-        /// Reductions of the window that were undone as spurious.
+        /// Window reductions undone as spurious.
         tcp_undos,
         /// DSACKs received.
         tcp_dsacks,
@@ -80,8 +80,8 @@ base::counters! {
         tcp_ecn_ce_received,
         /// Segments dropped by PAWS: RFC 7323.
         tcp_paws_dropped,
-        /// Challenge acknowledgments sent: RFC 5961. What answers a keep-alive or a window probe is
-        /// none.
+        /// Challenge acknowledgments sent (RFC 5961). Answers to keep-alive and window probes are
+        /// not counted.
         tcp_challenge_acks,
         /// Challenge acknowledgments not sent because of their rate limit.
         tcp_challenge_acks_limited,
@@ -91,57 +91,57 @@ base::counters! {
         tcp_window_probes,
         /// Keep-alive probes sent.
         tcp_keepalive_probes,
-        /// Connections given up because the peer did not answer.
+        /// Connections aborted because the peer did not answer.
         tcp_timed_out,
-        /// Bare acknowledgments sent.
+        /// Pure acknowledgments sent.
         tcp_out_acks,
-        /// Acknowledgments sent after the delay.
+        /// Acknowledgments sent by the delayed-acknowledgment timer.
         tcp_delayed_acks,
-        /// Bytes received and discarded because the application had shut that direction.
+        /// Received bytes discarded because the application had closed its receive direction.
         tcp_discarded_bytes,
-        /// SYNs put into the SYN cache.
+        /// SYNs inserted into the SYN cache.
         tcp_syns_cached,
-        /// SYN-ACKs sent again.
+        /// SYN-ACKs retransmitted.
         tcp_syn_acks_resent,
-        /// Half-open connections dropped because the last acknowledgment never came.
+        /// Half-open connections dropped because the handshake was not completed in time.
         tcp_syns_expired,
         /// SYN cookies sent because the SYN cache was full.
         tcp_syn_cookies_sent,
-        /// Connections made from a cookie.
+        /// Connections established from a SYN cookie.
         tcp_syn_cookies_accepted,
-        /// Acknowledgments of no connection whose cookie was wrong or stale, while the host itself
-        /// answered SYNs with cookies: guesses, and late segments of connections that have ended.
-        /// At a port of the device they are among `tcp_no_connection`.
+        /// Acknowledgments of no connection whose cookie was wrong or stale, received while the
+        /// host itself sent SYN cookies: guesses, and late segments of closed connections. At a
+        /// listener with set-up offload they count in `tcp_no_connection` instead.
         tcp_syn_cookies_failed,
-        /// SYNs dropped because the accept queue or the table was full.
+        /// SYNs and completed handshakes dropped because the accept queue or the table was full.
         tcp_listen_drops: alarm,
         /// Segments for no connection.
         tcp_no_connection,
-        /// Connections in TIME-WAIT taken over by a new SYN: RFC 6191.
+        /// Tuples in TIME-WAIT reused by a new connection (RFC 6191).
         tcp_time_wait_reused,
         /// Path MTU reductions.
         tcp_pmtu_reductions,
-        /// ICMP errors that fit no bytes in flight: RFC 5927.
+        /// ICMP errors that refer to no bytes in flight (RFC 5927).
         icmp_ignored,
         /// Echo replies sent.
         icmp_echo_replies,
         /// Port unreachable errors sent.
         icmp_errors_sent,
-        /// ARP and neighbour solicitations answered.
+        /// ARP requests and neighbor solicitations answered.
         neighbor_replies,
-        /// Solicitations sent.
+        /// ARP requests and neighbor solicitations sent.
         neighbor_solicitations,
-        /// Packets dropped because their next hop does not answer.
+        /// Packets dropped because their next hop did not answer.
         neighbor_drops,
-        /// Bytes of files that the device was asked to send.
+        /// File bytes that the device was asked to send.
         file_offload_bytes,
-        /// Files that the device would not open, so that the host reads them.
+        /// Files opened on the host's disk because the device does not read them.
         file_fallback_opens,
-        /// Bytes of files that the host read itself.
+        /// File bytes read by the host.
         file_fallback_bytes,
-        /// Ranges of namespaces that the device was told have changed.
+        /// Changed ranges of namespaces reported to the device.
         file_invalidations,
-        /// Writes, flushes and zeroings of namespaces that failed.
+        /// Failed writes, flushes and zeroings of namespaces.
         file_write_errors: alarm,
         /// Connections reset because a file failed or changed.
         file_aborts,
@@ -149,178 +149,185 @@ base::counters! {
         tls_handshakes,
         /// TLS handshakes that failed.
         tls_handshake_failures,
-        /// Connections of listeners for TLS whose clients did not speak it, and that were handed
-        /// over to the application without it.
+        /// Connections of TLS listeners whose clients did not speak TLS, and that were handed to
+        /// the application without it.
         tls_cleartext,
-        /// Sessions that the host seals for (Linux: `TlsTxSw`).
+        /// Sessions whose records the host encrypts (Linux: `TlsTxSw`).
         tls_tx_sw,
-        /// Sessions that the host opens for (Linux: `TlsRxSw`).
+        /// Sessions whose records the host decrypts (Linux: `TlsRxSw`).
         tls_rx_sw,
-        /// Records of content that the host sealed.
+        /// Records written to send streams, whether the host or the device encrypts them.
         tls_tx_records,
-        /// Bytes of content in them.
+        /// Content bytes of `tls_tx_records`.
         tls_tx_bytes,
-        /// Records that the host opened.
+        /// Records received and decrypted, by the host or the device.
         tls_rx_records,
-        /// Bytes of content in them.
+        /// Bytes of application data in `tls_rx_records`.
         tls_rx_bytes,
-        /// Contexts that the device was asked for, to seal (Linux: `TlsTxDevice`).
+        /// Transmit contexts requested from the device (Linux: `TlsTxDevice`).
         tls_tx_device,
-        /// The same, to open (Linux: `TlsRxDevice`).
+        /// Receive contexts requested from the device (Linux: `TlsRxDevice`).
         tls_rx_device,
-        /// Of those, the ones that it refused.
+        /// Transmit contexts that the device refused.
         tls_tx_device_refused: alarm,
-        /// Of those, the ones that it refused.
+        /// Receive contexts that the device refused.
         tls_rx_device_refused: alarm,
-        /// Connections whose contexts for sealing were not there when they were to be used: the
-        /// host seals from then on.
+        /// Connections that lost their transmit contexts: the device dropped a transmit for lack of
+        /// one. The host encrypts from then on.
         tls_tx_device_lost: alarm,
-        /// Transmits that brought what precedes them in their record (`l5o_get_tx_msgstate`).
+        /// Transmits that carried the prefix of a record (`l5o_get_tx_msgstate`).
         tls_tx_recoveries,
-        /// Records that the device opened and verified.
+        /// Records that the device decrypted and verified completely.
         tls_rx_records_full,
-        /// Records of which the device opened some: the host sealed that again and opened them.
+        /// Records that the device decrypted partially: the host restored the ciphertext and
+        /// decrypted the whole record.
         tls_rx_records_partial,
-        /// Records of which the device opened nothing, though there is a context.
+        /// Records that the device did not decrypt at all, although the session has a receive
+        /// context.
         tls_rx_records_none,
-        /// Contexts for opening that were put off, since the peer changes its keys too often.
+        /// Receive contexts postponed because the peer changes its keys too often.
         tls_rx_device_put_off,
-        /// Times that the device was told where a record begins (Linux: `TlsRxDeviceResync`).
+        /// Record boundaries sent to the device (Linux: `TlsRxDeviceResync`).
         tls_rx_device_resync,
-        /// Records that did not verify (Linux: `TlsDecryptError`).
+        /// Records that failed authentication (Linux: `TlsDecryptError`).
         tls_decrypt_error: alarm,
-        /// Changes of key that peers announced (Linux: `TlsRxRekeyReceived`).
+        /// KeyUpdates received (Linux: `TlsRxRekeyReceived`).
         tls_rx_rekey_received,
-        /// Those that we followed (Linux: `TlsRxRekeyOk`).
+        /// KeyUpdates received and applied (Linux: `TlsRxRekeyOk`).
         tls_rx_rekey_ok,
         /// Changes of our own key (Linux: `TlsTxRekeyOk`).
         tls_tx_rekey_ok,
-        /// Fatal alerts sent after the handshake, or for its framing.
+        /// Fatal alerts sent by the record layer, that is, not by the handshake protocol.
         tls_alerts_sent: alarm,
         /// Fatal alerts received after the handshake.
         tls_alerts_received,
-        /// PDUs of NVMe/TCP written.
+        /// NVMe/TCP PDUs written.
         nvme_tx_pdus,
-        /// Those whose data digest was left to the device.
+        /// PDUs whose data digest was left to the device.
         nvme_tx_digests_device,
-        /// Data digests that the host computed: at once, or since the device has lost what was left
-        /// to it.
+        /// Data digests computed by the host: when the PDU was written, or after the device lost
+        /// its context.
         nvme_tx_digests_host,
-        /// Contexts that the device was asked for, to fill digests in.
+        /// Digest contexts requested from the device.
         nvme_tx_device,
-        /// Of those, the ones that it refused.
+        /// Digest contexts that the device refused.
         nvme_tx_device_refused: alarm,
-        /// Of those, the ones that were not there when they were to be used, or were given up with
-        /// the context that seals: the host computes from then on.
+        /// Digest contexts missing when they were used, or lost with the TLS context above them.
+        /// The host computes the digests from then on.
         nvme_tx_device_lost: alarm,
-        /// Connections of NVMe over TCP whose PDUs the device follows.
+        /// NVMe/TCP connections with a receive context when they opened, minus those refused later.
         nvme_rx_device,
-        /// Those whose PDUs it does not.
+        /// NVMe/TCP connections without a receive context.
         nvme_rx_sw,
-        /// Receive contexts given up, since the stream went on in records that they do not follow:
-        /// under other keys, padded, or of something else than data.
+        /// Receive contexts destroyed because the stream continued in records that they do not
+        /// follow: under other keys, padded, or not application data.
         nvme_rx_lost,
-        /// Receive contexts made after the first of their connection: after a reset of the device,
-        /// or since the one before was given up.
+        /// Receive contexts made after the first one of a connection: after a device reset, or
+        /// after `nvme_rx_lost`.
         nvme_rx_renewed,
-        /// Times that this was put off, since there were too many on the connection.
+        /// Receive contexts postponed because the connection requested too many per second.
         nvme_rx_put_off,
         /// PDUs received.
         nvme_rx_pdus,
-        /// PDUs with data for a buffer all of which the device placed, and whose digest it checked.
+        /// PDUs with data for a buffer whose data was placed, and whose digest was verified,
+        /// completely by the device.
         nvme_rx_pdus_full,
-        /// Those of which it did a part.
+        /// PDUs with data for a buffer that the device processed partially.
         nvme_rx_pdus_partial,
-        /// Those of which it did nothing.
+        /// PDUs with data for a buffer that the device did not process.
         nvme_rx_pdus_none,
-        /// Bytes of their data that the device put into buffers.
+        /// Data bytes placed by the device.
         nvme_rx_placed_bytes,
-        /// Bytes of it that the host copied.
+        /// Data bytes copied by the host.
         nvme_rx_copied_bytes,
-        /// Data digests that the device found right.
+        /// Data digests verified by the device.
         nvme_rx_digests_device,
-        /// Data digests that the host computed.
+        /// Data digests verified by the host.
         nvme_rx_digests_host,
-        /// Of those, the ones that were wrong.
+        /// Data digests that the host found wrong.
         nvme_data_digest_errors: alarm,
         /// Wrong header digests.
         nvme_header_digest_errors: alarm,
-        /// Answers to a device that had lost its place.
+        /// Resync requests of the device that were answered.
         nvme_rx_resync,
-        /// Buffers lent to the device.
+        /// Buffers registered with the device.
         nvme_ddp_setup,
-        /// Of those, the ones that it would not have.
+        /// Buffers whose registration the device refused.
         nvme_ddp_refused: alarm,
-        /// Buffers that the host wanted back before their end, for too much waited for them.
+        /// Buffers reclaimed early because too many PDUs or pieces of data waited for them.
         nvme_ddp_early,
-        /// Connections that were ended since the peer broke the rules.
+        /// Connections terminated because the peer violated the protocol.
         nvme_terminations: alarm,
-        /// Listeners that the device would not have.
+        /// Listeners that the device refused.
         setup_listeners_refused: alarm,
         /// Connections that the device set up.
         setup_accepted,
-        /// Those that were made whole: a second transaction, or anything but one request, its
-        /// response and a close.
+        /// Quasi-TCBs promoted to TCBs: a second request, a response later than the turn of the
+        /// request, or any event other than one request, one response and a close.
         quasi_made_whole,
-        /// Closed connections that the device was handed.
+        /// Closed connections handed to the device for tear-down.
         handed_over,
-        /// Times that a closed connection did not fit yet: more than a window to send, something
-        /// lost, or a disk awaited.
+        /// Hand-overs deferred because the connection did not fit yet: more than a window to send,
+        /// a loss, or a pending disk read.
         hand_over_deferred,
-        /// Times that a closed connection stayed with the host: the device has as many as it takes.
+        /// Hand-overs not made because the device has its maximum number of connections.
         hand_over_kept_full,
-        /// The same: the device is busy.
+        /// Hand-overs not made because the device is overloaded.
         hand_over_kept_overloaded,
-        /// The same: there is no such engine, or it is switched off.
+        /// Hand-overs not made because the engine is missing or disabled.
         hand_over_kept_disabled,
-        /// Frames of connections that the device took up after they had come: it was given them.
+        /// Frames returned to the device because they arrived before it had taken over their
+        /// connection.
         hand_over_frames_returned,
-        /// Connections that the device gave back.
+        /// Connections that the device refused to tear down.
         hand_over_refused,
-        /// Of those, the ones that could only be reset.
+        /// Refused tear-downs whose connection could only be reset.
         hand_over_refused_reset: alarm,
-        /// Connections that the device closed in both directions.
+        /// Connections closed by the device in both directions.
         handed_over_closed,
-        /// Connections that the device tore down and that ended in a reset.
+        /// Connections reset while the device tore them down.
         handed_over_reset,
-        /// Connections that the device gave up.
+        /// Connections that the device aborted because the peer did not answer.
         handed_over_timed_out,
-        /// Connections that the device was tearing down when it was reset.
+        /// Connections lost because the device was reset while it tore them down.
         handed_over_lost: alarm,
-        /// Times that the device said that it is busy.
+        /// Times that the device reported overload.
         device_overloads,
         /// Pairs of sockets for which `nsplice` began.
         splice_asked,
-        /// Declined at once: one of them is not open in both directions.
+        /// Calls declined at once: a socket is not open in both directions.
         splice_declined_not_connected,
-        /// Declined at once: the device splices nothing, or is not to.
+        /// Calls declined at once: splicing is not supported or is disabled.
         splice_declined_offload,
-        /// Declined at once: TLS.
+        /// Calls declined at once: a socket uses TLS.
         splice_declined_encrypted,
-        /// Declined at once: one has timestamps and the other has none.
+        /// Calls declined at once: only one of the sockets has timestamps.
         splice_declined_options,
-        /// Declined at once: one of them is being spliced already, or both are one.
+        /// Calls declined at once: a socket is already being spliced, or both arguments are the
+        /// same socket.
         splice_declined_busy,
-        /// Pairs that are sockets again: the device refused, or was reset, or one of them ended.
+        /// Pairs that became sockets again: the device refused or was reset, or one of the
+        /// connections ended.
         splice_refused,
-        /// Of those, the ones that the device refused.
+        /// Pairs that the device refused.
         splice_refused_by_device: alarm,
         /// Pairs handed to the device.
         splice_handed_over,
-        /// Bytes that were received and not read when `nsplice` began, or filled a gap then.
+        /// Unread bytes relayed by the host: received before `nsplice`, or filling a gap
+        /// afterwards.
         splice_unread_bytes,
-        /// Packets kept for the device.
+        /// Packets held for the device.
         splice_kept_packets,
-        /// Packets dropped because too many were kept, or they were there already; their peers send
-        /// them again.
+        /// Packets dropped because too many were held, or because they were duplicates; the peers
+        /// retransmit them.
         splice_kept_dropped,
         /// Splices that have ended.
         splice_ends,
-        /// Of those, the ones that nobody asked about until there were too many.
+        /// Results of splices discarded because too many were not taken by the application.
         splice_ends_forgotten: alarm,
-        /// Events of the device about a connection that has ended meanwhile.
+        /// Device events about a connection that has since ended.
         events_late,
-        /// Events of the device that fit nothing: nonsense.
+        /// Device events that match no state of the host.
         events_ignored: alarm,
         /// Resets of the device.
         device_resets: alarm,

@@ -1,4 +1,4 @@
-//! Hashing with a secret key, so that nobody outside can choose who shares a bucket.
+//! Hashing with a secret key, so that peers cannot choose which keys collide.
 
 use core::hash::{BuildHasher, Hasher};
 
@@ -7,7 +7,7 @@ use siphasher::sip::SipHasher13;
 use tcp_rules::tuple::write_tuple;
 use wire::Tuple;
 
-/// Builds SipHash-1-3 with a fixed key.
+/// Builds SipHash-1-3 hashers with a fixed key.
 #[derive(Clone, Debug)]
 pub(crate) struct Keyed(u64, u64);
 
@@ -18,7 +18,7 @@ impl Keyed {
 }
 
 impl Keyed {
-    /// Hash of a tuple, in one call over its bytes.
+    /// Returns the hash of a tuple, from one pass over its bytes.
     pub(crate) fn tuple(&self, tuple: &Tuple) -> u64 {
         let mut hasher = self.build_hasher();
         write_tuple(tuple, &mut hasher);

@@ -1,24 +1,25 @@
-//! The host half of the stack: TCP's control plane, sockets, and the driver's end of the contract.
+//! The host half of the stack: TCP's control plane, sockets, and the host's side of the contract
+//! with the device.
 //!
-//! A [`Host`] is one core's stack. It owns every connection; the device (crate `nic`) only
-//! completes what the host promised. It is sans-IO: the caller feeds it the device's events and the
-//! time, and takes operations out.
+//! A [`Host`] is one core's stack. It owns every connection; the device (crate `nic`) executes the
+//! host's operations. The crate is sans-IO: the caller passes in the device's events and the time,
+//! and takes operations out.
 //!
-//! | module | what it does |
+//! | module | contents |
 //! |---|---|
-//! | `application` | what runs above a host, as its driver sees it |
+//! | `application` | the interface of an application above a host |
 //! | `nvme` | NVMe/TCP above a socket |
-//! | `host` | the contract's end, and the application's: it gives everything to a service |
-//! | `accept` | connections that peers begin: listeners, SYN cookies, set-up by the device |
+//! | `host` | [`Host`]: passes events and calls to the services below |
+//! | `accept` | passive opens: listeners, SYN cookies, set-up offload |
 //! | `splice` | pairs of connections that the device relays between: `nsplice` |
-//! | `stream` | sockets of byte streams |
+//! | `stream` | stream sockets |
 //! | `udp` | UDP sockets |
 //! | `l5p` | protocols above TCP: TLS, PDUs of NVMe/TCP |
-//! | `tcp` | TCP by role |
-//! | `storage` | file handles, the software path for what the device does not send, namespaces |
-//! | `net` | what leaves; addresses, neighbours, ICMP |
+//! | `tcp` | TCP, one file for each function |
+//! | `storage` | file handles, the software path for file content, namespaces |
+//! | `net` | transmission, addresses, neighbors, ICMP |
 //!
-//! Imports point downwards only; `xtask imports` checks it.
+//! Imports between modules point downwards in this table; `xtask imports` checks that.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,11 +1,10 @@
-//! Limits on what strangers can make us send.
-//!
-//! Called where an answer goes to whoever asked, ICMP errors and resets for no connection, so that
-//! a flood costs its frames and not as many answers. It is no fair share among those who ask.
+//! Rate limit for packets sent in answer to unauthenticated packets: ICMP errors, and resets for no
+//! connection. A flood then costs its frames but not an answer to each. The limit is global, not
+//! per sender.
 
 use base::{Duration, Instant};
 
-/// So many a second.
+/// A limit of events per second, counted in fixed windows of one second.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PerSecond {
     max: u32,
@@ -14,12 +13,12 @@ pub(crate) struct PerSecond {
 }
 
 impl PerSecond {
-    /// Returns a limit of `max` a second.
+    /// Returns a limit of `max` events per second.
     pub(crate) const fn new(max: u32) -> Self {
         Self { max, window: Instant::ZERO, sent: 0 }
     }
 
-    /// Returns whether another may be sent, and counts it.
+    /// Returns whether another event is allowed now, and counts it if so.
     pub(crate) fn allows(&mut self, now: Instant) -> bool {
         if now.since(self.window) >= Duration::from_secs(1) {
             (self.window, self.sent) = (now, 0);

@@ -1,29 +1,29 @@
-//! State that a connection needs only some of the time: on the heap while it does, eight bytes
-//! otherwise.
+//! A box for state that a connection needs only some of the time: on the heap while it exists,
+//! eight bytes otherwise.
 //!
-//! Reading state that is not there reads what it would be at rest; changing it brings it into
-//! being. Nothing here decides when it is needed no more: the owner calls [`Rare::rest`].
+//! Reading an absent value reads its static default; a mutable access allocates it. The owner frees
+//! it by [`Rare::rest`].
 
 use alloc::boxed::Box;
 use core::ops::{Deref, DerefMut};
 
-/// State that has a value at rest.
+/// State with a static default value.
 pub(crate) trait AtRest: Default + 'static {
-    /// That value, to read.
+    /// Returns the default value, for reading.
     fn at_rest() -> &'static Self;
 }
 
-/// A `T` that may be at rest.
+/// A `T` on the heap, or its default value.
 #[derive(Debug)]
 pub(crate) struct Rare<T>(Option<Box<T>>);
 
 impl<T> Rare<T> {
-    /// At rest.
+    /// Returns an unallocated value, equal to the default.
     pub(crate) const fn new() -> Self {
         Self(None)
     }
 
-    /// Gives the memory back: the value is the one at rest again.
+    /// Frees the memory; the value is the default again.
     pub(crate) fn rest(&mut self) {
         self.0 = None;
     }

@@ -1,16 +1,20 @@
 //! `nsplice`: two connections become one, relayed by the device (AccelTCP sections 4.3 and 5.1).
 //!
-//! A pair goes through two phases here, and is the device's then. While it *drains*, what was
-//! received and not read is appended to the other side's stream, what comes is kept as it came and
-//! not acknowledged, and acknowledgments count as ever. When nothing is left to be acknowledged on
-//! either side the device is *asked*; from then on neither connection sends anything and all that
-//! comes is kept, for the device may own them already. With its consent the connections are
-//! forgotten and what was kept follows; without it, or where one of them ends before, what was kept
-//! is handed to the connections as if it came now, and they are sockets again.
+//! A pair passes through two phases on the host before it is the device's:
 //!
-//! Called by [`crate::Host`] for segments of sockets that are to be relayed, after work on them,
-//! and when there is nothing else to send. [`Relayed`] tells [`Streams`] of them. What is kept is
-//! bounded; beyond that the peer sends again.
+//! - *Draining*: unread bytes are appended to the other connection's send stream. Segments with new
+//!   data are held as received, and are not acknowledged. Acknowledgments are processed as usual.
+//! - *Asked*: when nothing is left to be acknowledged on either side, the device is asked to take
+//!   the pair. Neither connection sends anything, and every segment is held, because the device may
+//!   own the connections already.
+//!
+//! If the device accepts, the host forgets the connections and passes the held segments to the
+//! device. If it refuses, or if one connection ends before, the held segments are delivered to the
+//! connections as if they had just arrived, and the sockets work as before.
+//!
+//! Called by [`crate::Host`]: for segments of sockets in either phase, after work on them, and when
+//! there is nothing else to send. [`Relayed`] is the phase as [`Streams`] knows it. Held segments
+//! are bounded; the peer retransmits those beyond the bound.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -33,54 +37,54 @@ use crate::tcp::conn::Cx;
 use crate::tcp::input::Arrival;
 use crate::tcp::state::State;
 
-/// Frames kept of a pair, and the memory that they may occupy.
+/// Bounds on the held frames of a pair, and on their memory in bytes.
 const KEPT_MAX: usize = 256;
 const KEPT_BYTES_MAX: usize = 4 << 20;
-/// Ends that wait for `take_splice`; beyond it the oldest is forgotten.
+/// Maximum number of results kept for `take_splice`; beyond it the oldest is discarded.
 const ENDED_MAX: usize = 4096;
-/// When to look again whether a neighbour has answered.
+/// Interval of the retries while a neighbor has not answered.
 const RETRY: Duration = Duration::from_millis(10);
 
-/// Pairs by how far they are.
+/// Pairs, by phase.
 #[derive(Debug)]
 pub(crate) struct Splices {
     /// Whether the device splices, or why not.
     offload: Result<(), Refusal>,
-    /// Names given so far.
+    /// Number of identifiers assigned so far.
     names: u64,
-    /// Pairs that the host still has.
+    /// Pairs that the host still owns.
     pairs: BTreeMap<SpliceId, Pair>,
-    /// Which pair and which side of it the connection in a slot is.
+    /// Pair and side of the connection in each slot.
     slots: BTreeMap<u32, (SpliceId, usize)>,
-    /// Pairs to be looked at: something happened to one of their sockets.
+    /// Pairs to process: something happened on one of their sockets.
     due: VecDeque<SpliceId>,
-    /// When to look at those that wait for a neighbour.
+    /// Time of the next attempt for pairs that wait for a neighbor.
     retry_at: Option<Instant>,
-    /// Pairs that the device has.
+    /// Pairs that the device owns.
     live: BTreeMap<SpliceId, [Tuple; 2]>,
-    /// Their tuples, which no connection of ours may have.
+    /// Tuples of the pairs in `live`, which no connection of the host may use.
     taken: BTreeSet<Tuple>,
     ended: BTreeMap<SpliceId, SpliceMeta>,
 }
 
-/// A pair that the device does not have yet.
+/// A pair that the device does not own yet.
 #[derive(Debug)]
 struct Pair {
     sockets: [SocketId; 2],
     idle_timeout: Duration,
-    /// The device was asked.
+    /// The device was asked to take the pair.
     asked: bool,
-    /// It is in the list of those to be looked at.
+    /// The pair is in `Splices::due`.
     is_due: bool,
-    /// The application has thought better of it.
+    /// The application has called `unsplice`.
     cancelled: bool,
-    /// `TCP_NODELAY` and `TCP_CORK` as they were.
+    /// `TCP_NODELAY` and `TCP_CORK` of each socket before the splice.
     modes: [(bool, bool); 2],
     kept: Vec<Kept>,
     kept_bytes: usize,
 }
 
-/// A segment that waits for the device.
+/// A segment held for the device.
 struct Kept {
     side: usize,
     arrival: Arrival,
@@ -114,33 +118,33 @@ impl Splices {
         self.offload
     }
 
-    /// When [`Self::advance`] has something to look at though nothing happened.
+    /// Returns when to call [`Self::advance`] even if nothing happens.
     pub(crate) const fn poll_timeout(&self) -> Option<Instant> {
         self.retry_at
     }
 
-    /// Whether the device relays a connection with that tuple.
+    /// Returns whether the device relays a connection with this tuple.
     pub(crate) fn takes(&self, tuple: &Tuple) -> bool {
         self.taken.contains(tuple)
     }
 
-    /// Whether the connection in a slot is to be spliced.
+    /// Returns whether the connection in a slot is being spliced.
     pub(crate) fn has(&self, slot: u32) -> bool {
         !self.slots.is_empty() && self.slots.contains_key(&slot)
     }
 
-    /// Returns whether a pair is neither all the host's nor all the device's.
+    /// Returns whether any pair is between the host and the device.
     pub(crate) fn has_pairs(&self) -> bool {
         !self.pairs.is_empty()
     }
 
-    /// Gauges by name.
+    /// Reports the gauges by name.
     pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         f("splice_draining", self.pairs.len() as u64);
         f("splice_live", self.live.len() as u64);
     }
 
-    /// Has a pair looked at.
+    /// Schedules a pair for processing.
     fn note(&mut self, id: SpliceId) {
         if let Some(pair) = self.pairs.get_mut(&id) {
             if !pair.is_due {
@@ -150,7 +154,7 @@ impl Splices {
         }
     }
 
-    /// The pair is not the host's any more.
+    /// Removes a pair, and makes its sockets ordinary ones again.
     fn remove(&mut self, streams: &mut Streams, id: SpliceId) -> Option<Pair> {
         let pair = self.pairs.remove(&id)?;
         for socket in pair.sockets {
@@ -160,7 +164,7 @@ impl Splices {
         Some(pair)
     }
 
-    /// Keeps how a splice ended until the application asks. Says whether an older one had to go.
+    /// Keeps a result for the application. Returns whether an older one was discarded for it.
     fn end(&mut self, meta: SpliceMeta) -> bool {
         self.ended.insert(meta.id, meta);
         self.ended.len() > ENDED_MAX && self.ended.pop_first().is_some()
@@ -168,14 +172,14 @@ impl Splices {
 }
 
 impl Splices {
-    /// Begins to splice two established sockets. What was received and not read is relayed first;
-    /// then, when everything is acknowledged on both sides, the device takes both connections.
+    /// Begins to splice two established sockets. Unread bytes are relayed first; when everything is
+    /// acknowledged on both sides, the device takes both connections.
     ///
-    /// Without a packet for `idle_timeout` a spliced pair is reset.
+    /// A spliced pair is reset after `idle_timeout` without a packet.
     ///
     /// # Errors
-    /// [`SpliceError`]: they are not both established, or it is known already that the device will
-    /// not do it. The sockets are as they were.
+    /// [`SpliceError`]: the sockets are not both established, or it is already known that the
+    /// device will not splice them. The sockets are unchanged.
     pub(crate) fn begin(
         &mut self,
         streams: &mut Streams,
@@ -194,7 +198,7 @@ impl Splices {
             self.slots.insert(socket.index, (id, side));
             streams.set_relayed(socket, Relayed::Draining);
             if let Some(conn) = streams.table.get_mut(socket) {
-                // What is left of a segment must not wait for more.
+                // A partial segment must not wait for more bytes.
                 let before = (conn.modes.no_delay, conn.modes.cork);
                 (conn.modes.no_delay, conn.modes.cork) = (true, false);
                 modes[side] = before;
@@ -213,7 +217,7 @@ impl Splices {
         Ok(id)
     }
 
-    /// Ends a splice: both connections are reset.
+    /// Ends a splice: resets both connections.
     pub(crate) fn unsplice(&mut self, out: &mut Outbox, id: SpliceId) {
         if self.live.contains_key(&id) {
             out.ops.push_back(Op::Unsplice { id });
@@ -229,13 +233,13 @@ impl Splices {
         ids.into_iter().for_each(|id| self.unsplice(out, id));
     }
 
-    /// Returns what became of a splice that has ended, once.
+    /// Returns the result of a splice that has ended, once.
     pub(crate) fn take_ended(&mut self, id: SpliceId) -> Option<SpliceMeta> {
         self.ended.remove(&id)
     }
 
-    /// Whether two sockets can be spliced, as far as the host knows. A busy device is no reason
-    /// against it: what it does not relay it has to receive, and to send, all the same.
+    /// Returns an error if the host knows that two sockets cannot be spliced. Overload of the
+    /// device is no reason: it must receive and transmit the packets of an unspliced pair as well.
     fn may_splice(
         &self,
         streams: &Streams,
@@ -268,7 +272,7 @@ impl Splices {
         Err(SpliceError::Refused(why))
     }
 
-    /// Appends what was received of one side and not read to the other side's stream.
+    /// Appends the unread bytes of one connection to the other's send stream.
     fn relay_unread(
         &mut self,
         streams: &mut Streams,
@@ -283,11 +287,11 @@ impl Splices {
         let unread = conn.rcv.take_unread(&mut cx.out.recycle);
         cx.out.counters.splice_unread_bytes += unread.len() as u64;
         streams.with(cx, sockets[1 - side], |conn, _| conn.write_all(unread));
-        // The window has opened.
+        // Reading may have opened the window.
         streams.touch(sockets[side]);
     }
 
-    /// A segment for a connection that is to be spliced.
+    /// Handles a segment for a connection that is being spliced.
     pub(crate) fn handle_segment(
         &mut self,
         streams: &mut Streams,
@@ -313,12 +317,12 @@ impl Splices {
         let carries = !arrival.payload.is_empty() || fin;
         let gap = streams.table.get(sockets[side]).is_some_and(|conn| conn.rcv.has_gap());
         if !carries || controls || gap && !fin {
-            // What fills a gap is relayed like what was received before.
+            // Data that fills a gap is relayed by the host, as was the data before it.
             streams.deliver(cx, slot, arrival);
             return self.relay_unread(streams, cx, sockets, side);
         }
         if gap {
-            // The FIN is to be relayed behind all of it: it comes again.
+            // The FIN must be relayed after the missing data; the peer retransmits it.
             cx.out.counters.splice_kept_dropped += 1;
             return cx.out.recycle.push_back(arrival.packet);
         }
@@ -330,14 +334,14 @@ impl Splices {
         }
     }
 
-    /// Keeps a segment for the device.
+    /// Holds a segment for the device.
     fn keep(&mut self, out: &mut Outbox, id: SpliceId, kept: Kept) {
         let Some(pair) = self.pairs.get_mut(&id) else {
             return out.recycle.push_back(kept.arrival.packet);
         };
         let bytes = kept.arrival.packet.footprint();
         let full = pair.kept.len() >= KEPT_MAX || pair.kept_bytes + bytes > KEPT_BYTES_MAX;
-        // Nothing is acknowledged, so peers repeat themselves.
+        // Peers retransmit, since nothing is acknowledged.
         let carries = !kept.arrival.payload.is_empty();
         let same = |other: &Kept| carries && other.repeats(&kept);
         if full || pair.kept.iter().any(same) {
@@ -349,7 +353,8 @@ impl Splices {
         out.counters.splice_kept_packets += 1;
     }
 
-    /// After work on connections: those that are to be spliced may be ready for it, or have ended.
+    /// After work on connections: schedules pairs that may be ready, and refuses those of which a
+    /// connection has ended.
     pub(crate) fn settle(&mut self, streams: &mut Streams, cx: &mut Cx<'_>) {
         while let Some(id) = streams.poll_relayed() {
             self.note_work(streams, cx, id);
@@ -404,7 +409,7 @@ impl Splices {
         let [Some(a), Some(b)] = [0, 1].map(|side| self.splice_side(streams, cx, id, side)) else {
             if self.retry_at.is_none() {
                 self.retry_at = Some(cx.now + RETRY);
-                // An acknowledgment has the neighbour asked for.
+                // Sending an acknowledgment triggers the resolution of the neighbor.
                 for socket in sockets {
                     if let Some(conn) = streams.table.get_mut(socket) {
                         conn.rcv.ack_now();
@@ -422,7 +427,7 @@ impl Splices {
         cx.out.ops.push_back(Op::Splice(Box::new(splice)));
     }
 
-    /// A side as its TCB has it; none while its next hop is not known.
+    /// Returns one side, from its TCB; `None` while the link address of its next hop is unknown.
     fn splice_side(
         &self,
         streams: &Streams,
@@ -436,13 +441,14 @@ impl Splices {
         let link = cx.out.net.neighbors.lookup(cx.now, hop)?;
         let stamps = pair.kept.iter().filter(|kept| kept.side == side);
         let stamps = stamps.filter_map(|kept| kept.arrival.segment.options.timestamps);
-        // What was kept passes first, and no clock may seem to go back.
+        // The held segments are relayed first, so TS.Recent must not be newer than their
+        // timestamps.
         let earliest = |a: u32, b: u32| if SeqNum(b).lt(SeqNum(a)) { b } else { a };
         let recent = stamps.map(|ts| ts.value).fold(conn.options.ts_recent.value(), earliest);
         Some(conn.splice_side(cx.now, link, recent))
     }
 
-    /// The device's answer.
+    /// Handles the device's answer to [`Op::Splice`].
     pub(crate) fn handle_spliced(
         &mut self,
         streams: &mut Streams,
@@ -452,7 +458,8 @@ impl Splices {
     ) {
         let Some(pair) = self.pairs.get(&id).filter(|pair| pair.asked) else {
             cx.out.counters.events_ignored += 1;
-            // It was asked before a reset and answers after it: the connections are ours.
+            // The device was asked before a reset and answers after it: the host owns the
+            // connections.
             if result.is_ok() && !self.live.contains_key(&id) {
                 cx.out.ops.push_back(Op::Unsplice { id });
             }
@@ -469,7 +476,7 @@ impl Splices {
         }
         let open = sockets.map(|socket| streams.table.get(socket).is_some_and(is_open));
         if cancelled || open != [true; 2] {
-            // The application has ended one of them in spite of it all.
+            // The application has closed or aborted one of the sockets meanwhile.
             cx.out.ops.push_back(Op::Unsplice { id });
             self.refuse_splice(streams, cx, id, Refusal::Ended);
             sockets.into_iter().for_each(|socket| abort(streams, cx, socket));
@@ -478,7 +485,7 @@ impl Splices {
         self.hand_over_pair(streams, cx, id);
     }
 
-    /// The connections are the device's: what was kept follows, and they are forgotten.
+    /// Hands a pair to the device: sends the held segments and forgets the connections.
     fn hand_over_pair(&mut self, streams: &mut Streams, cx: &mut Cx<'_>, id: SpliceId) {
         let Some(pair) = self.remove(streams, id) else { return };
         let tuples = pair.sockets.map(|socket| streams.table.get(socket).map(|c| c.tuple));
@@ -495,7 +502,7 @@ impl Splices {
         cx.out.notices.push_back(Notice::Spliced(id));
     }
 
-    /// Two sockets are not spliced: what was kept comes to them as if it came now.
+    /// Gives a splice up: the sockets work as before, and the held segments are delivered to them.
     fn refuse_splice(
         &mut self,
         streams: &mut Streams,
@@ -524,7 +531,7 @@ impl Splices {
         }
     }
 
-    /// A splice has ended.
+    /// Handles the end of a splice.
     pub(crate) fn handle_closed(&mut self, out: &mut Outbox, closed: &SpliceClosed) {
         let SpliceClosed { id, bytes, packets, end } = *closed;
         match self.live.remove(&id) {
@@ -552,7 +559,7 @@ impl Splices {
         out.notices.push_back(Notice::SpliceClosed(id));
     }
 
-    /// The device has lost its state: what it had ends, what it was asked for is refused.
+    /// Handles a reset of the device: live splices end, and pending ones are refused.
     pub(crate) fn handle_device_reset(&mut self, streams: &mut Streams, cx: &mut Cx<'_>) {
         for (id, tuples) in core::mem::take(&mut self.live) {
             self.end_splice(cx.out, id, tuples, [0; 2], [0; 2], None);
@@ -564,8 +571,8 @@ impl Splices {
     }
 }
 
-/// Returns whether everything is acknowledged in both directions of a connection. Has it
-/// acknowledge what it received, if it has not.
+/// Returns whether everything is acknowledged in both directions of a connection. If the last
+/// received bytes are not, schedules their acknowledgment.
 fn is_drained(streams: &mut Streams, socket: SocketId) -> bool {
     let Some(conn) = streams.table.get_mut(socket) else { return false };
     let sent = conn.snd.una == conn.send_end() && conn.snd.flight.is_empty();
@@ -580,7 +587,7 @@ fn is_drained(streams: &mut Streams, socket: SocketId) -> bool {
     false
 }
 
-/// Forgets a connection that the device relays: a TCB has one owner.
+/// Forgets a connection that the device now owns: a TCB has one owner.
 fn forget(streams: &mut Streams, cx: &mut Cx<'_>, socket: SocketId) {
     let Some(conn) = streams.table.get_mut(socket) else { return };
     conn.state = State::Closed;
@@ -598,13 +605,13 @@ fn abort(streams: &mut Streams, cx: &mut Cx<'_>, socket: SocketId) {
     });
 }
 
-/// Whether both directions are open.
+/// Returns whether both directions are open.
 fn is_open(conn: &Connection) -> bool {
     conn.state == State::Established && !conn.snd.fin && conn.modes.held
 }
 
 impl Kept {
-    /// Whether it is the same segment once more.
+    /// Returns whether the segment is a retransmission of another.
     fn repeats(&self, other: &Self) -> bool {
         let key = |kept: &Self| {
             let Arrival { segment, payload, .. } = &kept.arrival;
@@ -614,7 +621,7 @@ impl Kept {
     }
 
     fn into_frame(self) -> RxFrame {
-        // Whatever the host summed itself was right.
+        // A checksum that the host verified itself was correct.
         let checksum = match self.checksum {
             Checksum::Partial => Checksum::Partial,
             _ => Checksum::Good,
@@ -625,7 +632,7 @@ impl Kept {
 }
 
 impl Connection {
-    /// What the device needs to know of a connection with nothing under way.
+    /// Returns the state that the device needs of a connection with nothing in flight.
     fn splice_side(&self, now: Instant, link: [u8; 6], recent: u32) -> SpliceSide {
         let window = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
         let value = timestamp(now, self.options.ts_offset);

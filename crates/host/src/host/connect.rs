@@ -1,6 +1,6 @@
-//! Connections that we begin.
+//! Active opens.
 //!
-//! Called by the application. The first SYN leaves at the next [`Host::poll_op`].
+//! Called by the application. The SYN leaves at the next [`Host::poll_op`].
 
 use base::{Duration, Instant, SeqNum};
 use tcp_rules::paws::TsRecent;
@@ -13,24 +13,21 @@ use crate::l5p::tls::{Session, TlsClient};
 use crate::stream::table::Place;
 use crate::tcp::conn::{Begin, Cx, Negotiated};
 
-/// How long a tuple has to have been in TIME-WAIT before we use it again ourselves.
+/// How long a tuple must have been in TIME-WAIT before an active open reuses it.
 const REUSE: Duration = Duration::from_secs(1);
 
 impl Host {
-    /// Begins to open a connection; a notice tells when it is established or has failed.
+    /// Begins an active open; a notice reports when the connection is established or has failed.
     ///
     /// # Errors
-    /// [`ConnectError`]: there is no way to send, no port, or no room.
+    /// [`ConnectError`]: no route, no free port, or no room in the table.
     pub fn connect(&mut self, now: Instant, remote: Endpoint) -> Result<SocketId, ConnectError> {
         let (mut cx, services) = self.parts(now);
         services.connect(&mut cx, remote)
     }
 
     /// As [`Self::connect`], for TLS: the handshake begins once the connection is established, and
-    /// the socket is writable when it is over.
-    ///
-    /// # Errors
-    /// As [`Self::connect`].
+    /// the socket becomes writable when it is complete.
     pub fn connect_tls(
         &mut self,
         now: Instant,
@@ -88,11 +85,12 @@ impl Services {
         Ok(id)
     }
 
-    /// RFC 6056 section 3.3.3: ports in turn, from a beginning that is a secret of each peer. So a
-    /// port comes again as late as can be: if the peer has closed, it keeps the tuple in TIME-WAIT,
-    /// and a SYN with an older timestamp than it saw there costs a second. One in our own TIME-WAIT
-    /// is as good as free once a second has passed, if timestamps tell both connections' segments
-    /// apart (RFC 6191, and Linux's `tcp_tw_reuse`).
+    /// Returns a tuple with a free local port: ports in sequence, from a start that is a secret of
+    /// each peer (RFC 6056 section 3.3.3). The sequence makes a port recur as late as possible: a
+    /// peer that closed first keeps the tuple in TIME-WAIT, and a SYN with an older timestamp than
+    /// it saw there costs a second. A tuple in TIME-WAIT on this host is free after a second if the
+    /// old connection had timestamps, which distinguish the segments of both (RFC 6191; Linux's
+    /// `tcp_tw_reuse`).
     fn pick_port(
         &mut self,
         now: Instant,
@@ -126,7 +124,8 @@ impl Services {
         Err(ConnectError::NoPort)
     }
 
-    /// Takes a tuple out of TIME-WAIT, if it is there. Returns the sequence number to begin with.
+    /// Removes a tuple from TIME-WAIT, if it is there. Returns the initial sequence number for its
+    /// reuse.
     fn take_over(&mut self, cx: &mut Cx<'_>, tuple: &Tuple) -> Option<SeqNum> {
         let table = &mut self.streams.table;
         let Some(Place::TimeWait(slot)) = table.find(tuple) else { return None };

@@ -1,10 +1,11 @@
-//! How a host ends, so that no peer is left to find out by itself: [`Host::end`].
+//! Shutdown of a host, so that no peer waits for a time-out: [`Host::end`].
 //!
-//! A protocol between both halves. The host closes its ports, resets its connections and asks the
-//! device to end what it relays; when the operations for all that are handed over, and no pair is
-//! between the two, it asks the device to quiesce ([`abi::Op::Quiesce`]). The device resets what it
-//! tears down, and answers when the link has taken every frame. An operation before may have come
-//! back refused meanwhile, with a connection in it: then the host asks once more.
+//! It is a protocol between host and device. The host closes its listeners, resets its connections
+//! and asks the device to reset the pairs that it relays. When all these operations have been
+//! passed on, and no pair is between the host and the device, the host asks the device to quiesce
+//! ([`abi::Op::Quiesce`]). The device resets the connections that it tears down, and answers when
+//! the link has taken every frame. If a refused operation has brought a connection back meanwhile,
+//! the host resets it and asks once more.
 
 use alloc::vec::Vec;
 
@@ -16,22 +17,22 @@ use crate::api::{ListenerId, SocketId};
 use crate::stream::table::Relayed;
 use crate::tcp::conn::Cx;
 
-/// State of the end of a host.
+/// Stage of the shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) enum Ending {
-    /// It works.
+    /// No shutdown was requested.
     #[default]
     Running,
-    /// Resets are on their way to the device.
+    /// Resets are being passed to the device.
     Resetting,
-    /// The device was asked.
+    /// The device was asked to quiesce.
     Quiescing,
     /// The device has sent everything.
     Ended,
 }
 
 impl Ending {
-    /// The device was reset: what it was asked for is forgotten.
+    /// Handles a reset of the device, which loses the request to quiesce.
     pub(super) fn handle_device_reset(&mut self) {
         if *self == Self::Quiescing {
             *self = Self::Resetting;
@@ -40,15 +41,15 @@ impl Ending {
 }
 
 impl Host {
-    /// Ends: closes every port and resets every connection, those of the device too. Until
-    /// [`Self::has_ended`] the driver still hands events and operations over, but runs no
-    /// application.
+    /// Shuts the host down: closes every listener and resets every connection, including those on
+    /// the device. Until [`Self::has_ended`] the driver continues to pass events and operations,
+    /// but runs no application.
     pub fn end(&mut self, now: Instant) {
         let (mut cx, services) = self.parts(now);
         services.end(&mut cx);
     }
 
-    /// Returns whether the device has sent all that was to be sent, after [`Self::end`].
+    /// Returns whether the device has sent everything after [`Self::end`].
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.services.ending == Ending::Ended
@@ -68,8 +69,8 @@ impl Services {
         self.reset_all(cx);
     }
 
-    /// Returns the sockets that are to be reset: not those that the device may own already, nor
-    /// those that wait for its last echo.
+    /// Returns the sockets to reset, except those that the device may own already and those that
+    /// only wait for its last echo.
     fn sockets_to_reset(&self) -> impl Iterator<Item = SocketId> + '_ {
         let table = &self.streams.table;
         let is_over =
@@ -79,14 +80,14 @@ impl Services {
             .filter(move |&socket| table.relayed(socket.index) == Relayed::No && !is_over(socket))
     }
 
-    /// Resets every connection that can be.
+    /// Resets every connection of [`Self::sockets_to_reset`].
     fn reset_all(&mut self, cx: &mut Cx<'_>) {
         let sockets: Vec<SocketId> = self.sockets_to_reset().collect();
         sockets.into_iter().for_each(|socket| self.streams.abort(cx, socket));
     }
 
-    /// Called when there is nothing else to hand over: the next step of the end. Returns whether
-    /// there may be operations again.
+    /// Advances the shutdown. Called when there is nothing else to send. Returns whether there may
+    /// be operations again.
     pub(super) fn advance_end(&mut self, cx: &mut Cx<'_>) -> bool {
         if self.ending != Ending::Resetting {
             return false;
@@ -103,7 +104,8 @@ impl Services {
         true
     }
 
-    /// The device has sent everything, or has lost it.
+    /// Handles the device's answer to [`Op::Quiesce`]. If a connection came back meanwhile, another
+    /// round begins.
     pub(super) fn handle_quiesced(&mut self) {
         if self.ending == Ending::Quiescing {
             let is_clean = self.streams.ids().next().is_none() && !self.splices.has_pairs();

@@ -1,21 +1,21 @@
 //! One core's stack: the device's events come in, operations go out.
 //!
-//! A [`Host`] is a front: what it is told goes to the service that it concerns, and every service
-//! writes to the same [`Outbox`]. Sending is lazy: events and calls leave connections *dirty*, and
+//! A [`Host`] passes each event and each call to the service that handles it. All services write to
+//! the same [`Outbox`]. Sending is lazy: events and calls mark connections *dirty*, and
 //! [`Host::poll_op`] lets each of them send once, so that a response's head and body, and the
 //! acknowledgment of its request, leave together.
 //!
 //! | service | what it owns |
 //! |---|---|
-//! | [`Streams`] | connections, sessions on them, listeners, what the device tears down |
-//! | [`Accept`] | how connections begin that peers open: SYN cookies, set-up by the device |
+//! | [`Streams`] | connections, their TLS sessions, listeners, tear-down offload |
+//! | [`Accept`] | passive opens: SYN cookies, set-up offload |
 //! | [`Splices`] | pairs of connections that the device relays between |
 //! | [`Udp`] | UDP sockets |
-//! | [`Files`] | file handles, and reads and writes of the host's own disk |
-//! | [`Extents`] | users of that disk beyond sockets |
+//! | [`Files`] | file handles, reads and writes of the host's own disk |
+//! | [`Extents`] | users of that disk other than the send streams |
 //!
-//! `receive` finds the service of a packet; `connect`, `sockets`, `storage`, `udp`, `splice` and
-//! `nvme` are the application's calls; `ending` is the end of it all.
+//! `receive` dispatches received packets; `connect`, `sockets`, `storage`, `udp`, `splice` and
+//! `nvme` are the application's calls; `ending` is the shutdown.
 
 mod connect;
 mod ending;
@@ -53,10 +53,10 @@ use ending::Ending;
 
 /// A host stack.
 ///
-/// Order of calls: `handle_*` for everything that happened, then the application on every
-/// [`Self::poll_notice`], then [`Self::poll_op`], [`Self::poll_disk`] and [`Self::poll_recycle`]
-/// until they have nothing more, then sleep until [`Self::poll_timeout`] or the next event. Nothing
-/// blocks; nothing reads a clock.
+/// Order of calls: `handle_*` for every event; then the application for every
+/// [`Self::poll_notice`]; then [`Self::poll_op`], [`Self::poll_disk`] and [`Self::poll_recycle`]
+/// until they return `None`; then wait until [`Self::poll_timeout`] or the next event. No method
+/// blocks or reads a clock.
 #[derive(Debug)]
 pub struct Host {
     config: TcpConfig,
@@ -65,7 +65,7 @@ pub struct Host {
     services: Services,
 }
 
-/// The services of a host but for files, which work on a connection may touch.
+/// The services of a host, except the files, which work on a connection may need as well.
 #[derive(Debug)]
 pub(crate) struct Services {
     pub(crate) streams: Streams,
@@ -74,18 +74,19 @@ pub(crate) struct Services {
     udp: Udp,
     extents: Extents,
     ending: Ending,
-    /// Ports of connections that we open.
+    /// Local ports of active opens.
     ports: RangeInclusive<u16>,
-    /// Ports looked at for connections of ours, over all peers.
+    /// Local ports tried for active opens, over all peers.
     ports_tried: u64,
 }
 
-/// Room for operations that an empty queue keeps: the ring was full for a while if it had more.
+/// Capacity, in operations, up to which an empty queue is kept. It grows beyond that only if the
+/// ring was full for a while.
 const OPS_KEPT: usize = 1024;
 
 impl Host {
-    /// A stack above a device with these capabilities. `seed` has to come from the operating system
-    /// if peers are not to predict sequence numbers and cookies.
+    /// Creates a stack above a device with these capabilities. `seed` must come from the operating
+    /// system, or peers could predict sequence numbers and cookies.
     #[must_use]
     pub fn new(config: Config, capabilities: &Capabilities, seed: u64) -> Self {
         let mut prng = Prng::new(seed);
@@ -113,20 +114,20 @@ impl Host {
         }
     }
 
-    /// Returns the services, and what their work may touch besides.
+    /// Returns the services and their context.
     pub(crate) fn parts(&mut self, now: Instant) -> (Cx<'_>, &mut Services) {
         let cx = Cx { now, config: &self.config, out: &mut self.out, files: &mut self.files };
         (cx, &mut self.services)
     }
 
-    /// Takes an event of the device.
+    /// Handles an event of the device.
     pub fn handle_event(&mut self, now: Instant, event: Event) {
         let (mut cx, services) = self.parts(now);
         services.handle_event(&mut cx, event);
         services.splices.settle(&mut services.streams, &mut cx);
     }
 
-    /// Takes an answer of the host's own disk.
+    /// Handles a completion of the host's own disk.
     pub fn handle_disk(&mut self, now: Instant, completion: DiskCompletion) {
         let (mut cx, services) = self.parts(now);
         if let Some(work) = cx.files.handle_disk(cx.out, completion) {
@@ -135,7 +136,7 @@ impl Host {
         services.splices.settle(&mut services.streams, &mut cx);
     }
 
-    /// Runs what is due.
+    /// Handles expired timers.
     pub fn handle_timeout(&mut self, now: Instant) {
         let (mut cx, services) = self.parts(now);
         let streams = &mut services.streams;
@@ -147,8 +148,8 @@ impl Host {
         services.splices.settle(streams, &mut cx);
     }
 
-    /// When to call [`Self::handle_timeout`], if nothing happens before: once [`Self::poll_op`] has
-    /// returned none.
+    /// Returns when to call [`Self::handle_timeout`] if nothing happens before. Valid once
+    /// [`Self::poll_op`] has returned `None`.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let Services { streams, splices, .. } = &self.services;
@@ -160,7 +161,7 @@ impl Host {
         ])
     }
 
-    /// The next operation for the device. Lets every connection that has something to send do so
+    /// Returns the next operation for the device. If there is none, lets each dirty connection send
     /// first.
     pub fn poll_op(&mut self, now: Instant) -> Option<Op> {
         if self.out.ops.is_empty() {
@@ -175,17 +176,17 @@ impl Host {
         self.out.ops.pop_front()
     }
 
-    /// A buffer to give back to the device.
+    /// Returns the next buffer to give back to the device.
     pub fn poll_recycle(&mut self) -> Option<PacketBuf> {
         self.out.recycle.pop_front()
     }
 
-    /// A request for the host's own disk: only if the device does not send files.
+    /// Returns the next request for the host's own disk.
     pub fn poll_disk(&mut self) -> Option<DiskRequest> {
         self.out.disk.pop_front()
     }
 
-    /// Shows every counter and gauge by name.
+    /// Calls `f` with the name and value of each counter and gauge.
     pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         let Services { streams, splices, udp, .. } = &self.services;
         self.out.counters.visit(f);
@@ -198,7 +199,7 @@ impl Host {
         splices.visit(f);
     }
 
-    /// The counters.
+    /// Returns the counters.
     #[must_use]
     pub const fn counters(&self) -> &HostCounters {
         &self.out.counters
@@ -246,7 +247,7 @@ impl Services {
             }
             Event::SpliceClosed(closed) => self.splices.handle_closed(cx.out, &closed),
             Event::QuicStatus(status) => cx.out.notices.push_back(Notice::Quic(status)),
-            // This host counts by itself.
+            // The host counts its flows itself.
             Event::FlowCounted { .. } => {}
             Event::Load(load) => streams.hand_over.handle_load(&mut cx.out.counters, load),
             Event::Quiesced => self.handle_quiesced(),
@@ -260,7 +261,8 @@ impl Services {
         }
     }
 
-    /// ARCHITECTURE.md, property 7: nothing is lost, the host continues in software.
+    /// Handles a reset of the device: nothing is lost, and the host continues in software
+    /// (ARCHITECTURE.md, property 7).
     fn handle_device_reset(&mut self, cx: &mut Cx<'_>) {
         let streams = &mut self.streams;
         cx.out.counters.device_resets += 1;
@@ -298,12 +300,12 @@ impl Services {
         }
     }
 
-    /// A file that the device had open is open again on the host's own disk, or not: connections
-    /// that send it continue, or end.
+    /// Handles the reopening on the host's own disk of a file that the device had open: connections
+    /// that send it continue, or are reset if it failed.
     fn handle_reopened(&mut self, cx: &mut Cx<'_>, file: FileId, fault: Option<FileFault>) {
         self.extents.resume(cx.files, cx.out, file, fault);
         if fault.is_some() {
-            // An application that keeps the handle for the next request has to open it again.
+            // An application that keeps the handle for the next request must open the file again.
             cx.out.notices.push_back(Notice::File(file));
         }
         self.streams.handle_reopened(cx, file, fault);
@@ -318,7 +320,8 @@ impl Services {
             self.handle_transmit_done(cx, &TransmitDone { flow, tag, delay, outcome });
         }
         self.splices.settle(&mut self.streams, cx);
-        // One connection at a time, so that the queue stays as short as what one of them sends.
+        // One connection at a time, so that the queue stays as short as the output of one
+        // connection.
         while cx.out.ops.is_empty() {
             let sent = self.streams.send_next(cx);
             self.splices.settle(&mut self.streams, cx);

@@ -1,4 +1,4 @@
-//! PDUs of NVMe/TCP, for what speaks it above a socket.
+//! NVMe/TCP PDUs on a socket.
 //!
 //! Called by [`crate::nvme::Transport`], and by users with a transport of their own.
 
@@ -19,12 +19,13 @@ use crate::stream::Streams;
 use crate::tcp::conn::Cx;
 
 impl Host {
-    /// Begins to send PDUs with data digests on a connection: `crypto` computes those that the
-    /// device does not fill in. The device is asked for a context, again by itself after each of
-    /// its resets; the connection's end gives it back. `over` in `state` is filled in here.
+    /// Begins to send PDUs with data digests on a connection; `crypto` computes those that the
+    /// device does not. Requests a digest context from the device, and again after each reset of
+    /// the device; the context is destroyed with the connection. `over` in `state` is filled in
+    /// here.
     ///
     /// # Errors
-    /// Why the device is not asked. PDUs can be sent all the same.
+    /// Why no context was requested. PDUs can be sent nevertheless.
     pub fn nvme_tx_context(
         &mut self,
         now: Instant,
@@ -36,13 +37,13 @@ impl Host {
         services.streams.nvme_tx_context(&mut cx, socket, state, crypto)
     }
 
-    /// Appends a PDU to the send stream, whole: `header` with all that precedes the data, `data`,
-    /// and if `digest` says so and there is data, its CRC32C. Returns the bytes of PDUs written on
-    /// the connection so far, for [`Self::pdus_acknowledged`].
+    /// Appends a whole PDU to the send stream: `header` (everything that precedes the data),
+    /// `data`, and the data's CRC32C if `digest` is set and there is data. Returns the number of
+    /// PDU bytes written on the connection so far, for [`Self::pdus_acknowledged`].
     ///
     /// # Errors
-    /// [`SendError`]: the connection is gone or shut down, the file has no such range, or a digest
-    /// is wanted of what has no [`Self::nvme_tx_context`].
+    /// [`SendError`]: the connection has ended or is closed for sending, the file has no such
+    /// range, or a digest is requested without [`Self::nvme_tx_context`].
     pub fn send_pdu(
         &mut self,
         now: Instant,
@@ -55,20 +56,20 @@ impl Host {
         services.streams.send_pdu(&mut cx, socket, header, data, digest)
     }
 
-    /// The largest result of [`Self::send_pdu`] all of whose bytes the peer's TCP has acknowledged,
-    /// and which the device reads no more, for a retransmission that was in vain; zero if there is
-    /// none.
+    /// Returns the largest result of [`Self::send_pdu`] whose bytes the peer's TCP has acknowledged
+    /// completely, and which the device no longer reads for a retransmission; 0 if there is none.
     #[must_use]
     pub fn pdus_acknowledged(&self, socket: SocketId) -> u64 {
         self.services.streams.pdus_acknowledged(socket)
     }
 
-    /// Returns the sockets and the outbox, for work of the transport that takes no time.
+    /// Returns the outbox and the stream sockets, for calls of the transport that need no time.
     pub(crate) fn nvme_streams(&mut self) -> (&mut Outbox, &mut Streams) {
         (&mut self.out, &mut self.services.streams)
     }
 
-    /// Returns the sockets, for the transport: its part of a connection is there.
+    /// Returns the stream sockets and their context, for the transport, whose per-connection state
+    /// is there.
     pub(crate) fn streams(&mut self, now: Instant) -> (Cx<'_>, &mut Streams) {
         let (cx, services) = self.parts(now);
         (cx, &mut services.streams)

@@ -1,7 +1,7 @@
-//! Finds the service of each packet that came.
+//! Dispatch of received packets.
 //!
-//! Called for [`abi::Event::Received`]. Nothing here is believed of a packet before its checksum
-//! and addresses were checked; what fits no service is counted.
+//! Called for [`abi::Event::Received`]. The checksum and the addresses of a packet are checked
+//! before anything else in it is used. Packets for no service are counted.
 
 use abi::port::RxFrame;
 use abi::{Checksum, Op, Received};
@@ -53,7 +53,7 @@ impl Services {
         }
     }
 
-    /// Finds out whose segment it is.
+    /// Dispatches a TCP segment by its tuple.
     #[inline]
     fn handle_tcp(&mut self, cx: &mut Cx<'_>, received: Received, ip: &IpPacket) {
         let Some((segment, tuple, payload)) = check_tcp(cx.out, &received, ip) else {
@@ -100,7 +100,7 @@ impl Services {
         }
     }
 
-    /// RFC 5927: an error counts only if it names bytes in flight.
+    /// Handles an ICMP error. It is ignored unless it refers to bytes in flight (RFC 5927).
     fn handle_icmp_error(&mut self, cx: &mut Cx<'_>, error: &TcpError) {
         let streams = &mut self.streams;
         let counted = match streams.table.find(&error.tuple) {
@@ -116,7 +116,8 @@ impl Services {
     }
 }
 
-/// Checks checksum, header and addresses. Returns none, counted, if they are wrong.
+/// Checks the checksum, header and addresses of a TCP segment. Returns `None`, after counting, if
+/// they are wrong.
 #[inline]
 fn check_tcp(
     out: &mut Outbox,
@@ -149,7 +150,7 @@ fn check_tcp(
         counters.tcp_in_errs += 1;
         return None;
     };
-    // A broadcast or multicast source is no peer: RFC 1122 section 4.2.3.10.
+    // A multicast or unspecified source is invalid (RFC 1122 section 4.2.3.10).
     if ip.source.is_multicast() || ip.source.is_unspecified() {
         counters.tcp_in_errs += 1;
         return None;
@@ -161,7 +162,7 @@ fn check_tcp(
     Some((segment, tuple, ip.l4 + header_len..ip.end))
 }
 
-/// Returns the packets that were merged into a frame with that much payload.
+/// Returns the number of packets that were coalesced into a frame with this payload.
 fn packets_in(payload: usize, segment_size: u16) -> u8 {
     if segment_size == 0 {
         return 1;
@@ -170,7 +171,8 @@ fn packets_in(payload: usize, segment_size: u16) -> u8 {
 }
 
 impl Connection {
-    /// RFC 1191, RFC 8201, RFC 5461: an ICMP error. Returns whether it named bytes in flight.
+    /// Handles an ICMP error (RFC 1191, RFC 8201, RFC 5461). Returns whether it refers to bytes in
+    /// flight.
     fn handle_icmp(&mut self, cx: &mut Cx<'_>, error: &TcpError) -> bool {
         let ahead = error.seq.distance(self.seq(self.snd.una));
         let in_flight = ahead >= 0 && u64::from(ahead.unsigned_abs()) < self.snd.nxt - self.snd.una;
@@ -179,8 +181,8 @@ impl Connection {
         }
         match error.kind {
             ErrorKind::TooBig(mtu) => self.lower_mtu(cx, mtu),
-            // RFC 5461: hard errors end an opening connection only; an established one tries
-            // further.
+            // RFC 5461: hard errors abort a connection attempt only; an established connection
+            // keeps retransmitting.
             ErrorKind::Refused if self.state == State::SynSent => {
                 self.abort(cx, SocketError::Refused);
             }
@@ -193,12 +195,12 @@ impl Connection {
     }
 
     fn lower_mtu(&mut self, cx: &mut Cx<'_>, mtu: u32) {
-        // RFC 8201 section 4 and RFC 791: never below what every link must carry.
+        // RFC 8201 section 4 and RFC 791: never below the minimum that every link must carry.
         let least = if self.tuple.local.addr.is_ipv4() { 576 } else { 1280 };
         let mtu = u16::try_from(mtu).unwrap_or(u16::MAX).max(least);
         if self.set_mtu(mtu) {
             cx.out.counters.tcp_pmtu_reductions += 1;
-            // Segments of the old size did not arrive.
+            // The segments of the old size were lost.
             self.snd.flight.mark_lost(|_| true);
         }
     }

@@ -1,8 +1,8 @@
-//! Sockets, for the application: readiness, reading, writing, closing, and the calls of IO-TCP's
-//! table 3.
+//! The socket calls of the application: readiness, reading, writing, closing, and the calls of
+//! IO-TCP's table 3.
 //!
-//! No call blocks, none sends: what is written leaves at the next [`Host::poll_op`]. A socket that
-//! does not exist any more answers like a closed one.
+//! No call blocks or sends: written bytes leave at the next [`Host::poll_op`]. A socket that no
+//! longer exists behaves like a closed one.
 
 use abi::Refusal;
 use abi::teardown::LateData;
@@ -20,8 +20,7 @@ use crate::l5p::tls::{TlsKeys, TlsServer};
 use crate::stream::table::StreamRef;
 
 impl Host {
-    /// The next thing that happened. An application that waits for nothing asks until there is
-    /// none.
+    /// Returns the next notice. An edge-triggered application calls this until it returns `None`.
     pub fn poll_notice(&mut self) -> Option<Notice> {
         let streams = &mut self.services.streams;
         loop {
@@ -41,7 +40,7 @@ impl Host {
         }
     }
 
-    /// Returns whether an address is one of ours.
+    /// Returns whether an address is local.
     #[must_use]
     pub fn is_ours(&self, addr: core::net::IpAddr) -> bool {
         self.out.net.is_ours(addr)
@@ -50,25 +49,22 @@ impl Host {
     /// Listens on a port.
     ///
     /// # Errors
-    /// [`ListenError`]: the port is taken, or not one that can be.
+    /// [`ListenError`]: the port is in use, or the address cannot be listened on.
     pub fn listen(&mut self, listen: Listen) -> Result<ListenerId, ListenError> {
         Accept::listen(&mut self.services.streams, &self.out, listen)
     }
 
-    /// Listens on a port no more. Connections that were established there stay, those of which
-    /// [`Self::poll_notice`] has not told yet among them; half-open ones are forgotten. Its name is
-    /// not given again.
+    /// Stops listening on a port. Established connections stay, including those that
+    /// [`Self::poll_notice`] has not reported yet; half-open ones are dropped. The identifier is
+    /// not reused.
     pub fn unlisten(&mut self, listener: ListenerId) {
         let Services { accept, streams, .. } = &mut self.services;
         accept.unlisten(streams, &mut self.out, listener);
     }
 
-    /// Listens on a port for TLS: what is accepted there is read and written as plaintext. Where
-    /// the device does not seal, files that are opened from now on are read by the host, which
-    /// does.
-    ///
-    /// # Errors
-    /// As [`Self::listen`].
+    /// Listens on a port for TLS: the sockets accepted there read and write plaintext. If the
+    /// device does not encrypt, the host reads the files that are opened from now on, because it
+    /// encrypts them.
     pub fn listen_tls(
         &mut self,
         listen: Listen,
@@ -78,22 +74,19 @@ impl Host {
         accept.listen_tls(streams, &self.out, &mut self.files, listen, server)
     }
 
-    /// Sets an option of a listener, for connections that are established from now on.
+    /// Sets an option of a listener, for connections established from now on.
     pub fn set_listener_option(&mut self, listener: ListenerId, option: ListenerOption) {
         let Services { accept, streams, .. } = &mut self.services;
         accept.set_option(streams, &mut self.out, &self.config, listener, option);
     }
 
-    /// Returns whether the device sets connections of a listener up.
-    ///
-    /// # Errors
-    /// Why not.
+    /// Returns whether a listener has set-up offload.
     pub fn setup_offload(&self, listener: ListenerId) -> Result<(), Refusal> {
         let listener = self.services.streams.listeners.get(listener.0);
         listener.map_or(Err(Refusal::Disabled), |listener| listener.setup)
     }
 
-    /// What a socket is ready for.
+    /// Returns the readiness of a socket.
     #[must_use]
     pub fn readiness(&self, socket: SocketId) -> Readiness {
         let config = &self.config;
@@ -105,13 +98,13 @@ impl Host {
         }
     }
 
-    /// The peer's end.
+    /// Returns the remote endpoint.
     #[must_use]
     pub fn remote(&self, socket: SocketId) -> Option<Endpoint> {
         self.tuple(socket).map(|tuple| tuple.remote)
     }
 
-    /// Our end.
+    /// Returns the local endpoint.
     #[must_use]
     pub fn local(&self, socket: SocketId) -> Option<Endpoint> {
         self.tuple(socket).map(|tuple| tuple.local)
@@ -125,19 +118,18 @@ impl Host {
             .map(|socket| self.services.streams.table.tuple_of(&socket))
     }
 
-    /// The received bytes that can be read without a copy: the first contiguous run, empty where
-    /// there are none.
+    /// Returns received bytes without copying them: the first contiguous run, or an empty slice.
     #[must_use]
     pub fn peek(&self, socket: SocketId) -> &[u8] {
         self.services.streams.peek(socket)
     }
 
-    /// Takes bytes off the front of what [`Self::peek`] showed.
+    /// Removes bytes from the front of those that [`Self::peek`] returned.
     pub fn consume(&mut self, socket: SocketId, bytes: usize) {
         self.services.streams.consume(&mut self.out, &self.config, socket, bytes);
     }
 
-    /// Copies received bytes out; gives how many.
+    /// Copies received bytes to `out`. Returns their number.
     pub fn read(&mut self, socket: SocketId, out: &mut [u8]) -> usize {
         let mut done = 0;
         while done < out.len() {
@@ -153,11 +145,8 @@ impl Host {
         done
     }
 
-    /// Appends bytes to the send stream without copying; gives how many were taken. The rest fits
-    /// once the socket is writable again.
-    ///
-    /// # Errors
-    /// [`SendError`]: the connection is gone or shut down.
+    /// Appends bytes to the send stream without copying them. Returns how many were accepted; there
+    /// is room for the rest once the socket is writable again.
     pub fn send(
         &mut self,
         now: Instant,
@@ -179,7 +168,7 @@ impl Host {
         Ok(streams.table.get_mut(socket).map_or(0, |conn| conn.write(bytes, cx.config)))
     }
 
-    /// Room for bytes of host memory.
+    /// Returns the room for bytes of host memory in the send buffer.
     #[must_use]
     pub fn send_room(&self, socket: SocketId) -> usize {
         let config = &self.config;
@@ -192,7 +181,7 @@ impl Host {
         }
     }
 
-    /// Bytes written and not yet acknowledged.
+    /// Returns the number of bytes written and not yet acknowledged.
     #[must_use]
     pub fn send_queue(&self, socket: SocketId) -> u64 {
         match self.services.streams.table.socket(socket) {
@@ -203,7 +192,7 @@ impl Host {
         }
     }
 
-    /// Closes our direction once everything written has been sent.
+    /// Closes our direction after everything written has been sent.
     pub fn shutdown(&mut self, now: Instant, socket: SocketId) {
         let (mut cx, Services { streams, .. }) = self.parts(now);
         streams.make_whole(&mut cx, socket);
@@ -215,10 +204,9 @@ impl Host {
         }
     }
 
-    /// `SHUT_RD`: nothing more is read. What was received and not read, and what still comes, is
-    /// acknowledged and discarded, and the socket is as if the peer had closed its direction. Once
-    /// our direction is closed as well, more data is answered with a reset (RFC 1122 section
-    /// 4.2.2.13).
+    /// `SHUT_RD`: closes the receive direction. Unread and later data is acknowledged and
+    /// discarded, and the socket behaves as if the peer had closed its direction. Once our
+    /// direction is closed as well, more data is answered with a reset (RFC 1122 section 4.2.2.13).
     pub fn shutdown_read(&mut self, now: Instant, socket: SocketId) {
         let (mut cx, Services { streams, .. }) = self.parts(now);
         streams.make_whole(&mut cx, socket);
@@ -230,38 +218,35 @@ impl Host {
         }
     }
 
-    /// Lets go of a socket. What was written is still delivered; unread bytes turn the close into a
-    /// reset (RFC 2525 section 2.17), and so does what the peer still sends.
+    /// Closes a socket. Written bytes are still delivered. Unread bytes turn the close into a reset
+    /// (RFC 2525 section 2.17), and later data from the peer is answered with one.
     /// [`Host::close_lingering`] discards both instead.
     pub fn close(&mut self, now: Instant, socket: SocketId) {
         let (mut cx, services) = self.parts(now);
         services.streams.close(&mut cx, socket, LateData::Reset);
     }
 
-    /// Lets go of a socket as [`Host::close`] does, but discards what was not read and what the
-    /// peer still sends, up to `bytes_max` bytes from now on; more is answered with a reset. For
-    /// servers that close first, whose response a reset could destroy.
+    /// Closes a socket as [`Host::close`] does, but discards unread bytes and up to `bytes_max`
+    /// bytes that the peer sends from now on; more is answered with a reset. For servers that close
+    /// first, whose response a reset could destroy.
     pub fn close_lingering(&mut self, now: Instant, socket: SocketId, bytes_max: u32) {
         let (mut cx, services) = self.parts(now);
         services.streams.close(&mut cx, socket, LateData::Discard { bytes_max });
     }
 
-    /// Resets the connection and lets go of the socket.
+    /// Resets the connection and closes the socket.
     pub fn abort(&mut self, now: Instant, socket: SocketId) {
         let (mut cx, services) = self.parts(now);
         services.streams.abort(&mut cx, socket);
     }
 
-    /// Returns whether what is read and written at a socket is the plaintext of TLS.
+    /// Returns whether a socket reads and writes the plaintext of TLS.
     #[must_use]
     pub fn speaks_tls(&self, socket: SocketId) -> bool {
         self.services.streams.has_session(socket)
     }
 
-    /// Speaks TLS on a connection whose keys others have agreed on, from here on.
-    ///
-    /// # Errors
-    /// [`SendError::NotConnected`]: there is no such connection, or it speaks TLS already.
+    /// Starts TLS on a connection with the keys of a handshake that took place elsewhere.
     pub fn attach_tls(
         &mut self,
         now: Instant,
@@ -284,7 +269,7 @@ impl Host {
         streams.with(&mut cx, socket, |conn, cx| conn.set_option(option, cx.now));
     }
 
-    /// What `outboard ss` shows of a connection.
+    /// Returns the state of a connection as shown by `outboard ss`.
     #[must_use]
     pub fn info(&self, socket: SocketId) -> Option<SocketInfo> {
         let (conn, tls) = match self.services.streams.table.socket(socket)? {
@@ -301,16 +286,14 @@ impl Host {
         Some(SocketInfo { tls, nvme, ..conn.info(&self.config, offload) })
     }
 
-    /// Every connection.
+    /// Returns all stream sockets.
     pub fn sockets(&self) -> impl Iterator<Item = SocketId> + '_ {
         self.services.streams.ids()
     }
 
-    /// Appends `len` bytes of a file from `offset` to the send stream: metadata only, any length at
-    /// once.
-    ///
-    /// # Errors
-    /// [`SendError`]: the connection is gone or shut down, or the file has no such range.
+    /// Appends `len` bytes of a file from `offset` to the send stream. Only metadata is queued, so
+    /// any length is accepted.
+    /// range.
     pub fn offload_write(
         &mut self,
         now: Instant,

@@ -7,16 +7,16 @@ use super::Host;
 use crate::api::{SocketId, SpliceError, SpliceId, SpliceMeta};
 
 impl Host {
-    /// Begins to splice two established sockets. What was received and not read is relayed first;
-    /// then, when everything is acknowledged on both sides, the device takes both connections.
+    /// Begins to splice two established sockets. Unread bytes are relayed first; when everything is
+    /// acknowledged on both sides, the device takes both connections.
     ///
-    /// Until [`crate::Notice::Spliced`] or [`crate::Notice::SpliceRefused`] with the name that this
-    /// returns, the application neither reads, writes nor closes them. Without a packet for
-    /// `idle_timeout` a spliced pair is reset.
+    /// The application must not read, write or close the sockets until [`crate::Notice::Spliced`]
+    /// or [`crate::Notice::SpliceRefused`] with the returned identifier. A spliced pair is reset
+    /// after `idle_timeout` without a packet.
     ///
     /// # Errors
-    /// [`SpliceError`]: they are not both established, or it is known already that the device will
-    /// not do it. The sockets are as they were.
+    /// [`SpliceError`]: the sockets are not both established, or it is already known that the
+    /// device will not splice them. The sockets are unchanged.
     pub fn nsplice(
         &mut self,
         now: Instant,
@@ -36,7 +36,7 @@ impl Host {
         self.services.splices.offload()
     }
 
-    /// Ends a splice: both connections are reset.
+    /// Ends a splice: resets both connections.
     pub fn unsplice(&mut self, id: SpliceId) {
         self.services.splices.unsplice(&mut self.out, id);
     }
@@ -46,7 +46,7 @@ impl Host {
         self.services.splices.unsplice_all(&mut self.out);
     }
 
-    /// Returns what became of a splice that has ended, once.
+    /// Returns the result of a splice that has ended, once.
     pub fn take_splice(&mut self, id: SpliceId) -> Option<SpliceMeta> {
         self.services.splices.take_ended(id)
     }

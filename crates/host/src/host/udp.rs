@@ -1,4 +1,4 @@
-//! UDP and the operations of QUIC's offload, for the application.
+//! UDP and the operations of QUIC offload, for the application.
 
 use alloc::boxed::Box;
 use core::net::IpAddr;
@@ -12,81 +12,76 @@ use crate::api::{ListenError, UdpId};
 use crate::udp::{UdpReceived, UdpSend};
 
 impl Host {
-    /// Binds a port, on one address or on all of ours.
-    ///
-    /// # Errors
-    /// [`ListenError`]: it is bound already, or cannot be.
+    /// Binds a socket to a port, on one local address or on all of them.
     pub fn udp_bind(&mut self, addr: Option<IpAddr>, port: u16) -> Result<UdpId, ListenError> {
         self.services.udp.bind(&self.out, addr, port)
     }
 
-    /// Lets go of a socket; what waits on it is dropped.
+    /// Closes a socket and drops the datagrams queued on it.
     pub fn udp_close(&mut self, id: UdpId) {
         self.services.udp.close(&mut self.out, id);
     }
 
-    /// Returns the oldest frame that waits on a socket.
+    /// Removes and returns the oldest frame queued on a socket.
     pub fn udp_recv(&mut self, id: UdpId) -> Option<UdpReceived> {
         self.services.udp.receive(id)
     }
 
-    /// Gives the buffer of a received frame back.
+    /// Returns the buffer of a received frame to the device.
     pub fn recycle(&mut self, packet: PacketBuf) {
         self.out.recycle.push_back(packet);
     }
 
-    /// Sends datagrams from a socket's port. If there is no route to the peer they are dropped and
-    /// counted, as the network would.
+    /// Sends datagrams from a socket's port. Without a route to the peer they are dropped and
+    /// counted, as the network would do.
     pub fn udp_send(&mut self, now: Instant, id: UdpId, send: UdpSend) {
         self.services.udp.send(&mut self.out, now, id, send);
     }
 
-    /// Returns the most bytes of datagrams that are worth giving to one [`Self::udp_send`].
+    /// Returns the maximum payload, in bytes, of one [`Self::udp_send`] that the device takes in
+    /// one transmit.
     #[must_use]
     pub const fn udp_bytes_max(&self) -> u32 {
         self.out.offloads.transmit_bytes_max
     }
 
-    /// Returns the largest IP packet that the link carries.
+    /// Returns the MTU of the link: the largest IP packet that it carries.
     #[must_use]
     pub const fn mtu(&self) -> u16 {
         self.out.net.mtu
     }
 
-    /// Returns what the device does for QUIC.
-    ///
-    /// # Errors
-    /// Why there is no such engine for this host.
+    /// Returns the limits of the device's QUIC engine.
     pub const fn quic_offload(&self) -> Result<QuicLimits, Refusal> {
         self.services.udp.quic_offload()
     }
 
-    /// Returns a name for a flow over UDP, never used before for one that still matters.
+    /// Returns a new identifier for a UDP flow, not in use by any other flow.
     pub fn new_flow(&mut self) -> FlowId {
         self.services.udp.new_flow()
     }
 
-    /// Returns a name for one direction of a QUIC connection, never used before.
+    /// Returns a new identifier for one direction of a QUIC connection, never used before.
     pub fn new_quic_id(&mut self) -> QuicId {
         self.services.udp.new_quic_id()
     }
 
-    /// Has the device protect or decrypt packets; [`crate::Notice::Quic`] tells if it will not.
+    /// Asks the device to protect or decrypt packets; [`crate::Notice::Quic`] reports a refusal.
     pub fn quic_add(&mut self, add: Box<QuicAdd>) {
         self.out.ops.push_back(Op::QuicAdd(add));
     }
 
-    /// Gives the device the next generation of keys.
+    /// Passes the next generation of keys to the device.
     pub fn quic_rekey(&mut self, rekey: Box<QuicRekey>) {
         self.out.ops.push_back(Op::QuicRekey(rekey));
     }
 
-    /// Adds what leads to a connection, or takes it away.
+    /// Adds or removes a connection ID or address that routes packets to a connection.
     pub fn quic_route(&mut self, route: Box<QuicRoute>) {
         self.out.ops.push_back(Op::QuicRoute(route));
     }
 
-    /// Has the device forget one direction.
+    /// Removes one direction of a connection from the device.
     pub fn quic_remove(&mut self, quic: QuicId) {
         self.out.ops.push_back(Op::QuicRemove { quic });
     }
