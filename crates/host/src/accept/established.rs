@@ -19,8 +19,8 @@ use crate::tcp::input::Arrival;
 use crate::tcp::listen::HalfOpen;
 
 impl Accept {
-    /// The first frame of a connection that the device set up; its tuple leads to `before`. Gives
-    /// the arrival back where it is no new connection's.
+    /// Handles the first frame of a connection that the device set up; `before` is the place of its
+    /// tuple. Returns the segment if it does not begin a new connection.
     #[inline]
     pub(crate) fn accept_established(
         &mut self,
@@ -41,7 +41,7 @@ impl Accept {
             return Some(arrival);
         }
         if listener.waiting >= listener.backlog || !self.has_room(streams) {
-            // The peer sends again, and by then there may be room.
+            // The peer retransmits; there may be room then.
             cx.out.counters.tcp_listen_drops += 1;
             cx.out.recycle.push_back(arrival.packet);
             return None;
@@ -77,8 +77,8 @@ impl Accept {
     }
 }
 
-/// Takes away what is left of a connection before this one, which its tuple leads to. Returns
-/// false if that lives, or may be what the frame is for.
+/// Removes the remains of an earlier connection with the same tuple. Returns false if the earlier
+/// connection still exists, or if the frame may belong to it.
 fn clears_the_way(
     streams: &mut Streams,
     cx: &mut Cx<'_>,
@@ -88,7 +88,7 @@ fn clears_the_way(
 ) -> bool {
     match before {
         Some(Place::Connection(index)) if replaces(&streams.table, index, arrival) => {
-            // The peer lost the old connection, or it would not have shaken hands again.
+            // The peer has lost the old connection, or it would not have begun a new handshake.
             let id = streams.table.id_of(index);
             streams.make_whole(cx, id);
             streams.with(cx, id, |conn, cx| conn.abort(cx, SocketError::Reset));
@@ -113,9 +113,9 @@ fn clears_the_way(
     }
 }
 
-/// Returns whether a frame that brings a cookie back belongs to a connection after the one in a
-/// slot. What the living one can take is its own: duplicates of the handshake's end, and data sent
-/// before we have sent any, bring the cookie back as well.
+/// Returns whether a frame with a cookie belongs to a connection newer than the one in a slot. A
+/// segment acceptable to the existing connection is its own: duplicates of the last acknowledgment
+/// of the handshake, and data sent before the host sent any, carry the cookie as well.
 fn replaces(table: &Table, index: u32, arrival: &Arrival) -> bool {
     let segment = &arrival.segment;
     let id = table.id_of(index);
@@ -127,7 +127,7 @@ fn replaces(table: &Table, index: u32, arrival: &Arrival) -> bool {
     })
 }
 
-/// Returns what was agreed on with the peer of a connection that begins with `arrival`.
+/// Returns the handshake's result for a connection that begins with `arrival`.
 fn begin_established(
     listeners: &Listeners,
     cx: &Cx<'_>,
@@ -143,7 +143,8 @@ fn begin_established(
         ecn: established.ecn && cx.config.ecn,
         peer_scale: established.peer_scale.unwrap_or(0).min(14),
         peer_mss: established.peer_mss.min(listeners.max_segment(established.listener.0)),
-        // Our clock continues where the SYN-ACK's timestamp was, past the options in it.
+        // The timestamp clock continues where the SYN-ACK's timestamp was, after the options
+        // encoded in it.
         ts_offset: ts
             .map_or(0, |t| (t.echo | 63).wrapping_add(1))
             .wrapping_sub(timestamp(cx.now, 0)),

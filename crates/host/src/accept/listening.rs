@@ -1,9 +1,9 @@
-//! Listeners: where connections are accepted, and what the device is told of that.
+//! Listeners, and their set-up offload.
 //!
-//! Called by the application through [`crate::Host`]. A listener that asks for it has the device
-//! answer its SYNs (AccelTCP section 4.1). It keeps that while the device is busy: to pass a SYN on
-//! and send the host's answer costs the device what its own answer does (`outboard-lab bench
-//! connections`), and a flood of SYNs must not reach the host.
+//! Called by the application through [`crate::Host`]. With set-up offload the device answers a
+//! listener's SYNs (AccelTCP section 4.1). It does so even while it is overloaded: passing a SYN on
+//! and sending the host's answer costs the device as much as answering itself (`outboard-lab bench
+//! connections`), and a SYN flood must not reach the host.
 
 use alloc::boxed::Box;
 
@@ -25,7 +25,7 @@ impl Accept {
     /// Listens on a port.
     ///
     /// # Errors
-    /// [`ListenError`]: the port is taken, or not one that can be.
+    /// [`ListenError`]: the port is in use, or the address cannot be listened on.
     pub(crate) fn listen(
         streams: &mut Streams,
         out: &Outbox,
@@ -44,8 +44,8 @@ impl Accept {
         streams.listeners.insert(listener).ok_or(ListenError::BadAddress)
     }
 
-    /// As [`Self::listen`], for TLS. If the device does not encrypt, files that are opened from now
-    /// on are read by the host, which does.
+    /// As [`Self::listen`], for TLS. If the device does not encrypt, the host reads the files that
+    /// are opened from now on, because it encrypts them.
     ///
     /// # Errors
     /// As [`Self::listen`].
@@ -65,7 +65,7 @@ impl Accept {
         Ok(id)
     }
 
-    /// Listens on a port no more. Half-open connections are forgotten.
+    /// Removes a listener, and drops its half-open connections.
     pub(crate) fn unlisten(
         &mut self,
         streams: &mut Streams,
@@ -82,7 +82,7 @@ impl Accept {
         }
     }
 
-    /// Sets an option of a listener, for connections that are established from now on.
+    /// Sets an option of a listener, for connections established from now on.
     pub(crate) fn set_option(
         &self,
         streams: &mut Streams,
@@ -104,7 +104,7 @@ impl Accept {
         tell_device(streams, out, config, listener.0);
     }
 
-    /// The device would not answer a listener's SYNs.
+    /// Handles the device's refusal of a listener.
     pub(crate) fn handle_refused(
         streams: &mut Streams,
         cx: &mut Cx<'_>,
@@ -119,7 +119,7 @@ impl Accept {
         cx.out.counters.setup_listeners_refused += 1;
     }
 
-    /// The device has forgotten what it was told of listeners.
+    /// Installs the listeners again after a reset of the device.
     pub(crate) fn handle_device_reset(streams: &mut Streams, cx: &mut Cx<'_>) {
         for listener in streams.listeners.names() {
             let Some(state) = streams.listeners.get_mut(listener) else { continue };
@@ -131,7 +131,7 @@ impl Accept {
     }
 }
 
-/// Has the device answer a listener's SYNs, or leave them to us.
+/// Installs a listener on the device, replaces it there, or removes it.
 fn tell_device(streams: &mut Streams, out: &mut Outbox, config: &TcpConfig, name: u32) {
     let Some(state) = streams.listeners.get_mut(name) else { return };
     let listener = ListenId(name);

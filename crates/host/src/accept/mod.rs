@@ -1,8 +1,8 @@
-//! Connections that peers begin: SYNs, the SYN cache, cookies, and tuples in TIME-WAIT.
+//! Passive opens: SYNs, the SYN cache, SYN cookies, and tuples in TIME-WAIT.
 //!
-//! Called by [`crate::Host`] for segments that belong to no connection. What it accepts is a socket
-//! of [`Streams`] from then on. `listening` has the listeners' side of it, `established` the
-//! connections that the device set up. The rules are in `tcp::listen`, `tcp_rules::cookie` and
+//! Called by [`crate::Host`] for segments that belong to no connection. Accepted connections are
+//! sockets of [`Streams`]. `listening` has the listeners, `established` the connections that the
+//! device set up. The protocol rules are in `tcp::listen`, `tcp_rules::cookie` and
 //! `tcp_rules::time_wait`.
 
 mod established;
@@ -32,43 +32,43 @@ use crate::tcp::input::Arrival;
 use crate::tcp::listen::HalfOpen;
 use crate::tcp::numbers::FirstNumbersKey;
 
-/// How long after the last cookie an acknowledgment out of nowhere is tried as one.
+/// How long after the last cookie was sent an acknowledgment of no connection is checked for one.
 const COOKIE_LIFE: Duration = Duration::from_secs(128);
 
-/// What became of an acknowledgment that may bring a cookie back.
+/// Result of checking an acknowledgment for a cookie.
 enum CookieFate {
-    /// It is none of ours.
+    /// There is no valid cookie.
     None,
-    /// It is, but there is no room for another connection.
+    /// The cookie is valid, but there is no room for another connection.
     NoRoom,
     Accepted(SocketId),
 }
 
-/// The segment size that a SYN's sender takes: 536 if it does not say (RFC 9293 section 3.7.1).
+/// Returns the MSS of a SYN's sender: 536 if it has no MSS option (RFC 9293 section 3.7.1).
 fn peer_mss(syn: &Segment) -> u16 {
     syn.options.mss.unwrap_or(536)
 }
 
-/// Connections that peers begin.
+/// State of passive opens.
 #[derive(Debug)]
 pub(crate) struct Accept {
     key: FirstNumbersKey,
     cookies: Cookies,
-    /// When a cookie was last sent: acknowledgments are tried as cookies only for a while after.
+    /// When a cookie was last sent; see [`COOKIE_LIFE`].
     cookie_sent: Option<Instant>,
-    /// The identities of listeners that speak TLS.
+    /// TLS configurations of the TLS listeners, by listener.
     tls_servers: BTreeMap<u32, TlsServer>,
-    /// Permission for listeners to have the device answer their SYNs, or the reason against it.
+    /// Whether listeners may have set-up offload, or why not.
     setup: Result<(), Refusal>,
-    /// Most connections at one time.
+    /// Maximum number of connections.
     connections_max: usize,
-    /// Connections that the device set up begin without a TCB.
+    /// Connections that the device set up begin with a quasi-TCB.
     lazy_tcb: bool,
 }
 
 impl Accept {
     pub(crate) fn new(config: &Config, capabilities: &Capabilities, prng: &mut Prng) -> Self {
-        // Without timestamps there is nothing that could carry a peer's options.
+        // Without timestamps nothing in the cookie could carry the peer's options.
         let timestamps = if config.tcp.timestamps { Ok(()) } else { Err(Refusal::DoesNotFit) };
         let setup = config.setup_offload.and(timestamps).and(capabilities.setup).map(drop);
         Self {
@@ -82,7 +82,7 @@ impl Accept {
         }
     }
 
-    /// Returns the secret of first numbers, for connections that we begin.
+    /// Returns the secret of initial sequence numbers, which active opens use as well.
     pub(crate) const fn key(&self) -> &FirstNumbersKey {
         &self.key
     }
@@ -92,7 +92,8 @@ impl Accept {
         streams.table.len() < self.connections_max
     }
 
-    /// A segment for no connection: a SYN for a listener, a cookie that comes back, or a stray.
+    /// Handles a segment of no connection: a SYN for a listener, a returning cookie, or a stray
+    /// segment.
     pub(crate) fn handle_unknown(
         &mut self,
         streams: &mut Streams,
@@ -112,7 +113,7 @@ impl Accept {
                         streams.deliver(cx, id.index, arrival);
                         return;
                     }
-                    // As Linux: the peer sends it again, and by then there may be room.
+                    // As in Linux: the peer retransmits; there may be room then.
                     CookieFate::NoRoom => {}
                     CookieFate::None => refuse(cx, tuple, &arrival),
                 }
@@ -122,7 +123,8 @@ impl Accept {
         cx.out.recycle.push_back(arrival.packet);
     }
 
-    /// A SYN for a listener. `iss` is given where it has to lie beyond an old connection's numbers.
+    /// Handles a SYN for a listener. `iss` is given if it must lie beyond the numbers of an old
+    /// connection.
     fn handle_syn(
         &mut self,
         streams: &mut Streams,
@@ -164,7 +166,7 @@ impl Accept {
         send_syn_ack(&streams.listeners, cx, &entry);
     }
 
-    /// Returns the options that a SYN and our configuration agree on.
+    /// Returns the options that a SYN and the configuration agree on.
     fn negotiate(
         &self,
         listeners: &Listeners,
@@ -177,7 +179,7 @@ impl Accept {
         Negotiated {
             timestamps: config.timestamps && theirs.timestamps.is_some(),
             sack: config.sack && theirs.sack_permitted,
-            // RFC 3168 section 6.1.1: an ECN-setup SYN has both.
+            // RFC 3168 section 6.1.1: an ECN-setup SYN has both flags.
             ecn: config.ecn && segment.flags.has(Flags::ECE.with(Flags::CWR)),
             peer_scale: theirs.window_scale.unwrap_or(0).min(14),
             peer_mss: peer_mss(segment).min(listeners.max_segment(listener)),
@@ -186,7 +188,7 @@ impl Accept {
         }
     }
 
-    /// The backlog is full: the peer carries the state.
+    /// Answers a SYN with a cookie, because the SYN cache has no room: the peer carries the state.
     fn send_cookie(
         &mut self,
         streams: &mut Streams,
@@ -197,7 +199,7 @@ impl Accept {
         peer_scale: Option<u8>,
     ) {
         let mut options = *options;
-        // Without timestamps there is nowhere to carry them.
+        // Only timestamps can carry these options.
         options.sack &= options.timestamps;
         options.ecn &= options.timestamps;
         let peer_scale = peer_scale.filter(|_| options.timestamps);
@@ -226,7 +228,7 @@ impl Accept {
         send_syn_ack_with(&streams.listeners, cx, &entry, cookie.stamp.unwrap_or_default());
     }
 
-    /// An acknowledgment out of nowhere may bring a cookie back.
+    /// Establishes a connection if the acknowledgment carries a valid cookie.
     fn accept_cookie(
         &mut self,
         streams: &mut Streams,
@@ -269,8 +271,8 @@ impl Accept {
         CookieFate::Accepted(id)
     }
 
-    /// Makes a connection of a finished handshake. Returns none if there is no room. `before` is
-    /// where its tuple leads.
+    /// Creates the connection of a finished handshake. Returns `None` if there is no room. `before`
+    /// is the place of its tuple.
     pub(crate) fn establish(
         &mut self,
         streams: &mut Streams,
@@ -299,7 +301,7 @@ impl Accept {
         let mut conn = Connection::established(begin, cx.config, cx.now);
         conn.modes.notify = true;
         conn.modes.teardown = listener.teardown;
-        // A clock that did not move has measured nothing.
+        // A difference of zero is no measurement: the clock has not advanced.
         let rtt =
             entry.sent_at.map(|sent_at| cx.now.since(sent_at)).filter(|&rtt| rtt > Duration::ZERO);
         if let Some(rtt) = rtt {
@@ -320,7 +322,7 @@ impl Accept {
         Some(id)
     }
 
-    /// A segment for an entry of the SYN cache.
+    /// Handles a segment for an entry of the SYN cache.
     pub(crate) fn handle_half_open(
         &mut self,
         streams: &mut Streams,
@@ -335,7 +337,7 @@ impl Accept {
         let segment = arrival.segment;
         let flags = segment.flags;
         if flags.has(Flags::RST) {
-            // RFC 5961 section 3.2: the exact number only.
+            // RFC 5961 section 3.2: only the exact sequence number.
             if segment.seq == entry.irs + 1 {
                 drop_half_open(streams, slot);
             }
@@ -366,7 +368,7 @@ impl Accept {
         cx.out.recycle.push_back(arrival.packet);
     }
 
-    /// Sends SYN-ACKs again, and gives up those that were never answered.
+    /// Retransmits SYN-ACKs, and drops half-open connections whose retries are exhausted.
     pub(crate) fn handle_timeout(streams: &mut Streams, cx: &mut Cx<'_>) {
         if streams.table.syn_cache.poll_timeout().is_none_or(|at| at > cx.now) {
             return;
@@ -384,7 +386,7 @@ impl Accept {
         }
     }
 
-    /// A segment for a tuple in TIME-WAIT.
+    /// Handles a segment for a tuple in TIME-WAIT.
     pub(crate) fn handle_time_wait(
         &mut self,
         streams: &mut Streams,
@@ -433,7 +435,7 @@ impl Accept {
     }
 }
 
-/// Answers a segment that belongs to no connection.
+/// Answers a segment of no connection with a reset, unless it is a reset itself.
 fn refuse(cx: &mut Cx<'_>, tuple: &Tuple, arrival: &Arrival) {
     cx.out.counters.tcp_no_connection += 1;
     let segment = &arrival.segment;
@@ -446,13 +448,13 @@ fn refuse(cx: &mut Cx<'_>, tuple: &Tuple, arrival: &Arrival) {
     }
 }
 
-/// Sends the SYN-ACK of an entry, with our clock's timestamp.
+/// Sends the SYN-ACK of an entry, with the current timestamp.
 fn send_syn_ack(listeners: &Listeners, cx: &mut Cx<'_>, entry: &HalfOpen) {
     let clock = timestamp(cx.now, entry.options.ts_offset);
     send_syn_ack_with(listeners, cx, entry, clock);
 }
 
-/// As [`send_syn_ack`], with a timestamp that may carry a cookie's options.
+/// As [`send_syn_ack`], with a timestamp that may encode options for a cookie.
 fn send_syn_ack_with(listeners: &Listeners, cx: &mut Cx<'_>, entry: &HalfOpen, ts_value: u32) {
     let options = &entry.options;
     let mut flags = Flags::SYN.with(Flags::ACK);
@@ -481,9 +483,9 @@ fn send_syn_ack_with(listeners: &Listeners, cx: &mut Cx<'_>, entry: &HalfOpen, t
     cx.out.send_tcp(cx.now, FlowId::NONE, &entry.tuple, &segment, payload);
 }
 
-/// Tells the peer of a half-open connection what is expected of it, at a limited rate. A SYN
-/// with another number is answered so too (RFC 5961 section 4.2): a peer that really began anew
-/// answers with the reset that ends the entry, and a stranger cannot end it.
+/// Sends a challenge acknowledgment to the peer of a half-open connection, at a limited rate. A SYN
+/// with another number is answered in this way as well (RFC 5961 section 4.2): a peer that really
+/// restarted answers with the reset that removes the entry, but a stranger cannot remove it.
 fn challenge_half_open(streams: &mut Streams, cx: &mut Cx<'_>, slot: u32, entry: &HalfOpen) {
     if !streams.table.syn_cache.may_challenge(cx.now, slot) {
         cx.out.counters.tcp_challenge_acks_limited += 1;
@@ -510,14 +512,14 @@ fn challenge_half_open(streams: &mut Streams, cx: &mut Cx<'_>, slot: u32, entry:
     cx.out.send_tcp(cx.now, FlowId::NONE, &entry.tuple, &segment, TcpPayload::default());
 }
 
-/// Takes an entry out of the SYN cache, its tuple with it.
+/// Removes an entry of the SYN cache and its route.
 pub(super) fn drop_half_open(streams: &mut Streams, slot: u32) {
     if let Some(entry) = release_half_open(streams, slot) {
         streams.table.unroute(&entry.tuple, Place::HalfOpen(slot));
     }
 }
 
-/// Takes an entry out of the SYN cache; its tuple leads to the connection by now.
+/// Removes an entry of the SYN cache whose route now leads to the connection.
 fn release_half_open(streams: &mut Streams, slot: u32) -> Option<HalfOpen> {
     let entry = streams.table.syn_cache.remove(slot)?;
     if let Some(l) = streams.listeners.get_mut(entry.listener) {

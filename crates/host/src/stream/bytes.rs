@@ -1,7 +1,7 @@
-//! Reading and discarding what came, and whether a socket can be written.
+//! Reading and discarding received bytes, and whether a socket can be written.
 //!
-//! Called by the application through [`crate::Host`]. Each call looks once which kind of socket it
-//! is: without a TCB, of TCP, or of TLS.
+//! Called by the application through [`crate::Host`]. Each call dispatches once on the kind of the
+//! socket: quasi-TCB, TCP or TLS.
 
 use super::Streams;
 use super::table::{StreamMut, StreamRef};
@@ -11,7 +11,7 @@ use crate::net::outbox::Outbox;
 use crate::tcp::conn::Cx;
 
 impl Streams {
-    /// Returns the first contiguous run of received bytes, empty if there are none.
+    /// Returns the first contiguous run of received bytes; empty if there are none.
     pub(crate) fn peek(&self, socket: SocketId) -> &[u8] {
         match self.table.socket(socket) {
             None => &[],
@@ -21,7 +21,7 @@ impl Streams {
         }
     }
 
-    /// Takes bytes off the front of what [`Self::peek`] showed.
+    /// Removes bytes from the front of those that [`Self::peek`] returned.
     pub(crate) fn consume(
         &mut self,
         out: &mut Outbox,
@@ -36,7 +36,7 @@ impl Streams {
             }
             Some(StreamMut::Tcp(conn)) => out.recycle.extend(conn.rcv.consume(bytes)),
             Some(StreamMut::Tls(conn, session)) => {
-                // Room for more records: they are decrypted at the next event, or by the turn in
+                // There is room for more records, which are decrypted at the next event or in
                 // `poll_op`.
                 session.consume(conn, out, config, bytes);
                 conn.modes.session_waits = session.waits();
@@ -46,7 +46,7 @@ impl Streams {
         self.touch(socket);
     }
 
-    /// Returns an error unless bytes can be written to a connection.
+    /// Returns an error unless a connection can be written.
     pub(crate) fn check_open(&self, socket: SocketId) -> Result<(), SendError> {
         let (conn, shut) = match self.table.socket(socket) {
             Some(StreamRef::Tcp(conn)) => (conn, false),
@@ -62,7 +62,7 @@ impl Streams {
         }
     }
 
-    /// Discards what came for an application that reads no more.
+    /// Discards received bytes that no application will read.
     pub(super) fn discard_unwanted(&mut self, cx: &mut Cx<'_>, id: SocketId) {
         let Some(conn) = self.table.get(id) else { return };
         let (read_shut, held) = (conn.modes.read_shut, conn.modes.held);
@@ -74,7 +74,7 @@ impl Streams {
         }
     }
 
-    /// Discards all that can be read.
+    /// Discards all readable bytes.
     pub(crate) fn discard_unread(
         &mut self,
         out: &mut Outbox,

@@ -1,19 +1,19 @@
-//! The end of connections: closing, resetting, TIME-WAIT, and what the device tears down.
+//! Closing and removal of connections: close, reset, TIME-WAIT, tear-down offload.
 //!
 //! Called by the application through [`crate::Host`], and by [`Streams`] after work on a
 //! connection.
 //!
-//! *Lingering close* is the end of a connection whose peer may still send (RFC 9112 section 9.6).
-//! The application has said its last byte and wants no more. A reset in answer to what the peer
-//! sends after that, a pipelined request or the alerts and key updates of TLS, could destroy the
-//! response before it is read. So late data is taken and discarded, within a bound, until the peer
-//! closes: by the host, and by the device when it tears the connection down
-//! ([`abi::teardown::LateData`]). TCP's input counts the late data. Memory is not held: what is
-//! discarded opens the window again. Time is bounded by the user time-out until everything is
-//! acknowledged, and by that of FIN-WAIT-2 afterwards.
+//! *Lingering close* ends a connection whose peer may still send (RFC 9112 section 9.6). The
+//! application has written its last byte and reads no more. The peer may still send a pipelined
+//! request, or alerts and key updates of TLS; answering these with a reset could destroy the
+//! response before it is read. So late data is received and discarded, up to a bound, until the
+//! peer closes: by the host, or by the device if it tears the connection down
+//! ([`abi::teardown::LateData`]). TCP's input counts the late data. Discarding uses no memory: it
+//! opens the window again. It is bounded by the user time-out until everything is acknowledged, and
+//! by the FIN-WAIT-2 time-out afterwards.
 //!
-//! *Tear-down*: a connection whose application has closed it goes to the device with all that is
-//! left of it, as soon as that fits, and is forgotten (AccelTCP section 4.2).
+//! *Tear-down offload*: a connection that its application has closed is handed to the device with
+//! everything that is left to send, as soon as it fits, and is forgotten (AccelTCP section 4.2).
 
 use abi::teardown::{ClosingState, LateData, Teardown, TeardownRefused};
 use abi::{Op, Part};
@@ -34,12 +34,12 @@ use crate::tcp::time_wait::Remains;
 use crate::tcp::timers::Timer;
 
 impl Streams {
-    /// Lets go of a socket, now or when what came late has been dealt with.
+    /// Closes a socket. `late` says how data that arrives later is treated.
     pub(crate) fn close(&mut self, cx: &mut Cx<'_>, socket: SocketId, late: LateData) {
         if self.close_quasi(cx, socket, late) {
             return;
         }
-        // What is left may be the end that the peer said, and no data.
+        // The unread bytes may be a close_notify and not data.
         self.session_turn(cx, socket);
         let Some(conn) = self.table.get_mut(socket) else { return };
         conn.modes.held = false;
@@ -51,7 +51,7 @@ impl Streams {
         match state {
             State::Closed | State::TimeWait => self.free(cx, socket),
             State::SynSent => self.abort(cx, socket),
-            // Lingering, what is left is the beginning of a record.
+            // If lingering, the bytes left are the beginning of an incomplete record.
             _ if unread && late == LateData::Reset => self.abort(cx, socket),
             _ if self.session_shutdown(socket) => {
                 self.touch(socket);
@@ -65,7 +65,7 @@ impl Streams {
         }
     }
 
-    /// Resets the connection and lets go of the socket.
+    /// Resets the connection and closes the socket.
     pub(crate) fn abort(&mut self, cx: &mut Cx<'_>, socket: SocketId) {
         self.make_whole(cx, socket);
         let Some(conn) = self.table.get_mut(socket) else { return };
@@ -73,7 +73,7 @@ impl Streams {
         self.with(cx, socket, |conn, cx| conn.abort(cx, SocketError::Closed));
     }
 
-    /// Discards what came for an application that has closed the connection lingering.
+    /// Discards received bytes of a connection in lingering close.
     pub(super) fn discard_late_data(&mut self, cx: &mut Cx<'_>, id: SocketId) {
         let Some(conn) = self.table.get(id) else { return };
         let before = conn.rcv.ready_bytes();
@@ -87,20 +87,21 @@ impl Streams {
                 cx.out.recycle.extend(conn.rcv.consume(here));
             }
         }
-        // The window may have opened. The first part of a record stays until the rest has come.
+        // Discarding may have opened the window. The beginning of an incomplete record stays.
         if self.table.get(id).is_some_and(|conn| conn.rcv.ready_bytes() < before) {
             self.touch(id);
         }
     }
 
     /// Hands the connection to the device if no application holds it and it fits. Returns whether
-    /// it did: then it is gone.
+    /// it did; the connection is then removed.
     pub(super) fn try_tear_down(&mut self, cx: &mut Cx<'_>, id: SocketId) -> bool {
         let wants = |conn: &Connection| conn.modes.teardown && conn.is_left();
         let Some(conn) = self.table.get_mut(id).filter(|conn| wants(conn)) else { return false };
         let tuple = conn.tuple;
-        // The device says only how many have ended: a port of our own choosing could be chosen
-        // again while it is still in use there.
+        // The device reports only how many connections have ended, not which. So a port that the
+        // host chose could be chosen again while the device still uses it; listener ports are not
+        // chosen.
         if self.listeners.find(&tuple).is_none() {
             return false;
         }
@@ -122,7 +123,7 @@ impl Streams {
         true
     }
 
-    /// Forgets a connection that the device has now: a TCB has one owner.
+    /// Removes a connection that the device now owns: a TCB has one owner.
     pub(crate) fn forget(&mut self, cx: &mut Cx<'_>, id: SocketId) {
         self.session_ended(cx, id);
         let Some(conn) = self.table.get(id) else { return };
@@ -131,8 +132,8 @@ impl Streams {
         self.free(cx, id);
     }
 
-    /// The device would not have a connection: it is taken back, if all that it has to say is in
-    /// our memory; else it is reset.
+    /// Handles a connection that the device refused to tear down: takes it back if everything left
+    /// to send is in host memory, and resets it otherwise.
     pub(crate) fn handle_teardown_refused(&mut self, cx: &mut Cx<'_>, refused: TeardownRefused) {
         let TeardownRefused { teardown, why } = refused;
         self.hand_over.note_refused(why);
@@ -141,7 +142,7 @@ impl Streams {
         let contexts = teardown.contexts.iter();
         cx.out.ops.extend(contexts.map(|&context| Op::L5oDestroy { context }));
         let Some(begin) = begin_again(cx, &teardown) else {
-            // Not the headers that it was given.
+            // The device did not return the headers that it was given.
             cx.out.counters.events_ignored += 1;
             return;
         };
@@ -157,8 +158,8 @@ impl Streams {
         self.with(cx, id, |conn, _| conn.modes.held = false);
     }
 
-    /// The tuple stays in TIME-WAIT without the connection, which stays only while the application
-    /// reads from it.
+    /// Moves the tuple of a connection to TIME-WAIT. The TCB is kept only while the application
+    /// holds the socket.
     pub(super) fn enter_time_wait(&mut self, cx: &mut Cx<'_>, id: SocketId) {
         self.session_ended(cx, id);
         let Some(conn) = self.table.get_mut(id) else {
@@ -185,15 +186,15 @@ impl Streams {
         }
     }
 
-    /// Forgets the tuples whose TIME-WAIT is over.
+    /// Removes the tuples whose TIME-WAIT is over.
     pub(super) fn expire_time_wait(&mut self, now: Instant) {
         while let Some((slot, remains)) = self.table.time_wait.poll_expired(now) {
             self.table.unroute(&remains.tuple, Place::TimeWait(slot));
         }
     }
 
-    /// Takes back the tuple of a connection that is closed, and the connection unless the
-    /// application holds it.
+    /// Removes the route of a closed connection, and the connection unless the application holds
+    /// it.
     pub(super) fn part_with(&mut self, cx: &mut Cx<'_>, id: SocketId) {
         self.session_ended(cx, id);
         let Some(conn) = self.table.get(id) else {
@@ -212,12 +213,12 @@ impl Streams {
         let Some(conn) = self.table.get_mut(id) else { return };
         conn.rcv.clear(&mut cx.out.recycle);
         if conn.awaits_device() {
-            return; // Its last echo brings it here again.
+            return; // Its last echo leads here again.
         }
         self.empty_slot(id);
     }
 
-    /// Frees a slot, and its place in a listener's backlog.
+    /// Frees a slot, and its entry in a listener's backlog.
     pub(super) fn empty_slot(&mut self, id: SocketId) {
         if let Some(listener) = self.table.slots[id.index()].accepted_by.take() {
             self.listeners.note_taken(listener);
@@ -227,7 +228,7 @@ impl Streams {
 }
 
 impl Connection {
-    /// No application holds the connection from now on.
+    /// Closes a connection that no application holds from now on.
     fn close(&mut self, cx: &mut Cx<'_>) {
         self.shutdown();
         if self.state == State::FinWait2 {
@@ -235,7 +236,7 @@ impl Connection {
         }
     }
 
-    /// Returns what TIME-WAIT keeps.
+    /// Returns the state that TIME-WAIT keeps.
     fn remains(&self, now: Instant) -> Remains {
         Remains {
             tuple: self.tuple,
@@ -250,8 +251,8 @@ impl Connection {
     }
 }
 
-/// Returns how a connection begins again that the device gave back; none if the headers are not
-/// ours.
+/// Returns the parameters of a connection that the device gave back; `None` if the headers are not
+/// those of the host.
 fn begin_again(cx: &Cx<'_>, teardown: &Teardown) -> Option<Begin> {
     let (tuple, segment) = crate::tcp::hand_over::parse(&teardown.header)?;
     let ts = segment.options.timestamps;

@@ -1,9 +1,9 @@
-//! What the device has to tear down (AccelTCP sections 4.2 and 5.2).
+//! State of tear-down offload (AccelTCP sections 4.2 and 5.2).
 //!
 //! Called by [`super::Streams`], which decides which connections are handed over, and by
-//! [`crate::Host`] with the device's events. The host counts what the device has (AccelTCP: "the
-//! number of connection closures being handled by the NIC"), and hands over nothing while the
-//! device says that it is busy. What is not handed over the host does itself.
+//! [`crate::Host`] with the device's events. The host counts the connections that the device tears
+//! down (AccelTCP: "the number of connection closures being handled by the NIC"), and hands none
+//! over while the device reports overload. The host tears down the others itself.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -19,13 +19,14 @@ use crate::net::outbox::Outbox;
 #[derive(Debug)]
 pub(crate) struct HandOver {
     limits: Result<TeardownLimits, Refusal>,
-    /// The device said that it is busy.
+    /// The device reported overload.
     overloaded: bool,
-    /// Connections that were handed over and have not ended.
+    /// Connections handed over that have not ended.
     closing: u32,
-    /// Hashes of the tuples of those that the device had not taken up when the last frame came.
+    /// Hashes of the tuples of the connections that the device had not taken over when the last
+    /// frame arrived.
     fresh: VecDeque<u64>,
-    /// How many it had, modulo 2^32.
+    /// Number of connections that the device had taken over by then, modulo 2^32.
     taken: u32,
 }
 
@@ -40,26 +41,26 @@ impl HandOver {
         }
     }
 
-    /// A frame came when the device had taken up so many connections.
+    /// Notes how many connections the device had taken over when a frame arrived, modulo 2^32.
     pub(crate) fn note_taken(&mut self, teardowns: u32) {
         let more = teardowns.wrapping_sub(self.taken) as usize;
-        // A device that says nonsense is believed while there is something to forget.
+        // Clamped: a misbehaving device cannot remove more than there is.
         self.fresh.drain(..more.min(self.fresh.len()));
         self.taken = teardowns;
     }
 
-    /// Returns whether the connection of a tuple may have been handed over after the frame of
-    /// [`Self::note_taken`] came: by its hash, so that now and then another is taken for one.
+    /// Returns whether the connection of a tuple may have been handed over after the device sent
+    /// the frame of [`Self::note_taken`]. Compares hashes only, so false positives are possible.
     pub(crate) fn is_fresh(&self, hash: u64) -> bool {
         self.fresh.contains(&hash)
     }
 
-    /// Returns the connections that the device has to tear down.
+    /// Returns the number of connections that the device tears down.
     pub(crate) const fn closing(&self) -> u32 {
         self.closing
     }
 
-    /// Returns what one connection may be that is handed over now, or why none may.
+    /// Returns the limits on the next connection to hand over, or why none can be.
     pub(crate) fn room(&self) -> Result<TeardownLimits, Refusal> {
         let limits = self.limits?;
         if self.overloaded {
@@ -71,8 +72,8 @@ impl HandOver {
         Ok(limits)
     }
 
-    /// Hands a connection over. Frames of it that came before the device takes it up are on their
-    /// way to us all the same: they are given back ([`Op::Return`]).
+    /// Hands a connection over. Its frames that the device delivers before taking it over are
+    /// returned to the device ([`Op::Return`]).
     pub(crate) fn push(&mut self, out: &mut Outbox, hash: u64, teardown: Box<Teardown>) {
         self.fresh.push_back(hash);
         self.closing += 1;
@@ -80,7 +81,7 @@ impl HandOver {
         out.ops.push_back(Op::Teardown(teardown));
     }
 
-    /// The device has brought connections to an end.
+    /// Handles the end of connections on the device.
     pub(crate) fn handle_done(&mut self, counters: &mut HostCounters, done: TeardownDone) {
         self.closing = self.closing.saturating_sub(done.total());
         counters.handed_over_closed += u64::from(done.closed);
@@ -88,7 +89,7 @@ impl HandOver {
         counters.handed_over_timed_out += u64::from(done.timed_out);
     }
 
-    /// The device would not have a connection.
+    /// Handles the refusal of a connection.
     pub(crate) fn note_refused(&mut self, why: Refusal) {
         self.closing = self.closing.saturating_sub(1);
         if matches!(why, Refusal::Disabled | Refusal::NotSupported) {
@@ -96,7 +97,7 @@ impl HandOver {
         }
     }
 
-    /// The device is busy, or no more: AccelTCP section 3, "full control by the host side".
+    /// Handles a change of the device's load: AccelTCP section 3, "full control by the host side".
     pub(crate) fn handle_load(&mut self, counters: &mut HostCounters, load: Load) {
         if load.high != self.overloaded {
             self.overloaded = load.high;
@@ -104,15 +105,15 @@ impl HandOver {
         }
     }
 
-    /// The device has forgotten every connection that it had. Their peers get a reset when they
-    /// speak.
+    /// Handles a reset of the device, which has lost all its connections. Their peers are answered
+    /// with a reset when they send.
     pub(crate) fn handle_device_reset(&mut self, counters: &mut HostCounters) {
         counters.handed_over_lost += u64::from(self.closing);
         self.closing = 0;
     }
 }
 
-/// Counts a connection that was to be handed over and is not, for now.
+/// Counts a connection that was not handed over, for now.
 pub(crate) const fn count_kept(counters: &mut HostCounters, why: Refusal) {
     *match why {
         Refusal::TableFull => &mut counters.hand_over_kept_full,

@@ -1,8 +1,8 @@
-//! Connections without a TCB: when they become whole, and how most of them end before that
-//! (AccelTCP section 5.2, "lazy TCB creation").
+//! Connections without a TCB: their promotion, and how most of them end before it (AccelTCP section
+//! 5.2, "lazy TCB creation").
 //!
-//! Called for segments and calls that concern a [`Quasi`]. Whatever needs a whole connection calls
-//! [`Streams::make_whole`] first, which does nothing to one that is.
+//! Called for segments and calls that concern a [`Quasi`]. Work that needs a TCB calls
+//! [`Streams::make_whole`] first, which does nothing if there is one.
 
 use abi::Refusal;
 use abi::teardown::LateData;
@@ -16,7 +16,7 @@ use crate::tcp::conn::Cx;
 use crate::tcp::input::Arrival;
 
 impl Streams {
-    /// Adds a connection that the device set up and that begins without a TCB.
+    /// Adds a connection that the device set up and that begins with a quasi-TCB.
     pub(crate) fn accept_quasi(&mut self, cx: &mut Cx<'_>, listener: u32, quasi: Quasi) {
         let id = self.table.next_id();
         self.table.insert_quasi(id, quasi);
@@ -29,7 +29,8 @@ impl Streams {
         cx.out.notices.push_back(Notice::Accepted(ListenerId(listener), id));
     }
 
-    /// A segment for a quasi-TCB: its request, or the connection is made whole for it.
+    /// Delivers a segment to a quasi-TCB if it is its request; otherwise promotes the connection
+    /// and delivers the segment to the TCB.
     pub(super) fn deliver_to_quasi(&mut self, cx: &mut Cx<'_>, id: SocketId, arrival: Arrival) {
         let Some(quasi) = self.table.quasi_mut(id) else {
             internal_error!(cx.out.counters.internal_errors, "a segment for no quasi-TCB");
@@ -48,7 +49,7 @@ impl Streams {
         }
     }
 
-    /// Gives a connection that has none a TCB.
+    /// Promotes a quasi-TCB to a TCB. Does nothing to other sockets.
     pub(crate) fn make_whole(&mut self, cx: &mut Cx<'_>, id: SocketId) {
         let Some(quasi) = self.table.take_quasi(id) else { return };
         cx.out.counters.quasi_made_whole += 1;
@@ -62,8 +63,8 @@ impl Streams {
         self.touch(id);
     }
 
-    /// After the application's turn: quasi-TCBs that stay get their routes, and those that have a
-    /// request or a response become whole, for these have to be acknowledged, or sent again.
+    /// Follows the application's turn: adds the routes of quasi-TCBs that remain, and promotes
+    /// those with a request or a response, because these must be acknowledged or retransmitted.
     pub(crate) fn settle_quasis(&mut self, cx: &mut Cx<'_>) {
         while let Some(id) = self.table.poll_stirred() {
             let Some(quasi) = self.table.quasi(id) else { continue };
@@ -75,14 +76,14 @@ impl Streams {
         }
     }
 
-    /// The application closes a connection without a TCB: the device gets its response and brings
-    /// it to an end. Returns whether it did; else the connection is whole by now.
+    /// Closes a connection that has a quasi-TCB: hands it, with its response, to the device for
+    /// tear-down. Returns whether it did; otherwise the connection now has a TCB.
     pub(super) fn close_quasi(&mut self, cx: &mut Cx<'_>, id: SocketId, late: LateData) -> bool {
         if let (LateData::Discard { .. }, Some(quasi)) = (late, self.table.quasi_mut(id)) {
             cx.out.recycle.extend(quasi.consume(usize::MAX));
         }
         let Some(quasi) = self.table.quasi(id) else { return false };
-        // Unread bytes make the close a reset.
+        // Unread bytes turn the close into a reset.
         let simple = quasi.peek().is_empty() && quasi.tears_down();
         let room = if simple { self.hand_over.room() } else { Err(Refusal::Disabled) };
         let bytes = quasi.written();

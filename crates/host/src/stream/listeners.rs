@@ -1,8 +1,8 @@
-//! Listening ports.
+//! Listeners.
 //!
-//! Called by [`super::Streams`], which says when a connection stops waiting for the application,
-//! and by the services that begin connections. A listener's name is never used again. Half-open
-//! connections are in the SYN cache; only their number is here.
+//! Called by [`super::Streams`], which reports when a connection no longer waits for the
+//! application, and by the services that begin connections. A listener's identifier is never
+//! reused. Half-open connections are in the SYN cache; only their number is here.
 
 use alloc::vec::Vec;
 
@@ -11,19 +11,19 @@ use wire::Tuple;
 use crate::api::ListenerId;
 use crate::tcp::listen::Listener;
 
-/// The listeners, by name.
+/// Listeners, by identifier.
 #[derive(Debug, Default)]
 pub(crate) struct Listeners(Vec<Option<Listener>>);
 
 impl Listeners {
-    /// Adds a listener. Returns none if there are 2^32 already.
+    /// Adds a listener. Returns `None` if there were 2^32 already.
     pub(crate) fn insert(&mut self, listener: Listener) -> Option<ListenerId> {
         let id = u32::try_from(self.0.len()).ok()?;
         self.0.push(Some(listener));
         Some(ListenerId(id))
     }
 
-    /// Removes a listener.
+    /// Removes and returns a listener.
     pub(crate) fn remove(&mut self, listener: u32) -> Option<Listener> {
         self.0.get_mut(listener as usize)?.take()
     }
@@ -33,22 +33,22 @@ impl Listeners {
         self.0.get(listener as usize)?.as_ref()
     }
 
-    /// As [`Self::get`], to change it.
+    /// As [`Self::get`], mutable.
     pub(crate) fn get_mut(&mut self, listener: u32) -> Option<&mut Listener> {
         self.0.get_mut(listener as usize)?.as_mut()
     }
 
-    /// Returns the listeners that are left.
+    /// Returns the listeners that have not been removed.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Listener> {
         self.0.iter().flatten()
     }
 
-    /// Returns the names given so far.
+    /// Returns all identifiers assigned so far.
     pub(crate) fn names(&self) -> impl Iterator<Item = u32> + use<> {
         0..u32::try_from(self.0.len()).unwrap_or(u32::MAX)
     }
 
-    /// Returns the listener of a tuple's local end.
+    /// Returns the listener for a tuple's local endpoint.
     pub(crate) fn find(&self, tuple: &Tuple) -> Option<u32> {
         let fits = |l: &Listener| {
             l.port == tuple.local.port && l.addr.is_none_or(|a| a == tuple.local.addr)
@@ -57,12 +57,13 @@ impl Listeners {
         u32::try_from(index).ok()
     }
 
-    /// Returns the longest segment of a listener's connections: `TCP_MAXSEG`.
+    /// Returns the maximum segment length of a listener's connections: `TCP_MAXSEG`.
     pub(crate) fn max_segment(&self, listener: u32) -> u16 {
         self.get(listener).map_or(u16::MAX, |listener| listener.max_segment)
     }
 
-    /// Notes that the application heard of a connection, or that it ended before.
+    /// Notes that a connection no longer waits in the backlog: the application has taken its
+    /// notice, or it has ended.
     pub(crate) fn note_taken(&mut self, listener: u32) {
         if let Some(listener) = self.get_mut(listener) {
             listener.waiting = listener.waiting.saturating_sub(1);

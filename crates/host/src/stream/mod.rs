@@ -1,23 +1,23 @@
-//! The sockets of byte streams: connections, the sessions on them, and what must follow work on
+//! Stream sockets: connections, the TLS sessions on them, and the actions that must follow work on
 //! either.
 //!
 //! Called by [`crate::Host`] and by the services that begin, relay and read connections. All work
 //! on a connection goes through [`Streams::with`] or [`Streams::with_session`]: afterwards the
-//! application is told, the alarm is set, and a connection that has ended is removed, so that no
-//! caller has to remember it. Sending is lazy: work leaves a connection *dirty*, and
-//! [`Streams::send_next`] lets one of them send.
+//! application is notified, the timer is set, and a connection that has ended is removed, so that
+//! callers cannot forget it. Sending is lazy: work marks a connection *dirty*, and
+//! [`Streams::send_next`] lets one dirty connection send.
 //!
-//! | file | what it does |
+//! | file | contents |
 //! |---|---|
-//! | `table` | slots, and the way from a tuple to one |
-//! | `listeners` | listening ports |
+//! | `table` | slots, and the routes from tuples to them |
+//! | `listeners` | listeners |
 //! | `quasi` | connections of one transaction, without a TCB |
-//! | `lazy` | when these become whole connections |
+//! | `lazy` | their promotion to connections with a TCB |
 //! | `bytes` | reading, discarding, and whether a socket can be written |
-//! | `sessions` | turns of TLS sessions |
-//! | `nvme` | PDUs, and the device's contexts for NVMe over TCP |
-//! | `closing` | the end of connections |
-//! | `hand_over` | what the device has to tear down |
+//! | `sessions` | work of TLS sessions |
+//! | `nvme` | PDUs, and the device's contexts for NVMe/TCP |
+//! | `closing` | closing and removal of connections |
+//! | `hand_over` | tear-down offload |
 
 mod bytes;
 mod closing;
@@ -44,16 +44,16 @@ use self::hand_over::HandOver;
 use self::listeners::Listeners;
 use self::table::{Relayed, Table};
 
-/// The sockets of byte streams.
+/// The stream sockets.
 #[derive(Debug)]
 pub(crate) struct Streams {
     pub(crate) table: Table,
     pub(crate) listeners: Listeners,
     pub(crate) hand_over: HandOver,
-    /// Connections that may have something to send.
+    /// Slots of connections that may have something to send.
     dirty: VecDeque<u32>,
     alarms: Alarms,
-    /// Sockets that are to be relayed by the device, and on which there was work.
+    /// Sockets that are draining before a splice, and on which there was work.
     relayed: VecDeque<SocketId>,
 }
 
@@ -69,7 +69,7 @@ impl Streams {
         }
     }
 
-    /// Works on a connection, settles what that changed, and lets it send at the next `poll_op`.
+    /// Works on a connection, settles the changes, and lets it send at the next `poll_op`.
     pub(crate) fn with<R>(
         &mut self,
         cx: &mut Cx<'_>,
@@ -80,7 +80,7 @@ impl Streams {
         self.with_clean(cx, id, work)
     }
 
-    /// As [`Self::with`], without anything to send afterwards.
+    /// As [`Self::with`], without marking the connection dirty.
     fn with_clean<R>(
         &mut self,
         cx: &mut Cx<'_>,
@@ -92,7 +92,7 @@ impl Streams {
         Some(result)
     }
 
-    /// Notes that a connection may have something to send.
+    /// Marks a connection dirty: it may have something to send.
     pub(crate) fn touch(&mut self, id: SocketId) {
         if self.table.get(id).is_some() {
             let slot = &mut self.table.slots[id.index()];
@@ -103,8 +103,8 @@ impl Streams {
         }
     }
 
-    /// After work on a connection: tells the application, sets the alarm, and parts with one that
-    /// has ended.
+    /// Follows work on a connection: notifies the application, sets the timer, and removes a
+    /// connection that has ended.
     fn settle(&mut self, cx: &mut Cx<'_>, id: SocketId) {
         let Some(slot) = self.table.slots.get(id.index()) else { return };
         let Some(conn) = slot.stream.conn() else { return };
@@ -131,7 +131,8 @@ impl Streams {
             }
         }
         if !slot.dirty {
-            // Else what it sends next sets its timers anew: most of those set now would be moved.
+            // A dirty connection sets its timers when it sends, which would move most of those set
+            // now.
             self.alarms.set(id.index, conn.timers.next());
         }
         match conn.state {
@@ -147,19 +148,19 @@ impl Streams {
         }
     }
 
-    /// Says how far a socket is on its way to the device, which is to relay it.
+    /// Sets the phase of a socket that is being spliced.
     pub(crate) fn set_relayed(&mut self, id: SocketId, relayed: Relayed) {
         if let Some(slot) = self.table.slot_mut(id) {
             slot.relayed = relayed;
         }
     }
 
-    /// Returns a socket that is to be relayed and on which there was work.
+    /// Returns the next socket that is draining before a splice and on which there was work.
     pub(crate) fn poll_relayed(&mut self) -> Option<SocketId> {
         self.relayed.pop_front()
     }
 
-    /// Hands a segment to its connection.
+    /// Delivers a segment to its connection.
     #[inline]
     pub(crate) fn deliver(&mut self, cx: &mut Cx<'_>, index: u32, arrival: Arrival) {
         let id = self.table.id_of(index);
@@ -170,11 +171,11 @@ impl Streams {
         self.with(cx, id, |conn, cx| conn.handle_segment(cx, arrival));
     }
 
-    /// Takes the echo of a transmit.
+    /// Handles the echo of a transmit.
     pub(crate) fn handle_transmit_done(&mut self, cx: &mut Cx<'_>, done: &TransmitDone) {
         let id = SocketId::of_flow(done.flow);
         if self.table.get(id).is_none() {
-            // It ended meanwhile: nothing waits for the echo any more.
+            // The connection has ended meanwhile: nothing waits for the echo.
             cx.out.counters.events_late += 1;
             return;
         }
@@ -183,17 +184,17 @@ impl Streams {
         });
     }
 
-    /// Runs the timers that are due.
+    /// Handles expired timers.
     pub(crate) fn handle_timeout(&mut self, cx: &mut Cx<'_>) {
         while let Some(index) = self.alarms.pop(cx.now) {
             let slot = &self.table.slots[index as usize];
             let Some(conn) = slot.stream.conn() else { continue };
             if slot.relayed == Relayed::Asked {
-                continue; // If it is refused its alarm is set anew.
+                continue; // The timer is set again if the device refuses.
             }
             let next = conn.timers.next();
             if next > cx.now {
-                // It moved to later meanwhile.
+                // The timer was moved to a later time.
                 self.alarms.set(index, next);
             } else {
                 let id = self.table.id_of(index);
@@ -208,17 +209,17 @@ impl Streams {
         Instant::earliest([self.alarms.next(), self.table.time_wait.poll_timeout()])
     }
 
-    /// Returns whether a connection may have something to send.
+    /// Returns whether any connection is dirty.
     pub(crate) fn is_dirty(&self) -> bool {
         !self.dirty.is_empty()
     }
 
-    /// Lets the next connection send that may have something to. Returns whether there was one.
+    /// Lets the next dirty connection send. Returns whether there was one.
     #[inline]
     pub(crate) fn send_next(&mut self, cx: &mut Cx<'_>) -> bool {
         let Some(index) = self.dirty.pop_front() else { return false };
         let id = self.table.id_of(index);
-        // What a session has queued goes into the same transmits.
+        // Output of the session goes into the same transmits.
         self.session_turn(cx, id);
         let slot = &mut self.table.slots[index as usize];
         slot.dirty = false;
@@ -228,7 +229,7 @@ impl Streams {
         true
     }
 
-    /// Returns every socket.
+    /// Returns all stream sockets.
     pub(crate) fn ids(&self) -> impl Iterator<Item = SocketId> + '_ {
         let slots = self.table.slots.iter().enumerate();
         slots
@@ -236,7 +237,8 @@ impl Streams {
             .filter(|&id| self.table.holds(id))
     }
 
-    /// ARCHITECTURE.md, property 7: nothing is lost, software continues.
+    /// Handles a reset of the device: nothing is lost, and the host continues in software
+    /// (ARCHITECTURE.md, property 7).
     pub(crate) fn handle_device_reset(&mut self, cx: &mut Cx<'_>) {
         for index in 0..self.table.slots.len() {
             let Ok(index) = u32::try_from(index) else { break };
@@ -248,8 +250,8 @@ impl Streams {
         }
     }
 
-    /// Continues, or ends, the connections that send a file of the device's that is open again on
-    /// the host's own disk, or cannot be.
+    /// Continues the connections that send a file which is now open on the host's own disk, or
+    /// resets them if it could not be opened.
     pub(crate) fn handle_reopened(
         &mut self,
         cx: &mut Cx<'_>,

@@ -1,10 +1,10 @@
-//! Sending PDUs of NVMe/TCP: the socket's calls, and the device's context for their digests.
+//! Sending NVMe/TCP PDUs: the socket's calls, and the device's context for data digests.
 //!
-//! Called by whoever speaks NVMe/TCP on a socket, plain or of TLS. A PDU goes to the send stream
-//! whole and at once, in the order of the calls, whatever the room: the caller bounds what it has
-//! outstanding. Where the device fills digests in, the stream describes the PDU (`pdus`); else the
-//! host computes the digest, of memory at once, of a file when it has read all of the data. It
-//! reads no PDU and knows none of their types.
+//! Called by users of NVMe/TCP on a socket, plain or TLS. A PDU is appended to the send stream
+//! whole and at once, in the order of the calls, regardless of the room: the caller bounds its
+//! outstanding PDUs. If the device computes digests, the stream holds a description of the PDU
+//! (`pdus`). Otherwise the host computes the digest: of memory at once, of a file when it has read
+//! all of the data. This module neither parses PDUs nor knows their types.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -29,12 +29,13 @@ use crate::storage::source::Source;
 use crate::tcp::conn::Cx;
 
 impl Streams {
-    /// Begins to send PDUs with data digests on a connection: `crypto` computes those that the
-    /// device does not fill in. The device is asked for a context, again by itself after each of
-    /// its resets; the connection's end gives it back. `over` in `state` is filled in here.
+    /// Begins to send PDUs with data digests on a connection; `crypto` computes those that the
+    /// device does not. Requests a digest context from the device, and again after each reset of
+    /// the device; the context is destroyed with the connection. `over` in `state` is filled in
+    /// here.
     ///
     /// # Errors
-    /// Why the device is not asked. PDUs can be sent all the same.
+    /// Why no context was requested. PDUs can be sent nevertheless.
     pub(crate) fn nvme_tx_context(
         &mut self,
         cx: &mut Cx<'_>,
@@ -52,8 +53,8 @@ impl Streams {
         }
     }
 
-    /// Asks the device for a context, where it may have one and there are digests to fill in; keeps
-    /// why not.
+    /// Requests a digest context from the device, if it supports that and the connection has
+    /// digests. Records the reason if not.
     fn install_digests(&mut self, cx: &mut Cx<'_>, socket: SocketId) -> Result<L5oId, Refusal> {
         let installed = self.try_digests(cx, socket);
         let pdus =
@@ -66,7 +67,8 @@ impl Streams {
 
     fn try_digests(&mut self, cx: &mut Cx<'_>, socket: SocketId) -> Result<L5oId, Refusal> {
         let over = if self.has_session(socket) {
-            // The device seals, or the digest is in what the host seals.
+            // The digest context needs the device's TLS context: if the host encrypts, the digest
+            // must be known before.
             let context = self.with_session(cx, socket, |session, conn, _| session.tx_at(conn));
             Some(context.flatten().ok_or(Refusal::Encrypted)?)
         } else {
@@ -92,23 +94,23 @@ impl Streams {
         self.with(cx, socket, install).unwrap_or(Err(Refusal::Ended))
     }
 
-    /// The device lost everything: what is written from now on it may complete again.
+    /// Requests a digest context again after a reset of the device, for PDUs written from now on.
     pub(crate) fn renew_digests(&mut self, cx: &mut Cx<'_>, socket: SocketId) {
         let pdus =
             |conn: &Connection| conn.snd.transforms.pdus.as_ref().is_some_and(|p| p.has_digests());
         if self.table.get(socket).is_some_and(pdus) {
-            // Else the host computes them, as before this.
+            // If it is refused, the host continues to compute digests.
             let _refused = self.install_digests(cx, socket);
         }
     }
 
-    /// Appends a PDU to the send stream, whole: `header` with all that precedes the data, `data`,
-    /// and if `digest` says so and there is data, its CRC32C. Gives the bytes of PDUs written on
-    /// the connection so far, for [`Self::pdus_acknowledged`].
+    /// Appends a whole PDU to the send stream: `header` (everything that precedes the data),
+    /// `data`, and the data's CRC32C if `digest` is set and there is data. Returns the number of
+    /// PDU bytes written on the connection so far, for [`Self::pdus_acknowledged`].
     ///
     /// # Errors
-    /// [`SendError`]: the connection is gone or shut down, the file has no such range, or a digest
-    /// is wanted of what has no [`Self::nvme_tx_context`].
+    /// [`SendError`]: the connection has ended or is closed for sending, the file has no such
+    /// range, or a digest is requested without [`Self::nvme_tx_context`].
     pub(crate) fn send_pdu(
         &mut self,
         cx: &mut Cx<'_>,
@@ -158,9 +160,8 @@ impl Streams {
         }
     }
 
-    /// The largest result of [`Self::send_pdu`] all of whose bytes the peer's TCP has acknowledged,
-    /// and which the device reads no more, for a retransmission that was in vain; zero where there
-    /// is none.
+    /// Returns the largest result of [`Self::send_pdu`] whose bytes the peer's TCP has acknowledged
+    /// completely, and which the device no longer reads for a retransmission; 0 if there is none.
     #[must_use]
     pub(crate) fn pdus_acknowledged(&self, socket: SocketId) -> u64 {
         let conn = self.table.get(socket);
@@ -168,7 +169,7 @@ impl Streams {
         pdus.map_or(0, |(pdus, una)| pdus.acknowledged(una))
     }
 
-    /// Asks the device for a receive context: [`Port::attach`].
+    /// Requests a receive context from the device: [`Port::attach`].
     pub(crate) fn nvme_attach(
         &mut self,
         cx: &mut Cx<'_>,
@@ -180,7 +181,7 @@ impl Streams {
         Port::attach(port, conn, session.as_deref(), cx, state, skip)
     }
 
-    /// Returns whether there is no receive context, and may be one: [`Port::is_to_attach`].
+    /// Returns whether a receive context is missing and may be requested: [`Port::is_to_attach`].
     pub(crate) fn nvme_is_to_attach(
         &mut self,
         out: &mut Outbox,
@@ -192,13 +193,13 @@ impl Streams {
         port.is_to_attach(conn, session.as_deref(), out, position)
     }
 
-    /// Returns the device's part in a connection, while there is one.
+    /// Returns the state of a connection's receive offload, if it has one.
     pub(crate) fn nvme_port(&mut self, socket: SocketId) -> Option<&mut Port> {
         let (_, _, port) = self.table.slot_mut(socket)?.layers_mut()?;
         port.as_deref_mut()
     }
 
-    /// Returns the receive context that works now.
+    /// Returns the current receive context.
     pub(crate) fn nvme_context(&mut self, socket: SocketId) -> Option<L5oId> {
         self.nvme_port(socket)?.context().ok()
     }
@@ -217,8 +218,8 @@ impl Streams {
         }
     }
 
-    /// Returns what the device did with the bytes that [`Self::peek`] shows, and their position in
-    /// the payload; none if it did nothing, or they are not read where they came.
+    /// Returns what the device did with the bytes that [`Self::peek`] returns, and their position
+    /// in the payload. `None` if it did nothing, or if the bytes are a decrypted copy.
     pub(crate) fn nvme_placed(&mut self, socket: SocketId) -> Option<(&mut Placed, usize)> {
         let (conn, session, port) = self.table.slot_mut(socket)?.layers_mut()?;
         let context = port.as_deref()?.context().ok()?;
@@ -230,7 +231,7 @@ impl Streams {
         (placed.context == Some(context)).then_some((placed, at))
     }
 
-    /// Returns what `ss` shows.
+    /// Returns the state shown by `outboard ss`.
     pub(crate) fn nvme_info(&self, socket: SocketId) -> Option<NvmeInfo> {
         let slot = self.table.slot(socket)?;
         let (conn, port) = (slot.stream.conn()?, slot.nvme.as_deref()?);
@@ -238,7 +239,7 @@ impl Streams {
         Some(NvmeInfo { tx_offload, rx_offload: port.context().map(drop) })
     }
 
-    /// A buffer came back.
+    /// Handles the return of a buffer.
     pub(crate) fn nvme_buffer_back(&mut self, cx: &mut Cx<'_>, done: DdpTeardownDone) {
         let id = SocketId::of_flow(done.flow);
         match self.nvme_port(id) {
@@ -250,7 +251,8 @@ impl Streams {
         }
     }
 
-    /// The device asks where a PDU begins. Returns whether the context is one of these.
+    /// Handles the device's question whether a PDU begins at a position. Returns false if the
+    /// context is not one of NVMe/TCP.
     pub(crate) fn nvme_resync(
         &mut self,
         cx: &mut Cx<'_>,
@@ -268,7 +270,8 @@ impl Streams {
         true
     }
 
-    /// The device refused a context. Returns whether it is one of these.
+    /// Handles the refusal of a context. Returns false if the context is not one of NVMe/TCP
+    /// reception.
     pub(crate) fn nvme_refused(&mut self, cx: &mut Cx<'_>, refused: &L5oRefused) -> bool {
         let id = SocketId::of_flow(refused.flow);
         let known = |port: &&mut Port| port.context() == Ok(refused.context);
@@ -278,14 +281,14 @@ impl Streams {
         true
     }
 
-    /// The device lost everything.
+    /// Handles a reset of the device.
     pub(super) fn nvme_device_reset(&mut self, cx: &mut Cx<'_>, id: SocketId) {
         if self.nvme_port(id).is_some_and(|port| port.handle_device_reset(cx.out)) {
             cx.out.notices.push_back(Notice::Socket(id));
         }
     }
 
-    /// The connection is over.
+    /// Destroys the receive context of a connection that has ended.
     pub(super) fn nvme_ended(&mut self, cx: &mut Cx<'_>, id: SocketId) {
         if let Some(port) = self.nvme_port(id) {
             port.end(cx.out);
@@ -294,7 +297,7 @@ impl Streams {
 }
 
 impl Connection {
-    /// Appends a PDU as it is, to a connection without a session.
+    /// Appends a PDU to the send stream of a connection without a TLS session.
     fn write_pdu(&mut self, cx: &mut Cx<'_>, pdu: Written) {
         let Some(pdus) = &mut self.snd.transforms.pdus else {
             internal_error!(

@@ -1,15 +1,15 @@
-//! Quasi-TCBs: connections that the device set up, until a second transaction comes (AccelTCP
+//! Quasi-TCBs: state of connections that the device set up, until a second transaction (AccelTCP
 //! section 5.2, "lazy TCB creation").
 //!
-//! Most connections of a short-message service are one request, one response and a close. For these
-//! a [`QuasiTcb`] of 40 bytes holds all that TCP knows, beside it a [`Turn`] while a request is
-//! read and answered: the request stays in the packet that it came in, the response goes to the
-//! device as the application wrote it (opportunistic zero-copy), and the close hands both over to
-//! be torn down. Whatever else happens makes the connection whole
-//! ([`super::Streams::make_whole`]) first.
+//! Most connections of a short-message service carry one request, one response and a close. For
+//! these a [`QuasiTcb`] of 40 bytes is all of the TCP state, and [`Quasi`] adds the request and the
+//! response while the application works on them. The request stays in the packet that it arrived
+//! in, the response is kept as the application wrote it (opportunistic zero-copy), and the close
+//! hands both over to the device for tear-down. Anything else first promotes the connection to a
+//! TCB ([`super::Streams::make_whole`]).
 //!
-//! Invariants: everything received is in order and acknowledged only by what the device will send;
-//! nothing was sent yet.
+//! Invariants: everything received is in order, and is acknowledged only by what the device will
+//! send; nothing has been sent yet.
 
 use alloc::boxed::Box;
 use core::net::{IpAddr, Ipv6Addr};
@@ -40,10 +40,10 @@ use crate::tcp::rack::Rack;
 use crate::tcp::rcv::Chunk;
 use crate::tcp::rtt::RTO_INITIAL;
 
-/// What TCP knows of a connection that has received at most one request.
+/// TCP state of a connection that has received at most one request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QuasiTcb {
-    /// The peer's address; an IPv4 address as it is mapped to IPv6 (RFC 4291 section 2.5.5.2).
+    /// The peer's address; IPv4 as an IPv4-mapped IPv6 address (RFC 4291 section 2.5.5.2).
     remote: [u8; 16],
     remote_port: u16,
     local_port: u16,
@@ -51,14 +51,14 @@ pub(crate) struct QuasiTcb {
     rcv_nxt: SeqNum,
     ts_recent: u32,
     ts_offset: u32,
-    /// Window field of the last segment.
+    /// Window field of the last segment, unscaled.
     window: u16,
-    /// Which of [`MSS`] (3 bits), and which of our addresses (5 bits).
+    /// Index into [`MSS`] (low 3 bits) and into the local addresses (high 5 bits).
     mss_and_local: u8,
     flags: QuasiFlags,
 }
 
-/// The peer's window scale in the low four bits, and what was agreed on above them.
+/// The peer's window scale in the low four bits, and the negotiated options above them.
 #[derive(Clone, Copy, Debug)]
 struct QuasiFlags(u8);
 
@@ -66,7 +66,7 @@ impl QuasiFlags {
     const SCALED: u8 = 1 << 4;
     const SACK: u8 = 1 << 5;
     const ECN: u8 = 1 << 6;
-    /// The device is to tear it down.
+    /// Tear-down offload is requested.
     const TEARDOWN: u8 = 1 << 7;
 
     const fn has(self, flag: u8) -> bool {
@@ -78,22 +78,22 @@ impl QuasiFlags {
     }
 }
 
-/// A connection without a TCB, and a request and its response while the application is at it.
+/// A connection without a TCB, with its request and response.
 #[derive(Debug)]
 pub(crate) struct Quasi {
     pub(crate) tcb: QuasiTcb,
-    /// What came and was not read: the packet, and where in it.
+    /// Unread bytes: the packet and the range in it.
     unread: Option<(PacketBuf, Range<usize>)>,
-    /// What was written.
+    /// The response as written so far.
     reply: Parts,
     reply_bytes: u32,
-    /// A request was taken: the next makes the connection whole.
+    /// The request was received; another promotes the connection.
     asked: bool,
-    /// Its tuple leads to it.
+    /// The tuple has a route.
     pub(crate) routed: bool,
-    /// What its tuple is looked up by.
+    /// Hash of the tuple in the table.
     pub(crate) hash: u64,
-    /// `TCP_NODELAY`, for when it is whole.
+    /// `TCP_NODELAY`, for a later TCB.
     pub(crate) no_delay: bool,
 }
 
@@ -111,7 +111,7 @@ impl QuasiTcb {
         Endpoint { addr: IpAddr::V6(addr).to_canonical(), port: self.remote_port }
     }
 
-    /// Its ends; `addrs` are our addresses.
+    /// Returns the tuple; `addrs` are the local addresses.
     pub(crate) fn tuple(&self, addrs: &[IpAddr]) -> Tuple {
         let local = addrs.get(usize::from(self.mss_and_local >> 3));
         let addr = local.copied().unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
@@ -130,19 +130,20 @@ impl QuasiTcb {
         }
     }
 
-    /// Bytes that the peer takes.
+    /// Returns the peer's window in bytes.
     fn peer_window(&self) -> u32 {
         u32::from(self.window) << self.flags.peer_scale()
     }
 }
 
-/// Flags with which a segment is more than a request.
+/// Flags of segments that are more than a request.
 const EVENTFUL: Flags =
     Flags::SYN.with(Flags::RST).with(Flags::FIN).with(Flags::URG).with(Flags::ECE).with(Flags::CWR);
 
 impl Quasi {
-    /// A connection that the device set up, whose tuple has that hash, `addrs` being our addresses;
-    /// none where a quasi-TCB cannot hold it.
+    /// Creates the state of a connection that the device set up. `hash` is the hash of its tuple,
+    /// `addrs` are the local addresses. Returns `None` if a quasi-TCB cannot represent the
+    /// connection.
     pub(crate) fn new(
         entry: &HalfOpen,
         hash: u64,
@@ -187,19 +188,20 @@ impl Quasi {
         })
     }
 
-    /// Whether a segment is the request, or acknowledges no more than the handshake. Anything else
-    /// is for a whole connection.
+    /// Returns whether a segment is the request, or a bare acknowledgment of the handshake. Any
+    /// other segment needs a TCB.
     pub(crate) fn takes(&self, arrival: &Arrival) -> bool {
         let segment = &arrival.segment;
         let plain = segment.flags.has(Flags::ACK) && !segment.flags.any(EVENTFUL);
         let expected = segment.seq == self.tcb.rcv_nxt && segment.ack == self.tcb.iss + 1;
-        // RFC 7323 section 5.3: what is older than what came may be an old duplicate.
+        // RFC 7323 section 5.3: a segment with an older timestamp may be an old duplicate.
         let recent = SeqNum(self.tcb.ts_recent);
         let fresh = segment.options.timestamps.is_some_and(|ts| SeqNum(ts.value).ge(recent));
         plain && expected && fresh && !self.asked && !arrival.ce && arrival.metadata.is_empty()
     }
 
-    /// Takes a segment that [`Self::takes`] says yes to. Says whether there is something to read.
+    /// Processes a segment for which [`Self::takes`] returned true. Returns whether there is
+    /// something to read.
     pub(crate) fn take(&mut self, arrival: Arrival, out: &mut Outbox) -> bool {
         let (segment, tcb) = (&arrival.segment, &mut self.tcb);
         tcb.ts_recent = segment.options.timestamps.map_or(tcb.ts_recent, |ts| ts.value);
@@ -215,20 +217,20 @@ impl Quasi {
         true
     }
 
-    /// What can be read.
+    /// Returns the unread bytes.
     pub(crate) fn peek(&self) -> &[u8] {
         self.unread.as_ref().map_or(&[], |(packet, range)| &packet.as_slice()[range.clone()])
     }
 
-    /// Takes bytes off the front of what can be read; gives the packet once all of it is.
+    /// Removes bytes from the front of the unread ones. Returns the packet once all of it is read.
     pub(crate) fn consume(&mut self, bytes: usize) -> Option<PacketBuf> {
         let (_, range) = self.unread.as_mut()?;
         range.start = range.start.saturating_add(bytes).min(range.end);
         if range.start == range.end { self.unread.take().map(|(packet, _)| packet) } else { None }
     }
 
-    /// Notes a response, or a piece of it; says no where it is not one for a quasi-TCB: more than
-    /// an initial window (RFC 6928), or than the peer takes.
+    /// Appends bytes to the response. Returns false if they do not fit a quasi-TCB: more than an
+    /// initial window (RFC 6928), than the peer's window, or than its list of parts holds.
     pub(crate) fn write(&mut self, bytes: &Bytes, config: &TcpConfig) -> bool {
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         let total = self.reply_bytes.saturating_add(len);
@@ -241,17 +243,17 @@ impl Quasi {
         fits
     }
 
-    /// Bytes written.
+    /// Returns the number of bytes written.
     pub(crate) const fn written(&self) -> u32 {
         self.reply_bytes
     }
 
-    /// Whether a request came.
+    /// Returns whether the request was received.
     pub(crate) const fn is_asked(&self) -> bool {
         self.asked
     }
 
-    /// Whether the device is to tear it down.
+    /// Returns whether tear-down offload is requested.
     pub(crate) const fn tears_down(&self) -> bool {
         self.tcb.flags.has(QuasiFlags::TEARDOWN)
     }
@@ -265,8 +267,8 @@ impl Quasi {
         }
     }
 
-    /// The connection with everything that was written, for the device to bring to an end: the
-    /// response and the FIN leave together. None where the peer's link address is not known.
+    /// Returns the connection with the whole response, for the device to tear down: response and
+    /// FIN leave together. `None` if the peer's link address is unknown.
     pub(crate) fn tear_down(
         &mut self,
         now: Instant,
@@ -313,12 +315,12 @@ impl Quasi {
         }))
     }
 
-    /// Shift of the windows that we offer: none to a peer that scales nothing.
+    /// Returns the shift of the windows that are advertised: 0 if the peer does not scale.
     fn own_scale(&self, shift: u8) -> u8 {
         if self.tcb.flags.has(QuasiFlags::SCALED) { shift } else { 0 }
     }
 
-    /// The connection as a whole one, with what came and what was written.
+    /// Promotes the connection to a TCB, with the request and the response.
     pub(crate) fn into_connection(
         self,
         flow: FlowId,
@@ -356,7 +358,7 @@ impl Quasi {
         conn
     }
 
-    /// What `outboard ss` shows of it.
+    /// Returns the state shown by `outboard ss`.
     pub(crate) fn info(
         &self,
         tuple: &Tuple,

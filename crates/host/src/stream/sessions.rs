@@ -1,9 +1,8 @@
-//! Turns of TLS sessions: what a session does after each event and each call that may have given it
-//! something to do.
+//! Work of TLS sessions after events and calls that may have given them something to do.
 //!
-//! Called by [`Streams`] and by the application through [`crate::Host`]. All work on a session goes
-//! through the two functions here that borrow one with its connection, which then know whether the
-//! session waits for a turn.
+//! Called by [`Streams`] and by the application through [`crate::Host`]. Work on a session goes
+//! through [`Streams::with_session`] or updates `session_waits` itself, so that the connection
+//! knows whether its session has work.
 
 use abi::FlowId;
 use abi::l5o::{L5oId, L5oRefused, ResyncRequest};
@@ -16,7 +15,7 @@ use crate::l5p::tls::{Session, TlsKeys};
 use crate::tcp::conn::Cx;
 
 impl Streams {
-    /// Lets the session of a connection do what it can.
+    /// Lets the session of a connection do all work that it can.
     pub(crate) fn session_turn(&mut self, cx: &mut Cx<'_>, id: SocketId) {
         if !self.table.get(id).is_some_and(Connection::may_be_read) {
             return;
@@ -34,8 +33,8 @@ impl Streams {
         }
     }
 
-    /// Takes the session off a connection whose client does not speak TLS, if the listener wants
-    /// such. Returns whether it did.
+    /// Removes the session from a connection whose client does not speak TLS, if the listener
+    /// accepts cleartext. Returns whether it did.
     fn detach_cleartext(&mut self, cx: &mut Cx<'_>, id: SocketId) -> bool {
         let Some((session, conn)) = self.table.with_session(id) else { return false };
         if !session.is_cleartext(&conn.rcv) {
@@ -47,7 +46,7 @@ impl Streams {
         true
     }
 
-    /// Works on a session and its connection. Returns none if there is no session.
+    /// Works on a session and its connection. Returns `None` if there is no session.
     pub(super) fn with_session<R>(
         &mut self,
         cx: &mut Cx<'_>,
@@ -60,13 +59,13 @@ impl Streams {
         Some(result)
     }
 
-    /// Returns whether the socket is one of a session.
+    /// Returns whether the socket has a TLS session.
     pub(crate) fn has_session(&self, id: SocketId) -> bool {
         self.table.slot(id).is_some_and(|slot| slot.stream.session().is_some())
     }
 
-    /// Has the session write. The records behind what was read are taken before: a KeyUpdate behind
-    /// a request is answered before the response (RFC 8446 section 4.6.3).
+    /// Lets the session write. Received records are processed first: a KeyUpdate behind a request
+    /// must be answered before the response (RFC 8446 section 4.6.3).
     fn session_write<R>(
         &mut self,
         cx: &mut Cx<'_>,
@@ -80,7 +79,7 @@ impl Streams {
         self.with_session(cx, id, write)
     }
 
-    /// Appends bytes to what a session sends. Returns how many were taken.
+    /// Appends bytes to the output of a session. Returns how many were accepted.
     pub(crate) fn session_send(&mut self, cx: &mut Cx<'_>, id: SocketId, bytes: Bytes) -> usize {
         let sent = self.session_write(cx, id, |session, conn, cx| {
             session.send(conn, &mut cx.out.counters, cx.config, bytes)
@@ -88,10 +87,10 @@ impl Streams {
         sent.unwrap_or(0)
     }
 
-    /// Appends a part of a file to what a session sends.
+    /// Appends a range of a file to the output of a session.
     ///
     /// # Errors
-    /// [`SendError::BadExtent`]: no such range.
+    /// [`SendError::BadExtent`]: the file has no such range.
     pub(crate) fn session_send_file(
         &mut self,
         cx: &mut Cx<'_>,
@@ -107,8 +106,8 @@ impl Streams {
         Ok(())
     }
 
-    /// Has the session say that nothing follows. Returns whether that is still to be sent: no if
-    /// there is no session.
+    /// Makes the session send close_notify. Returns whether it is still to be sent; false if there
+    /// is no session.
     pub(crate) fn session_shutdown(&mut self, id: SocketId) -> bool {
         let Some((session, conn)) = self.table.with_session(id) else { return false };
         let follows = session.shutdown();
@@ -116,12 +115,13 @@ impl Streams {
         follows
     }
 
-    /// Discards what a session received and will not be read. Returns false if there is no session.
+    /// Discards bytes received by a session that no application will read. Returns false if there
+    /// is no session.
     pub(super) fn session_discard(&mut self, cx: &mut Cx<'_>, id: SocketId) -> bool {
         self.with_session(cx, id, Session::discard).is_some()
     }
 
-    /// The device asks where a record begins.
+    /// Handles the device's question whether a record begins at a position.
     pub(crate) fn session_resync(
         &mut self,
         cx: &mut Cx<'_>,
@@ -138,7 +138,7 @@ impl Streams {
         }
     }
 
-    /// The device refused a context.
+    /// Handles the refusal of a context.
     pub(crate) fn session_refused(&mut self, cx: &mut Cx<'_>, refused: &L5oRefused) {
         let id = SocketId::of_flow(refused.flow);
         let known = self.with_session(cx, id, |session, conn, cx| {
@@ -153,15 +153,15 @@ impl Streams {
         self.touch(id);
     }
 
-    /// The device lost everything.
+    /// Handles a reset of the device.
     pub(super) fn session_device_reset(&mut self, cx: &mut Cx<'_>, id: SocketId) {
         self.with_session(cx, id, |session, conn, cx| session.handle_device_reset(conn, cx));
     }
 
-    /// Speaks TLS on a connection whose keys others have agreed on, from here on.
+    /// Starts TLS on a connection with the keys of a handshake that took place elsewhere.
     ///
     /// # Errors
-    /// [`SendError::NotConnected`]: there is no such connection, or it speaks TLS already.
+    /// [`SendError::NotConnected`]: there is no such connection, or it already uses TLS.
     pub(crate) fn attach_tls(
         &mut self,
         cx: &mut Cx<'_>,
@@ -179,7 +179,7 @@ impl Streams {
         Ok(())
     }
 
-    /// The connection is over: its session needs no files any more, and the device no context.
+    /// Releases the files and the device's contexts of the session of a connection that has ended.
     pub(super) fn session_ended(&mut self, cx: &mut Cx<'_>, id: SocketId) {
         self.nvme_ended(cx, id);
         if let Some((session, _)) = self.table.with_session(id) {
@@ -189,7 +189,7 @@ impl Streams {
 }
 
 impl Connection {
-    /// Returns whether something came that was not read, or its session has something to do.
+    /// Returns whether there are unread bytes, or the session has work.
     pub(super) fn may_be_read(&self) -> bool {
         self.modes.session_waits || self.rcv.ready_bytes() > 0
     }

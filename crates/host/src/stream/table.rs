@@ -1,5 +1,5 @@
-//! The table of connections, half-open and closed ones beside them, and the way from a tuple to
-//! one.
+//! The table of stream sockets, of half-open connections and of tuples in TIME-WAIT, and the routes
+//! from tuples to them.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -22,10 +22,10 @@ use crate::tcp::time_wait::TimeWait;
 
 use super::quasi::Quasi;
 
-/// Slots that the table grows by.
+/// Slots by which the table grows.
 const GROW_SLOTS: usize = 1024;
 
-/// What a tuple leads to.
+/// What a tuple belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Connection(u32),
@@ -33,72 +33,73 @@ pub(crate) enum Place {
     TimeWait(u32),
 }
 
-/// A tuple's hash and place; the tuple itself is looked up there.
+/// A tuple's hash and place; the tuple itself is stored there.
 #[derive(Debug)]
 struct Route {
     hash: u64,
     place: Place,
 }
 
-/// What a slot of the table holds: the socket of a byte stream.
+/// Content of a slot.
 #[derive(Debug, Default)]
 pub(crate) enum StreamSocket {
     #[default]
     Vacant,
-    /// A connection of one transaction: the place of its quasi-TCB.
+    /// A connection of one transaction: the index of its quasi-TCB.
     Quasi(NonZeroU32),
     Tcp(Box<Connection>),
-    /// A connection with a session between it and the application.
+    /// A connection with a TLS session between it and the application.
     Tls(Box<Connection>, Box<Session>),
 }
 
-/// A stream socket to look at.
+/// Shared reference to a stream socket.
 pub(crate) enum StreamRef<'a> {
     Quasi(&'a Quasi),
     Tcp(&'a Connection),
     Tls(&'a Connection, &'a Session),
 }
 
-/// A stream socket to change.
+/// Exclusive reference to a stream socket.
 pub(crate) enum StreamMut<'a> {
     Quasi(&'a mut Quasi),
     Tcp(&'a mut Connection),
     Tls(&'a mut Connection, &'a mut Session),
 }
 
-/// A connection, its session and its contexts for NVMe over TCP.
+/// A connection, its TLS session and its contexts for NVMe/TCP.
 type Layers<'a> = (&'a mut Connection, Option<&'a mut Session>, &'a mut Option<Box<Port>>);
 
 /// A slot of the table.
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) stream: StreamSocket,
-    /// The device's contexts for NVMe over TCP on it.
+    /// The device's contexts for NVMe/TCP.
     pub(crate) nvme: Option<Box<Port>>,
     generation: u32,
-    /// It is in the list of connections with something to send.
+    /// The slot is in the list of dirty connections.
     pub(crate) dirty: bool,
-    /// A notice about it waits to be taken.
+    /// A notice about the socket is queued.
     pub(crate) noticed: bool,
-    /// The listener whose backlog it counts in, until the application hears of it.
+    /// The listener in whose backlog the connection counts, until the application takes the notice.
     pub(crate) accepted_by: Option<u32>,
     pub(crate) relayed: Relayed,
 }
 
-/// Whether the device is to relay a connection (`nsplice`).
+/// Phase of a connection on its way to a splice (`nsplice`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) enum Relayed {
-    /// It is a socket like others.
+    /// The socket is not being spliced.
     #[default]
     No,
-    /// What is under way on it is to be acknowledged before the device is asked.
+    /// Bytes in flight must be acknowledged before the device is asked.
     Draining,
-    /// The device was asked, and may own it already: it sends nothing, and no timer of it counts.
+    /// The device was asked, and may own the connection already: the host sends nothing on it and
+    /// ignores its timers.
     Asked,
 }
 
 impl StreamSocket {
-    /// Returns the connection, if it is whole.
+    /// Returns the connection, if it has a TCB.
     pub(crate) fn conn(&self) -> Option<&Connection> {
         match self {
             Self::Vacant | Self::Quasi(_) => None,
@@ -106,7 +107,7 @@ impl StreamSocket {
         }
     }
 
-    /// As [`Self::conn`], to change it.
+    /// As [`Self::conn`], mutable.
     pub(crate) fn conn_mut(&mut self) -> Option<&mut Connection> {
         match self {
             Self::Vacant | Self::Quasi(_) => None,
@@ -114,7 +115,7 @@ impl StreamSocket {
         }
     }
 
-    /// Returns the session.
+    /// Returns the TLS session.
     pub(crate) fn session(&self) -> Option<&Session> {
         match self {
             Self::Tls(_, session) => Some(session),
@@ -124,7 +125,7 @@ impl StreamSocket {
 }
 
 impl Slot {
-    /// Returns the connection, its session and the contexts for NVMe over TCP.
+    /// Returns the connection, its TLS session and its contexts for NVMe/TCP.
     pub(crate) fn layers_mut(&mut self) -> Option<Layers<'_>> {
         match &mut self.stream {
             StreamSocket::Vacant | StreamSocket::Quasi(_) => None,
@@ -133,7 +134,7 @@ impl Slot {
         }
     }
 
-    /// Puts a session between a connection without one and its socket.
+    /// Inserts a TLS session between a connection without one and its socket.
     pub(crate) fn attach(&mut self, session: Session) {
         self.stream = match core::mem::take(&mut self.stream) {
             StreamSocket::Tcp(conn) => StreamSocket::Tls(conn, Box::new(session)),
@@ -141,7 +142,7 @@ impl Slot {
         };
     }
 
-    /// Removes the session.
+    /// Removes the TLS session.
     pub(crate) fn detach_session(&mut self) {
         self.stream = match core::mem::take(&mut self.stream) {
             StreamSocket::Tls(conn, _) => StreamSocket::Tcp(conn),
@@ -150,17 +151,17 @@ impl Slot {
     }
 }
 
-/// Words of the filter of [`Stirred`]: sixteen thousand bits for the hundreds of connections that
-/// begin in a turn.
+/// Words of the filter of [`Stirred`]: 16,384 bits, for the hundreds of connections that begin in a
+/// turn.
 const FILTER_WORDS: usize = 256;
 
-/// Quasi-TCBs that changed in this turn of the application. New ones have no route yet: most end
-/// within the turn, and need none.
+/// Quasi-TCBs that were created or received their request in this turn of the application. New ones
+/// have no route yet: most end within the turn and need none.
 #[derive(Debug)]
 struct Stirred {
     list: Vec<(u64, SocketId)>,
-    /// A bit for each hash in the list, so that the list is looked through only where it may have
-    /// what is looked for.
+    /// A bit for each hash in the list (a Bloom filter with one hash function), so that most misses
+    /// do not search the list.
     filter: Box<[u64; FILTER_WORDS]>,
 }
 
@@ -201,7 +202,7 @@ impl Stirred {
     }
 }
 
-/// Connections by slot, and places by tuple.
+/// Stream sockets by slot, and their places by tuple.
 #[derive(Debug)]
 pub(crate) struct Table {
     pub(crate) slots: Vec<Slot>,
@@ -209,15 +210,15 @@ pub(crate) struct Table {
     pub(crate) syn_cache: SynCache,
     pub(crate) time_wait: TimeWait,
     routes: HashTable<Route>,
-    /// The connection whose tuple was looked up last, and the tuple's hash: most segments come in
-    /// runs of one connection's. None where a route has changed since.
+    /// Tuple, hash and slot of the connection that was looked up last, since most segments arrive
+    /// in runs of one connection. `None` if a route has changed since.
     last: Option<(Tuple, u64, u32)>,
     hash: Keyed,
-    /// Quasi-TCBs, and which of their places are free.
+    /// Quasi-TCBs by index, and the free indices.
     quasis: Vec<Option<Quasi>>,
     free_quasis: Vec<NonZeroU32>,
     stirred: Stirred,
-    /// Our addresses, which quasi-TCBs name by number.
+    /// Local addresses, which quasi-TCBs store as an index.
     pub(crate) addrs: Box<[IpAddr]>,
 }
 
@@ -232,7 +233,7 @@ impl Table {
             routes: HashTable::new(),
             last: None,
             hash,
-            // Place 0 names none.
+            // Index 0 is unused.
             quasis: vec![None],
             free_quasis: Vec::new(),
             stirred: Stirred::new(),
@@ -240,16 +241,16 @@ impl Table {
         }
     }
 
-    /// Connections in the table.
+    /// Returns the number of connections in the table.
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// The id that the next connection will have.
+    /// Returns the identifier that the next connection will have.
     pub(crate) fn next_id(&mut self) -> SocketId {
         if self.free.is_empty() {
             if self.slots.len() == self.slots.capacity() {
-                // By steps, not by doubling: half of a large table would be empty.
+                // In steps, not by doubling: half of a large table would be empty.
                 self.slots.reserve_exact(GROW_SLOTS);
             }
             self.slots.push(Slot {
@@ -267,8 +268,8 @@ impl Table {
         SocketId { index, generation: self.slots[index as usize].generation }
     }
 
-    /// Puts a connection under the id that [`Self::next_id`] gave.
-    /// `before` is where its tuple led.
+    /// Inserts a connection under the identifier that [`Self::next_id`] returned. `before` is the
+    /// previous place of its tuple.
     pub(crate) fn insert(&mut self, id: SocketId, conn: Connection, before: Option<Place>) {
         let taken = self.free.pop();
         debug_assert_eq!(taken, Some(id.index));
@@ -276,7 +277,8 @@ impl Table {
         self.slots[id.index as usize].stream = StreamSocket::Tcp(Box::new(conn));
     }
 
-    /// Puts a quasi-TCB under the id that [`Self::next_id`] gave. No tuple leads to it yet.
+    /// Inserts a quasi-TCB under the identifier that [`Self::next_id`] returned. It has no route
+    /// yet.
     pub(crate) fn insert_quasi(&mut self, id: SocketId, quasi: Quasi) {
         let taken = self.free.pop();
         debug_assert_eq!(taken, Some(id.index));
@@ -290,19 +292,19 @@ impl Table {
         self.slots[id.index as usize].stream = StreamSocket::Quasi(place);
     }
 
-    /// Notes that a quasi-TCB got its request.
+    /// Notes that a quasi-TCB received its request.
     pub(crate) fn stir(&mut self, id: SocketId) {
         if let Some(hash) = self.quasi(id).map(|quasi| quasi.hash) {
             self.stirred.push(hash, id);
         }
     }
 
-    /// The next quasi-TCB that was new or got its request in this turn.
+    /// Removes and returns a quasi-TCB that was created or received its request in this turn.
     pub(crate) fn poll_stirred(&mut self) -> Option<SocketId> {
         self.stirred.pop()
     }
 
-    /// Quasi-TCBs at the moment.
+    /// Returns the number of quasi-TCBs.
     pub(crate) fn quasis(&self) -> usize {
         self.quasis.len() - 1 - self.free_quasis.len()
     }
@@ -314,17 +316,17 @@ impl Table {
         }
     }
 
-    /// Returns the slot with that id, if it still has it.
+    /// Returns the slot of an identifier, unless it is stale.
     pub(crate) fn slot(&self, id: SocketId) -> Option<&Slot> {
         self.slots.get(id.index as usize).filter(|slot| slot.generation == id.generation)
     }
 
-    /// As [`Self::slot`], to change it.
+    /// As [`Self::slot`], mutable.
     pub(crate) fn slot_mut(&mut self, id: SocketId) -> Option<&mut Slot> {
         self.slots.get_mut(id.index as usize).filter(|slot| slot.generation == id.generation)
     }
 
-    /// Returns the socket with that id.
+    /// Returns the socket with this identifier.
     pub(crate) fn socket(&self, id: SocketId) -> Option<StreamRef<'_>> {
         Some(match &self.slot(id)?.stream {
             StreamSocket::Vacant => return None,
@@ -336,7 +338,7 @@ impl Table {
         })
     }
 
-    /// As [`Self::socket`], to change it.
+    /// As [`Self::socket`], mutable.
     pub(crate) fn socket_mut(&mut self, id: SocketId) -> Option<StreamMut<'_>> {
         let slot = self.slots.get_mut(id.index as usize)?;
         if slot.generation != id.generation {
@@ -352,18 +354,18 @@ impl Table {
         })
     }
 
-    /// The quasi-TCB with that id, if it has one.
+    /// Returns the quasi-TCB with this identifier.
     pub(crate) fn quasi(&self, id: SocketId) -> Option<&Quasi> {
         self.quasis.get(self.quasi_place(id)?)?.as_ref()
     }
 
-    /// As [`Self::quasi`], to change it.
+    /// As [`Self::quasi`], mutable.
     pub(crate) fn quasi_mut(&mut self, id: SocketId) -> Option<&mut Quasi> {
         let place = self.quasi_place(id)?;
         self.quasis.get_mut(place)?.as_mut()
     }
 
-    /// Takes the quasi-TCB out of its slot, and its route away.
+    /// Removes a quasi-TCB from its slot, and its route.
     pub(crate) fn take_quasi(&mut self, id: SocketId) -> Option<Quasi> {
         let place = self.quasi_place(id)?;
         let quasi = self.quasis[place].take()?;
@@ -378,7 +380,7 @@ impl Table {
         Some(quasi)
     }
 
-    /// Makes the tuple of a quasi-TCB lead to it.
+    /// Adds the route of a quasi-TCB.
     pub(crate) fn route_quasi(&mut self, id: SocketId) {
         let Some(place) = self.quasi_place(id) else { return };
         let Some(quasi) = self.quasis[place].as_mut().filter(|quasi| !quasi.routed) else { return };
@@ -388,18 +390,18 @@ impl Table {
         self.routes.insert_unique(hash, Route { hash, place }, |r| r.hash);
     }
 
-    /// Puts a whole connection in the place of what was one without.
+    /// Stores the connection that a quasi-TCB was promoted to.
     pub(crate) fn make_whole(&mut self, id: SocketId, conn: Connection) {
         self.route(&conn.tuple, Place::Connection(id.index), None);
         self.slots[id.index as usize].stream = StreamSocket::Tcp(Box::new(conn));
     }
 
-    /// Whether the id is that of a connection, whole or not.
+    /// Returns whether the identifier is that of a connection, with a TCB or a quasi-TCB.
     pub(crate) fn holds(&self, id: SocketId) -> bool {
         self.slot(id).is_some_and(|slot| !matches!(slot.stream, StreamSocket::Vacant))
     }
 
-    /// Empties a slot; its id is never used again.
+    /// Empties a slot; its identifier becomes stale.
     pub(crate) fn remove(&mut self, index: u32) {
         self.last = None;
         let slot = &mut self.slots[index as usize];
@@ -411,22 +413,22 @@ impl Table {
         self.free.push(index);
     }
 
-    /// Returns whether the device is to relay the connection in a slot.
+    /// Returns the splice phase of the connection in a slot.
     pub(crate) fn relayed(&self, index: u32) -> Relayed {
         self.slots[index as usize].relayed
     }
 
-    /// The id of the connection in a slot.
+    /// Returns the identifier of the connection in a slot.
     pub(crate) fn id_of(&self, index: u32) -> SocketId {
         SocketId { index, generation: self.slots[index as usize].generation }
     }
 
-    /// The connection with that id, if it still exists.
+    /// Returns the connection with this identifier, if it still exists and has a TCB.
     pub(crate) fn get(&self, id: SocketId) -> Option<&Connection> {
         self.slot(id)?.stream.conn()
     }
 
-    /// A connection's session, and the connection.
+    /// Returns a connection and its TLS session.
     pub(crate) fn with_session(&mut self, id: SocketId) -> Option<(&mut Session, &mut Connection)> {
         match &mut self.slot_mut(id)?.stream {
             StreamSocket::Tls(conn, session) => Some((session, conn)),
@@ -434,13 +436,13 @@ impl Table {
         }
     }
 
-    /// As [`Self::get`], to change it.
+    /// As [`Self::get`], mutable.
     pub(crate) fn get_mut(&mut self, id: SocketId) -> Option<&mut Connection> {
         self.slot_mut(id)?.stream.conn_mut()
     }
 
-    /// What the tuple of a segment leads to, and its hash; gives a quasi-TCB its route where it is
-    /// looked for.
+    /// Returns the hash and the place of a segment's tuple. Adds the route of a new quasi-TCB if
+    /// the tuple is its.
     pub(crate) fn look_up(&mut self, tuple: &Tuple) -> (u64, Option<Place>) {
         if let Some((last, hash, index)) = &self.last {
             if last == tuple {
@@ -455,12 +457,12 @@ impl Table {
         (hash, place)
     }
 
-    /// The hash that tuples are looked up by.
+    /// Returns the hash of a tuple in this table.
     pub(crate) fn hash_of(&self, tuple: &Tuple) -> u64 {
         self.hash.tuple(tuple)
     }
 
-    /// What a tuple leads to.
+    /// Returns the place of a tuple.
     pub(crate) fn find(&self, tuple: &Tuple) -> Option<Place> {
         self.find_hashed(tuple, self.hash.tuple(tuple))
     }
@@ -500,7 +502,7 @@ impl Table {
         }
     }
 
-    /// Makes a tuple lead somewhere; `before` is where it led.
+    /// Sets the place of a tuple; `before` is its previous place.
     pub(crate) fn route(&mut self, tuple: &Tuple, place: Place, before: Option<Place>) {
         self.last = None;
         let hash = self.hash.tuple(tuple);
@@ -513,7 +515,7 @@ impl Table {
         }
     }
 
-    /// Makes a tuple lead nowhere, if it led to `place`.
+    /// Removes the route of a tuple, if it leads to `place`.
     pub(crate) fn unroute(&mut self, tuple: &Tuple, place: Place) {
         self.last = None;
         let hash = self.hash.tuple(tuple);
@@ -530,7 +532,7 @@ impl From<SocketId> for FlowId {
 }
 
 impl SocketId {
-    /// The connection that a flow of the device belongs to.
+    /// Returns the identifier of the connection that a flow belongs to.
     #[expect(clippy::cast_possible_truncation, reason = "the two halves of the flow's name")]
     pub(crate) const fn of_flow(flow: FlowId) -> Self {
         Self { index: flow.0 as u32, generation: (flow.0 >> 32) as u32 }
