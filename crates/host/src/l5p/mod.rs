@@ -1,11 +1,11 @@
-//! Protocols above TCP that the host speaks itself (the papers' L5Ps).
+//! Layer-5 protocols (L5Ps) that the host implements above TCP.
 //!
-//! TLS is a session between a connection and the application's socket: [`crate::stream`] gives it
-//! its turn whenever something happened to its connection; the socket calls go to the session
-//! instead of to the connection. NVMe/TCP is the application's, which polls a
-//! [`crate::nvme::Transport`] of its own over the socket, plain or of TLS; here are the PDUs of its
-//! send stream, and the device's part. TCP below knows neither: its send stream asks [`transforms`]
-//! for the bytes of records and PDUs, and it carries the metadata of received segments unseen.
+//! TLS is a session between a connection and the application's socket: [`crate::stream`] lets it
+//! work after each event of its connection, and the socket calls go to the session instead of the
+//! connection. NVMe/TCP belongs to the application, which polls a [`crate::nvme::Transport`] above
+//! the socket, plain or TLS; here are the PDUs of its send stream, and its receive offload. TCP
+//! knows neither: its send stream asks [`transforms`] for the bytes of records and PDUs, and it
+//! passes the metadata of received segments on without reading it.
 
 pub(crate) mod nvme_tcp;
 pub(crate) mod tls;
@@ -13,14 +13,15 @@ pub(crate) mod transforms;
 
 use transforms::Transforms;
 
-/// A connection with the transforms of the protocols here.
+/// A connection with the transforms of these protocols.
 pub(crate) type Connection = crate::tcp::conn::Connection<Transforms>;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// An idle connection has to fit a kibibyte with its slot, its route and its flow-table entry.
+    /// An idle connection must fit a kibibyte, together with its slot, its route and its flow-table
+    /// entry.
     #[test]
     fn a_connection_is_small() {
         let bytes = size_of::<Connection>();

@@ -1,4 +1,4 @@
-//! What an application has to bring to speak TLS: configuration of a handshake, or keys.
+//! Configuration that an application provides to speak TLS: that of a handshake, or keys.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -12,63 +12,64 @@ pub use wire::tls::Version as TlsVersion;
 
 use super::secret::{Secret, Sender};
 
-/// What a listener needs to speak TLS.
+/// TLS configuration of a listener.
 #[derive(Clone)]
 pub struct TlsServer {
-    /// Certificates, versions, suites, ALPN and tickets. Secrets have to be extractable
+    /// Certificates, versions, suites, ALPN and tickets. Secret extraction must be enabled
     /// (`enable_secret_extraction`).
     pub config: Arc<rustls::ServerConfig>,
-    /// What seals and opens.
+    /// AEADs of the record layer.
     pub crypto: Arc<dyn CryptoProvider>,
 }
 
-/// What a connection that we open needs to speak TLS.
+/// TLS configuration of an active open.
 #[derive(Clone)]
 pub struct TlsClient {
-    /// Roots, versions, suites and ALPN. Secrets have to be extractable
+    /// Roots, versions, suites and ALPN. Secret extraction must be enabled
     /// (`enable_secret_extraction`).
     pub config: Arc<rustls::ClientConfig>,
-    /// Whom the certificate has to name.
+    /// Name that the certificate must have.
     pub name: ServerName<'static>,
-    /// What seals and opens.
+    /// AEADs of the record layer.
     pub crypto: Arc<dyn CryptoProvider>,
 }
 
-/// Keys that somebody else has agreed on: what `TLS_TX` and `TLS_RX` take of `SOL_TLS`. Without the
-/// secrets that they come from they cannot change, and a peer's `KeyUpdate` ends the session;
-/// [`TlsKeys::from_secrets`] has them.
+/// Keys of a handshake that took place elsewhere, as for `TLS_TX` and `TLS_RX` of `SOL_TLS`.
+/// Without the secrets that they are derived from the keys cannot change, and a peer's `KeyUpdate`
+/// fails the session; [`TlsKeys::from_secrets`] keeps the secrets.
 pub struct TlsKeys {
-    /// Which record layer.
+    /// Protocol version of the record layer.
     pub version: TlsVersion,
-    /// Which AEAD.
+    /// AEAD.
     pub suite: Suite,
-    /// What we send.
+    /// Keys for sending.
     pub tx: TlsDirection,
-    /// What the peer sends.
+    /// Keys for receiving.
     pub rx: TlsDirection,
-    /// What seals and opens.
+    /// AEADs of the record layer.
     pub crypto: Arc<dyn CryptoProvider>,
 }
 
 /// Keys of one direction.
 pub struct TlsDirection {
-    /// Its first [`Suite::key_bytes`] count.
+    /// Key; its first [`Suite::key_bytes`] bytes count.
     pub(super) key: Zeroizing<[u8; 32]>,
     pub(super) iv: [u8; NONCE_BYTES],
     pub(super) number: u64,
-    /// What the next key is made from; none where the key cannot change.
+    /// Secret from which the next key is derived; `None` if the key cannot change.
     pub(super) secret: Option<Secret>,
 }
 
-/// Traffic secrets that a handshake of TLS 1.3 ended with: RFC 8446 section 7.1.
+/// Traffic secrets of a TLS 1.3 handshake: RFC 8446 section 7.1.
 pub struct TlsSecrets {
-    /// Which AEAD; the hash goes with it (RFC 8446 appendix B.4).
+    /// AEAD; its hash follows from the suite (RFC 8446 appendix B.4).
     pub suite: Suite,
-    /// Whether we were the client of the handshake.
+    /// This side was the client of the handshake.
     pub is_client: bool,
-    /// `client_application_traffic_secret_0` or the server's, whichever is ours.
+    /// Secret for sending: `client_application_traffic_secret_0` or
+    /// `server_application_traffic_secret_0`.
     pub tx: Zeroizing<Vec<u8>>,
-    /// The peer's.
+    /// Secret for receiving.
     pub rx: Zeroizing<Vec<u8>>,
 }
 
@@ -80,10 +81,11 @@ impl fmt::Debug for TlsSecrets {
 }
 
 impl TlsKeys {
-    /// The keys that secrets lead to, from record zero on. They can change, as those of a handshake
-    /// of ours. HKDF is that of the suite in `rustls`; `crypto` seals and opens.
+    /// Derives the keys from secrets, from record number 0. The keys can change, as those of a
+    /// handshake of this host. HKDF is that of the suite in `rustls`; `crypto` has the AEADs.
     ///
-    /// None where `rustls` has not the suite, or a secret has not the length of its hash.
+    /// Returns `None` if `rustls` does not have the suite, or a secret does not have the length of
+    /// its hash.
     #[must_use]
     pub fn from_secrets(
         secrets: &TlsSecrets,
@@ -103,7 +105,7 @@ impl TlsKeys {
 }
 
 impl TlsDirection {
-    /// Returns key and iv of the records from number zero: RFC 8446 section 7.3.
+    /// Derives key and IV for records from number 0: RFC 8446 section 7.3.
     pub(super) fn of_secret(secret: &Secret) -> Option<Self> {
         let mut key = Zeroizing::new([0; 32]);
         let mut iv = [0; NONCE_BYTES];
@@ -112,8 +114,8 @@ impl TlsDirection {
         Some(Self { key, iv, number: 0, secret: Some(secret.clone()) })
     }
 
-    /// A key, of which the first [`Suite::key_bytes`] count; what nonces are made from; the number
-    /// of the next record.
+    /// Creates keys that cannot change: a key, of which the first [`Suite::key_bytes`] bytes count;
+    /// the IV; the number of the next record.
     #[must_use]
     pub fn new(key: &[u8; 32], iv: [u8; NONCE_BYTES], number: u64) -> Self {
         Self { key: Zeroizing::new(*key), iv, number, secret: None }

@@ -1,8 +1,8 @@
-//! A session's contexts on the device, from the host's side: asked for, refused, lost, and told
-//! where records begin.
+//! Requests, refusals, losses and resynchronization of a session's contexts on the device.
 //!
-//! Called by the session when keys change, and by the host for the device's events. What the device
-//! does for reception is kept in [`super::offload`], for sending in [`super::sealer`].
+//! Called by the session when keys change, and by the host for the device's events. The state of
+//! the receive contexts is in [`super::offload`], that of the transmit contexts in
+//! [`super::sealer`].
 
 use alloc::boxed::Box;
 
@@ -16,8 +16,8 @@ use crate::tcp::conn::Cx;
 use base::internal_error;
 
 impl Session {
-    /// Asks the device for a context that seals from the next record on, if any `follows`; the keys
-    /// are kept with the stream in any case.
+    /// Requests a transmit context from the next record on, if one `follows`. The keys are added to
+    /// the send stream's in any case.
     pub(super) fn install_tx(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, follows: bool) {
         let Some(open) = self.stage.open() else { return };
         let refused = match cx.out.offloads.l5o {
@@ -51,14 +51,14 @@ impl Session {
         }
     }
 
-    /// Where content that is written next begins, if the device seals it.
+    /// Returns the context and number of the next record to be written, if the device encrypts it.
     pub(crate) fn tx_at(&self, conn: &Connection) -> Option<OverTls> {
         let open = self.stage.open()?;
         let context = conn.snd.transforms.sealer.as_ref()?.context()?;
         Some(OverTls { context, number: open.tx.number, skip: 0 })
     }
 
-    /// Asks the device for a context that opens from the first record on whose header has not come.
+    /// Requests a receive context from the first record on whose header has not arrived.
     pub(super) fn install_rx(&mut self, conn: &Connection, cx: &mut Cx<'_>) {
         if !conn.state.is_synchronized() {
             return;
@@ -69,7 +69,7 @@ impl Session {
         }
     }
 
-    /// Keeps the device in step with what was received.
+    /// Drops former contexts, answers the device's questions, and requests a postponed context.
     pub(super) fn follow(&mut self, conn: &Connection, cx: &mut Cx<'_>) {
         let Some(mut offload) = self.offload.take_if(|o| o.is_to_follow()) else { return };
         let drained = conn.rcv.ready_bytes() == 0 && self.front.copied().is_empty();
@@ -86,7 +86,7 @@ impl Session {
         }
     }
 
-    /// `l5o_resync_rx_req`: the device asks where a record begins.
+    /// Handles `l5o_resync_rx_req`: the device asks whether a record begins at a position.
     pub(crate) fn handle_resync(
         &mut self,
         conn: &Connection,
@@ -100,7 +100,7 @@ impl Session {
         }
     }
 
-    /// The device refused a context.
+    /// Handles the refusal of a context.
     pub(crate) fn handle_refused(
         &mut self,
         conn: &mut Connection,
@@ -114,7 +114,7 @@ impl Session {
             cx.out.counters.tls_rx_device_refused += 1;
             return;
         }
-        // Of older keys too: what was written under them is the host's to seal as well.
+        // The context may be one of older keys: the host encrypts records under these as well.
         if conn.lose_context(cx, Some((context, why))).seals {
             self.tx_refused = Some(why);
             cx.out.counters.tls_tx_sw += 1;
@@ -122,8 +122,8 @@ impl Session {
         }
     }
 
-    /// The device lost everything: what was under way is the host's, what follows the device's
-    /// again.
+    /// Handles a reset of the device: the host encrypts everything written so far; new contexts are
+    /// requested for later records.
     pub(crate) fn handle_device_reset(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
         for piece in &mut self.queue {
             match piece {

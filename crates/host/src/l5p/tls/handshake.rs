@@ -1,7 +1,7 @@
-//! The handshake: rustls, one record at a time, until it gives up its keys.
+//! The handshake: passes records to rustls one by one, until it returns its secrets.
 //!
-//! [`super::Session`] feeds it whole records and sends what it writes. One record at a time, since
-//! rustls would open what follows the handshake as well, and that is the record layer's business.
+//! [`super::Session`] passes in whole records and sends the output. One record at a time, because
+//! rustls would decrypt records after the handshake as well, which belong to the record layer here.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -17,11 +17,11 @@ use rustls::{ClientConfig, ServerConfig};
 use super::open::{Done, Kernel};
 use super::record::content;
 
-/// A handshake under way.
+/// A handshake in progress.
 pub(crate) struct Handshake {
-    /// None when it is done, or cannot give up its keys.
+    /// `None` when the handshake is complete, or its secrets cannot be extracted.
     end: Option<End>,
-    /// Records that rustls has not used up.
+    /// Bytes that rustls has not consumed.
     incoming: Vec<u8>,
 }
 
@@ -30,16 +30,16 @@ enum End {
     Client(UnbufferedClientConnection),
 }
 
-/// How far it got.
+/// Progress of a handshake.
 pub(crate) enum Progress {
-    /// It wants another record.
+    /// rustls needs another record.
     More,
     Done(Box<Done>),
-    /// It failed; the alert is in what is to be sent.
+    /// The handshake failed; the alert is in the output.
     Failed,
 }
 
-/// What rustls makes of a record.
+/// Result of passing a record to rustls.
 enum Step {
     Blocked,
     Done,
@@ -49,14 +49,14 @@ enum Step {
 
 impl Handshake {
     /// # Errors
-    /// Where the configuration cannot be served with.
+    /// The configuration is invalid for a server.
     pub(crate) fn server(config: Arc<ServerConfig>) -> Result<Self, rustls::Error> {
         let end = End::Server(UnbufferedServerConnection::new(config)?);
         Ok(Self { end: Some(end), incoming: Vec::new() })
     }
 
     /// # Errors
-    /// Where the configuration cannot be connected with.
+    /// The configuration is invalid for a client.
     pub(crate) fn client(
         config: Arc<ClientConfig>,
         name: ServerName<'static>,
@@ -65,7 +65,7 @@ impl Handshake {
         Ok(Self { end: Some(end), incoming: Vec::new() })
     }
 
-    /// Takes a record, or nothing, where a client begins; appends what is to be sent to `out`.
+    /// Processes a record, or nothing when a client begins. Appends the output to `out`.
     pub(crate) fn feed(&mut self, record: &[u8], out: &mut Vec<u8>) -> Progress {
         let Some(end) = &mut self.end else { return Progress::Failed };
         self.incoming.extend_from_slice(record);
@@ -82,7 +82,7 @@ impl Handshake {
                 .map_or(Progress::Failed, |done| Progress::Done(Box::new(done))),
             Step::Refused => Progress::Failed,
             Step::Error => {
-                // The alert is what rustls has to send last.
+                // The alert is the last output of rustls.
                 match end {
                     End::Server(conn) => drain(conn, &mut self.incoming, out),
                     End::Client(conn) => drain(conn, &mut self.incoming, out),
@@ -110,7 +110,7 @@ impl End {
     }
 }
 
-/// The two ends of rustls differ in type and not in what is asked of them here.
+/// Common interface of the two connection types of rustls.
 trait Process {
     type Data;
     fn process<'c, 'i>(
@@ -153,7 +153,8 @@ fn advance<P: Process>(conn: &mut P, incoming: &mut Vec<u8>, out: &mut Vec<u8>) 
             }
             Ok(ConnectionState::WriteTraffic(_)) => Some(Step::Done),
             Ok(ConnectionState::BlockedHandshake) => Some(Step::Blocked),
-            // Early data is never accepted, and nothing follows the handshake in its records.
+            // Early data is never accepted, and no application data belongs to the handshake's
+            // records.
             Ok(_) => Some(Step::Refused),
             Err(_) => Some(Step::Error),
         };
@@ -164,8 +165,8 @@ fn advance<P: Process>(conn: &mut P, incoming: &mut Vec<u8>, out: &mut Vec<u8>) 
     }
 }
 
-/// Takes what is left to be sent, up to the alert. Asked once more rustls would look at its input
-/// again, and panic: of bytes that are gone, or of the second alert that they are worth.
+/// Collects the output of a failed handshake, up to the alert. rustls must not be called after
+/// that: it would process its input again and panic, over discarded bytes or over a second alert.
 fn drain<P: Process>(conn: &mut P, incoming: &mut Vec<u8>, out: &mut Vec<u8>) {
     loop {
         let start = out.len();
@@ -173,7 +174,7 @@ fn drain<P: Process>(conn: &mut P, incoming: &mut Vec<u8>, out: &mut Vec<u8>) {
         let Ok(ConnectionState::EncodeTlsData(mut data)) = state else { return };
         append(out, |free| data.encode(free));
         incoming.drain(..discard);
-        // An alert is sealed where there are keys already.
+        // Once there are keys, the alert is encrypted, with the outer type of application data.
         let last = [content::ALERT, content::APPLICATION_DATA];
         if out.get(start).is_none_or(|kind| last.contains(kind)) {
             return;
@@ -181,7 +182,7 @@ fn drain<P: Process>(conn: &mut P, incoming: &mut Vec<u8>, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends what `encode` writes, with the room that it asks for.
+/// Appends the output of `encode`, with as much room as it requires.
 fn append(out: &mut Vec<u8>, mut encode: impl FnMut(&mut [u8]) -> Result<usize, EncodeError>) {
     let start = out.len();
     let mut room = 0;

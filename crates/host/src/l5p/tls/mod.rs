@@ -1,18 +1,22 @@
-//! TLS 1.2 and 1.3: rustls shakes hands, the record layer is ours, and the device's where it can.
+//! TLS 1.2 and 1.3: rustls performs the handshake; the record layer is implemented here, and
+//! offloaded to the device if it can.
 //!
 //! A [`Session`] lies between a connection and its socket. Records of the handshake go to rustls
-//! (`handshake`). After it, what the application writes becomes runs of records in the connection's
-//! send stream, described by their content (`sealer`): the device seals them when they are sent, or
-//! the host before. Received records that the device opened are read where they lie, others are
-//! opened by the host (`receive`, `record`); `offload` keeps the device's contexts in step. `stage`
-//! has the stages that a session goes through.
+//! (`handshake`). After it, written bytes become runs of records in the connection's send stream,
+//! described by their content (`sealer`): the device encrypts them when they are sent, or the host
+//! does before. Received records that the device decrypted are read in place; the host decrypts the
+//! others (`receive`, `record`). `offload` keeps the device's receive contexts synchronized.
+//! `stage` has the stages of a session.
 //!
-//! Invariants: what is given to the connection is ciphertext, or a run that nobody but a sealer can
-//! turn into bytes, or an alert before there are keys; the order of what was written is kept; no
-//! byte of a record that does not verify is shown; memory is bounded by [`PLAIN_BYTES_MAX`], one
-//! record, and the connection's buffers.
+//! Invariants:
 //!
-//! It does not resume with early data (0-RTT is never offered), renegotiate, or compress.
+//! - The connection receives only ciphertext, runs that only the sealer or the device can turn into
+//!   bytes, or an alert before there are keys.
+//! - The order of written bytes is kept.
+//! - No byte of a record that fails authentication is shown.
+//! - Memory is bounded by [`PLAIN_BYTES_MAX`], one record, and the connection's buffers.
+//!
+//! There is no early data (0-RTT is never offered), no renegotiation and no compression.
 
 mod api;
 mod contexts;
@@ -60,38 +64,40 @@ use record::{Version, content};
 use sealer::Sealer;
 use stage::{Stage, StageEvent};
 
-/// Opened bytes that wait to be read before the connection's window is left to close.
+/// Bound on decrypted and unread bytes, in bytes; beyond it the connection's window is left to
+/// close.
 const PLAIN_BYTES_MAX: usize = 64 * 1024;
-/// Records without content in a row: they cost us and carry nothing. OpenSSL has the same limit.
+/// Bound on consecutive empty records, which cost the host and carry nothing. OpenSSL has the same
+/// limit.
 const EMPTY_RECORDS_MAX: u8 = 32;
 
-/// What was written and is not yet sealed.
+/// Written data that is not yet in the send stream.
 enum Piece {
     Memory(Bytes),
     File {
         source: Source,
         left: u64,
     },
-    /// A PDU of NVMe/TCP, which is not cut.
+    /// An NVMe/TCP PDU, which is not split over keys.
     Pdu(Box<Written>),
-    /// close_notify, and the end of the connection's direction.
+    /// close_notify, and the end of our direction.
     End,
 }
 
-/// Where the device finds a record, as far as it opens it.
+/// Position of the next record in the stream, for a context of NVMe/TCP above it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NextRecord {
-    /// Its context, and the record's number.
+    /// The record layer's receive context, and the record's number.
     pub(crate) over: OverTls,
-    /// The record's first byte on the wire.
+    /// Sequence number of the record's first byte.
     pub(crate) seq: SeqNum,
-    /// Bytes of each record that are no content.
+    /// Bytes of each record that are not content.
     pub(crate) overhead: u32,
 }
 
 impl NextRecord {
-    /// Position of the record's content in a stream that began with the record `from`, if nothing
-    /// but content came since then.
+    /// Returns the position of the record's content in the plaintext stream that began with the
+    /// record `from`, if all records since then carried only content.
     pub(crate) fn position(&self, from: &Self) -> SeqNum {
         #[expect(clippy::cast_possible_truncation, reason = "positions are modulo 2^32")]
         let records = self.over.number.wrapping_sub(from.over.number) as u32;
@@ -99,60 +105,60 @@ impl NextRecord {
     }
 }
 
-/// A connection's TLS.
+/// The TLS session of a connection.
 pub(crate) struct Session {
     crypto: Arc<dyn CryptoProvider>,
-    /// Changed by [`Session::enter`] alone.
+    /// Changed only by [`Session::enter`].
     stage: Stage,
-    /// The record in front of what was received.
+    /// State of the record at the front of the received bytes.
     front: Front,
-    /// Opened by the host, not yet read.
+    /// Content decrypted by the host and not yet read.
     plain: VecDeque<Bytes>,
     plain_bytes: usize,
-    /// The device's part in receiving; none before there are keys.
+    /// The receive offload; `None` before there are keys.
     offload: Option<Box<RxOffload>>,
-    /// Why the device does not seal.
+    /// Why the device does not encrypt.
     tx_refused: Option<Refusal>,
-    /// Records that the device opened whole, in part, and not at all.
+    /// Records that the device decrypted completely, partially, and not at all.
     rx_records: [u64; 3],
     queue: VecDeque<Piece>,
     /// Plaintext bytes in the queue, and those of them in memory.
     queued: u64,
     queued_memory: usize,
-    /// The application wrote its last byte, in whatever stage.
+    /// The application has closed our direction; possible in every stage.
     shut: bool,
 }
 
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Neither keys nor text.
+        // Neither keys nor plaintext.
         f.debug_struct("Session").field("queued", &self.queued).finish_non_exhaustive()
     }
 }
 
 impl Session {
-    /// The session of a connection that was just accepted, by a listener that takes cleartext too
-    /// or not.
+    /// Creates the session of an accepted connection. `takes_cleartext`: the listener accepts
+    /// clients without TLS.
     pub(crate) fn server(server: &TlsServer, takes_cleartext: bool) -> Self {
         let first = if takes_cleartext { Stage::Detect } else { Stage::Handshake };
         let handshake = Handshake::server(server.config.clone());
         Self::new(server.crypto.clone(), handshake.map(|h| first(Box::new(h))).ok())
     }
 
-    /// Returns whether the first that was received is text, where the listener takes that. The
-    /// types of records are control characters (RFC 8446 section 5.1).
+    /// Returns whether the first received byte is text, and the listener accepts that. The record
+    /// types are control characters (RFC 8446 section 5.1).
     pub(crate) fn is_cleartext(&self, rcv: &Receive) -> bool {
         matches!(self.stage, Stage::Detect(_))
             && rcv.peek().first().is_some_and(u8::is_ascii_alphabetic)
     }
 
-    /// The session of a connection that we open; its handshake begins with the first turn.
+    /// Creates the session of an active open; its handshake begins when the session first works.
     pub(crate) fn client(client: &TlsClient) -> Self {
         let handshake = Handshake::client(client.config.clone(), client.name.clone());
         Self::new(client.crypto.clone(), handshake.map(|h| Stage::Begin(Box::new(h))).ok())
     }
 
-    /// A session that begins behind its handshake, which others had.
+    /// Creates a session with the keys of a handshake that took place elsewhere.
     pub(crate) fn attached(conn: &mut Connection, cx: &mut Cx<'_>, keys: &TlsKeys) -> Self {
         let open = Open::attached(keys, &*keys.crypto);
         let stage = open.map(|open| Stage::Open(Box::new(open)));
@@ -180,7 +186,7 @@ impl Session {
 
     // ---- the socket's end ----
 
-    /// What the socket is ready for, given what the connection is.
+    /// Returns the readiness of the socket, from that of the connection.
     pub(crate) fn readiness(&self, below: Readiness) -> Readiness {
         let readable = !self.plain.is_empty() || self.front.clear().is_some();
         let open = self.stage.open().is_some();
@@ -206,8 +212,8 @@ impl Session {
         }
     }
 
-    /// Takes bytes off the front of what [`Self::peek`] showed. What follows is ready at once where
-    /// it needs no work.
+    /// Removes bytes from the front of those that [`Self::peek`] returned. Content of the next
+    /// record is available at once if the device decrypted it.
     pub(crate) fn consume(
         &mut self,
         conn: &mut Connection,
@@ -226,7 +232,7 @@ impl Session {
         }
         self.consume_clear(&mut conn.rcv, out, bytes);
         if self.front.clear().is_none() {
-            // Who read the last byte is told at once that it was.
+            // The reader of the last byte learns at once about a close_notify behind it.
             let room = receive::record_room(conn, config);
             let step = self.step(&mut conn.rcv, out, room, true);
             if matches!(step, Step::Control { .. }) {
@@ -235,15 +241,15 @@ impl Session {
         }
     }
 
-    /// Whether what [`Self::peek`] shows lies in the packets that it came in.
+    /// Returns whether [`Self::peek`] returns bytes in the packets that they arrived in.
     pub(crate) fn shows_packets(&self) -> bool {
         self.plain.is_empty() && self.front.clear().is_some()
     }
 
-    /// The record that brings the next content, where all before it was read.
+    /// Returns the record with the next content, if everything before it was read.
     ///
     /// # Errors
-    /// Why there is no context of the device's for it.
+    /// Why the device has no context for it.
     pub(crate) fn next_record(&self, rcv: &Receive) -> Result<NextRecord, Refusal> {
         let open = self.stage.open().ok_or(Refusal::DoesNotFit)?;
         let read = self.plain.is_empty() && self.front.clear().is_none();
@@ -254,22 +260,23 @@ impl Session {
         Ok(NextRecord { over, seq: rcv.seq(position), overhead })
     }
 
-    /// Whether nothing more can be written.
+    /// Returns whether our direction is closed for writing.
     pub(crate) const fn is_shut(&self) -> bool {
         self.shut
     }
 
-    /// Returns whether our direction is closed: close_notify was written, or never will be.
+    /// Returns whether close_notify was written, or never will be.
     fn has_ended(&self) -> bool {
         self.shut && self.queue.is_empty()
     }
 
-    /// Plaintext bytes that are not yet sealed.
+    /// Returns the number of plaintext bytes that are not yet in the send stream.
     pub(crate) const fn queued(&self) -> u64 {
         self.queued
     }
 
-    /// Nothing more is written: close_notify follows what was. Says whether it is still to follow.
+    /// Closes our direction: close_notify follows the bytes written before. Returns whether it is
+    /// still to follow.
     pub(crate) fn shutdown(&mut self) -> bool {
         if !self.shut && !matches!(self.stage, Stage::Failed { .. }) {
             self.queue.push_back(Piece::End);
@@ -280,14 +287,14 @@ impl Session {
 
     // ---- the connection's end ----
 
-    /// Whether there is something to begin, to send or to follow, whatever is received.
+    /// Returns whether the session has work independent of received bytes.
     pub(crate) fn waits(&self) -> bool {
         !self.queue.is_empty()
             || matches!(self.stage, Stage::Begin(_))
             || self.offload.as_ref().is_some_and(|offload| offload.is_to_follow())
     }
 
-    /// Receives and sends what can be.
+    /// Processes received records, and sends what it can.
     pub(crate) fn turn(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
         if conn.state.is_synchronized() {
             self.begin(conn, cx);
@@ -295,12 +302,12 @@ impl Session {
             self.follow(conn, cx);
             self.transmit(conn, cx);
         } else if matches!(conn.state, State::TimeWait | State::Closed) {
-            // What came before the end can still be read.
+            // Records that arrived before the end can still be read.
             self.receive(conn, cx);
         }
     }
 
-    /// A client speaks first.
+    /// Sends a client's first message.
     fn begin(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
         if matches!(self.stage, Stage::Begin(_)) {
             self.enter(&mut cx.out.counters, StageEvent::Begun);
@@ -308,7 +315,7 @@ impl Session {
         }
     }
 
-    /// Enters the stage that an event leads to, which there is.
+    /// Enters the stage that an event leads to. It is an internal error if there is none.
     fn enter(&mut self, counters: &mut HostCounters, event: StageEvent) {
         match core::mem::replace(&mut self.stage, Stage::BROKEN).next(event) {
             Some(next) => self.stage = next,
@@ -334,7 +341,8 @@ impl Session {
                     self.fail(conn, cx, alert);
                 }
             }
-            // They read no records: the first turn of a client ends `Begin`, a byte `Detect`.
+            // These stages read no records: the first work of a client ends `Begin`, and a byte
+            // ends `Detect`.
             Stage::Begin(_) | Stage::Detect(_) | Stage::PeerClosed(_) | Stage::Failed { .. } => {}
         }
     }
@@ -355,30 +363,30 @@ impl Session {
                         cx.out.counters.tls_handshakes += 1;
                         self.open(conn, cx, open);
                     }
-                    // There are no keys that the peer would read an alert under.
+                    // There are no keys for which the peer would accept an alert.
                     None => self.die(conn, cx, SocketError::Tls(Alert::InternalError)),
                 }
             }
             Progress::Failed => {
-                // Its alert was the last that rustls wrote.
+                // rustls has written its alert last.
                 cx.out.counters.tls_handshake_failures += 1;
                 self.die(conn, cx, SocketError::TlsHandshake);
             }
         }
     }
 
-    /// There are keys: sealing and opening begin, on the device where it can.
+    /// Enters the stage with keys, and requests the device's contexts.
     fn open(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, open: Open) {
         self.enter(&mut cx.out.counters, StageEvent::Keys(Box::new(open)));
         self.install(conn, cx);
     }
 
-    /// Has the device seal and open with the keys, where it can.
+    /// Requests the device's contexts for the keys, if it supports them.
     fn install(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
         let Some(open) = self.stage.open() else { return };
         self.offload = Some(Box::new(RxOffload::new(open.rx.keys.clone(), Refusal::Disabled)));
         conn.snd.transforms.sealer.get_or_insert_with(|| Box::new(Sealer::new()));
-        // Nothing follows a FIN that would be sealed.
+        // Nothing that would need encryption follows a FIN.
         let follows = conn.state.may_write();
         self.install_tx(conn, cx, follows);
         self.install_rx(conn, cx);
@@ -388,10 +396,10 @@ impl Session {
         conn.modes.notify = true;
     }
 
-    /// What `ss` shows.
+    /// Returns the state shown by `outboard ss`.
     pub(crate) fn info(&self, conn: &Connection) -> Option<TlsInfo> {
         let open = self.stage.open()?;
-        // Whatever was said when it was asked for: a context that is gone seals nothing.
+        // A context may have been requested and lost since: a lost one does not encrypt.
         let seals =
             conn.snd.transforms.sealer.as_ref().is_some_and(|sealer| sealer.context().is_some());
         let why_not = self.tx_refused.unwrap_or(Refusal::DeviceReset);
@@ -415,7 +423,7 @@ impl Session {
             internal_error!(cx.out.counters.internal_errors, "content before the keys");
             return Ok(());
         };
-        // RFC 8446 section 5.1: messages are not interleaved with other records.
+        // RFC 8446 section 5.1: handshake messages are not interleaved with other records.
         if kind != content::HANDSHAKE && !open.message.is_empty() {
             return Err(Alert::UnexpectedMessage);
         }
@@ -440,7 +448,7 @@ impl Session {
         Ok(())
     }
 
-    /// Messages after the handshake.
+    /// Handles handshake messages after the handshake.
     fn handle_messages(
         &mut self,
         conn: &mut Connection,
@@ -456,8 +464,9 @@ impl Session {
         if changes.no_renegotiation {
             open.write(conn, content::ALERT, &[1, Alert::NoRenegotiation as u8]);
         }
-        // One answer is enough for many, before the next data (RFC 8446 section 4.6.3): else a peer
-        // would have us keep what it asks for, and does not acknowledge.
+        // One answer is enough for several requests, before the next data (RFC 8446 section 4.6.3).
+        // Otherwise a peer could request answers without acknowledging them, and make the host
+        // buffer them.
         open.update_wanted |= changes.tx_wanted;
         if changes.rx {
             if let Some(offload) = &mut self.offload {
@@ -471,7 +480,7 @@ impl Session {
         Ok(())
     }
 
-    /// RFC 8446 section 6, RFC 5246 section 7.2.
+    /// Handles an alert: RFC 8446 section 6, RFC 5246 section 7.2.
     fn handle_alert(
         &mut self,
         conn: &mut Connection,
@@ -486,7 +495,7 @@ impl Session {
                 self.enter(&mut cx.out.counters, StageEvent::CloseNotify);
                 conn.modes.notify = true;
             }
-            // Warnings of TLS 1.2, and the one of TLS 1.3 that a close_notify follows.
+            // Warnings of TLS 1.2, and the one of TLS 1.3 that precedes a close_notify.
             USER_CANCELED => {}
             _ if level == WARNING && self.is_12() => {}
             _ => {
@@ -501,7 +510,7 @@ impl Session {
         self.stage.open().is_some_and(|open| open.version == Version::Tls12)
     }
 
-    /// Sends an alert, and ends.
+    /// Sends a fatal alert and fails.
     fn fail(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, alert: Alert) {
         let counters = &mut cx.out.counters;
         match &mut self.stage {
@@ -520,10 +529,10 @@ impl Session {
         self.die(conn, cx, SocketError::Tls(alert));
     }
 
-    /// Nothing more is sent but what the connection has; what was written is forgotten.
+    /// Fails: only the bytes already in the send stream are sent; queued data is dropped.
     fn die(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, error: SocketError) {
         self.enter(&mut cx.out.counters, StageEvent::Failure(error));
-        // What is awaited goes with the end of its record, unread.
+        // An awaited record is discarded, unread, when it is complete.
         if !matches!(self.front, Front::Awaited(_)) {
             self.front = Front::Unseen;
         }
@@ -532,7 +541,7 @@ impl Session {
         conn.modes.notify = true;
     }
 
-    /// Gives up what was written.
+    /// Drops queued data and releases its files and the receive contexts.
     pub(crate) fn release(&mut self, out: &mut Outbox, files: &mut Files) {
         for piece in self.queue.drain(..) {
             let (source, left) = match piece {

@@ -1,10 +1,10 @@
-//! A session's receive contexts on the device: made, told where records begin, and their work
-//! undone where the host has to open a record itself.
+//! Receive contexts of a session: requested, resynchronized, and their work reverted if the host
+//! must decrypt a record itself.
 //!
-//! Called by [`super::Session`] and [`super::receive`]. The device's guesses are never trusted: a
-//! record counts as opened by it only where every byte was opened by a context that has the
-//! record's keys, as the record that the host takes it for, and one of its frames says that the tag
-//! is right ([`RxOffload::opened_whole`]).
+//! Called by [`super::Session`] and [`super::receive`]. Claims of the device are never trusted: a
+//! record counts as decrypted only if every byte was decrypted by a context with the record's keys,
+//! as the record that the host expects, and one of its frames carries the claim that the tag was
+//! verified ([`RxOffload::opened_whole`]).
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -24,31 +24,30 @@ use crate::net::outbox::Outbox;
 use crate::tcp::conn::Cx;
 use crate::tcp::rcv::Piece;
 
-/// Keys of contexts whose work may still have to be undone, beside those that work now: what a peer
-/// may have us keep by changing its keys again and again.
+/// Bound on former keys whose decryption may still have to be reverted, against peers that change
+/// their keys again and again.
 const OLD_KEYS_MAX: usize = 4;
-/// Such contexts, of whatever keys: what a device may have us keep by resets.
+/// Bound on former contexts of any keys, against devices that reset again and again.
 const OLD_CONTEXTS_MAX: usize = 64;
-/// Contexts of a connection in a second: what a peer that changes its keys again and again has us
-/// ask of the device.
+/// Bound on the contexts that a connection requests per second, against peers that change their
+/// keys again and again.
 const CONTEXTS_PER_SECOND: u32 = 64;
-/// Records opened by nobody before the device is told where the next begins, and the most of them
-/// between two hints: Linux's `TLS_DEVICE_RESYNC_NH_START_IVAL` and `_MAX_IVAL`.
+/// Undecrypted records before the first hint to the device, and the maximum between two hints:
+/// Linux's `TLS_DEVICE_RESYNC_NH_START_IVAL` and `_MAX_IVAL`.
 const HINT_AFTER: (u32, u32) = (2, 128);
-/// Headers that the log of an asynchronous request holds: Linux's
-/// `TLS_DEVICE_RESYNC_ASYNC_LOGMAX`.
+/// Headers in the log of an asynchronous request: Linux's `TLS_DEVICE_RESYNC_ASYNC_LOGMAX`.
 const LOG_MAX: usize = 13;
 
-/// A context that did not work any more at `until`.
+/// A context that is no longer in use.
 #[derive(Debug)]
 struct Old {
     context: L5oId,
     keys: Arc<Keys>,
-    /// Position behind everything that it may have opened.
+    /// Position after the last byte that it may have decrypted.
     until: u64,
 }
 
-/// Boundaries seen since an asynchronous request began.
+/// Record boundaries seen since an asynchronous request began.
 #[derive(Debug)]
 struct Log {
     from: u64,
@@ -56,28 +55,28 @@ struct Log {
     seen: VecDeque<(u64, u64)>,
 }
 
-/// Where the host is in the stream: a record's position, and its number.
+/// Position and number of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Boundary {
     pub(super) position: u64,
     pub(super) number: u64,
 }
 
-/// What a session knows of the device's work on what it receives.
+/// The receive offload of a session.
 #[derive(Debug)]
 pub(super) struct RxOffload {
-    /// The context, or why there is none.
+    /// The current context, or why there is none.
     context: Result<L5oId, Refusal>,
     keys: Arc<Keys>,
     old: VecDeque<Old>,
     made: PerSecond,
     mode: ResyncMode,
-    /// Position that the device asks about.
+    /// Position about which the device asked.
     asked: Option<u64>,
     log: Option<Box<Log>>,
-    /// Records in a row that the device did not open whole.
+    /// Consecutive records that the device did not decrypt completely.
     unopened: u32,
-    /// How many of them make the next hint.
+    /// Value of `unopened` that triggers the next hint.
     hint_at: u32,
 }
 
@@ -96,13 +95,13 @@ impl RxOffload {
         }
     }
 
-    /// Whether the device may have opened what comes.
+    /// Returns whether the device may have decrypted received bytes.
     pub(super) fn is_active(&self) -> bool {
         self.context.is_ok() || !self.old.is_empty()
     }
 
-    /// Whether the device waits for word of where records begin, or is to be told unasked, or what
-    /// it did under old keys can be forgotten.
+    /// Returns whether the stream must be followed: the device waits for an answer or for hints,
+    /// former contexts can be dropped, or a context can be requested.
     pub(super) fn is_to_follow(&self) -> bool {
         self.asked.is_some()
             || self.log.is_some()
@@ -118,12 +117,12 @@ impl RxOffload {
         }
     }
 
-    /// The context that works now, or why there is none.
+    /// Returns the current context, or why there is none.
     pub(super) const fn context(&self) -> Result<L5oId, Refusal> {
         self.context
     }
 
-    /// Asks the device for a context that opens from `next` on.
+    /// Requests a receive context that decrypts from `next` on.
     pub(super) fn install(&mut self, conn: &Connection, cx: &mut Cx<'_>, next: Boundary) {
         let limits = match cx.out.offloads.l5o {
             Ok(limits) if limits.tls_rx => limits,
@@ -149,31 +148,31 @@ impl RxOffload {
         self.unopened = 0;
     }
 
-    /// Whether there may be one more context.
+    /// Returns whether the bounds on former contexts permit another one.
     fn has_room(&self) -> bool {
         let keys = self.old.iter().map(|old| &old.keys);
         let changes = keys.clone().zip(keys.skip(1)).filter(|(a, b)| !Arc::ptr_eq(a, b)).count();
         changes < OLD_KEYS_MAX && self.old.len() < OLD_CONTEXTS_MAX
     }
 
-    /// Whether a context can be asked for that could not be before.
+    /// Returns whether a context that was postponed can be requested now.
     pub(super) fn is_to_install(&self) -> bool {
         self.context == Err(Refusal::KeysChangeTooOften) && self.has_room()
     }
 
-    /// The peer's keys are others from now on, or (with the same) the context is of no use any
-    /// more.
+    /// Replaces the keys, or with equal keys gives up a context that has become useless.
     pub(super) fn retire(&mut self, out: &mut Outbox, edge: u64, keys: Arc<Keys>) {
         self.forget_context(Some(out), edge, Refusal::DeviceReset);
         self.keys = keys;
     }
 
-    /// The device would not have the context: it never did anything.
+    /// Notes that the device refused the context, which thus never decrypted anything.
     pub(super) fn refused(&mut self, why: Refusal) {
         self.context = Err(why);
     }
 
-    /// The device has lost its contexts, but for those that it makes of what was in the ring.
+    /// Notes that the device has lost its contexts, except those that it creates from operations
+    /// still in the ring.
     pub(super) fn lost(&mut self, out: &mut Outbox, edge: u64, why: Refusal) {
         self.forget_context(Some(out), edge, why);
     }
@@ -188,13 +187,13 @@ impl RxOffload {
         (self.asked, self.log) = (None, None);
     }
 
-    /// Which context works now.
+    /// Returns whether a context is the current one.
     pub(super) fn is(&self, context: L5oId) -> bool {
         self.context == Ok(context)
     }
 
-    /// Gives the context back. What it opened may still have to be undone: the application reads
-    /// what came before the end when it likes.
+    /// Destroys the current context. Its decryption may still have to be reverted, since the
+    /// application may read what arrived before the end at any time.
     pub(super) fn release(&mut self, out: &mut Outbox) {
         self.forget_context(Some(out), u64::MAX, Refusal::Disabled);
     }
@@ -206,9 +205,9 @@ impl RxOffload {
         self.old.iter().find(|old| old.context == context).map(|old| &old.keys)
     }
 
-    /// Whether the device opened and verified the record `number` that `pieces` are. What is not
-    /// sealed in it (header, explicit nonce, tag) may have come in packets of which nothing was
-    /// opened.
+    /// Returns whether the device decrypted and verified the record `number`, whose bytes are
+    /// `pieces`. Unencrypted parts (header, explicit nonce, tag) may lie in packets of which
+    /// nothing was decrypted.
     pub(super) fn opened_whole<'a>(
         &self,
         pieces: impl Iterator<Item = Piece<'a>>,
@@ -238,8 +237,8 @@ impl RxOffload {
         verified && right && offset == len
     }
 
-    /// Whether the bytes `here` of a record, of which the piece has those from `begin` on, were
-    /// opened as that record's.
+    /// Returns whether the bytes `here` of a record, of which the piece has those from `begin` on,
+    /// were decrypted as part of that record.
     fn is_opened_as(
         &self,
         piece: &Piece<'_>,
@@ -258,14 +257,14 @@ impl RxOffload {
             })
     }
 
-    /// What the device took the byte `at` of a segment for.
+    /// Returns the device's claim about the byte `at` of a segment.
     fn claim(&self, opened: &Opened, segment: &[u8], at: usize) -> Option<Claim> {
         Claims::new(self.keys_of(opened.context)?, opened, segment)
             .find(|claim| as_signed(at) < claim.start + as_signed(claim.len))
     }
 
-    /// Puts `out`, a copy of `piece`, back to what came: counter mode undoes itself. Says whether
-    /// there was anything to undo.
+    /// Restores the received ciphertext in `out`, a copy of `piece`: applying the keystream again
+    /// reverts the decryption. Returns whether there was anything to restore.
     pub(super) fn restore(&self, piece: &Piece<'_>, out: &mut [u8]) -> bool {
         let Some(opened) = &piece.metadata().opened else { return false };
         let Some(keys) = self.keys_of(opened.context) else { return false };
@@ -304,7 +303,8 @@ impl RxOffload {
         }
     }
 
-    /// The stream is read up to `position`: what worked before it is forgotten.
+    /// Notes that the stream was read up to a boundary: former contexts before it are dropped, and
+    /// it is logged.
     pub(super) fn advance(&mut self, at: Boundary) {
         while self.old.front().is_some_and(|old| old.until <= at.position) {
             self.old.pop_front();
@@ -320,7 +320,7 @@ impl RxOffload {
         }
     }
 
-    /// `l5o_resync_rx_req`.
+    /// Handles `l5o_resync_rx_req`.
     pub(super) fn handle_request(
         &mut self,
         conn: &Connection,
@@ -349,8 +349,9 @@ impl RxOffload {
         }
     }
 
-    /// Answers what the device asked, once the stream shows it; hints where it is to be told
-    /// unasked. `boundaries` are the records' from the current one on, as far as headers are here.
+    /// Answers the device's question once the stream shows the answer, or sends a hint if one is
+    /// due. `boundaries` are those of the current record and of the following ones whose headers
+    /// have arrived.
     pub(super) fn answer(
         &mut self,
         conn: &Connection,
@@ -387,17 +388,17 @@ fn respond(out: &mut Outbox, context: L5oId, tcpsn: SeqNum, number: Option<u64>)
     out.ops.push_back(Op::L5oResyncRxResp { context, tcpsn, number });
 }
 
-/// What the device took bytes of a segment for.
+/// The device's claim about bytes of a segment.
 #[derive(Clone, Copy, Debug, Default)]
 struct Claim {
     number: u64,
     explicit: [u8; 8],
-    /// Where the record begins, from the start of the segment.
+    /// Offset of the record's first byte from the start of the segment; may be negative.
     start: i64,
     len: usize,
 }
 
-/// The records that the device saw in what it opened of a segment, in order.
+/// The records that the device saw in the decrypted part of a segment, in order.
 struct Claims<'a> {
     keys: &'a Keys,
     segment: &'a [u8],

@@ -1,8 +1,9 @@
-//! A session after its handshake: the keys of both directions, and the messages that change them.
+//! State of a session after its handshake: the keys of both directions, and the messages that
+//! change them.
 //!
-//! [`super::Session`] has control records sealed here, and hands handshake messages in. RFC 8446
-//! sections 4.6.3 and 5.5: keys change when the peer says so, and ours before they have sealed too
-//! much; TLS 1.2 cannot change keys and ends there.
+//! [`super::Session`] encrypts control records here, and passes handshake messages in. The peer's
+//! key changes when it sends KeyUpdate, ours before the usage limit (RFC 8446 sections 4.6.3 and
+//! 5.5). TLS 1.2 cannot change keys, and a session fails at the limit.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -21,46 +22,47 @@ use super::{TlsDirection, TlsKeys};
 use crate::l5p::Connection;
 use crate::tcp::conn::Cx;
 
-/// Records left of a key's limit when it is changed.
+/// Records before a key's limit at which the key is changed.
 pub(super) const LIMIT_MARGIN: u64 = 1024;
-/// Records that a key of unknown origin may seal: RFC 8446 section 5.5, rounded down.
+/// Limit of a key of unknown origin, in records: RFC 8446 section 5.5, rounded down.
 const ATTACHED_LIMIT: u64 = 1 << 23;
 
-/// Messages after the handshake without data between them: a change of key costs us a new AEAD, and
-/// may have the device make a new context. BoringSSL has the same limit on those.
+/// Bound on messages after the handshake without data between them: each change of keys costs the
+/// host a new AEAD, and perhaps the device a new context. BoringSSL has the same limit on key
+/// updates.
 const MESSAGES_MAX: u8 = 32;
 
-/// Messages after the handshake: RFC 8446 section 4, RFC 5246 section 7.4.
+/// Types of handshake messages: RFC 8446 section 4, RFC 5246 section 7.4.
 const HELLO_REQUEST: u8 = 0;
 const CLIENT_HELLO: u8 = 1;
 const NEW_SESSION_TICKET: u8 = 4;
 const KEY_UPDATE: u8 = 24;
 
-/// What a handshake leaves behind.
+/// Result of a handshake.
 pub(crate) struct Done {
     pub(crate) secrets: ExtractedSecrets,
-    /// Makes the keys that follow.
+    /// Derives the next keys.
     pub(crate) kernel: Kernel,
 }
 
-/// What makes the next keys.
+/// Source of the next keys.
 pub(crate) enum Kernel {
     Server(Box<KernelConnection<ServerConnectionData>>),
     Client(Box<KernelConnection<ClientConnectionData>>),
-    /// The secrets were given.
+    /// The traffic secrets were given.
     Secrets(Box<Secrets>),
-    /// The keys were given, and cannot change.
+    /// Only the keys were given; they cannot change.
     Attached,
 }
 
-/// Secrets of a session whose handshake somebody else had.
+/// Traffic secrets of a handshake that took place elsewhere.
 pub(crate) struct Secrets {
     tx: Secret,
     rx: Secret,
 }
 
 impl Kernel {
-    /// The peer's next key.
+    /// Returns the peer's next key.
     fn update_rx(&mut self, crypto: &dyn CryptoProvider, version: Version) -> Option<Half> {
         let secrets = match self {
             Self::Server(kernel) => kernel.update_rx_secret(),
@@ -71,7 +73,7 @@ impl Kernel {
         Half::of_secrets(crypto, version, &secrets.ok()?)
     }
 
-    /// Our next key.
+    /// Returns our next key.
     fn update_tx(&mut self, crypto: &dyn CryptoProvider, version: Version) -> Option<Half> {
         let secrets = match self {
             Self::Server(kernel) => kernel.update_tx_secret(),
@@ -82,7 +84,7 @@ impl Kernel {
         Half::of_secrets(crypto, version, &secrets.ok()?)
     }
 
-    /// Version, and the records that one key may seal.
+    /// Returns the version, and the number of records that one key may encrypt.
     fn limits(&self) -> Option<(Version, u64)> {
         let (version, suite) = match self {
             Self::Server(k) => (k.protocol_version(), k.negotiated_cipher_suite()),
@@ -102,7 +104,7 @@ impl Kernel {
     }
 }
 
-/// Keys of a direction, and the number of its next record.
+/// Keys of one direction, and the number of its next record.
 pub(super) struct Half {
     pub(super) keys: Arc<Keys>,
     pub(super) number: u64,
@@ -128,14 +130,14 @@ impl Half {
         Some(Self { keys: Arc::new(keys), number: direction.number })
     }
 
-    /// The next keys of a secret, which becomes the next.
+    /// Replaces a secret by the next one, and returns its keys.
     fn updated(crypto: &dyn CryptoProvider, secret: &mut Secret) -> Option<Self> {
         secret.update()?;
         Self::of_direction(crypto, Version::Tls13, secret.suite, &TlsDirection::of_secret(secret)?)
     }
 
-    /// Appends a record to `out`; nothing where the numbers are used up (RFC 8446 section 5.3: they
-    /// never wrap).
+    /// Appends an encrypted record to `out`; nothing if the record numbers are exhausted (RFC 8446
+    /// section 5.3: they never wrap).
     fn seal(&mut self, kind: u8, text: &[u8], out: &mut Vec<u8>) {
         if let Some(next) = self.number.checked_add(1) {
             self.keys.seal(self.number, kind, text, out);
@@ -143,47 +145,47 @@ impl Half {
         }
     }
 
-    /// The record with the next number was opened.
+    /// Notes that the record with the next number was decrypted.
     ///
     /// # Errors
-    /// There is no number for another: RFC 8446 section 5.3.
+    /// The record numbers are exhausted (RFC 8446 section 5.3).
     pub(super) fn advance(&mut self) -> Result<(), Alert> {
         self.number = self.number.checked_add(1).ok_or(Alert::InternalError)?;
         Ok(())
     }
 }
 
-/// Keys and what makes the next.
+/// State of a session that has keys.
 pub(super) struct Open {
     pub(super) tx: Half,
     pub(super) rx: Half,
     kernel: Kernel,
     pub(super) version: Version,
-    /// Records that one key may seal: RFC 8446 section 5.5.
+    /// Records that one key may encrypt: RFC 8446 section 5.5.
     tx_limit: u64,
-    /// Part of a message after the handshake.
+    /// Received part of an incomplete handshake message.
     pub(super) message: Vec<u8>,
     pub(super) empty_records: u8,
-    /// The peer wants our key to change before more data is written.
+    /// The peer requests that our key changes before more data is written.
     pub(super) update_wanted: bool,
-    /// Messages after the handshake since the last data.
+    /// Handshake messages since the last data.
     messages: u8,
 }
 
-/// What messages after the handshake brought about.
+/// Effects of handshake messages after the handshake.
 #[derive(Default)]
 pub(super) struct Changes {
-    /// The peer's next record is under another key.
+    /// The peer's next record uses another key.
     pub(super) rx: bool,
-    /// The peer wants ours to change too.
+    /// The peer requests that our key changes too.
     pub(super) tx_wanted: bool,
-    /// To be answered: RFC 5246 section 7.2.2.
+    /// A renegotiation must be declined: RFC 5246 section 7.2.2.
     pub(super) no_renegotiation: bool,
 }
 
 impl Open {
-    /// A session whose handshake is done; `first_record` is added to record numbers if the key may
-    /// seal so many.
+    /// Creates the state after a handshake. `first_record` is added to the record numbers if the
+    /// key's limit allows it.
     pub(super) fn new(done: Done, crypto: &dyn CryptoProvider, first_record: u64) -> Option<Self> {
         let Done { secrets, kernel } = done;
         let (version, tx_limit) = kernel.limits()?;
@@ -206,7 +208,7 @@ impl Open {
         })
     }
 
-    /// A session whose keys somebody else has agreed on.
+    /// Creates the state of a handshake that took place elsewhere.
     pub(super) fn attached(keys: &TlsKeys, crypto: &dyn CryptoProvider) -> Option<Self> {
         let half = |direction| Half::of_direction(crypto, keys.version, keys.suite, direction);
         let (kernel, tx_limit) = match (&keys.tx.secret, &keys.rx.secret) {
@@ -214,7 +216,7 @@ impl Open {
                 let secrets = Secrets { tx: tx.clone(), rx: rx.clone() };
                 (Kernel::Secrets(Box::new(secrets)), tx.limit())
             }
-            // RFC 8446 section 5.5: its numbers would wrap before there is a limit.
+            // RFC 8446 section 5.5: the record numbers end before a limit is reached.
             _ if keys.suite == Suite::ChaCha20Poly1305 => (Kernel::Attached, u64::MAX),
             _ => (Kernel::Attached, ATTACHED_LIMIT),
         };
@@ -231,34 +233,34 @@ impl Open {
         })
     }
 
-    /// Records that the key may still seal before it has to be changed.
+    /// Returns the number of records that the key may still encrypt before it must be changed.
     pub(super) fn tx_left(&self) -> u64 {
         self.tx_limit.saturating_sub(LIMIT_MARGIN).saturating_sub(self.tx.number)
     }
 
-    /// Whether our key can be changed.
+    /// Returns whether our key can be changed.
     pub(super) fn can_rekey(&self) -> bool {
         self.version == Version::Tls13 && !matches!(self.kernel, Kernel::Attached)
     }
 
-    /// Writes a record that the host seals.
+    /// Appends a record to the send stream, encrypted by the host.
     pub(super) fn write(&mut self, conn: &mut Connection, kind: u8, text: &[u8]) {
         conn.write_all(self.seal(kind, text));
     }
 
-    /// Returns the next record.
+    /// Returns the next record, encrypted.
     pub(super) fn seal(&mut self, kind: u8, text: &[u8]) -> Bytes {
         let mut out = Vec::new();
         self.tx.seal(kind, text, &mut out);
         out.into()
     }
 
-    /// Data came: what carries none may come again.
+    /// Resets the bounds on records and messages without data.
     pub(super) const fn note_data(&mut self) {
         (self.empty_records, self.messages) = (0, 0);
     }
 
-    /// Acts on whole messages after the handshake.
+    /// Handles the complete handshake messages.
     pub(super) fn handle_messages(
         &mut self,
         crypto: &dyn CryptoProvider,
@@ -282,7 +284,7 @@ impl Open {
                         [1] => true,
                         _ => return Err(Alert::DecodeError),
                     };
-                    // RFC 8446 section 5.1: the last message under the old key.
+                    // RFC 8446 section 5.1: no message follows KeyUpdate under the old key.
                     if self.message.len() != 4 + len {
                         return Err(Alert::UnexpectedMessage);
                     }
@@ -290,10 +292,10 @@ impl Open {
                     changes.rx = true;
                 }
                 (Version::Tls13, NEW_SESSION_TICKET, Kernel::Client(kernel)) => {
-                    // A ticket that cannot be kept is no reason to end.
+                    // A ticket that cannot be stored is no reason to fail.
                     let _ = kernel.handle_new_session_ticket(body);
                 }
-                // Nothing that we could come back with: RFC 8446 section 4.6.1 lets us.
+                // Without a ticket store the ticket is ignored, as RFC 8446 section 4.6.1 permits.
                 (Version::Tls13, NEW_SESSION_TICKET, Kernel::Secrets(secrets))
                     if secrets.tx.sender == Sender::Client => {}
                 (Version::Tls12, CLIENT_HELLO, Kernel::Server(_))
@@ -318,14 +320,14 @@ impl Open {
         Ok(())
     }
 
-    /// Changes our key, and returns the record that says so under the old one. None where it cannot
-    /// be changed.
+    /// Changes our key, and returns the KeyUpdate record, encrypted with the old key. `None` if the
+    /// key cannot be changed.
     pub(super) fn update_tx(
         &mut self,
         crypto: &dyn CryptoProvider,
         cx: &mut Cx<'_>,
     ) -> Option<Bytes> {
-        /// Ours changes; the peer's need not.
+        /// Only our key changes.
         const UPDATE_NOT_REQUESTED: [u8; 5] = [KEY_UPDATE, 0, 0, 1, 0];
         if !self.can_rekey() {
             return None;

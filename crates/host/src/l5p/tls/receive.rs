@@ -1,10 +1,11 @@
-//! From received bytes to what the application reads.
+//! From received records to plaintext for the application.
 //!
-//! Two ways. A record that the device opened and verified stays where it is, in the packets that it
-//! came in: the session steps over its header, and its content is read from the connection's own
-//! queue ([`Session::step`]). Any other record is copied together, what the device opened of it is
-//! undone, and the host opens it: also where that was all but one packet, since the tag is of the
-//! ciphertext (Autonomous NIC Offloads, section 5.2, partial offload).
+//! A record that the device decrypted and verified stays in its packets: the session skips its
+//! header, and the content is read from the connection's receive queue ([`Session::step`]). Any
+//! other record is copied, the parts that the device decrypted are restored to ciphertext, and the
+//! host decrypts the record. That holds even if the device decrypted all but one packet of it,
+//! since the tag authenticates the ciphertext (Autonomous NIC Offloads, section 5.2, partial
+//! offload).
 
 use alloc::vec::Vec;
 
@@ -24,61 +25,62 @@ use crate::net::outbox::Outbox;
 use crate::tcp::conn::Cx;
 use crate::tcp::rcv::Receive;
 
-/// Zeros behind the content that are looked through for the content type (RFC 8446 section 5.4)
-/// before the record is opened as any other.
+/// Bound on the zero padding that is searched for the content type (RFC 8446 section 5.4). A record
+/// with more is decrypted by the host.
 const PADDING_MAX: usize = 32;
 
-/// An alert's level and what it says: RFC 8446 section 6.
+/// Level and description of an alert: RFC 8446 section 6.
 const ALERT_BYTES: usize = 2;
 
-/// The record in front of what was received, as far as it was looked at.
+/// State of the record at the front of the received bytes.
 #[derive(Debug)]
 pub(super) enum Front {
     Unseen,
-    /// The device may have opened it: bytes that have to be there before it is worth another look.
+    /// The device may have decrypted the record: number of bytes that must be there before it is
+    /// examined again.
     Awaited(usize),
-    /// The host has to open it.
+    /// The host must decrypt the record.
     Copied(Copied),
-    /// The device opened it; its content follows what the host has opened.
+    /// The device decrypted the record; its content follows that in `plain`.
     Clear(Clear),
 }
 
-/// What was copied of a record, as it came over the wire.
+/// Copied part of a record, as it was received.
 #[derive(Debug, Default)]
 pub(super) struct Copied {
     pub(super) bytes: Vec<u8>,
-    /// The device had opened some of it.
+    /// The device had decrypted some of it.
     pub(super) undone: bool,
 }
 
-/// Content that is read where it lies.
+/// Content that is read in place.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clear {
-    /// Bytes of content that were not read.
+    /// Content bytes that were not read.
     pub(super) left: usize,
-    /// Bytes of the record behind them.
+    /// Bytes of the record after the content.
     pub(super) trailer: usize,
 }
 
-/// What became of the record in front.
+/// Result of examining the record at the front.
 pub(super) enum Step {
-    /// Its content can be read.
+    /// The content can be read.
     Clear,
-    /// It was the device's, and carries something else than the application's bytes.
+    /// The device decrypted the record, which carries something other than application data.
     Control { kind: u8, text: Bytes },
-    /// It has not all come.
+    /// The record is incomplete.
     Wait,
-    /// The host has to open it.
+    /// The host must decrypt the record.
     Copy,
 }
 
 impl Front {
-    /// Returns the content that can be read where it lies.
+    /// Returns the content that can be read in place.
     pub(super) const fn clear(&self) -> Option<Clear> {
         if let Self::Clear(clear) = self { Some(*clear) } else { None }
     }
 
-    /// Returns what was copied of the record.
+    /// Returns the copied part of the record.
     pub(super) fn copied(&self) -> &[u8] {
         if let Self::Copied(copied) = self { &copied.bytes } else { &[] }
     }
@@ -104,10 +106,10 @@ impl Session {
         }
     }
 
-    /// Discards everything received. Until our last application data is sent, control records still
-    /// count: a KeyUpdate has to be answered before the next application data (RFC 8446 section
-    /// 4.6.3). Once only close_notify is left no answer is due, nor may one follow it (section
-    /// 6.1), so records are not even decrypted.
+    /// Discards all received data. Until our last application data is sent, control records are
+    /// still processed: a KeyUpdate must be answered before the next application data (RFC 8446
+    /// section 4.6.3). Once only close_notify is left, no answer is due, nor may one follow it
+    /// (section 6.1), so records are not even decrypted.
     pub(crate) fn discard(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
         loop {
             self.plain.clear();
@@ -134,7 +136,7 @@ impl Session {
         }
     }
 
-    /// Returns whether the record in front is not worth another look yet.
+    /// Returns whether more bytes are needed before the record at the front is examined again.
     fn awaits(&mut self, rcv: &Receive) -> bool {
         let Front::Awaited(bytes) = self.front else { return false };
         let awaits = rcv.ready_bytes() < bytes && !rcv.finished();
@@ -144,8 +146,8 @@ impl Session {
         awaits
     }
 
-    /// Looks at the record in front, where it may be one that the device opened. Where `data_only`,
-    /// one that carries neither the application's bytes nor their end is left alone.
+    /// Examines the record at the front, which the device may have decrypted. With `data_only`, a
+    /// record that is neither application data nor close_notify is left alone.
     pub(super) fn step(
         &mut self,
         rcv: &mut Receive,
@@ -169,7 +171,7 @@ impl Session {
         let len = framing.parse(header).filter(|_| here).map(|h| HEADER_BYTES + usize::from(h.len));
         let whole = len.is_some_and(|len| rcv.ready_bytes() >= len);
         if !whole {
-            // What cannot come any more, or not at once, is no reason to wait.
+            // A rest that cannot arrive any more, or that does not fit the window, is not awaited.
             let fits = len.unwrap_or(0) <= room;
             let waits = fits && (len.is_some() || !here) && !rcv.finished();
             if !waits {
@@ -215,8 +217,8 @@ impl Session {
         Step::Control { kind, text: Bytes::from(text) }
     }
 
-    /// Takes what there is of the record in front, as it came over the wire, and opens it once it
-    /// is whole.
+    /// Copies the received bytes of the record at the front, restored to ciphertext, and processes
+    /// the record once it is complete.
     fn copy(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
         let wanted = match missing(self.front.copied()) {
             Ok(wanted) => wanted,
@@ -225,7 +227,7 @@ impl Session {
                 return;
             }
         };
-        // What comes after the end is nobody's: RFC 8446 section 6.1.
+        // Bytes after close_notify are ignored: RFC 8446 section 6.1.
         if matches!(self.stage, Stage::PeerClosed(_) | Stage::Failed { .. }) {
             let unwanted = conn.rcv.ready_bytes();
             return discard(&mut conn.rcv, cx.out, unwanted);
@@ -254,7 +256,7 @@ impl Session {
         }
     }
 
-    /// Counts a record that the host opened; the device had opened some of it if `undone`.
+    /// Counts a record that the host decrypted. `undone`: the device had decrypted some of it.
     pub(super) fn note_copied(&mut self, counters: &mut HostCounters, undone: bool) {
         let Some(offload) = self.offload.as_deref_mut().filter(|o| o.is_active()) else { return };
         offload.note_record(false);
@@ -267,7 +269,7 @@ impl Session {
         }
     }
 
-    /// Takes bytes of content that was read where it lies.
+    /// Removes bytes of content that was read in place.
     pub(super) fn consume_clear(&mut self, rcv: &mut Receive, out: &mut Outbox, bytes: usize) {
         let Front::Clear(clear) = &mut self.front else { return };
         let bytes = bytes.min(clear.left);
@@ -279,8 +281,8 @@ impl Session {
         }
     }
 
-    /// The record in front of what was not read, and those behind it as far as their headers are
-    /// here.
+    /// Returns the positions of the record at the front of the unread bytes, and of the records
+    /// behind it whose headers have arrived.
     pub(super) fn boundaries<'a>(
         &'a self,
         rcv: &'a Receive,
@@ -315,7 +317,7 @@ impl Session {
     }
 }
 
-/// Bytes that are missing from a record of which there is this, or from its header.
+/// Returns the number of bytes that are missing from a partial record, or from its header.
 fn missing(copied: &[u8]) -> Result<usize, Alert> {
     let have = copied.len();
     let Some(&[kind, _, _, high, low]) = copied.first_chunk::<HEADER_BYTES>() else {
@@ -331,14 +333,14 @@ fn missing(copied: &[u8]) -> Result<usize, Alert> {
     }
 }
 
-/// Bytes that a peer can surely send before any of them is read: the window may lag by a segment,
-/// and by what its scale rounds.
+/// Returns the number of bytes that a peer can certainly send before any of them is read: the
+/// window may lag by a segment, and by the rounding of its scale.
 pub(super) fn record_room(conn: &Connection, config: &TcpConfig) -> usize {
     let lag = conn.snd.mss.saturating_add(1 << conn.rcv.scale);
     config.receive_bytes_max.saturating_sub(lag) as usize
 }
 
-/// Takes bytes off the front.
+/// Removes bytes from the front of the receive queue.
 fn discard(rcv: &mut Receive, out: &mut Outbox, mut bytes: usize) {
     while bytes > 0 {
         let here = rcv.peek().len().min(bytes);
@@ -352,15 +354,15 @@ fn discard(rcv: &mut Receive, out: &mut Outbox, mut bytes: usize) {
     }
 }
 
-/// Content type and length of an opened record of `len` bytes; none where it takes longer to find
-/// out, or the record is one to be refused.
+/// Returns the content type and content length of a decrypted record of `len` bytes. `None` if the
+/// padding is too long, or the record must be rejected.
 fn content_of(rcv: &Receive, framing: Framing, outer: u8, len: usize) -> Option<(u8, usize)> {
     let text_end = len.checked_sub(TAG_BYTES)?;
     let text = text_end.checked_sub(framing.front())?;
     let (kind, content) = match framing.version {
         Version::Tls12 => (outer, text),
         Version::Tls13 => {
-            // RFC 8446 section 5.4: zeros, then the type, from the end.
+            // RFC 8446 section 5.4: the content type precedes the zero padding at the end.
             let mut last = [0; PADDING_MAX];
             let look = text.min(PADDING_MAX);
             rcv.copy_to(text_end - look, &mut last[..look]).then_some(())?;

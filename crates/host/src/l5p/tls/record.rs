@@ -1,9 +1,9 @@
 //! Keys of one direction, and the record layer in software: RFC 8446 section 5 and RFC 5246 section
-//! 6, for the AEAD suites.
+//! 6, for AEAD suites.
 //!
-//! [`super::Session`] opens whole records here, [`super::sealer`] seals what the device does not.
-//! Numbers come from the callers. Invariants: what does not verify is never shown; a key leaves
-//! only towards the device ([`Keys::state`]).
+//! [`super::Session`] decrypts whole records here, and [`super::sealer`] encrypts those that the
+//! device does not. Record numbers come from the callers. Invariants: content that fails
+//! authentication is never shown; a key is passed only to the device ([`Keys::state`]).
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -17,25 +17,25 @@ pub(crate) use wire::tls::{CONTENT_BYTES_MAX, HEADER_BYTES, RECORD_BYTES_MAX, Ve
 use wire::tls::{Framing, RECORD_BYTES_MAX_13};
 use zeroize::Zeroizing;
 
-/// Alerts that we send: RFC 8446 section 6.
+/// Alerts that the host sends: RFC 8446 section 6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Alert {
-    /// The end of what is sent.
+    /// Our direction is closed.
     CloseNotify = 0,
-    /// A record that nobody may send now.
+    /// A record or message that is not allowed now.
     UnexpectedMessage = 10,
-    /// A record that does not verify.
+    /// A record that fails authentication.
     BadRecordMac = 20,
     /// A record that is too long.
     RecordOverflow = 22,
-    /// A message that cannot be read.
+    /// A message that cannot be parsed.
     DecodeError = 50,
-    /// A version that was not agreed on.
+    /// A record of a version that was not negotiated.
     ProtocolVersion = 70,
-    /// Something of our own failed.
+    /// An error of this host.
     InternalError = 80,
-    /// RFC 5246 section 7.2.2: we do not negotiate again.
+    /// A renegotiation is declined: RFC 5246 section 7.2.2.
     NoRenegotiation = 100,
 }
 
@@ -55,7 +55,7 @@ impl fmt::Debug for Keys {
 }
 
 impl Keys {
-    /// Keys of what a handshake agreed on; none for a suite that we have no use for.
+    /// Creates the keys that a handshake negotiated; `None` if the suite is not supported.
     pub(crate) fn of_secrets(
         crypto: &dyn CryptoProvider,
         version: Version,
@@ -72,7 +72,7 @@ impl Keys {
         Self::new(crypto, version, suite, key.as_ref(), iv.as_ref().try_into().ok()?)
     }
 
-    /// Keys as they are; none where `key` has not the suite's length.
+    /// Creates keys; `None` if `key` does not have the suite's length.
     pub(crate) fn new(
         crypto: &dyn CryptoProvider,
         version: Version,
@@ -86,7 +86,7 @@ impl Keys {
         Some(Self { aead, suite, framing: framing(version, suite), key: kept, iv })
     }
 
-    /// What a device needs to go on from record `number`.
+    /// Returns the state of a context that begins with record `number`.
     pub(crate) fn state(&self, number: u64) -> TlsState {
         TlsState {
             version: self.framing.version,
@@ -97,7 +97,8 @@ impl Keys {
         }
     }
 
-    /// Appends record `number` with `text` to `out`. At most [`CONTENT_BYTES_MAX`] bytes.
+    /// Appends record `number` with the content `text`, at most [`CONTENT_BYTES_MAX`] bytes, to
+    /// `out`.
     pub(crate) fn seal(&self, number: u64, kind: u8, text: &[u8], out: &mut Vec<u8>) {
         debug_assert!(text.len() <= CONTENT_BYTES_MAX, "callers cut");
         let nonce = self.framing.nonce(&self.iv, number);
@@ -114,10 +115,11 @@ impl Keys {
         out.extend_from_slice(&tag);
     }
 
-    /// Opens record `number`, whole, in place; gives what it carries, and where.
+    /// Decrypts record `number`, whole, in place. Returns its content type and the range of its
+    /// content.
     ///
     /// # Errors
-    /// The alert that RFC 8446 section 5.2 or RFC 5246 section 7.2.2 asks for.
+    /// The alert that RFC 8446 section 5.2 or RFC 5246 section 7.2.2 requires.
     pub(crate) fn open(&self, number: u64, record: &mut [u8]) -> Result<(u8, Range<usize>), Alert> {
         let kind = self.check(record)?;
         let front_len = self.framing.front();
@@ -127,7 +129,7 @@ impl Keys {
         let sealed = &mut record[front_len..];
         let (mut aad, aad_len) = self.framing.aad(number, kind, sealed.len() - TAG_BYTES);
         if self.framing.version == Version::Tls13 {
-            // As it came: a version that was changed on the way is not ours to mend.
+            // The header as received: a modified version must fail authentication.
             aad[..HEADER_BYTES].copy_from_slice(&front[..HEADER_BYTES]);
         }
         let opened = self.aead.open(&nonce, &aad[..aad_len], sealed);
@@ -135,7 +137,7 @@ impl Keys {
         let (kind, end) = match self.framing.version {
             Version::Tls12 => (kind, len),
             Version::Tls13 => {
-                // RFC 8446 section 5.4: zeros, then the type, from the end.
+                // RFC 8446 section 5.4: the content type precedes the zero padding at the end.
                 let last = sealed[..len].iter().rposition(|&byte| byte != 0);
                 let last = last.ok_or(Alert::UnexpectedMessage)?;
                 (sealed[last], last)
@@ -147,7 +149,7 @@ impl Keys {
         Ok((kind, front_len..front_len + end))
     }
 
-    /// The header's part of opening: gives the outer content type.
+    /// Checks the header, and returns the outer content type.
     fn check(&self, record: &[u8]) -> Result<u8, Alert> {
         let kind = record[0];
         let sealed = record.len() - HEADER_BYTES;
@@ -165,8 +167,8 @@ impl Keys {
         Ok(kind)
     }
 
-    /// Seals again what a device opened as part of record `number`: `bytes`, which begin at
-    /// `offset` of the sealed text. Counter mode undoes itself.
+    /// Encrypts again what a device decrypted as part of record `number`: `bytes`, which begin at
+    /// `offset` of the encrypted text. Applying the keystream again reverts the decryption.
     pub(crate) fn restore(&self, number: u64, explicit: [u8; 8], offset: u64, bytes: &mut [u8]) {
         let mut front = [0; Framing::FRONT_BYTES_MAX];
         front[HEADER_BYTES..].copy_from_slice(&explicit);

@@ -1,11 +1,13 @@
-//! The keys that a send stream's records are sealed with, and what the device's contexts expect.
+//! Keys of the records in a send stream, and the expected state of the device's contexts.
 //!
-//! A connection's stream holds runs of records by their content; the keys stay here until the last
-//! of their records is acknowledged. Two ways lead from a run to the wire: the device completes it
-//! ([`Sealer::part`]), or the host seals it ([`Sealer::seal`]) and the stream holds the result.
+//! A connection's send stream holds runs of records by their content; the keys stay here until the
+//! last of their records is acknowledged. A run becomes bytes in one of two ways: the device
+//! completes it ([`Sealer::part`]), or the host encrypts it ([`Sealer::seal`]) and the stream holds
+//! the result.
 //!
-//! The driver's shadow of the paper's section 4.2 is [`Expected`]: it tells whether a transmit
-//! continues where the last one ended, or has to bring what precedes it in its record.
+//! [`Expected`] is the driver's shadow of the context (Autonomous NIC Offloads, section 4.2): it
+//! tells whether a transmit continues where the last one ended, or must carry the prefix of its
+//! record.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -19,23 +21,23 @@ use wire::tls::Run;
 
 use super::record::Keys;
 
-/// Records of a send stream that are made from a span's source.
+/// Records of a send stream whose content is the source of a span.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Records {
-    /// Which keys.
+    /// Index of the keys.
     pub(crate) epoch: u32,
-    /// Number of the first.
+    /// Number of the first record.
     pub(crate) number: u64,
-    /// What they carry.
+    /// Content type.
     pub(crate) kind: u8,
-    /// Where they lie.
+    /// Layout of the records.
     pub(crate) run: Run,
-    /// Bytes before the content of each.
+    /// Bytes before the content of each record.
     pub(crate) front: u32,
 }
 
 impl Records {
-    /// Forgets the first `count`; gives the bytes of their content.
+    /// Removes the first `count` records. Returns the bytes of their content.
     pub(crate) fn forget(&mut self, count: u64) -> u64 {
         let content = (count * u64::from(self.run.record_content)).min(self.run.content);
         self.number += count;
@@ -47,20 +49,20 @@ impl Records {
 #[derive(Debug)]
 struct Epoch {
     keys: Arc<Keys>,
-    /// The device's context, where it has one.
+    /// The device's context, if it has one.
     context: Option<L5oId>,
-    /// Position of the first byte that the context seals.
+    /// Position of the first byte that the context encrypts.
     begin: u64,
-    /// Position behind the last record, once there are newer keys.
+    /// Position after the last record, once there are newer keys.
     end: Option<u64>,
 }
 
-/// Where a context of the device stands.
+/// Expected state of the device.
 #[derive(Debug, Default)]
 struct Expected {
     context: Option<L5oId>,
     position: u64,
-    /// It has seen everything that the record's tag depends on.
+    /// The device has seen all content of the record before `position`, on which its tag depends.
     whole: bool,
 }
 
@@ -68,12 +70,12 @@ struct Expected {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Proof {
     None,
-    /// The transmit `tag` needs `context`: its echo tells if the device has that.
+    /// The transmit `tag` needs `context`: its echo tells whether the device has the context.
     Asked {
         context: L5oId,
         tag: u32,
     },
-    /// The device has completed a transmit with it.
+    /// The device has completed a transmit with the context.
     Echoed(L5oId),
 }
 
@@ -81,7 +83,7 @@ enum Proof {
 #[derive(Debug)]
 pub(crate) struct Sealer {
     epochs: VecDeque<Epoch>,
-    /// Number of the oldest.
+    /// Index of the oldest keys.
     oldest: u32,
     expected: Expected,
     proof: Proof,
@@ -97,7 +99,7 @@ impl Sealer {
         }
     }
 
-    /// New keys for what follows `position`.
+    /// Adds new keys for records from `position` on.
     pub(crate) fn push(&mut self, keys: Arc<Keys>, context: Option<L5oId>, position: u64) {
         if let Some(last) = self.epochs.back_mut() {
             last.end = Some(position);
@@ -105,23 +107,23 @@ impl Sealer {
         self.epochs.push_back(Epoch { keys, context, begin: position, end: None });
     }
 
-    /// Whether these are the newest keys.
+    /// Returns whether these are the newest keys.
     pub(crate) fn has(&self, keys: &Arc<Keys>) -> bool {
         self.epochs.back().is_some_and(|epoch| Arc::ptr_eq(&epoch.keys, keys))
     }
 
-    /// The epoch of the newest keys.
+    /// Returns the index of the newest keys.
     pub(crate) fn newest(&self) -> u32 {
         (self.oldest + u32::try_from(self.epochs.len()).unwrap_or(0)).saturating_sub(1)
     }
 
-    /// Position where the newest keys begin; 0 if there were no others since what is kept.
+    /// Returns the position at which the newest keys begin; 0 if no older keys are kept.
     pub(crate) fn newest_begin(&self) -> u64 {
         let before = self.epochs.len().checked_sub(2).and_then(|at| self.epochs.get(at));
         before.and_then(|epoch| epoch.end).unwrap_or(0)
     }
 
-    /// Returns the number of keys with records that are not acknowledged.
+    /// Returns the number of keys with unacknowledged records.
     pub(crate) fn kept(&self) -> usize {
         self.epochs.len()
     }
@@ -130,12 +132,12 @@ impl Sealer {
         self.epochs.get(epoch.checked_sub(self.oldest)? as usize)
     }
 
-    /// The device's context for what is written now.
+    /// Returns the device's context for new records.
     pub(crate) fn context(&self) -> Option<L5oId> {
         self.epochs.back()?.context
     }
 
-    /// A context for what is written now, where the device has lost all others.
+    /// Sets a new context for new records, after the device has lost all others.
     pub(crate) fn renew(&mut self, context: L5oId) {
         if let Some(last) = self.epochs.back_mut() {
             last.context = Some(context);
@@ -143,15 +145,15 @@ impl Sealer {
         }
     }
 
-    /// Returns whether the device is known to have a context, which it then refuses no more: a
-    /// transmit that needs it has left, or the peer has acknowledged, before `una`, bytes that it
-    /// sealed.
+    /// Returns whether the device is known to have accepted a context, and so cannot refuse it
+    /// later: a transmit that needs it has left, or the peer has acknowledged, before `una`, bytes
+    /// that it encrypted.
     pub(crate) fn is_proven(&self, context: L5oId, una: u64) -> bool {
         let acked = |epoch: &Epoch| epoch.context == Some(context) && epoch.begin < una;
         self.proof == Proof::Echoed(context) || self.epochs.iter().any(acked)
     }
 
-    /// Notes that the transmit `tag`, whose echo the device was asked for, consists of `parts`.
+    /// Notes that an echo was requested for the transmit `tag`, which consists of `parts`.
     pub(crate) fn note_echo_asked(&mut self, tag: u32, parts: &[Part]) {
         let sealed = parts.iter().find_map(|part| match part {
             Part::Sealed(sealed) => Some(sealed.context),
@@ -162,7 +164,7 @@ impl Sealer {
         }
     }
 
-    /// The transmit `tag` has left.
+    /// Notes that the transmit `tag` has left.
     pub(crate) fn note_echo(&mut self, tag: u32) {
         if let Proof::Asked { context, tag: asked } = self.proof
             && asked == tag
@@ -171,8 +173,8 @@ impl Sealer {
         }
     }
 
-    /// Everything before `position` was acknowledged: keys of which no record is left go. Gives the
-    /// contexts that go with them.
+    /// Drops keys whose records all lie before `position`, which is acknowledged. Passes their
+    /// contexts to `gone`.
     pub(crate) fn acknowledged(&mut self, position: u64, mut gone: impl FnMut(L5oId)) {
         while let Some(Epoch { end: Some(end), .. }) = self.epochs.front() {
             if *end > position {
@@ -185,7 +187,8 @@ impl Sealer {
         }
     }
 
-    /// The device has no contexts any more, or only `context` not. Says whether one was ours.
+    /// Notes that the device lost `context`, or all contexts if `None`. Returns whether one of them
+    /// was in use here.
     pub(crate) fn lose(&mut self, context: Option<L5oId>) -> bool {
         let mut lost = false;
         for epoch in &mut self.epochs {
@@ -197,27 +200,27 @@ impl Sealer {
         lost
     }
 
-    /// Every context that the device was asked for, as far as it is not known to be gone.
+    /// Returns every context that was requested and not lost.
     pub(crate) fn contexts(&self) -> impl Iterator<Item = L5oId> + '_ {
         self.epochs.iter().filter_map(|epoch| epoch.context)
     }
 
-    /// A transmit did not leave: no context is where it was thought to be.
+    /// Forgets the expected state of the device: a transmit did not leave.
     pub(crate) fn distrust(&mut self) {
         self.expected = Expected::default();
     }
 
-    /// Gives up every context.
+    /// Removes and returns every context.
     pub(crate) fn take_contexts(&mut self) -> impl Iterator<Item = L5oId> + '_ {
         self.epochs.iter_mut().filter_map(|epoch| epoch.context.take())
     }
 
-    /// Whether the device completes records of these.
+    /// Returns whether the device completes these records.
     pub(crate) fn is_offloaded(&self, records: &Records) -> bool {
         self.epoch(records.epoch).is_some_and(|epoch| epoch.context.is_some())
     }
 
-    /// Seals content of the first records, one after another.
+    /// Encrypts the content of the first records, and returns the records.
     pub(crate) fn seal(&self, records: &Records, mut content: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
         let Some(epoch) = self.epoch(records.epoch) else {
@@ -235,8 +238,8 @@ impl Sealer {
         out
     }
 
-    /// The part of a transmit that is the bytes `skip..skip + len` of `records`, which begin at
-    /// `position` of the stream. `content` gives a range of their content. None where the device
+    /// Returns the part of a transmit for the bytes `skip..skip + len` of `records`, which begin at
+    /// `position` of the stream. `content` returns a range of their content. `None` if the device
     /// has no context for them.
     pub(crate) fn part(
         &mut self,
@@ -251,7 +254,7 @@ impl Sealer {
         let at = position + skip;
         let text = run.content_before(from, records.front);
         let before = text - from.index * u64::from(run.record_content);
-        // Nothing that the tag depends on precedes the range, or the device has seen all of it.
+        // Nothing on which the tag depends precedes the range, or the device has seen all of it.
         let begins = from.offset <= records.front;
         let continues = self.expected.context == Some(context)
             && self.expected.whole

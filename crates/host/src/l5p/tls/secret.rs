@@ -1,8 +1,8 @@
-//! Traffic secrets that somebody else has agreed on, and the keys that they lead to: RFC 8446
-//! section 7.
+//! Traffic secrets of a handshake that took place elsewhere, and the keys derived from them: RFC
+//! 8446 section 7.
 //!
-//! [`super::open`] has one for each direction of a session whose handshake was not ours, and makes
-//! the next keys of it. HKDF is rustls's, of the suite.
+//! [`super::open`] has one for each direction of such a session, and derives the next keys from it.
+//! HKDF is that of the suite in rustls.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -13,7 +13,7 @@ use rustls::crypto::tls13::{HkdfExpander, OkmBlock};
 use rustls::{CipherSuite, SupportedCipherSuite, Tls13CipherSuite};
 use zeroize::Zeroizing;
 
-/// Which end of the handshake seals with a secret.
+/// End of the handshake that encrypts with a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sender {
     Client,
@@ -24,7 +24,7 @@ pub(super) enum Sender {
 #[derive(Clone)]
 pub(super) struct Secret {
     pub(super) suite: Suite,
-    /// Whose HKDF it is.
+    /// Suite of rustls, for its HKDF.
     rustls: &'static Tls13CipherSuite,
     pub(super) sender: Sender,
     bytes: Zeroizing<Vec<u8>>,
@@ -38,7 +38,8 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// None where `rustls` has not the suite, or the secret has not the length of its hash.
+    /// Creates a secret; `None` if `rustls` does not have the suite, or the secret does not have
+    /// the length of its hash.
     pub(super) fn new(
         rustls: &CryptoProvider,
         suite: Suite,
@@ -58,7 +59,7 @@ impl Secret {
         fits.then(|| Self { suite, rustls, sender, bytes: Zeroizing::new(bytes.to_vec()) })
     }
 
-    /// Becomes `application_traffic_secret_N+1`: RFC 8446 section 7.2.
+    /// Replaces the secret by `application_traffic_secret_N+1`: RFC 8446 section 7.2.
     pub(super) fn update(&mut self) -> Option<()> {
         let mut next = Zeroizing::new(alloc::vec![0; self.bytes.len()]);
         self.expand(b"traffic upd", &mut next)?;
@@ -66,12 +67,12 @@ impl Secret {
         Some(())
     }
 
-    /// Records that one key may seal: RFC 8446 section 5.5.
+    /// Returns the number of records that one key may encrypt: RFC 8446 section 5.5.
     pub(super) fn limit(&self) -> u64 {
         self.rustls.common.confidentiality_limit
     }
 
-    /// HKDF-Expand-Label without a context: RFC 8446 section 7.1.
+    /// HKDF-Expand-Label with an empty context: RFC 8446 section 7.1.
     pub(super) fn expand(&self, label: &[u8], out: &mut [u8]) -> Option<()> {
         const PREFIX: &[u8] = b"tls13 ";
         let expander = self.rustls.hkdf_provider.expander_for_okm(&OkmBlock::new(&self.bytes));

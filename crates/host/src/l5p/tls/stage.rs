@@ -1,8 +1,8 @@
 //! Stages of a session, and the events that lead from one to another.
 //!
-//! [`super::Session`] enters each stage through [`Stage::next`]. Independent of the stage is that
-//! the application has closed our direction: it may at any time, and close_notify waits in the
-//! queue for what was written before it.
+//! [`super::Session`] enters each stage through [`Stage::next`]. Closing our direction is
+//! independent of the stage: the application may do it at any time, and close_notify waits in the
+//! queue behind the data written before it.
 
 use alloc::boxed::Box;
 
@@ -11,18 +11,19 @@ use super::open::Open;
 use super::record::Alert;
 use crate::api::SocketError;
 
-/// The stages; any of them but the last may fail.
+/// Stage of a session; each but the last may fail.
 pub(super) enum Stage {
     /// A client that has not sent its first message.
     Begin(Box<Handshake>),
-    /// A server that has received nothing: a client that does not speak TLS is the application's.
+    /// A server that has received nothing: a client that does not speak TLS is passed to the
+    /// application.
     Detect(Box<Handshake>),
     Handshake(Box<Handshake>),
     /// There are keys.
     Open(Box<Open>),
-    /// As `Open`, but nothing more is read.
+    /// As `Open`, but received records are ignored.
     PeerClosed(Box<Open>),
-    /// Nothing is sent or read any more.
+    /// Nothing is sent or received.
     Failed {
         error: SocketError,
         /// The stage before was `PeerClosed`.
@@ -30,28 +31,30 @@ pub(super) enum Stage {
     },
 }
 
-/// The events that move a session from one stage to another.
+/// Events that move a session from one stage to another.
 pub(super) enum StageEvent {
     /// A client sends its first message.
     Begun,
-    /// A server receives its first bytes, and they are no text.
+    /// A server received its first bytes, which are not text.
     Record,
-    /// The handshake has led to keys.
+    /// The handshake returned keys.
     Keys(Box<Open>),
     /// The peer sent close_notify.
     CloseNotify,
-    /// Everything was sent for an application that is gone: nothing that comes is read or answered.
+    /// Everything was sent for an application that has closed the socket: received records are
+    /// neither read nor answered.
     Unwanted,
-    /// An alert was sent or received, or something of our own failed.
+    /// An alert was sent or received, or an error of this host occurred.
     Failure(SocketError),
 }
 
 impl Stage {
-    /// A session that could not begin, or came upon an event that its stage does not know.
+    /// Stage of a session that could not begin, or received an event that its stage does not
+    /// handle.
     pub(super) const BROKEN: Self =
         Self::Failed { error: SocketError::Tls(Alert::InternalError), peer_closed: false };
 
-    /// Returns the stage that an event leads to; none if the stage does not know the event.
+    /// Returns the stage that an event leads to; `None` if the stage does not handle the event.
     pub(super) fn next(self, event: StageEvent) -> Option<Self> {
         Some(match (self, event) {
             (Self::Begin(handshake), StageEvent::Begun)
@@ -71,7 +74,7 @@ impl Stage {
         })
     }
 
-    /// Returns the keys and what makes the next, if there are any.
+    /// Returns the state with the keys, if there are any.
     pub(super) const fn open(&self) -> Option<&Open> {
         match self {
             Self::Open(open) | Self::PeerClosed(open) => Some(open),
@@ -79,7 +82,7 @@ impl Stage {
         }
     }
 
-    /// Returns the same, to be changed.
+    /// As [`Self::open`], mutable.
     pub(super) const fn open_mut(&mut self) -> Option<&mut Open> {
         match self {
             Self::Open(open) | Self::PeerClosed(open) => Some(open),
@@ -161,7 +164,7 @@ mod tests {
         ]
     }
 
-    /// Draws the table as a diagram for Mermaid; a failure leads from everywhere else to FAILED.
+    /// Returns the table as a Mermaid diagram. A failure leads from every other stage to FAILED.
     fn diagram() -> String {
         let mut out = String::from("stateDiagram-v2\n");
         for at in 0..stages().len() {
@@ -175,13 +178,13 @@ mod tests {
         out
     }
 
-    /// The diagram in ARCHITECTURE.md is the table.
+    /// The diagram in ARCHITECTURE.md equals the table.
     #[test]
     fn the_documents_have_the_transitions() {
         testkit::states::assert_documented(&diagram());
     }
 
-    /// A failure is the end of every stage, once, and remembers whether the peer had closed.
+    /// A failure ends every other stage, and remembers whether the peer had closed.
     #[test]
     fn a_failure_is_the_end() {
         for stage in stages() {

@@ -1,9 +1,9 @@
-//! From what the application writes to records in the send stream.
+//! From written bytes to records in the send stream.
 //!
-//! Called by the socket's calls, and in a session's turn for what had to wait. Content becomes runs
-//! of records, described and not sealed, where the device seals; else memory is sealed at once, and
-//! files when the host has read them. Keys change before they have sealed too much. Nothing is sent
-//! here: that is the connection's business.
+//! Called by the socket's calls, and when the session works for data that had to wait. If the
+//! device encrypts, content becomes described runs of records. Otherwise memory is encrypted at
+//! once, and files when the host has read them. Keys change before they reach their limit. Nothing
+//! is sent here: the connection sends.
 
 use alloc::boxed::Box;
 
@@ -26,15 +26,16 @@ use crate::tcp::conn::Cx;
 
 /// Content of an alert: RFC 8446 section 6.
 const ALERT_BYTES: u64 = 2;
-/// Keys with records that are not acknowledged, from which on an answer to a KeyUpdate waits for
-/// the application's next data.
+/// Number of keys with unacknowledged records from which an answer to a KeyUpdate waits for the
+/// application's next data.
 const EPOCHS_MAX: usize = 8;
-/// Runs of records that a PDU may need: two where its data is a file without a digest.
+/// Additional records that a PDU may need because it is split into runs: two if its data is a file
+/// without a digest.
 const PDU_RUNS: u64 = 2;
 
 impl Piece {
-    /// Records that have to be left of a key before it is written: as many as it has where it is
-    /// not cut.
+    /// Returns how many records the key must still allow before the piece is written: all of its
+    /// records if it cannot be split.
     fn records(&self) -> u64 {
         match self {
             Self::Memory(_) | Self::File { .. } => 1,
@@ -45,7 +46,7 @@ impl Piece {
 }
 
 impl Session {
-    /// Takes bytes to send, as many as there is room for; gives how many.
+    /// Queues or writes as many bytes as there is room for. Returns their number.
     pub(crate) fn send(
         &mut self,
         conn: &mut Connection,
@@ -70,7 +71,7 @@ impl Session {
         taken
     }
 
-    /// Takes part of a file to send, which the caller has counted as used.
+    /// Queues or writes a range of a file, whose reference the caller has counted.
     pub(crate) fn send_file(
         &mut self,
         conn: &mut Connection,
@@ -89,7 +90,7 @@ impl Session {
         }
     }
 
-    /// Takes a PDU to send, whole and whatever the room.
+    /// Queues or writes a whole PDU, regardless of the room.
     pub(crate) fn send_pdu(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, pdu: Written) {
         if self.is_to_write(conn, pdu.len() + PDU_RUNS * CONTENT_BYTES_MAX as u64) {
             self.write_pdu(conn, &mut cx.out.counters, pdu);
@@ -100,8 +101,8 @@ impl Session {
         }
     }
 
-    /// Whether so many bytes can be written at once: nothing waits before them, and the key may
-    /// seal them all.
+    /// Returns whether this number of bytes can be written at once: the queue is empty, and the key
+    /// may encrypt all of them.
     fn is_to_write(&self, conn: &Connection, bytes: u64) -> bool {
         let Some(open) = self.stage.open() else { return false };
         self.queue.is_empty()
@@ -111,10 +112,10 @@ impl Session {
             && bytes.div_ceil(CONTENT_BYTES_MAX as u64) <= open.tx_left()
     }
 
-    /// Makes records of what was written, as far as the connection has room.
+    /// Writes queued data as records while the connection has room.
     pub(super) fn transmit(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
         if self.shut && matches!(self.stage, Stage::Detect(_) | Stage::Handshake(_)) {
-            // Nobody waits for the handshake any more.
+            // The application no longer waits for the handshake.
             self.release(cx.out, cx.files);
             conn.shutdown();
         }
@@ -124,7 +125,8 @@ impl Session {
                 return;
             }
             let records = piece.records();
-            // RFC 8446 sections 5.5 and 4.6.3. What not even a new key may seal goes under one.
+            // RFC 8446 sections 5.5 and 4.6.3. A piece beyond the limit even of a new key is
+            // written under a new key.
             let used_up = open.tx_left() < records && open.tx.number > 0;
             if used_up || open.update_wanted && records > 0 {
                 if !self.rekey(conn, cx) {
@@ -132,7 +134,7 @@ impl Session {
                 }
                 continue;
             }
-            // As much as the key may still seal.
+            // As much as the key may still encrypt.
             let most = open.tx_left().saturating_mul(CONTENT_BYTES_MAX as u64);
             match piece {
                 Piece::Memory(bytes) => {
@@ -174,7 +176,7 @@ impl Session {
         }
     }
 
-    /// Makes records of the PDU in front.
+    /// Writes the PDU at the front of the queue.
     fn transmit_pdu(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
         let Some(Piece::Pdu(pdu)) = self.queue.pop_front() else {
             internal_error!(cx.out.counters.internal_errors, "the piece in front is no PDU");
@@ -185,8 +187,8 @@ impl Session {
         self.write_pdu(conn, &mut cx.out.counters, *pdu);
     }
 
-    /// Appends a PDU to the send stream: digests first, then seals (Autonomous NIC Offloads,
-    /// section 5.3). What is memory goes into one run of records.
+    /// Appends a PDU to the send stream: first the digest, then the encryption (Autonomous NIC
+    /// Offloads, section 5.3). Memory is joined to one run of records.
     fn write_pdu(&mut self, conn: &mut Connection, counters: &mut HostCounters, pdu: Written) {
         let seals =
             conn.snd.transforms.sealer.as_ref().is_some_and(|sealer| sealer.context().is_some());
@@ -204,8 +206,8 @@ impl Session {
         }
     }
 
-    /// Appends content to the send stream as a run of records, or as records that the host has
-    /// sealed, where the device does not and the content is at hand.
+    /// Appends content to the send stream: as a run of records, or, if the device does not encrypt
+    /// and the content is in memory, as records encrypted by the host.
     fn write(
         &mut self,
         conn: &mut Connection,
@@ -249,8 +251,8 @@ impl Session {
         conn.snd.spans.push_unit(Unit::Records { records, text });
     }
 
-    /// Changes our key: says so under the old one, and has the device seal with the new. Says
-    /// whether it could be changed.
+    /// Changes our key: appends KeyUpdate under the old one, and requests a transmit context for
+    /// the new one. Returns false if the key cannot be changed.
     pub(super) fn rekey(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) -> bool {
         let Some(open) = self.stage.open_mut() else { return false };
         let record = open.update_tx(&*self.crypto, cx);
@@ -261,13 +263,13 @@ impl Session {
         true
     }
 
-    /// Answers a KeyUpdate before the next application data is sent (RFC 8446 section 4.6.3),
-    /// though that was written already: records that were neither sent nor sealed are written again
-    /// under the new key. What the host has sealed is as good as sent: it is bounded by the send
-    /// buffer. If nothing but close_notify is left, no answer is due.
+    /// Answers a KeyUpdate before the next application data is sent (RFC 8446 section 4.6.3), even
+    /// if that was already written: records that were neither sent nor encrypted are written again
+    /// under the new key. Records encrypted by the host count as sent; the send buffer bounds them.
+    /// If only close_notify is left, no answer is due.
     ///
-    /// No number seals two texts under one key: the records taken back were never sealed, except
-    /// close_notify, whose number the old key does not reach again.
+    /// No record number encrypts two plaintexts under one key: the records taken back were never
+    /// encrypted, except close_notify, whose number is not reached again under the old key.
     pub(super) fn rekey_unsent(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
         let ended = self.has_ended();
         let Some(open) = self.stage.open_mut() else { return };
@@ -275,8 +277,9 @@ impl Session {
             internal_error!(cx.out.counters.internal_errors, "a session without keys");
             return;
         };
-        // An answer that was not sent precedes all that is unsent; and a peer that acknowledges
-        // nothing gets no more of them kept. Marks of PDUs are positions, which must not move.
+        // An answer that was not sent yet precedes all unsent data, and for a peer that
+        // acknowledges nothing no further answers are stored. Marks of PDUs are stream positions,
+        // which must not move.
         let answered = sealer.newest_begin() > conn.snd.nxt || sealer.kept() >= EPOCHS_MAX;
         if answered || !open.can_rekey() || conn.snd.transforms.pdus.is_some() {
             return;
@@ -288,7 +291,7 @@ impl Session {
         let Some(unsent) = take_unsent(&mut conn.snd.spans, from, newest, end_bytes) else {
             return;
         };
-        // They are counted when they are written again.
+        // They are counted again when they are written again.
         let bytes: u64 = unsent.content.iter().map(|(_, len)| len).sum();
         cx.out.counters.tls_tx_records -= unsent.records;
         cx.out.counters.tls_tx_bytes -= bytes;
@@ -311,7 +314,7 @@ impl Session {
     }
 }
 
-/// Sizes of records, all far below the limit.
+/// Converts sizes of records, which are far below the limit.
 fn as_u32(value: usize) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
