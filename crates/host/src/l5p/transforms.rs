@@ -1,13 +1,13 @@
-//! Units of the send stream that protocols above TCP make: runs of TLS records, PDUs of NVMe/TCP
-//! with a digest, and PDUs in records.
+//! Units of the send stream that are made by layer-5 protocols: runs of TLS records, NVMe/TCP PDUs
+//! with a digest, and such PDUs in records.
 //!
-//! A record is kept whole until its last byte is acknowledged, since a retransmission of one of its
-//! bytes may need all of them; so is a PDU, and so are the records that carry one. Each unit is
-//! completed by a context of the device or made on the host: digests first, then seals (Autonomous
-//! NIC Offloads, section 5.3).
+//! A record is kept whole until its last byte is acknowledged, since the retransmission of any of
+//! its bytes may need all of them; the same holds for a PDU, and for the records that carry one.
+//! Each unit is completed by a context of the device or made on the host: digests first, then
+//! encryption (Autonomous NIC Offloads, section 5.3).
 //!
-//! Called by the connection's span map ([`crate::tcp::spans`]); the keys are [`Sealer`]'s, the
-//! digests [`Pdus`]'s.
+//! Called by the connection's span map ([`crate::tcp::spans`]). The keys are in [`Sealer`], the
+//! digests in [`Pdus`].
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -27,14 +27,14 @@ use crate::tcp::spans::{SpanMap, TakenBack};
 use crate::tcp::transform::{Pieces, SpanBytes};
 use crate::tcp::transform::{TxTransforms, TxUnit};
 
-/// Bytes of the stream that are made from others.
+/// A range of the stream that is made from other bytes.
 #[derive(Clone, Debug)]
 pub(crate) enum Unit {
     Records { records: Records, text: Text },
     Pdu(Box<Pdu>),
 }
 
-/// Application data that was taken back from the end of a stream, to be written again as other
+/// Application data that was taken back from the end of a stream, to be written again in other
 /// records.
 #[derive(Debug, Default)]
 pub(crate) struct Unsent {
@@ -45,21 +45,21 @@ pub(crate) struct Unsent {
     pub(crate) content: Vec<(Source, u64)>,
 }
 
-/// A connection's keys, digests and contexts.
+/// State of a connection's transforms: keys, digests and contexts.
 #[derive(Debug, Default)]
 pub(crate) struct Transforms {
-    /// Keys of the records, on connections that a session seals.
+    /// Keys of the records, on TLS connections.
     pub(crate) sealer: Option<Box<Sealer>>,
-    /// State of the PDUs, on connections that send such.
+    /// State of the PDUs, on connections that send any.
     pub(crate) pdus: Option<Box<Pdus>>,
 }
 
-/// Which contexts a connection lost.
+/// Kinds of contexts that a connection lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LostContexts {
-    /// One that seals.
+    /// Contexts that encrypt.
     pub(crate) seals: bool,
-    /// The one that fills digests in.
+    /// The digest context.
     pub(crate) digests: bool,
 }
 
@@ -80,7 +80,7 @@ impl Text {
 }
 
 impl Unit {
-    /// Returns the PDU that it is or carries: it is kept whole then.
+    /// Returns the PDU that the unit is or carries; such a unit is kept whole.
     fn pdu(&self) -> Option<&Pdu> {
         match self {
             Self::Pdu(pdu) | Self::Records { text: Text::Pdu(pdu), .. } => Some(pdu),
@@ -95,8 +95,9 @@ impl Unit {
         }
     }
 
-    /// Returns the index of its first record that begins at `offset` or behind it; none if the unit
-    /// is of other keys than `epoch`, or is no application data that can be cut.
+    /// Returns the index of the first record that begins at `offset` or after it. `None` if there
+    /// is none, if the unit has other keys than `epoch`, or if it is not application data that can
+    /// be split.
     fn first_unsent(&self, offset: u64, epoch: u32) -> Option<u64> {
         let Self::Records { records, text: Text::Plain(_) } = self else { return None };
         if records.epoch != epoch || records.kind != content::APPLICATION_DATA {
@@ -125,14 +126,14 @@ impl Unit {
     }
 }
 
-/// Returns whether records of application data of the keys `epoch` begin at `from` or behind it and
-/// have not been sealed.
+/// Returns whether unencrypted records of application data under the keys `epoch` begin at `from`
+/// or after it.
 pub(crate) fn has_unsent(spans: &SpanMap<Unit>, from: u64, epoch: u32) -> bool {
     spans.units_from(from).any(|(unit, offset)| unit.first_unsent(offset, epoch).is_some())
 }
 
-/// Takes back the records of application data that [`has_unsent`] finds, if only `behind` bytes
-/// follow them, which are taken back too. None if there are none.
+/// Takes back the records that [`has_unsent`] finds, and the last `behind` bytes of the stream, if
+/// only these follow the records. Returns `None` if there are no such records.
 pub(crate) fn take_unsent(
     spans: &mut SpanMap<Unit>,
     from: u64,
@@ -225,8 +226,8 @@ impl Transforms {
         self.sealer.as_ref().is_some_and(|sealer| sealer.is_offloaded(records))
     }
 
-    /// Makes memory of a unit with a PDU whose data is at hand. Its records stay the device's to
-    /// seal, if they are.
+    /// Makes memory of a unit with a PDU whose data is in memory. If the device encrypts its
+    /// records, it still does.
     fn complete(&mut self, unit: &Unit, data: Bytes) -> Option<Pieces<Unit>> {
         let made = self.pdus.as_mut()?.complete(&unit.pdu()?.header, data);
         let Unit::Records { records, .. } = unit else {
@@ -242,8 +243,8 @@ impl Transforms {
         Some(smallvec![memory(sealer.seal(records, &text).into())])
     }
 
-    /// Seals the whole records of which the host has read the content, `bytes` for `offset`: the
-    /// start of a record. A record that was not read whole is read again with the rest of it.
+    /// Encrypts the complete records of which the host has read the content: `bytes`, for `offset`,
+    /// the start of a record. An incomplete last record is read again with its rest.
     fn fill_records(
         &self,
         (records, source): (&Records, &Source),
@@ -277,7 +278,7 @@ impl Transforms {
         Some((len, pieces))
     }
 
-    /// Loses the context for digests; returns whether there was one.
+    /// Removes the digest context. Returns whether there was one.
     fn lose_digests(&mut self, out: &mut Outbox, refused: Option<(L5oId, Refusal)>) -> bool {
         let Some(pdus) = &mut self.pdus else { return false };
         let ours = pdus.context().filter(|&c| refused.is_none_or(|(lost, _)| lost == c));
@@ -398,7 +399,8 @@ impl TxTransforms for Transforms {
 
     fn is_proven(&self, part: &Part, una: u64) -> bool {
         match part {
-            // A request's answer is no end of a connection of NVMe's.
+            // Hand-over is for connections that end with a response, as those of NVMe/TCP do not,
+            // so descriptions of PDUs are never handed over.
             Part::Sealed(sealed) if matches!(sealed.content, Content::Pdu(_)) => false,
             Part::Pdu(_) => false,
             Part::Sealed(sealed) => {

@@ -1,13 +1,13 @@
-//! The buffers that received data goes to, by tag.
+//! Buffers for received data, by tag.
 //!
-//! Called by [`super::Transport`]. A buffer is here, or lent to the device. What comes meanwhile
-//! that the device did not place is kept aside (`stash`) until the buffer is back: the memory is
-//! the device's, and one writer is enough. A digest that the device did not check waits with it,
-//! and so do all PDUs behind it. Where a peer makes that many ([`WAITING_MAX`]) the buffer is asked
-//! for before its end.
+//! Called by [`super::Transport`]. A buffer is here, or registered with the device. While the
+//! device has it, data that the device did not place is kept aside (`stash`), so that only one side
+//! writes to the memory. A digest that the device did not verify waits for the buffer as well, and
+//! so do all later PDUs. If a peer causes too many to wait ([`WAITING_MAX`]), the buffer is
+//! reclaimed early.
 //!
-//! Invariant: bytes count as received in the order of their offsets, each once, so that a buffer
-//! whose `received` reaches its `len` has all of them.
+//! Invariant: bytes count as received in the order of their offsets, each once, so a buffer is
+//! complete when `received` reaches `len`.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -17,18 +17,17 @@ use abi::aligned::AlignedBuf;
 use abi::nvme_tcp::DdpId;
 use wire::nvme::pdu::DataHeader;
 
-/// PDUs, and pieces of data, that may wait for a buffer before it is asked for: more than a MiB has
-/// in PDUs of 4 KiB. What is on its way until it is back comes on top.
+/// Bound on PDUs, and on pieces of data, that wait for a buffer before it is reclaimed: more than 1
+/// MiB in PDUs of 4 KiB has. Those that arrive until the buffer is back come on top.
 const WAITING_MAX: usize = 256;
 
-/// A PDU all of whose data has come.
+/// A PDU whose data has arrived completely, but that was not reported yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unchecked {
     pub(super) data: DataHeader,
-    /// The digest that came with it.
+    /// The received digest.
     pub(super) digest: u32,
-    /// Whether that is right, if it is known: what the device did not check is summed when the
-    /// buffer is here.
+    /// Whether the digest is right; `None` if the host must compute it when the buffer is here.
     pub(super) verdict: Option<bool>,
 }
 
@@ -37,102 +36,105 @@ pub(super) struct Unchecked {
 enum Place {
     Here(AlignedBuf),
     Lent,
-    /// It is lent, and was asked for.
+    /// Registered with the device, and reclaimed.
     Coming,
 }
 
-/// What is awaited under a tag.
+/// Data awaited under a tag.
 #[derive(Debug)]
 pub(super) struct Awaited {
-    /// The command that the data belongs to.
+    /// Identifier of the command that the data belongs to.
     pub(super) cccid: u16,
-    /// Where in the command's data the buffer begins.
+    /// Offset of the buffer in the command's data.
     offset: u32,
     len: u32,
-    /// Bytes received, from the first on.
+    /// Bytes received, from the start of the buffer.
     pub(super) received: u32,
-    /// Bytes that were there, from the first on, when the device got the buffer.
+    /// Bytes at the start of the buffer that had arrived when the device got it.
     there: u32,
     /// Bytes that the device has placed since then.
     placed: u32,
-    /// As what the device got it last.
+    /// Identifier of the last registration.
     lent_as: Option<DdpId>,
     place: Place,
-    /// Pieces that do not touch, in the order of their offsets.
+    /// Pieces that do not touch, in order of offset.
     stash: Vec<(u32, Vec<u8>)>,
     pub(super) unchecked: VecDeque<Unchecked>,
-    /// The user wants it back, whatever has come.
+    /// The owner has reclaimed the buffer, complete or not.
     pub(super) unwanted: bool,
 }
 
 impl Awaited {
-    /// Where a range of data lies in the buffer; none where it is not the next that is awaited.
+    /// Returns the range of the buffer for data at `offset` of the command; `None` if it does not
+    /// fit.
     fn range(&self, offset: u32, len: usize) -> Option<core::ops::Range<usize>> {
         let from = offset.checked_sub(self.offset)? as usize;
         (from + len <= self.len as usize).then_some(from..from + len)
     }
 
-    /// Whether data is what has to come next.
+    /// Returns whether data is the next that must arrive.
     pub(super) fn takes(&self, offset: u32, len: u32) -> bool {
         offset.checked_sub(self.offset) == Some(self.received)
             && self.received.checked_add(len).is_some_and(|end| end <= self.len)
     }
 
-    /// Returns whether data may still come: not once all of it has, nor once the user has given it
-    /// up. The buffer may then be with the device for a while, which the peer must not see.
+    /// Returns whether more data may arrive: false once all of it has, or once the owner has
+    /// reclaimed the buffer. The device may then have the buffer for a while, which the peer must
+    /// not notice.
     pub(super) const fn is_open(&self) -> bool {
         self.received < self.len && !self.unwanted
     }
 
-    /// Returns whether `len` bytes more are all that is awaited.
+    /// Returns whether `len` more bytes are all that is awaited.
     pub(super) const fn completes(&self, len: u32) -> bool {
         self.received.saturating_add(len) == self.len
     }
 
-    /// The device has placed so many bytes more.
+    /// Counts bytes placed by the device.
     pub(super) const fn note_placed(&mut self, bytes: u32) {
         self.placed += bytes;
     }
 
-    /// Whether the device says that it has placed a byte just where it belongs: in this buffer, and
-    /// not in one that had the tag before.
+    /// Returns whether the device claims to have placed a byte where it belongs: in this buffer,
+    /// not in an earlier one with the same tag, and at the right offset.
     pub(super) fn holds(&self, placed: Option<(DdpId, u32)>, offset: u32) -> bool {
         placed.is_some_and(|(id, at)| self.lent_as == Some(id) && at == offset)
     }
 
-    /// Whether the device has it, under this name.
+    /// Returns whether the device has the buffer, registered with this identifier.
     pub(super) fn is_lent_as(&self, id: DdpId) -> bool {
         !self.is_here() && self.lent_as == Some(id)
     }
 
-    /// The device has it, under this name.
+    /// Sets the identifier of the registration.
     pub(super) const fn note_lent(&mut self, id: DdpId) {
         self.lent_as = Some(id);
     }
 
-    /// Whether the device has placed all of it, so that the buffer comes back unasked.
+    /// Returns whether the device has placed everything after `there`, so that it returns the
+    /// buffer by itself.
     pub(super) const fn was_placed(&self) -> bool {
         self.placed == self.len - self.there
     }
 
-    /// Whether the buffer is all that is missing, after data that was the last or not: no more
-    /// comes, and a digest waits for it.
+    /// Returns whether the buffer is needed now: no more data arrives (`last`, or everything is
+    /// received), and a digest must be computed.
     pub(super) fn is_wanted(&self, last: bool) -> bool {
         let open = || self.unchecked.iter().any(|unchecked| unchecked.verdict.is_none());
         (last || self.received == self.len) && open()
     }
 
-    /// Whether too much waits for the buffer.
+    /// Returns whether too many PDUs or pieces wait for the buffer.
     pub(super) fn is_crowded(&self) -> bool {
         self.unchecked.len() > WAITING_MAX || self.stash.len() > WAITING_MAX
     }
 
-    /// Whether all of it came, and nothing is open.
+    /// Returns whether all data has arrived, and all PDUs are reported.
     pub(super) fn is_whole(&self) -> bool {
         self.received == self.len && self.unchecked.is_empty()
     }
 
-    /// Puts bytes in their place, or aside.
+    /// Writes bytes to the buffer, or to `stash` if the device has it.
     pub(super) fn write(&mut self, offset: u32, bytes: &[u8]) {
         let Some(range) = self.range(offset, bytes.len()) else { return };
         match &mut self.place {
@@ -150,7 +152,7 @@ impl Awaited {
         }
     }
 
-    /// The bytes of a range, where the buffer is here.
+    /// Returns the bytes of a range, if the buffer is here.
     pub(super) fn bytes(&self, offset: u32, len: u32) -> Option<&[u8]> {
         let range = self.range(offset, len as usize)?;
         match &self.place {
@@ -159,7 +161,8 @@ impl Awaited {
         }
     }
 
-    /// Whether the device has it, and was not asked for it. From now on it was.
+    /// Marks the buffer as reclaimed. Returns true if the device has it and it was not reclaimed
+    /// before.
     pub(super) fn ask(&mut self) -> bool {
         let lent = matches!(self.place, Place::Lent);
         if lent {
@@ -168,13 +171,13 @@ impl Awaited {
         lent
     }
 
-    /// Whether the device has it, and was asked for it.
+    /// Returns whether the device has the buffer and was asked to return it.
     pub(super) const fn is_coming(&self) -> bool {
         matches!(self.place, Place::Coming)
     }
 
-    /// Takes a buffer that is here, to lend it for what follows the next `under_way` bytes; gives
-    /// its tag, offset and length with it, and how many bytes it has.
+    /// Takes a buffer that is here, to register it for the data after the next `under_way` bytes.
+    /// Returns with it the tag, offset, length, and number of bytes that have arrived.
     pub(super) fn lend(
         &mut self,
         tag: u16,
@@ -191,12 +194,12 @@ impl Awaited {
         Some(((tag, self.offset, self.len, there), buffer))
     }
 
-    /// Whether the buffer is here.
+    /// Returns whether the buffer is here.
     pub(super) const fn is_here(&self) -> bool {
         matches!(self.place, Place::Here(_))
     }
 
-    /// The buffer came back: what was kept aside goes to its place.
+    /// Stores the buffer that the device returned, and writes the bytes of `stash` to it.
     pub(super) fn give_back(&mut self, buffer: AlignedBuf) {
         self.place = Place::Here(buffer);
         for (offset, bytes) in core::mem::take(&mut self.stash) {
@@ -205,16 +208,17 @@ impl Awaited {
     }
 }
 
-/// All that is awaited on a connection.
+/// All buffers of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
-    /// By tag: tags are ours, small and dense.
+    /// By tag; this side assigns the tags, small and dense.
     by_tag: Vec<Option<Box<Awaited>>>,
     count: usize,
 }
 
 impl Buffers {
-    /// Awaits data under a tag. `lent` is what the device has the buffer as, or the buffer.
+    /// Adds a buffer under a tag. `lent` is the identifier of its registration with the device, or
+    /// the buffer.
     pub(super) fn insert(
         &mut self,
         (cccid, tag): (u16, u16),
@@ -243,22 +247,22 @@ impl Buffers {
         }
     }
 
-    /// What is awaited under a tag.
+    /// Returns the entry of a tag.
     pub(super) fn get_mut(&mut self, tag: u16) -> Option<&mut Awaited> {
         self.by_tag.get_mut(usize::from(tag))?.as_deref_mut()
     }
 
-    /// As [`Self::get_mut`], to look.
+    /// As [`Self::get_mut`], shared.
     pub(super) fn get(&self, tag: u16) -> Option<&Awaited> {
         self.by_tag.get(usize::from(tag))?.as_deref()
     }
 
-    /// All tags that may be awaited.
+    /// Returns all tags that may have an entry.
     pub(super) fn tags(&self) -> impl Iterator<Item = u16> + use<> {
         (0..=u16::MAX).take(self.by_tag.len())
     }
 
-    /// Nothing more is awaited under a tag whose buffer is here.
+    /// Removes the entry of a tag and returns its buffer, if that is here.
     pub(super) fn take(&mut self, tag: u16) -> Option<AlignedBuf> {
         let place = self.by_tag.get_mut(usize::from(tag))?;
         if !place.as_deref()?.is_here() {
@@ -276,7 +280,8 @@ impl Buffers {
 mod tests {
     use super::*;
 
-    /// What follows what was put aside joins it; what does not is a piece, and not too many are.
+    /// Data that continues a piece joins it. Other data begins a new piece, and the pieces are
+    /// bounded.
     #[test]
     fn pieces_that_were_not_placed() {
         let mut buffers = Buffers::default();

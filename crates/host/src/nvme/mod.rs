@@ -1,20 +1,20 @@
-//! NVMe over TCP: PDUs over a connection, plain or with TLS on it (NVMe/TCP Transport specification
-//! 1.0; Autonomous NIC Offloads, section 5.1).
+//! NVMe/TCP: PDUs over a connection, plain or TLS (NVMe/TCP Transport specification 1.0; Autonomous
+//! NIC Offloads, section 5.1).
 //!
-//! A [`Transport`] is one end of one connection. Whoever speaks NVMe (an initiator, a target) owns
-//! it, gives it its turn after each notice about the socket ([`Transport::poll`]) and hands it what
-//! is to be sent. It makes PDUs and takes them apart, computes and checks digests, and puts data
-//! into the buffers that were given for it ([`Transport::expect`]). The device does of that what it
-//! can: `l5p::nvme_tcp::port` is what the host keeps of it. Software does the rest, to the same
-//! bytes.
+//! A [`Transport`] is one end of a connection. Its owner (an initiator or a target) calls
+//! [`Transport::poll`] after each notice about the socket, and passes in what is to be sent. The
+//! transport builds and parses PDUs, computes and verifies digests, and writes data to the buffers
+//! registered for it ([`Transport::expect`]). The device does as much of that as it can
+//! (`l5p::nvme_tcp::port` has the host's state of it), and software does the rest; the bytes on the
+//! link are the same.
 //!
-//! What the device says is checked against the headers, which are always read here: a byte counts
-//! as placed only where the device placed it in the buffer that the PDU's tag stands for when its
-//! header is read, and at the offset that the header has. What is wrong in a PDU ends the
-//! connection by a terminate request. No command is looked at here, and nothing waits for a time
-//! but the exchange of ICReq and ICResp.
+//! Claims of the device are checked against the headers, which the host always reads. A byte counts
+//! as placed only if the device placed it in the buffer that is registered under the PDU's tag when
+//! the host reads its header, and at the offset in the header. An invalid PDU terminates the
+//! connection with a terminate request. Commands are not interpreted here, and the only time-out is
+//! that of the exchange of ICReq and ICResp.
 //!
-//! Files: `receive` (what comes), `buffers` (where data goes), `send` (what goes).
+//! Files: `receive` (received PDUs), `buffers` (buffers for received data), `send` (sent PDUs).
 
 mod buffers;
 mod receive;
@@ -38,155 +38,157 @@ use self::receive::Receiver;
 pub use self::send::Source;
 pub use crate::l5p::nvme_tcp::pdus::PduData;
 
-/// How long the peer may take to say ICReq or ICResp.
+/// Time-out for the peer's ICReq or ICResp.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What an initiator asks for.
+/// Parameters of an initiator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Initiate {
-    /// Headers shall have digests.
+    /// Request header digests.
     pub header_digest: bool,
-    /// Data shall have digests.
+    /// Request data digests.
     pub data_digest: bool,
-    /// Alignment of data to us: one less than the dwords, 0 to 31.
+    /// Required alignment of received data: number of dwords minus one, 0 to 31.
     pub hpda: u8,
-    /// One less than the most R2Ts of a command at one time.
+    /// Maximum number of outstanding R2Ts of a command, minus one.
     pub maxr2t: u32,
 }
 
-/// What a target grants.
+/// Parameters of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Serve {
-    /// Headers may have digests.
+    /// Permit header digests.
     pub header_digest: bool,
-    /// Data may have digests.
+    /// Permit data digests.
     pub data_digest: bool,
-    /// Alignment of data to us: one less than the dwords, 0 to 31.
+    /// Required alignment of received data: number of dwords minus one, 0 to 31.
     pub cpda: u8,
-    /// Most bytes of data in an H2CData: a multiple of four, 4,096 or more.
+    /// Maximum data of an H2CData in bytes: a multiple of four, at least 4,096.
     pub maxh2cdata: u32,
-    /// Most bytes of data in a capsule.
+    /// Maximum data in a command capsule, in bytes.
     pub in_capsule_max: u32,
 }
 
-/// What ICReq and ICResp have agreed on.
+/// Parameters negotiated by ICReq and ICResp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Negotiated {
-    /// Headers have digests.
+    /// PDUs have header digests.
     pub header_digest: bool,
-    /// Data has digests.
+    /// PDUs have data digests.
     pub data_digest: bool,
-    /// Alignment of data to the peer: one less than the dwords.
+    /// Required alignment of sent data: number of dwords minus one.
     pub pda: u8,
-    /// Most bytes of data in an H2CData.
+    /// Maximum data of an H2CData in bytes.
     pub maxh2cdata: u32,
-    /// One less than the most R2Ts of a command at one time.
+    /// Maximum number of outstanding R2Ts of a command, minus one.
     pub maxr2t: u32,
 }
 
-/// What came.
+/// Event of a transport.
 #[derive(Debug)]
 pub enum Incoming {
-    /// PDUs can be sent: [`Transport::negotiated`] says how.
+    /// PDUs can be sent: [`Transport::negotiated`] returns the parameters.
     Ready,
     /// A command.
     Command {
-        /// Its submission queue entry.
+        /// Submission queue entry.
         sqe: [u8; 64],
         /// Data in the capsule.
         data: Bytes,
-        /// Whether that has the digest that came with it.
+        /// The data matches its digest; true without a digest.
         digest_ok: bool,
     },
-    /// A completion queue entry.
+    /// A response: its completion queue entry.
     Response([u8; 16]),
-    /// A C2HData: its data has come to the buffer of the command.
+    /// A C2HData: its data was written to the command's buffer.
     ReadData {
-        /// The command.
+        /// Command identifier.
         cccid: u16,
-        /// Where in its data.
+        /// Offset in the command's data.
         offset: u32,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
-        /// It was the last.
+        /// The last data of the command.
         last: bool,
-        /// The command has ended well, and no response follows.
+        /// The command has completed successfully, and no response follows.
         success: bool,
-        /// Whether the data has the digest that came with it.
+        /// The data matches its digest; true without a digest.
         digest_ok: bool,
     },
-    /// An H2CData: its data has come to the buffer of the tag.
+    /// An H2CData: its data was written to the tag's buffer.
     WriteData {
-        /// The command.
+        /// Command identifier.
         cccid: u16,
-        /// The R2T's tag.
+        /// Tag of the R2T.
         ttag: u16,
-        /// Where in the command's data.
+        /// Offset in the command's data.
         offset: u32,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
-        /// It was the last of the R2T.
+        /// The last data of the R2T.
         last: bool,
-        /// Whether the data has the digest that came with it.
+        /// The data matches its digest; true without a digest.
         digest_ok: bool,
     },
-    /// The controller is ready for data.
+    /// An R2T: the controller is ready for data.
     R2t {
-        /// The command.
+        /// Command identifier.
         cccid: u16,
-        /// What H2CData has to name.
+        /// Tag that the H2CData must carry.
         ttag: u16,
-        /// Where in the command's data.
+        /// Offset in the command's data.
         offset: u32,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
-    /// A buffer of [`Transport::expect`]: all that was awaited has come, or it was asked for.
+    /// A buffer of [`Transport::expect`] is returned: all its data has arrived, or it was
+    /// reclaimed.
     Buffer {
-        /// Its tag.
+        /// Tag.
         tag: u16,
-        /// The memory.
+        /// Memory.
         buffer: AlignedBuf,
     },
-    /// Nothing more comes, and nothing can be sent. The socket is the caller's to close.
+    /// The connection has ended: nothing more is received, and nothing can be sent. The caller must
+    /// close the socket.
     Ended(Ended),
 }
 
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Ended {
-    /// The peer closed it.
+    /// The peer closed the connection.
     #[error("closed by the peer")]
     Closed,
-    /// TCP, or TLS, ended it.
+    /// TCP or TLS ended the connection.
     #[error("{0}")]
     Lost(SocketError),
-    /// The peer said neither ICReq nor ICResp.
+    /// The peer sent neither ICReq nor ICResp in time.
     #[error("the peer does not speak NVMe/TCP: no answer in time")]
     Silent,
     /// The peer sent a terminate request.
     #[error("terminated by the peer: {0}")]
     TerminatedByPeer(Fault),
-    /// We did.
+    /// This side sent a terminate request.
     #[error("terminated: {0}")]
     Terminated(Fault),
 }
 
-/// How far a connection is.
+/// Phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// An initiator whose connection is not open yet.
+    /// The socket is not known to be established yet.
     Connecting,
-    /// The peer has to speak.
+    /// The peer's ICReq or ICResp is awaited.
     Setup {
         until: Instant,
     },
-    /// Commands and their answers.
+    /// Commands and responses.
     Open,
     Ended,
 }
 
-/// Which end it is.
+/// Role of this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Initiator(Initiate),
@@ -200,17 +202,17 @@ pub struct Transport {
     role: Role,
     phase: Phase,
     negotiated: Option<Negotiated>,
-    /// Rules of the PDUs that go out.
+    /// Rules of the PDUs that are sent.
     send: Rules,
     receiver: Receiver,
     buffers: Buffers,
-    /// What was not yet taken.
+    /// Events that were not polled yet.
     came: VecDeque<Incoming>,
-    /// The mark of what was written last.
+    /// Mark of the PDU written last.
     written: u64,
-    /// The command whose read data ended the connection.
+    /// The read command whose invalid data terminated the connection.
     culprit: Option<u16>,
-    /// The time of the call under way.
+    /// Time of the current call.
     now: Instant,
 }
 
@@ -221,13 +223,14 @@ impl core::fmt::Debug for Transport {
 }
 
 impl Transport {
-    /// The initiator's end of a socket that is being connected: ICReq is sent once it is.
+    /// Creates the initiator's end of a socket that is being connected. ICReq is sent once it is
+    /// established.
     #[must_use]
     pub fn initiate(socket: SocketId, crypto: Arc<dyn CryptoProvider>, params: Initiate) -> Self {
         Self::new(socket, crypto, Role::Initiator(params))
     }
 
-    /// The target's end of a socket that was accepted.
+    /// Creates the target's end of an accepted socket.
     #[must_use]
     pub fn serve(socket: SocketId, crypto: Arc<dyn CryptoProvider>, params: Serve) -> Self {
         Self::new(socket, crypto, Role::Target(params))
@@ -250,27 +253,27 @@ impl Transport {
         }
     }
 
-    /// The socket.
+    /// Returns the socket.
     #[must_use]
     pub const fn socket(&self) -> SocketId {
         self.socket
     }
 
-    /// What was agreed on, once it was.
+    /// Returns the negotiated parameters, after the exchange of ICReq and ICResp.
     #[must_use]
     pub const fn negotiated(&self) -> Option<&Negotiated> {
         self.negotiated.as_ref()
     }
 
-    /// What came next. To be called until there is nothing more, after each notice about the
-    /// socket, and at [`Self::poll_timeout`].
+    /// Returns the next event. Must be called until it returns `None`, after each notice about the
+    /// socket and at [`Self::poll_timeout`].
     pub fn poll(&mut self, now: Instant, host: &mut Host) -> Option<Incoming> {
         self.now = now;
         if self.came.is_empty() {
             self.begin(host);
             self.take_back(host);
             while self.came.is_empty() && self.phase != Phase::Ended && self.step(host) {}
-            // The peer's FIN may have come with bytes that were all taken and made nothing.
+            // The peer's FIN may have arrived with bytes that were consumed without an event.
             if self.came.is_empty() {
                 self.note_end(host);
             }
@@ -282,7 +285,7 @@ impl Transport {
         self.came.pop_front()
     }
 
-    /// When [`Self::poll`] has to be called again, whatever happens.
+    /// Returns when to call [`Self::poll`] again if nothing happens before.
     #[must_use]
     pub const fn poll_timeout(&self) -> Option<Instant> {
         match self.phase {
@@ -291,10 +294,11 @@ impl Transport {
         }
     }
 
-    /// Registers a buffer for data of the command `cccid` that comes under `tag` (an initiator's
-    /// tag is the command's identifier) and begins at `offset` of the command's data: `len` bytes,
-    /// until all of them have come. To be called before the command, or the R2T, is sent. Returns
-    /// the buffer if the tag is in use or the buffer is shorter than `len`.
+    /// Registers a buffer for data of the command `cccid` that arrives under `tag` (at an
+    /// initiator, the command identifier): `len` bytes from `offset` of the command's data. The
+    /// registration ends when all of them have arrived. Must be called before the command, or the
+    /// R2T, is sent. Returns the buffer if `len` is 0 or exceeds the buffer, or if the tag is in
+    /// use.
     pub fn expect(
         &mut self,
         host: &mut Host,
@@ -312,22 +316,22 @@ impl Transport {
         None
     }
 
-    /// Returns how many bytes have come under a tag, whether or not the device still has the
-    /// buffer; none if nothing is awaited under it.
+    /// Returns the number of bytes that have arrived under a tag, even while the device still has
+    /// the buffer; `None` if no buffer is registered under it.
     #[must_use]
     pub fn received(&self, tag: u16) -> Option<u32> {
         self.buffers.get(tag).map(|awaited| awaited.received)
     }
 
-    /// Returns the command, as the peer named it, whose read data was at fault for the end of the
-    /// connection; none if another PDU was.
+    /// Returns the identifier in the read data that terminated the connection, as the peer sent it;
+    /// `None` if another PDU did, or none.
     #[must_use]
     pub const fn culprit(&self) -> Option<u16> {
         self.culprit
     }
 
-    /// Gives a buffer up, whatever has come of it: [`Incoming::Buffer`] follows. Data that still
-    /// comes under the tag is an error then.
+    /// Reclaims a buffer, complete or not: [`Incoming::Buffer`] follows. Later data under the tag
+    /// is a protocol error.
     pub fn reclaim(&mut self, host: &mut Host, tag: u16) {
         let Some(awaited) = self.buffers.get_mut(tag) else { return };
         awaited.unwanted = true;
@@ -337,20 +341,21 @@ impl Transport {
         self.settle(host, tag);
     }
 
-    /// The connection is given up, by no fault of the peer's: nothing more is taken of what comes,
-    /// and nothing is said of it. Buffers still come back.
+    /// Gives the connection up for a reason other than a fault of the peer: later data is discarded
+    /// without events. Buffers are still returned.
     pub fn give_up(&mut self) {
         self.phase = Phase::Ended;
     }
 
-    /// How far the peer's TCP has acknowledged: everything whose mark, as the `send` functions give
-    /// it, is not above.
+    /// Returns the mark up to which the peer's TCP has acknowledged everything; the `send`
+    /// functions return marks.
     #[must_use]
     pub fn acknowledged(&self, host: &Host) -> u64 {
         host.pdus_acknowledged(self.socket)
     }
 
-    /// Speaks first, where it is ours to, and looks whether the connection still stands.
+    /// Sends an initiator's first PDU once the socket is ready, and checks the time-out and the
+    /// connection.
     fn begin(&mut self, host: &mut Host) {
         if self.phase == Phase::Ended {
             return;
@@ -369,7 +374,8 @@ impl Transport {
         self.note_end(host);
     }
 
-    /// Ends if the peer has closed or the connection is lost; what came before that is read first.
+    /// Ends if the peer has closed or the connection was lost, after everything received before has
+    /// been read.
     fn note_end(&mut self, host: &Host) {
         let ready = host.readiness(self.socket);
         if !ready.readable && host.peek(self.socket).is_empty() {
@@ -381,9 +387,8 @@ impl Transport {
         }
     }
 
-    /// What still comes is nobody's. It is taken nevertheless: a socket that is closed with bytes
-    /// unread resets the connection, and what we said last would not arrive (RFC 2525 section
-    /// 2.17).
+    /// Discards received bytes after the end. A socket that is closed with unread bytes resets the
+    /// connection, and the last PDU sent might not arrive (RFC 2525 section 2.17).
     fn discard(&self, host: &mut Host) {
         loop {
             let len = host.peek(self.socket).len();
@@ -401,7 +406,7 @@ impl Transport {
         }
     }
 
-    /// Both ends know how to go on: the device may follow what comes from here.
+    /// Enters the phase of commands, requests the receive context and the digest context.
     fn open(&mut self, host: &mut Host, negotiated: Negotiated, ours: u8) {
         let Negotiated { header_digest, data_digest, pda, .. } = negotiated;
         self.negotiated = Some(negotiated);
@@ -412,13 +417,13 @@ impl Transport {
         let _followed = self.receiver.attach(self.now, host, self.socket);
         if data_digest {
             let (now, crypto) = (self.now, Arc::clone(&self.crypto));
-            // What the device does not do the host does: the counters say which.
+            // What the device refuses the host does; the counters show which.
             let _ = host.nvme_tx_context(now, self.socket, self.receiver.state(), crypto);
         }
         self.came.push_back(Incoming::Ready);
     }
 
-    /// Takes the buffers that the device has given back.
+    /// Takes the buffers that the device has returned.
     fn take_back(&mut self, host: &mut Host) {
         while let Some(done) = self.port(host).and_then(Port::poll_buffer) {
             let tag = done.tag;
@@ -428,14 +433,15 @@ impl Transport {
             let asked = awaited.is_coming();
             awaited.give_back(done.buffer);
             self.settle(host, tag);
-            // It was not asked for: its context is gone, and there may be another.
+            // The buffer was not reclaimed: its context is gone, and there may be a new one.
             if !asked && host.nvme_streams().1.nvme_context(self.socket) != Some(done.context) {
                 self.lend_again(host, tag);
             }
         }
     }
 
-    /// A buffer's state has changed: what waited for it is done.
+    /// Follows a change of a buffer's state: reports checked PDUs, and returns the buffer if it is
+    /// complete.
     fn settle(&mut self, host: &mut Host, tag: u16) {
         self.check_digests(host, tag);
         let Some(awaited) = self.buffers.get_mut(tag) else { return };
@@ -450,7 +456,7 @@ impl Transport {
         }
     }
 
-    /// Answers the device's question, once it is known.
+    /// Answers the device's question, once the answer is known.
     fn answer_device(&mut self, host: &mut Host) {
         let Some(asked) = self.port(host).and_then(|port| port.asked()) else { return };
         if let Some(begins) = self.receiver.begins(asked) {
@@ -461,13 +467,14 @@ impl Transport {
         }
     }
 
-    /// Returns the device's part in the connection.
+    /// Returns the receive offload of the connection.
     fn port<'a>(&self, host: &'a mut Host) -> Option<&'a mut Port> {
         host.nvme_streams().1.nvme_port(self.socket)
     }
 }
 
-/// Asks the device for a buffer. If its context is gone the buffer is on its way already.
+/// Asks the device to return a buffer. If its context was destroyed, the buffer is already on its
+/// way back.
 fn reclaim(host: &mut Host, socket: SocketId, tag: u16) {
     let (out, streams) = host.nvme_streams();
     if let Some(port) = streams.nvme_port(socket) {

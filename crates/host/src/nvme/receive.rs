@@ -1,9 +1,8 @@
-//! PDUs that come in: followed byte by byte, in order, whatever the packets.
+//! Reception of PDUs: the byte stream is parsed in order, independent of packet boundaries.
 //!
-//! Called by [`Transport::poll`]. A header is gathered and checked before a byte of its data is
-//! looked at; so each byte of data has a place before it is read. Bytes that the device has placed
-//! just there are stepped over; all others are copied. Data digests that the device checked are not
-//! summed again.
+//! Called by [`Transport::poll`]. A header is collected and checked before its data, so each byte
+//! of data has a destination when it is read. Bytes that the device placed at that destination are
+//! skipped; all others are copied. Data digests that the device verified are not computed again.
 
 use abi::nvme_tcp::{DdpId, NvmeTcpState, Placed};
 use alloc::vec::Vec;
@@ -18,13 +17,13 @@ use super::{Ended, Incoming, Negotiated, Phase, Role, Transport, reclaim};
 use crate::api::SocketId;
 use crate::host::Host;
 
-/// Longest PDU that is taken: a command's data of 16 MiB and what is around it.
+/// Maximum length of a received PDU: 16 MiB of data, and header, padding and digests.
 pub(super) const PLEN_MAX: u32 = (16 << 20) + 1024;
-/// Most bytes before a PDU's data: PDO is one byte.
+/// Maximum number of bytes before a PDU's data: PDO is one byte.
 const FRONT_BYTES_MAX: usize = 256;
-/// PDUs whose beginnings are remembered, for a device that asks about one.
+/// Number of PDUs whose starts are remembered, for the device's questions.
 const BOUNDARIES: usize = 128;
-/// Digests that the device has checked of PDUs that are not read yet.
+/// Bound on the device's claims about digests of PDUs that are not read yet.
 const VERIFIED_MAX: usize = 256;
 
 /// A PDU whose header was read.
@@ -32,37 +31,38 @@ const VERIFIED_MAX: usize = 256;
 struct Pdu {
     header: Header,
     common: Common,
-    /// Its first byte's position in the stream.
+    /// Position of its first byte in the stream.
     begin: SeqNum,
-    /// Bytes of its data that were read.
+    /// Data bytes read.
     done: u32,
-    /// Those of them that the device placed.
+    /// Data bytes placed by the device.
     placed: u32,
-    /// All of them are copies that the device has summed.
+    /// All data bytes read are copies that the device has summed.
     summed: bool,
-    /// The sum over them; none where the device may know better.
+    /// CRC32C of the data read; `None` if it is not computed, because the device may verify the
+    /// digest.
     sum: Option<u32>,
-    /// Data of a capsule.
+    /// Data of a command capsule.
     capsule: Vec<u8>,
 }
 
-/// How far what comes was read.
+/// State of the parser.
 #[derive(Debug)]
 pub(super) struct Receiver {
-    /// Rules of the PDUs that come.
+    /// Rules of the PDUs that are received.
     pub(super) rules: Rules,
-    /// A header, or a digest, as far as it has come.
+    /// The received part of a header or a digest.
     front: [u8; FRONT_BYTES_MAX],
     have: usize,
     pdu: Option<Pdu>,
-    /// Position of the next byte in the stream that the device knows.
+    /// Position of the next byte, in the stream that the device counts.
     position: SeqNum,
-    /// The device was asked to follow.
+    /// A receive context was requested.
     attached: bool,
-    /// Where the last PDUs began; `count` so far.
+    /// Starts of the last PDUs, as a ring; `count` were recorded.
     boundaries: [SeqNum; BOUNDARIES],
     count: usize,
-    /// Positions of PDUs whose digest the device found right.
+    /// Positions of PDUs whose digest the device verified.
     verified: SmallVec<[SeqNum; 4]>,
 }
 
@@ -81,21 +81,21 @@ impl Receiver {
         }
     }
 
-    /// What a device has to know of the connection.
+    /// Returns the state for a context of the device.
     pub(super) const fn state(&self) -> NvmeTcpState {
         let Rules { header_digest, data_digest, plen_max, .. } = self.rules;
         NvmeTcpState { header_digest, data_digest, pdu_bytes_max: plen_max, over: None }
     }
 
-    /// Has the device follow, from the next PDU on whose header has not come. Says whether it was
-    /// asked to.
+    /// Requests a receive context, from the next PDU on whose header has not arrived. Returns
+    /// whether one was requested.
     pub(super) fn attach(&mut self, now: Instant, host: &mut Host, socket: SocketId) -> bool {
         let Some(left) = self.left() else { return false };
         let (mut cx, streams) = host.streams(now);
         let Some(position) = streams.nvme_attach(&mut cx, socket, self.state(), left) else {
             return false;
         };
-        // The stream goes on under other positions.
+        // The context counts the stream from another position.
         let moved = position.0.wrapping_sub(self.position.0);
         if let Some(pdu) = &mut self.pdu {
             pdu.begin += moved;
@@ -105,7 +105,7 @@ impl Receiver {
         true
     }
 
-    /// Bytes to the next PDU; none where a header has come in part.
+    /// Returns the number of bytes to the next PDU; `None` if a header has arrived partially.
     fn left(&self) -> Option<u32> {
         match &self.pdu {
             Some(pdu) => pdu.common.plen.checked_sub(self.position.0.wrapping_sub(pdu.begin.0)),
@@ -113,7 +113,7 @@ impl Receiver {
         }
     }
 
-    /// Bytes of data under a tag that come with the PDU under way.
+    /// Returns the number of data bytes under a tag in the current PDU.
     fn under_way(&self, tag: u16) -> u32 {
         match self.pdu.as_ref().map(|pdu| &pdu.header) {
             Some(Header::C2HData(data)) if data.cccid == tag => data.len,
@@ -122,7 +122,7 @@ impl Receiver {
         }
     }
 
-    /// Whether a PDU begins at a position; none where that is not known yet.
+    /// Returns whether a PDU begins at a position; `None` if that is not known yet.
     pub(super) fn begins(&self, position: SeqNum) -> Option<bool> {
         let at_boundary = self.pdu.is_none() && self.have == 0;
         if position.ge(self.position) && !(at_boundary && position == self.position) {
@@ -133,8 +133,8 @@ impl Receiver {
         Some(begins || at_boundary && position == self.position)
     }
 
-    /// Whether the device found a PDU's digest right, over the very bytes that were read here: of
-    /// what came twice it may have summed another copy.
+    /// Returns whether the device verified a PDU's digest over the same bytes that the host read:
+    /// of retransmitted bytes it may have summed another copy.
     fn is_verified(&self, pdu: &Pdu) -> bool {
         pdu.summed && self.verified.contains(&pdu.begin)
     }
@@ -144,7 +144,8 @@ impl Receiver {
         self.count += 1;
     }
 
-    /// Takes what is missing to `wanted` bytes of a header or a digest; gives how many that were.
+    /// Collects bytes of a header or a digest until there are `wanted`. Returns how many were
+    /// taken.
     fn gather(&mut self, bytes: &[u8], wanted: usize) -> usize {
         let take = bytes.len().min(wanted.saturating_sub(self.have));
         let end = self.have + take;
@@ -160,19 +161,19 @@ impl Receiver {
     }
 }
 
-/// How far the bytes at hand are alike: so many of them, and where the device has put them.
+/// The longest run of the next bytes for which the device's claims are uniform.
 struct Run {
     len: usize,
-    /// The buffer, and the offset in the command's data.
+    /// Buffer and offset in the command's data at which the device placed the bytes.
     placed: Option<(DdpId, u32)>,
-    /// The device has summed them.
+    /// The device has summed the bytes.
     summed: bool,
 }
 
-/// What the device says of the byte `at` of a payload and those behind it.
+/// Returns the run that begins with byte `at` of a payload.
 fn run_at(placed: &Placed, at: usize, len: usize) -> Run {
     let at = u32::try_from(at).unwrap_or(u32::MAX);
-    // Whether a range that has its turn has begun, and where that changes.
+    // Offset in a range that has begun, if it has, and the distance to its next boundary.
     let turn = |range: &Range<u32>| match at.checked_sub(range.start) {
         Some(inside) => (Some(inside), range.end - at),
         None => (None, range.start - at),
@@ -186,7 +187,7 @@ fn run_at(placed: &Placed, at: usize, len: usize) -> Run {
 }
 
 impl Transport {
-    /// Reads some of what has come; says whether there may be more to do.
+    /// Reads some received bytes. Returns whether there may be more work.
     pub(super) fn step(&mut self, host: &mut Host) -> bool {
         let len = host.peek(self.socket).len();
         if len == 0 {
@@ -218,7 +219,8 @@ impl Transport {
         true
     }
 
-    /// Has the device follow again where it does not any more, and lends it what is awaited.
+    /// Requests a receive context again if there is none, and registers the awaited buffers with
+    /// it.
     fn attach_again(&mut self, host: &mut Host) {
         if self.phase != Phase::Open {
             return;
@@ -233,7 +235,7 @@ impl Transport {
         }
     }
 
-    /// Lends the device a buffer that is here, for the data whose header has not come.
+    /// Registers a buffer that is here, for the data whose header has not arrived.
     pub(super) fn lend_again(&mut self, host: &mut Host, tag: u16) {
         let under_way = self.receiver.under_way(tag);
         let Some(awaited) = self.buffers.get_mut(tag) else { return };
@@ -245,7 +247,7 @@ impl Transport {
         }
     }
 
-    /// Gathers a header; gives how many bytes were taken.
+    /// Collects bytes of a header. Returns how many were taken.
     fn read_header(&mut self, host: &Host, len: usize) -> usize {
         let receiver = &mut self.receiver;
         if receiver.have == 0 {
@@ -255,7 +257,7 @@ impl Transport {
         let mut taken = receiver.gather(bytes, COMMON_BYTES);
         if let Some(first) = receiver.front.first_chunk().filter(|_| receiver.have >= COMMON_BYTES)
         {
-            // Where that is wrong it is said when this is back.
+            // An invalid header is reported by `finish`.
             if let Ok(common) = Common::parse(first, &receiver.rules) {
                 taken += receiver.gather(&bytes[taken..], front_bytes(&common));
             }
@@ -263,7 +265,7 @@ impl Transport {
         taken
     }
 
-    /// Reads data; gives how many bytes were taken.
+    /// Reads data. Returns how many bytes were taken.
     fn read_data(&mut self, host: &mut Host, run: &Run) -> usize {
         let Some(pdu) = &mut self.receiver.pdu else { return 0 };
         let left = (pdu.common.data_len - pdu.done) as usize;
@@ -306,12 +308,12 @@ impl Transport {
         take
     }
 
-    /// Gathers a data digest; gives how many bytes were taken.
+    /// Collects bytes of a data digest. Returns how many were taken.
     fn read_digest(&mut self, host: &Host, len: usize) -> usize {
         self.receiver.gather(&host.peek(self.socket)[..len], DIGEST_BYTES as usize)
     }
 
-    /// Goes on where a header, or a PDU, is complete.
+    /// Processes a header or a PDU that is complete.
     fn finish(&mut self, host: &mut Host) {
         let receiver = &self.receiver;
         let Some(pdu) = &receiver.pdu else {
@@ -322,8 +324,8 @@ impl Transport {
             };
             let have = receiver.have;
             let kind = Kind::from_byte(first[0]);
-            // The type is judged before any other field: the other fields of a PDU that must not
-            // come have no meaning.
+            // The type is checked before any other field: the fields of a PDU that must not arrive
+            // have no meaning.
             let parsed = kind
                 .ok_or(Fault::field(at::TYPE))
                 .and_then(|kind| self.check_kind(kind))
@@ -347,14 +349,14 @@ impl Transport {
             if let Some(pdu) = receiver.pdu.take() {
                 let begin = pdu.begin;
                 self.handle_pdu(host, pdu);
-                // Nobody asks any more what the device says of this one, or of one before: those
-                // without data have header digests only, which are checked here.
+                // Claims about this PDU and earlier ones are no longer needed: PDUs without data
+                // have only header digests, which the host verifies.
                 self.receiver.verified.retain(|at| !begin.ge(*at));
             }
         }
     }
 
-    /// What is wrong is said, but for what is wrong in a terminate request.
+    /// Terminates the connection for an invalid PDU; an invalid terminate request is not answered.
     fn reject(&mut self, host: &mut Host, fault: Fault, kind: Kind) {
         let header = self.receiver.front;
         let have = self.receiver.have;
@@ -365,7 +367,7 @@ impl Transport {
         self.terminate_for(host, fault, &header[..have.min(header.len())]);
     }
 
-    /// A header is complete: it is checked before anything that follows.
+    /// Checks a complete header, before any byte after it is processed.
     fn handle_header(&mut self, host: &mut Host, common: Common) -> Result<(), Fault> {
         let receiver = &mut self.receiver;
         let bare = usize::from(common.kind.header_len());
@@ -386,7 +388,7 @@ impl Transport {
         }
         let receiver = &mut self.receiver;
         let front = u32::try_from(receiver.have).unwrap_or(0);
-        // With a context of the device's a digest is summed only where that has not checked it.
+        // With a receive context, the digest is computed only if the device did not verify it.
         let device = receiver.attached && host.nvme_streams().1.nvme_context(self.socket).is_some();
         let sum = (receiver.rules.data_digest && !device).then_some(0);
         let begin = receiver.position - front;
@@ -398,14 +400,14 @@ impl Transport {
         receiver.pdu =
             Some(Pdu { header, common, begin, done: 0, placed: 0, summed: true, sum, capsule });
         host.out.counters.nvme_rx_pdus += 1;
-        // Those without data are complete.
+        // A PDU without data is complete.
         if common.data_len == 0 {
             self.finish(host);
         }
         Ok(())
     }
 
-    /// Whether a PDU may come now, at this end (tcp, section 3.3.1).
+    /// Checks whether a PDU of this type may arrive now, at this end (NVMe/TCP section 3.3.1).
     fn check_kind(&self, kind: Kind) -> Result<(), Fault> {
         let target = matches!(self.role, Role::Target(_));
         if kind.from_host() != target {
@@ -417,7 +419,7 @@ impl Transport {
         if ends || setup != open { Ok(()) } else { Err(Fault::SEQUENCE) }
     }
 
-    /// Whether there is a place for what follows.
+    /// Checks whether the data of a PDU has a destination.
     fn check_data(&self, header: &Header, common: &Common) -> Result<(), Fault> {
         let (tag, data, wrong) = match header {
             Header::C2HData(data) => (data.cccid, data, at::CCCID),
@@ -436,21 +438,21 @@ impl Transport {
                 return Err(Fault::LIMIT_EXCEEDED);
             }
         }
-        // A buffer that the device has not given back yet stays under its tag, but only here: what
-        // the peer is told must not depend on the device.
+        // A buffer that the device has not returned yet keeps its tag on the host. That must not be
+        // visible: the answer to the peer must not depend on the device.
         let awaited = self.buffers.get(tag).filter(|awaited| awaited.is_open());
         let awaited = awaited.ok_or_else(|| Fault::field(wrong))?;
         if awaited.cccid != data.cccid {
             return Err(Fault::field(at::CCCID));
         }
-        // In order and without holes, as Linux and SPDK have it.
+        // In order and without holes, as Linux and SPDK require.
         if !awaited.takes(data.offset, data.len) {
             return Err(Fault::OUT_OF_RANGE);
         }
-        // LAST_PDU of an R2T that asked for more (tcp, section 3.6.2.7): the rest would never come.
-        // SUCCESS for a read of more (section 3.6.2.8) ends the command in the same way. It is
-        // judged here, before the data: its digest may wait for a buffer that the device has, and
-        // the fault would be another one then.
+        // LAST_PDU before all data of the R2T (NVMe/TCP section 3.6.2.7) means that the rest would
+        // never arrive, and SUCCESS before all data of the read (section 3.6.2.8) ends the command
+        // in the same way. Checked before the data: its digest may have to wait for a buffer on the
+        // device, and another fault would be reported then.
         let ends = match header {
             Header::H2CData(_) => data.last,
             _ => data.success,
@@ -461,7 +463,7 @@ impl Transport {
         Ok(())
     }
 
-    /// A PDU is complete.
+    /// Processes a complete PDU.
     fn handle_pdu(&mut self, host: &mut Host, pdu: Pdu) {
         match pdu.header {
             Header::ICReq(request) => {
@@ -514,7 +516,8 @@ impl Transport {
         }
     }
 
-    /// Whether the device has checked the digest of a PDU; or `sum` is what came.
+    /// Returns whether a PDU's digest is right: verified by the device, or equal to `sum` or to the
+    /// sum computed while reading. `None` if no sum is known.
     fn judge(&mut self, host: &mut Host, pdu: &Pdu, sum: Option<u32>) -> Option<bool> {
         if pdu.common.data_digest().is_none() {
             return Some(true);
@@ -529,7 +532,7 @@ impl Transport {
         Some(right)
     }
 
-    /// The digest that was read last.
+    /// Returns the data digest read last.
     fn digest(&self) -> u32 {
         self.receiver.front.first_chunk().map_or(0, |digest| u32::from_le_bytes(*digest))
     }
@@ -542,7 +545,7 @@ impl Transport {
         })
     }
 
-    /// All data of a PDU has come.
+    /// Processes a data PDU whose data has arrived completely.
     fn handle_data(&mut self, host: &mut Host, pdu: &Pdu) {
         let (tag, data) = match &pdu.header {
             Header::C2HData(data) => (data.cccid, *data),
@@ -555,8 +558,8 @@ impl Transport {
         let Some(awaited) = self.buffers.get_mut(tag) else { return };
         awaited.received += data.len;
         awaited.unchecked.push_back(Unchecked { data, digest, verdict });
-        // A digest that the host has to compute waits for the buffer, and that for the last data:
-        // until then the device goes on placing.
+        // The host can compute a digest only with the buffer. It reclaims the buffer after the last
+        // data, so that the device continues to place until then.
         if awaited.is_wanted(data.last) && awaited.ask() {
             reclaim(host, self.socket, tag);
         }
@@ -564,7 +567,7 @@ impl Transport {
         self.settle(host, tag);
     }
 
-    /// Asks for a buffer that too much waits for.
+    /// Reclaims a buffer for which too many PDUs or pieces wait.
     fn ask_early(&mut self, host: &mut Host, tag: u16) {
         let Some(awaited) = self.buffers.get_mut(tag) else { return };
         if awaited.is_crowded() && awaited.ask() {
@@ -573,7 +576,7 @@ impl Transport {
         }
     }
 
-    /// Counts how much of a PDU with data the device did: all, a part, or nothing.
+    /// Counts whether the device processed a data PDU completely, partially, or not at all.
     fn count_offload(&self, host: &mut Host, pdu: &Pdu) {
         let verified = self.receiver.is_verified(pdu);
         let checked = pdu.common.data_digest().is_none() || verified;
@@ -586,7 +589,7 @@ impl Transport {
         *counter += 1;
     }
 
-    /// Says what came under a tag, in its order, as far as it is known to be right or wrong.
+    /// Reports the PDUs of a tag, in order, up to the first whose digest cannot be checked yet.
     pub(super) fn check_digests(&mut self, host: &mut Host, tag: u16) {
         let target = matches!(self.role, Role::Target(_));
         while let Some(awaited) = self.buffers.get_mut(tag) {
@@ -618,7 +621,8 @@ fn count_digest(host: &mut Host, right: bool) {
     counters.nvme_data_digest_errors += u64::from(!right);
 }
 
-/// Bytes before the data of a PDU, or all of it; of a terminate request the header alone.
+/// Returns the number of bytes before the data of a PDU, or its length if it has no data; for a
+/// terminate request only the header's length.
 fn front_bytes(common: &Common) -> usize {
     let end = match common.kind {
         Kind::H2CTermReq | Kind::C2HTermReq => common.header_bytes,

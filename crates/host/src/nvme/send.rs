@@ -1,9 +1,9 @@
-//! PDUs that go out.
+//! PDUs that are sent.
 //!
-//! Called by [`super::Transport`]'s user. A PDU is a header, made here with its digest and padding,
-//! and data that is only referred to; the data's digest is the device's where it can, and else made
-//! when the data is at hand ([`Host::send_pdu`]). Whatever is handed in is taken: callers bound
-//! themselves by the commands that they have open.
+//! Called by the user of [`super::Transport`]. A PDU is a header, made here with its digest and
+//! padding, and data that is only referred to. The data digest is computed by the device if it can,
+//! otherwise by the host when the data is in memory ([`Host::send_pdu`]). Every PDU is accepted:
+//! callers are bounded by their open commands.
 
 use abi::nvme_tcp::PREFIX_BYTES_MAX;
 use base::Instant;
@@ -16,32 +16,32 @@ use crate::api::FileId;
 use crate::host::Host;
 use crate::l5p::nvme_tcp::pdus::PduData;
 
-/// Most data in a C2HData: what has to be summed again where its end is lost. Each costs the host
-/// about as much, whatever its length; and a transmit is as long.
+/// Maximum data of a C2HData: the bytes that must be summed again if its end is lost. The host's
+/// cost of a PDU hardly depends on its length, and a transmit is as long.
 const C2H_DATA_MAX: u32 = 256 << 10;
 
-/// Most data in an H2CData, where the controller takes so much. Linux's target (6.1) finds digests
-/// wrong where an R2T is answered by several of them; its own initiator sends one.
+/// Maximum data of an H2CData, if the controller accepts as much. Linux's target (6.1) finds
+/// digests wrong if several H2CData answer one R2T; Linux's initiator sends one.
 const H2C_DATA_MAX: u32 = PREFIX_BYTES_MAX;
 
-/// Where data comes from.
+/// Source of data.
 #[derive(Clone, Debug)]
 pub enum Source {
     /// Memory.
     Memory(Bytes),
-    /// An open file.
+    /// Range of an open file.
     File {
-        /// Which.
+        /// File.
         file: FileId,
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
 }
 
 impl Source {
-    /// Bytes of it.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> u32 {
         match self {
@@ -50,13 +50,13 @@ impl Source {
         }
     }
 
-    /// Whether there is nothing in it.
+    /// Returns whether the length is zero.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// A part of it.
+    /// Returns a part of the data.
     fn part(&self, from: u32, bytes: u32) -> PduData {
         match self {
             Self::Memory(memory) => {
@@ -72,7 +72,7 @@ impl Source {
 }
 
 impl Transport {
-    /// Sends a command, with data in its capsule or without. Gives a mark.
+    /// Sends a command, with or without data in its capsule. Returns a mark.
     pub fn send_command(
         &mut self,
         now: Instant,
@@ -86,13 +86,13 @@ impl Transport {
         self.put(host, &Header::CapsuleCmd(*sqe), data, len)
     }
 
-    /// Sends a completion. Gives a mark.
+    /// Sends a completion. Returns a mark.
     pub fn send_response(&mut self, now: Instant, host: &mut Host, cqe: &[u8; 16]) -> u64 {
         self.now = now;
         self.put(host, &Header::CapsuleResp(*cqe), PduData::None, 0)
     }
 
-    /// Sends all data of a read, in one PDU or several; with `success` no response follows. Returns
+    /// Sends all data of a read, in one PDU or several. With `success` no response follows. Returns
     /// a mark.
     pub fn send_read_data(
         &mut self,
@@ -110,8 +110,8 @@ impl Transport {
         })
     }
 
-    /// Sends data of a write that an R2T asked for, in as many PDUs as the controller wants it.
-    /// `last`: it is the last of that R2T. Gives a mark.
+    /// Sends data of a write that an R2T requested, in as many PDUs as the controller's limit
+    /// requires. `last`: the data is the last of that R2T. Returns a mark.
     pub fn send_write_data(
         &mut self,
         now: Instant,
@@ -147,7 +147,7 @@ impl Transport {
         self.written
     }
 
-    /// Asks for data of a write. Gives a mark.
+    /// Requests data of a write. Returns a mark.
     pub fn send_r2t(
         &mut self,
         now: Instant,
@@ -160,13 +160,13 @@ impl Transport {
         self.put(host, &Header::R2T(R2t { cccid, ttag, offset, len }), PduData::None, 0)
     }
 
-    /// Ends the connection since the peer did something that the specification does not allow.
+    /// Terminates the connection because the peer violated the specification.
     pub fn terminate(&mut self, now: Instant, host: &mut Host, why: Fault) {
         self.now = now;
         self.terminate_for(host, why, &[]);
     }
 
-    /// The same, with the header that was wrong.
+    /// As [`Self::terminate`], with the header that was wrong.
     pub(super) fn terminate_for(&mut self, host: &mut Host, why: Fault, header: &[u8]) {
         let request = match self.role {
             Role::Initiator(_) => Header::H2CTermReq(why),
@@ -184,14 +184,14 @@ impl Transport {
         self.end(Ended::Terminated(why));
     }
 
-    /// An initiator's first PDU.
+    /// Sends an initiator's first PDU.
     pub(super) fn send_setup_request(&mut self, host: &mut Host, params: Initiate) {
         let Initiate { header_digest, data_digest, hpda, maxr2t } = params;
         let request = IcReq { pfv: PFV, hpda, header_digest, data_digest, maxr2t };
         self.put(host, &Header::ICReq(request), PduData::None, 0);
     }
 
-    /// A target's first PDU.
+    /// Sends a target's first PDU.
     pub(super) fn send_setup_response(
         &mut self,
         host: &mut Host,
@@ -203,7 +203,7 @@ impl Transport {
         self.put(host, &Header::ICResp(response), PduData::None, 0);
     }
 
-    /// Writes a PDU.
+    /// Writes a PDU. Returns its mark.
     fn put(&mut self, host: &mut Host, header: &Header, data: PduData, data_len: u32) -> u64 {
         let mut room = [0; HEADER_BYTES_MAX];
         let Some(common) = header.write(data_len, &self.send, &mut room) else {
@@ -211,7 +211,8 @@ impl Transport {
         };
         let front = if data_len > 0 { common.data().start } else { common.plen } as usize;
         let bare = usize::from(common.kind.header_len());
-        // In one piece of the heap with its count of users, of which there are two at once.
+        // One allocation for the bytes and their reference count. A `Vec` would need two, since
+        // the header is cloned at once.
         let mut bytes: SmallVec<[u8; 80]> = smallvec![0; front];
         let copied = bare.min(front);
         bytes[..copied].copy_from_slice(&room[..copied]);
@@ -222,7 +223,8 @@ impl Transport {
             }
         }
         let (now, digest) = (self.now, common.data_digest().is_some());
-        // Where the connection is gone nothing more is acknowledged, and its end is said by itself.
+        // If the connection has ended, nothing more is acknowledged; its end is reported
+        // separately.
         if let Ok(mark) = host.send_pdu(now, self.socket, Bytes::from_owner(bytes), data, digest) {
             self.written = mark;
         }

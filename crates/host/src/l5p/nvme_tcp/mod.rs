@@ -1,6 +1,6 @@
-//! What a connection has for NVMe over TCP: the PDUs of its send stream, and the device's contexts.
+//! Connection state for NVMe/TCP: the PDUs of the send stream, and the device's contexts.
 //!
-//! Called by [`crate::stream`]. The protocol itself is spoken above the socket, by
+//! Called by [`crate::stream`]. The protocol itself is implemented above the socket, in
 //! [`crate::nvme::Transport`].
 
 pub(crate) mod pdus;

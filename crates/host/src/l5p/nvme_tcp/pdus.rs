@@ -1,11 +1,11 @@
-//! PDUs of NVMe/TCP in a send stream: what the device's context expects, and the digests that the
-//! host computes where the device does not.
+//! NVMe/TCP PDUs in a send stream: the expected state of the device's context, and the digests that
+//! the host computes.
 //!
 //! Called by the connection's span map, which keeps each [`Pdu`] whole until its last byte is
-//! acknowledged, and by whoever writes one. [`Expected`] is the driver's shadow of
-//! Autonomous NIC Offloads, section 4.2: it tells whether a range continues where the last one
-//! ended, or has to bring the data that precedes it. Digests come first and seals after (section
-//! 5.3); the recovery of each is its own.
+//! acknowledged, and by the writers of PDUs. [`Expected`] is the driver's shadow of the context
+//! (Autonomous NIC Offloads, section 4.2): it tells whether a range continues where the last one
+//! ended, or must carry the data that precedes it. Over TLS the digest comes before the encryption
+//! (section 5.3); digest and encryption recover independently.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -23,36 +23,36 @@ use crate::api::FileId;
 use crate::counters::HostCounters;
 use crate::storage::source::Source;
 
-/// The data of a PDU.
+/// Data of a PDU.
 #[derive(Clone, Debug)]
 pub enum PduData {
-    /// There is none.
+    /// No data.
     None,
-    /// Memory, shared and not copied.
+    /// Memory, shared without copying.
     Memory(Bytes),
-    /// Part of a file, read by the device where it does that.
+    /// Range of a file, read by the device if it can.
     File {
-        /// Which.
+        /// File.
         file: FileId,
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// Bytes, at most [`PREFIX_BYTES_MAX`] where a digest follows.
+        /// Length in bytes; at most [`PREFIX_BYTES_MAX`] if a digest follows.
         len: u32,
     },
 }
 
-/// Bytes that are sent plain, or as content of records.
+/// Bytes that are sent in the clear, or as the content of records.
 #[derive(Clone, Debug)]
 pub(crate) enum Text {
     Plain(Source),
-    /// A PDU whose digest is still to be made.
+    /// A PDU whose digest is not yet computed.
     Pdu(Box<Pdu>),
 }
 
-/// The next bytes of a stream, and the length of each text.
+/// Consecutive texts of a stream, with their lengths.
 pub(crate) type Texts = SmallVec<[(Text, u64); 3]>;
 
-/// Joins texts if all of them are memory.
+/// Joins the texts if all of them are in memory.
 pub(crate) fn joined(texts: Texts) -> Texts {
     let memory = |(text, _): &(Text, u64)| match text {
         Text::Plain(source) => source.bytes().cloned(),
@@ -65,21 +65,21 @@ pub(crate) fn joined(texts: Texts) -> Texts {
     core::iter::once((Text::Plain(Source::Memory(text)), len)).collect()
 }
 
-/// A PDU with a digest that is still to be made.
+/// A PDU whose digest is not yet computed.
 #[derive(Clone, Debug)]
 pub(crate) struct Pdu {
-    /// The same for every range of it, another for any other of the connection.
+    /// Number of the PDU in the connection; the same for every range of it.
     number: u64,
-    /// All that precedes the data.
+    /// Everything that precedes the data.
     pub(crate) header: Bytes,
-    /// Memory or a file.
+    /// Memory or file.
     pub(crate) data: Source,
     /// Bytes of data, at least one.
     pub(crate) data_len: u32,
 }
 
 impl Pdu {
-    /// Bytes of it, the digest among them.
+    /// Returns the length in bytes, including the digest.
     pub(crate) fn len(&self) -> u64 {
         self.header.len() as u64 + u64::from(self.data_len) + u64::from(DIGEST_BYTES)
     }
@@ -89,33 +89,33 @@ impl Pdu {
         self.header.len() + self.data.memory()
     }
 
-    /// Bytes of data before byte `at`.
+    /// Returns the bytes of data before offset `at` of the PDU.
     fn data_before(&self, at: u64) -> u64 {
         at.saturating_sub(self.header.len() as u64).min(self.data_len.into())
     }
 }
 
-/// A PDU as it is written.
+/// A PDU as passed in by its writer.
 #[derive(Debug)]
 pub(crate) struct Written {
     pub(crate) header: Bytes,
-    /// Memory or a file.
+    /// Memory or file.
     pub(crate) data: Source,
     pub(crate) data_len: u32,
-    /// Data is followed by its digest.
+    /// The data, if any, is followed by its digest.
     pub(crate) digest: bool,
-    /// Bytes of PDUs written on the connection, this one among them.
+    /// Bytes of PDUs written on the connection, including this one.
     pub(crate) mark: u64,
 }
 
 impl Written {
-    /// Bytes of it.
+    /// Returns the length in bytes.
     pub(crate) fn len(&self) -> u64 {
         let digest = if self.has_digest() { u64::from(DIGEST_BYTES) } else { 0 };
         self.header.len() as u64 + u64::from(self.data_len) + digest
     }
 
-    /// Bytes of host memory.
+    /// Returns the bytes of host memory.
     pub(crate) fn memory(&self) -> usize {
         self.header.len() + self.data.memory()
     }
@@ -125,26 +125,26 @@ impl Written {
     }
 }
 
-/// Where the device's context stands.
+/// Expected state of the device's context.
 #[derive(Debug)]
 struct Expected {
-    /// Number of the PDU that the last range was of.
+    /// Number of the PDU of the last range.
     number: u64,
-    /// Bytes of it before that range's end.
+    /// Offset in that PDU after the last range.
     offset: u64,
-    /// The device has seen all of its data before that.
+    /// The device has seen all of the PDU's data before `offset`.
     whole: bool,
 }
 
-/// What a connection that sends PDUs knows of them.
+/// State of a connection that sends PDUs.
 #[derive(Default)]
 pub(crate) struct Pdus {
-    /// What computes digests; none on a connection that has none.
+    /// Computes digests; `None` on a connection without digests.
     crypto: Option<Arc<dyn CryptoProvider>>,
-    /// What the device is asked for, and again after its reset.
+    /// State of the digest context, to request it again after a device reset.
     state: Option<NvmeTcpState>,
     context: Option<L5oId>,
-    /// Why the device did not take one, when it was last asked.
+    /// Why the device last refused a context.
     refused: Option<Refusal>,
     expected: Option<Expected>,
     /// Number of the next PDU.
@@ -153,13 +153,12 @@ pub(crate) struct Pdus {
     computed: u64,
     /// Bytes of PDUs written.
     written: u64,
-    /// So many of these bytes are before so many of the stream, for each PDU of which the peer has
-    /// not acknowledged all.
+    /// Mark and end position of each PDU that is not completely acknowledged, in order.
     marks: VecDeque<(u64, u64)>,
-    /// The same of the last that it has.
+    /// Mark of the last PDU removed from `marks`.
     acknowledged: u64,
-    /// Where the first retransmission begins that the device still reads bytes for, and the tag of
-    /// the last.
+    /// Start of the first retransmission for which the device may still read bytes, and the tag of
+    /// the last one.
     rereads: Option<(u64, u32)>,
 }
 
@@ -170,88 +169,89 @@ impl fmt::Debug for Pdus {
 }
 
 impl Pdus {
-    /// Digests are wanted from now on.
+    /// Begins to use digests.
     pub(crate) fn begin(&mut self, state: NvmeTcpState, crypto: Arc<dyn CryptoProvider>) {
         (self.state, self.crypto) = (Some(state), Some(crypto));
     }
 
-    /// Whether there is what computes digests.
+    /// Returns whether the connection uses digests.
     pub(crate) const fn has_digests(&self) -> bool {
         self.crypto.is_some()
     }
 
-    /// What the device was asked for.
+    /// Returns the state for a digest context.
     pub(crate) const fn state(&self) -> Option<NvmeTcpState> {
         self.state
     }
 
-    /// The device's context, as far as is known.
+    /// Returns the digest context, if the device is believed to have one.
     pub(crate) const fn context(&self) -> Option<L5oId> {
         self.context
     }
 
-    /// Whether the device fills digests in, or why not; none where there are none.
+    /// Returns whether the device computes digests, or why not; `None` if the connection uses none.
     pub(crate) fn offload(&self) -> Option<Result<(), Refusal>> {
         let why_not = self.refused.unwrap_or(Refusal::DeviceReset);
         self.has_digests().then(|| self.context.map(drop).ok_or(why_not))
     }
 
-    /// The device was asked for a context.
+    /// Sets a context that was requested from the device.
     pub(crate) fn renew(&mut self, context: L5oId) {
         (self.context, self.refused, self.expected) = (Some(context), None, None);
     }
 
-    /// The device has no context, or will not have one.
+    /// Sets the reason why there is no context.
     pub(crate) const fn refuse(&mut self, why: Refusal) {
         self.refused = Some(why);
     }
 
-    /// Gives up the context.
+    /// Removes and returns the context.
     pub(crate) const fn take_context(&mut self) -> Option<L5oId> {
         self.context.take()
     }
 
-    /// A transmit did not leave: the context is not where it was thought to be.
+    /// Forgets the expected state of the context: a transmit did not leave.
     pub(crate) fn distrust(&mut self) {
         self.expected = None;
     }
 
-    /// Digests that the host has computed since this was last asked.
+    /// Returns the number of digests computed by the host since the last call.
     pub(crate) const fn take_computed(&mut self) -> u64 {
         core::mem::replace(&mut self.computed, 0)
     }
 
-    /// Counts a PDU of `len` bytes without its mark as written; gives the mark.
+    /// Counts a PDU of `len` bytes as written. Returns its mark.
     pub(crate) const fn mark(&mut self, len: u64) -> u64 {
         self.written += len;
         self.written
     }
 
-    /// Bytes from `start` on are sent again by the transmit `tag`, which the device reads a file
-    /// for or which waits behind such a one. Until it has left they are not done with, though the
-    /// first copy was acknowledged meanwhile: what leaves may not differ from it, under TLS least
-    /// of all.
+    /// Notes that the bytes from `start` on are retransmitted by the transmit `tag`, for which the
+    /// device reads a file, or which waits behind such a transmit. Until it has left, these bytes
+    /// do not count as acknowledged even if the first copy was: a retransmission must not differ
+    /// from the first copy, least of all under TLS.
     pub(crate) fn note_reread(&mut self, start: u64, tag: u32) {
         let first = self.rereads.map_or(start, |(first, _)| first.min(start));
         self.rereads = Some((first, tag));
     }
 
-    /// The transmit `tag` has left, or never will, as those before it.
+    /// Notes that the transmit `tag` and those before it have left, or never will.
     pub(crate) fn note_left(&mut self, tag: u32) {
         self.rereads = self.rereads.filter(|(_, last)| *last != tag);
     }
 
-    /// Nothing of what was handed over before leaves any more.
+    /// Notes that no transmit handed over before is still pending.
     pub(crate) const fn note_all_left(&mut self) {
         self.rereads = None;
     }
 
-    /// Up to where nobody reads the stream's bytes any more, of which `una` is acknowledged.
+    /// Returns the position before which no byte is read any longer, if `una` is acknowledged.
     fn settled(&self, una: u64) -> u64 {
         self.rereads.map_or(una, |(first, _)| first.min(una))
     }
 
-    /// The PDU with this mark ends at `position` of the stream, of which `una` is acknowledged.
+    /// Notes that the PDU with this mark ends at `position` of the stream, of which `una` is
+    /// acknowledged.
     pub(crate) fn note(&mut self, mark: u64, position: u64, una: u64) {
         let una = self.settled(una);
         while let Some(&(mark, _)) = self.marks.front().filter(|(_, end)| *end <= una) {
@@ -261,7 +261,7 @@ impl Pdus {
         self.marks.push_back((mark, position));
     }
 
-    /// The mark of the last PDU of which every byte is before `una`, and done with.
+    /// Returns the mark of the last PDU that lies completely before `una` and is no longer read.
     pub(crate) fn acknowledged(&self, una: u64) -> u64 {
         let una = self.settled(una);
         let behind = self.marks.partition_point(|(_, end)| *end <= una);
@@ -269,8 +269,9 @@ impl Pdus {
         last.map_or(self.acknowledged, |(mark, _)| *mark)
     }
 
-    /// What the stream gets for a PDU. The device completes it if it has a context, and `may` say
-    /// so; else the host computes the digest, at once or when it has read the data.
+    /// Returns the content of the stream for a PDU. The device completes the digest if it has a
+    /// context and `may` is set. Otherwise the host computes it, at once or when it has read the
+    /// data.
     pub(crate) fn make(&mut self, pdu: Written, may: bool, counters: &mut HostCounters) -> Texts {
         counters.nvme_tx_pdus += 1;
         let len = pdu.len();
@@ -304,19 +305,19 @@ impl Pdus {
         pieces
     }
 
-    /// A PDU whose data is at hand, with its digest: header, data and digest.
+    /// Computes the digest of a PDU whose data is in memory. Returns header, data and digest.
     pub(crate) fn complete(&mut self, header: &Bytes, data: Bytes) -> [Bytes; 3] {
         self.computed += 1;
         let crc = self.crypto.as_ref().map_or(0, |crypto| crypto.crc32c(0, &data));
         [header.clone(), data, Bytes::copy_from_slice(&crc.to_le_bytes())]
     }
 
-    /// The description of the bytes `from..to` of a PDU, at least one. None where the device has no
-    /// context, or does not read the data.
+    /// Returns the description of the bytes `from..to` of a PDU, at least one. `None` if the device
+    /// has no context or does not read the data.
     pub(crate) fn range(&mut self, pdu: &Pdu, from: u64, to: u64) -> Option<PduRange> {
         let context = self.context?;
         let before = pdu.data_before(from);
-        // Nothing that the digest depends on precedes the range, or the device has seen all of it.
+        // Nothing on which the digest depends precedes the range, or the device has seen all of it.
         let continues = self
             .expected
             .as_ref()
@@ -344,7 +345,7 @@ impl Pdus {
         })
     }
 
-    /// The same as content of records, of which there may be none.
+    /// As [`Self::range`], as content of records; the range may be empty.
     pub(crate) fn content(&mut self, pdu: &Pdu, from: u64, to: u64) -> Option<Content> {
         if from >= to {
             return Some(Content::Host(Bytes::new()));

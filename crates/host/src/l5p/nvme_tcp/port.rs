@@ -1,14 +1,13 @@
-//! What a connection keeps of the device's work for NVMe over TCP: its receive context, and what
-//! the device has to say about it until the transport asks.
+//! NVMe/TCP receive offload of a connection: its receive context, and the device's events about it
+//! until the transport polls them.
 //!
-//! Called by [`crate::stream`] with events, and for [`crate::nvme::Transport`]. Memory that comes
-//! back for a connection that is gone is dropped: whoever waited for it knows that the connection
-//! is gone.
+//! Called by [`crate::stream`] with events, and for [`crate::nvme::Transport`]. Buffers that the
+//! device returns for a removed connection are dropped.
 //!
-//! A context does not last as long as its connection: a reset of the device ends it, and over TLS
-//! every record that it does not follow, a change of keys among them. Then another is made, from
-//! the next PDU on whose header has not come, but not more than so many a second: each has the
-//! device give back and take all buffers.
+//! A context does not last as long as its connection: a device reset ends it, and over TLS every
+//! record that it does not follow, for example one under new keys. Then another context is
+//! requested from the next PDU on whose header has not arrived. The rate is limited, because for
+//! each context the device returns and takes back all buffers.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -25,24 +24,24 @@ use crate::limit::PerSecond;
 use crate::net::outbox::Outbox;
 use crate::tcp::conn::Cx;
 
-/// Receive contexts of a connection in a second.
+/// Maximum number of receive contexts that a connection requests per second.
 const CONTEXTS_PER_SECOND: u32 = 4;
 
-/// The device's part in a connection.
+/// NVMe/TCP receive offload of a connection.
 #[derive(Debug)]
 pub(crate) struct Port {
     /// The receive context, or why there is none.
     rx: Result<L5oId, Refusal>,
-    /// Where there is none there may be one later.
+    /// If there is no context, one may be requested later.
     again: bool,
-    /// Where its stream begins in records of TLS.
+    /// Over TLS, the record with which the context began.
     from: Option<NextRecord>,
     made: PerSecond,
-    /// The name of the buffer that was lent last.
+    /// Identifier of the buffer registered last.
     lent: DdpId,
-    /// Buffers that came back.
+    /// Buffers that the device returned.
     back: VecDeque<DdpTeardownDone>,
-    /// Where the device thinks that a PDU begins.
+    /// Position at which the device believes that a PDU begins.
     asked: Option<SeqNum>,
 }
 
@@ -61,9 +60,9 @@ impl Port {
 }
 
 impl Port {
-    /// Asks the device for a receive context. `skip` bytes from the next on are the rest of a PDU
-    /// that is followed here. Returns the next byte's position in the stream; none if there is no
-    /// context.
+    /// Requests a receive context. The next `skip` bytes are the rest of a PDU that the host
+    /// follows. Returns the position of the next byte in the stream that the context counts; `None`
+    /// if there is no context.
     pub(crate) fn attach(
         port: &mut Option<Box<Self>>,
         conn: &Connection,
@@ -106,8 +105,9 @@ impl Port {
         rx.ok().map(|_| port.from.map_or(next, |from| from.seq))
     }
 
-    /// With all read that came, up to `position` of the stream: gives a context up whose stream
-    /// continued elsewhere. Returns whether there is none, and may be one.
+    /// Called when everything up to `position` of the context's stream has been read. Destroys a
+    /// context whose stream has continued elsewhere. Returns whether a context is missing and may
+    /// be requested.
     pub(crate) fn is_to_attach(
         &mut self,
         conn: &Connection,
@@ -137,23 +137,23 @@ impl Port {
         self.rx.is_err() && self.again
     }
 
-    /// Returns the receive context that works now, or why there is none.
+    /// Returns the current receive context, or why there is none.
     pub(crate) const fn context(&self) -> Result<L5oId, Refusal> {
         self.rx
     }
 
-    /// Returns a buffer that came back.
+    /// Removes and returns a buffer that the device returned.
     pub(crate) fn poll_buffer(&mut self) -> Option<DdpTeardownDone> {
         self.back.pop_front()
     }
 
-    /// Returns the position at which the device thinks that a PDU begins.
+    /// Returns the position at which the device believes that a PDU begins.
     pub(crate) const fn asked(&self) -> Option<SeqNum> {
         self.asked
     }
 
-    /// Registers a buffer of which the bytes `there` have come with the device, and returns its
-    /// name; returns the buffer if there is no context.
+    /// Registers a buffer, of which the bytes `there` have already arrived. Returns its identifier,
+    /// or the buffer if there is no context or registration does not pay off.
     pub(crate) fn register(
         &mut self,
         flow: FlowId,
@@ -175,14 +175,15 @@ impl Port {
         Ok(id)
     }
 
-    /// Asks for a buffer. If the context is gone it is on its way already.
+    /// Asks the device to return a buffer. If the context was destroyed, the buffer is already on
+    /// its way back.
     pub(crate) fn reclaim(&self, out: &mut Outbox, tag: u16) {
         if let Ok(context) = self.rx {
             out.ops.push_back(Op::DdpTeardown { context, tag });
         }
     }
 
-    /// Answers the device, if it waits for that.
+    /// Answers the device's question.
     pub(crate) fn answer(&mut self, out: &mut Outbox, tcpsn: SeqNum, begins: bool) {
         self.asked = None;
         if let Ok(context) = self.rx {
@@ -192,13 +193,14 @@ impl Port {
         }
     }
 
-    /// A buffer came back.
+    /// Handles the return of a buffer.
     pub(crate) fn handle_buffer(&mut self, out: &mut Outbox, done: DdpTeardownDone) {
         out.counters.nvme_ddp_refused += u64::from(done.refused.is_some());
         self.back.push_back(done);
     }
 
-    /// The device asks where a PDU begins. Returns whether the transport has to look.
+    /// Handles the device's question whether a PDU begins at a position. Returns whether the
+    /// transport must answer.
     pub(crate) fn handle_resync(&mut self, request: ResyncRequest) -> bool {
         match request {
             ResyncRequest::Scan { tcpsn } | ResyncRequest::AsyncEnd { tcpsn } => {
@@ -209,7 +211,7 @@ impl Port {
         }
     }
 
-    /// The device refused the receive context.
+    /// Handles the refusal of the receive context.
     pub(crate) fn handle_refused(&mut self, out: &mut Outbox, why: Refusal) {
         (self.rx, self.again) = (Err(why), false);
         let counters = &mut out.counters;
@@ -217,17 +219,18 @@ impl Port {
         counters.nvme_rx_sw += 1;
     }
 
-    /// The device lost everything. Its buffers come back one by one. Returns whether the transport
-    /// has to look.
+    /// Handles a reset of the device, which returns the buffers one by one. Returns whether the
+    /// transport must poll.
     pub(crate) fn handle_device_reset(&mut self, out: &mut Outbox) -> bool {
         let Ok(context) = self.rx else { return false };
         (self.rx, self.asked) = (Err(Refusal::DeviceReset), None);
-        // It may not have been made before the reset, and have buffers afterwards.
+        // The operations in the ring may still create the context after the reset, and register
+        // buffers with it.
         out.ops.push_back(Op::L5oDestroy { context });
         true
     }
 
-    /// The connection is over: the context is destroyed.
+    /// Destroys the context of a connection that has ended.
     pub(crate) fn end(&mut self, out: &mut Outbox) {
         self.again = false;
         let context = core::mem::replace(&mut self.rx, Err(Refusal::Ended)).ok();

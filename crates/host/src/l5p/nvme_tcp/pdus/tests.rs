@@ -20,7 +20,7 @@ use crate::tcp::spans::SpanMap;
 const FILE: FileId = FileId(1);
 const CONTEXT: L5oId = L5oId(9);
 
-/// What a device knows: the data that it has seen of the PDU it is in.
+/// Model of a device's state: the data that it has seen of the current PDU.
 #[derive(Default)]
 struct Device {
     last: Option<(u64, u32)>,
@@ -29,7 +29,8 @@ struct Device {
 }
 
 impl Device {
-    /// The bytes of a range. Panics where a digest depends on data that the device was not given.
+    /// Returns the bytes of a range. Panics if a digest depends on data that the device was not
+    /// given.
     fn complete(&mut self, range: &PduRange) -> Vec<u8> {
         assert_eq!(range.context, CONTEXT);
         let mut data = match &range.data {
@@ -65,7 +66,7 @@ impl Device {
         out
     }
 
-    /// The bytes of a part at `position`.
+    /// Returns the bytes of a part at `position`.
     fn part(&mut self, keys: Option<&Arc<Keys>>, position: u64, part: &Part) -> Vec<u8> {
         match (part, keys) {
             (Part::Host(bytes), _) => bytes.to_vec(),
@@ -82,7 +83,7 @@ impl Device {
     }
 }
 
-/// A PDU: where its data comes from, bytes of header and data, whether the device may complete it.
+/// A PDU: whether its data is a file, bytes of header and data, whether the device may complete it.
 type Step = (bool, usize, usize, bool);
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -90,7 +91,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..8)
 }
 
-/// What carries them: none is TCP alone.
+/// TLS below the PDUs; `None` for TCP alone.
 fn carriers() -> impl Strategy<Value = Option<(Version, Suite)>> {
     proptest::option::of(suites())
 }
@@ -100,7 +101,7 @@ struct Stream {
     transforms: Transforms,
     keys: Option<Arc<Keys>>,
     wire: Vec<u8>,
-    /// Bytes of files in it.
+    /// Bytes of files in the stream.
     file: u64,
     counters: HostCounters,
     records: u64,
@@ -137,7 +138,7 @@ impl Stream {
         if data_len > 0 {
             text.extend(crypto::Provider.crc32c(0, &data).to_le_bytes());
         }
-        // A file that only the host reads is not the device's at any time.
+        // Files are the device's at first; those that the host reads from the start are not tested.
         let file = file && data_len > 0;
         let source = match file {
             true => Source::Device { file: FILE, offset },
@@ -188,7 +189,7 @@ impl Stream {
         (sent.len, parts)
     }
 
-    /// What the device makes of `len` bytes from `from`.
+    /// Returns the device's output for `len` bytes from `from`.
     fn sent(&mut self, device: &mut Device, from: u64, len: u32) -> Vec<u8> {
         let (sent, parts) = self.collect(from, len);
         let mut out = Vec::new();
@@ -205,14 +206,14 @@ impl Stream {
         &self.wire[usize::try_from(from).unwrap()..][..len]
     }
 
-    /// Everything is acknowledged up to `position`; gives the bytes of files that are released.
+    /// Acknowledges everything up to `position`. Returns the bytes of files that are released.
     fn advance(&mut self, position: u64) -> u64 {
         let mut released = 0;
         self.map.advance(position, |_, _, len| released += len);
         released
     }
 
-    /// Has the host read what it has to; gives the bytes of files that it read.
+    /// Lets the host read what it must. Returns the bytes of files that it read.
     fn fill(&mut self, from: u64) -> u64 {
         let mut filled = 0;
         while let Some(unread) = self.map.first_unread(from) {
@@ -229,8 +230,8 @@ impl Stream {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..<_>::default() })]
 
-    /// Whatever is sent, sent again and acknowledged: a position has one byte, and no digest and no
-    /// tag is asked for without what it depends on.
+    /// For any transmits, retransmits and acknowledgments: each position always has the same byte,
+    /// and no digest or tag is requested without the data that it depends on.
     #[test]
     fn a_device_makes_the_bytes_that_the_host_would(
         carrier in carriers(),
@@ -256,8 +257,8 @@ proptest! {
         prop_assert_eq!((released, stream.map.memory()), (stream.file, 0));
     }
 
-    /// The device is lost at any moment, or only its context for digests: what the host then makes
-    /// of the stream is the same bytes.
+    /// If the device, or only its digest context, is lost at any moment, the host produces the same
+    /// bytes.
     #[test]
     fn the_host_goes_on_with_the_same_bytes(
         carrier in carriers(),
@@ -288,7 +289,7 @@ proptest! {
         prop_assert_eq!(stream.map.memory(), 0);
     }
 
-    /// Marks are reached when the last byte of their PDU is acknowledged, in any order of asking.
+    /// A mark is reached when the last byte of its PDU is acknowledged, in any order of queries.
     #[test]
     fn marks_follow_acknowledgments(carrier in carriers(), steps in steps(), acks: [u16; 4]) {
         let mut stream = Stream::new(carrier, &steps);
@@ -328,7 +329,7 @@ fn what_the_device_cannot_hold_is_the_hosts() {
     }
 }
 
-/// A read that comes for what was acknowledged meanwhile, or is not whole, changes nothing.
+/// A read whose range was acknowledged meanwhile, or that is incomplete, changes nothing.
 #[test]
 fn late_and_short_reads_are_not_taken() {
     let mut stream = Stream::new(None, &[(true, 24, 100, true), (true, 24, 50, true)]);

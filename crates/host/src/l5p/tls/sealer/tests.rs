@@ -14,7 +14,7 @@ use crate::l5p::transforms::{Transforms, Unit};
 use crate::storage::source::Source;
 use crate::tcp::spans::SpanMap;
 
-/// Content of a record, small so that runs have many.
+/// Content bytes of a record, few so that runs have many records.
 pub(crate) const RECORD: u32 = 100;
 const FILE: FileId = FileId(1);
 
@@ -22,7 +22,7 @@ pub(crate) fn file_bytes(offset: u64, len: usize) -> Vec<u8> {
     (offset..).take(len).map(|at| u8::try_from(at * 7 % 251).unwrap()).collect()
 }
 
-/// What a device knows: the content that it has seen of the record it is in.
+/// Model of a device's state: the content that it has seen of the current record.
 #[derive(Default)]
 pub(crate) struct Model {
     position: u64,
@@ -30,8 +30,8 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// The bytes of a part at `position` of the stream. Panics where a tag depends on content that
-    /// the device was not given.
+    /// Returns the bytes of a part at `position` of the stream. Panics if a tag depends on content
+    /// that the device was not given.
     pub(crate) fn complete(&mut self, keys: &Keys, position: u64, part: &Sealed) -> Vec<u8> {
         let mut content = match &part.content {
             Content::Host(bytes) => bytes.to_vec(),
@@ -45,7 +45,7 @@ impl Model {
             self.seen = content.drain(..part.prefix as usize).collect();
         } else if self.position != position {
             let before = part.run.content_before(part.run.place(part.skip.into()), front);
-            // Keystream only: what is not known is not used.
+            // Keystream only: unknown content must not affect the output.
             self.seen = vec![0; usize::try_from(before).unwrap()];
             let tag_at = part.run.content_of(0) + part.run.overhead - 16;
             assert!(part.skip + part.len <= tag_at, "a tag without its record");
@@ -91,8 +91,8 @@ pub(crate) fn suites() -> impl Strategy<Value = (Version, Suite)> {
     (proptest::sample::select(VERSIONS), proptest::sample::select(SUITES))
 }
 
-/// Returns a stream with runs from memory and files, and records that the host sealed between them;
-/// its bytes as they are sent; its transforms.
+/// Returns a stream with runs from memory and files, and records encrypted by the host between
+/// them; its bytes as they are sent; its transforms.
 fn stream(keys: &Arc<Keys>, steps: &[(u8, u64)]) -> (SpanMap<Unit>, Vec<u8>, Transforms) {
     let mut sealer = Sealer::new();
     sealer.push(keys.clone(), Some(L5oId(3)), 1);
@@ -125,8 +125,8 @@ fn stream(keys: &Arc<Keys>, steps: &[(u8, u64)]) -> (SpanMap<Unit>, Vec<u8>, Tra
 }
 
 proptest! {
-    /// Whatever is sent, sent again and acknowledged: a position has one byte, and no tag is asked
-    /// for without what it depends on.
+    /// For any transmits, retransmits and acknowledgments: each position always has the same byte,
+    /// and no tag is requested without the content that it depends on.
     #[test]
     fn a_device_makes_the_bytes_that_the_host_would(
         (version, suite) in suites(),
@@ -161,7 +161,7 @@ proptest! {
         }
     }
 
-    /// The device is lost at any moment: what the host then makes of the stream is the same bytes.
+    /// If the device is lost at any moment, the host produces the same bytes.
     #[test]
     fn the_host_goes_on_with_the_same_bytes(
         (version, suite) in suites(),
@@ -207,8 +207,8 @@ fn keys_go_with_the_last_of_their_records() {
     assert!(!sealer.has(&first));
 }
 
-/// A connection is handed over with records only if the device is known to have their context: an
-/// acknowledged byte shows it, and earlier the echo of a transmit that needed it.
+/// A connection is handed over with records only if the device is known to have their context. An
+/// acknowledged byte proves it, and earlier the echo of a transmit that needed it.
 #[test]
 fn an_echo_proves_a_context() {
     let (context, other) = (L5oId(1), L5oId(2));
