@@ -28,6 +28,9 @@ impl Host {
 
     /// As [`Self::connect`], for TLS: the handshake begins once the connection is established, and
     /// the socket becomes writable when it is complete.
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
     pub fn connect_tls(
         &mut self,
         now: Instant,

@@ -65,6 +65,9 @@ impl Host {
     /// Listens on a port for TLS: the sockets accepted there read and write plaintext. If the
     /// device does not encrypt, the host reads the files that are opened from now on, because it
     /// encrypts them.
+    ///
+    /// # Errors
+    /// As [`Self::listen`].
     pub fn listen_tls(
         &mut self,
         listen: Listen,
@@ -81,6 +84,9 @@ impl Host {
     }
 
     /// Returns whether a listener has set-up offload.
+    ///
+    /// # Errors
+    /// Why not.
     pub fn setup_offload(&self, listener: ListenerId) -> Result<(), Refusal> {
         let listener = self.services.streams.listeners.get(listener.0);
         listener.map_or(Err(Refusal::Disabled), |listener| listener.setup)
@@ -147,6 +153,9 @@ impl Host {
 
     /// Appends bytes to the send stream without copying them. Returns how many were accepted; there
     /// is room for the rest once the socket is writable again.
+    ///
+    /// # Errors
+    /// [`SendError`]: the connection has ended or is closed for sending.
     pub fn send(
         &mut self,
         now: Instant,
@@ -247,6 +256,9 @@ impl Host {
     }
 
     /// Starts TLS on a connection with the keys of a handshake that took place elsewhere.
+    ///
+    /// # Errors
+    /// [`SendError::NotConnected`]: there is no such connection, or it already uses TLS.
     pub fn attach_tls(
         &mut self,
         now: Instant,
@@ -293,6 +305,10 @@ impl Host {
 
     /// Appends `len` bytes of a file from `offset` to the send stream. Only metadata is queued, so
     /// any length is accepted.
+    /// range.
+    ///
+    /// # Errors
+    /// [`SendError`]: the connection has ended or is closed for sending, or the file has no such
     /// range.
     pub fn offload_write(
         &mut self,

@@ -10,15 +10,15 @@ use crate::storage::extents::{ExtentDone, ExtentRead};
 use crate::storage::namespaces::Change;
 
 impl Host {
-    /// Opens a file beneath the root; [`Notice::File`] reports the completion. Returns `None` if
-    /// too many files are open. The path is bytes, as in Linux.
+    /// Opens a file beneath the root; [`crate::Notice::File`] reports the completion. Returns
+    /// `None` if too many files are open. The path is bytes, as in Linux.
     pub fn offload_open(&mut self, path: impl AsRef<[u8]>) -> Option<FileId> {
         self.files.open(&mut self.out, path.as_ref())
     }
 
     /// Opens a file or block device beneath the root as a namespace, for reading and writing
-    /// ([`Host::extent_write`]); [`Notice::File`] reports the completion. The device reads the
-    /// content that is sent if it can, even while the file changes. Returns `None` if too many
+    /// ([`Host::extent_write`]); [`crate::Notice::File`] reports the completion. The device reads
+    /// the content that is sent if it can, even while the file changes. Returns `None` if too many
     /// files are open.
     pub fn offload_open_namespace(&mut self, path: impl AsRef<[u8]>) -> Option<FileId> {
         self.files.open_namespace(&mut self.out, path.as_ref(), false)
@@ -43,8 +43,11 @@ impl Host {
         self.files.close(&mut self.out, file);
     }
 
-    /// Adds a user of the disk other than the send streams. [`Notice::DiskDone`] names the user
-    /// whose operation completed, so that several applications can share a host.
+    /// Adds a user of the disk other than the send streams. [`crate::Notice::DiskDone`] names the
+    /// user whose operation completed, so that several applications can share a host.
+    ///
+    /// # Panics
+    /// If there are 256 users already.
     pub fn new_disk_user(&mut self) -> DiskUser {
         self.services.extents.new_user()
     }
@@ -83,8 +86,8 @@ impl Host {
         self.files.release(&mut self.out, file, offset, len, sent);
     }
 
-    /// Begins to read a non-empty extent that is referred to; [`Notice::DiskDone`] reports the
-    /// completion.
+    /// Begins to read a non-empty extent that is referred to; [`crate::Notice::DiskDone`] reports
+    /// the completion.
     pub fn extent_read(&mut self, token: DiskToken, extent: FileExtent) {
         self.services.extents.read(&mut self.files, &mut self.out, token, extent);
     }
@@ -95,9 +98,9 @@ impl Host {
     }
 
     /// Begins to write the first `len` bytes of `buffer` to a namespace. With `fua` (force unit
-    /// access) it completes only when the bytes survive a loss of power. [`Notice::DiskDone`]
-    /// reports the completion, and [`Self::poll_extent_done`] returns the buffer. A range outside
-    /// the namespace completes with [`FileFault::BadExtent`].
+    /// access) it completes only when the bytes survive a loss of power.
+    /// [`crate::Notice::DiskDone`] reports the completion, and [`Self::poll_extent_done`] returns
+    /// the buffer. A range outside the namespace completes with [`FileFault::BadExtent`].
     ///
     /// The caller must ensure that the range is not being sent meanwhile.
     pub fn extent_write(

@@ -13,6 +13,9 @@ use crate::udp::{UdpReceived, UdpSend};
 
 impl Host {
     /// Binds a socket to a port, on one local address or on all of them.
+    ///
+    /// # Errors
+    /// [`ListenError`]: the port is in use, or the address cannot be bound.
     pub fn udp_bind(&mut self, addr: Option<IpAddr>, port: u16) -> Result<UdpId, ListenError> {
         self.services.udp.bind(&self.out, addr, port)
     }
@@ -52,6 +55,9 @@ impl Host {
     }
 
     /// Returns the limits of the device's QUIC engine.
+    ///
+    /// # Errors
+    /// Why the engine is not available to this host.
     pub const fn quic_offload(&self) -> Result<QuicLimits, Refusal> {
         self.services.udp.quic_offload()
     }

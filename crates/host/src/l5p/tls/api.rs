@@ -75,7 +75,7 @@ pub struct TlsSecrets {
 
 impl fmt::Debug for TlsSecrets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // No secret.
+        // Never shows the secret.
         f.debug_struct("TlsSecrets").field("suite", &self.suite).finish_non_exhaustive()
     }
 }
@@ -124,7 +124,7 @@ impl TlsDirection {
 
 impl fmt::Debug for TlsKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // No key.
+        // Never shows the key.
         f.debug_struct("TlsKeys").field("suite", &self.suite).finish_non_exhaustive()
     }
 }

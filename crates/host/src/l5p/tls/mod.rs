@@ -131,7 +131,7 @@ pub(crate) struct Session {
 
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Neither keys nor plaintext.
+        // Shows neither keys nor plaintext.
         f.debug_struct("Session").field("queued", &self.queued).finish_non_exhaustive()
     }
 }
@@ -184,7 +184,7 @@ impl Session {
         }
     }
 
-    // ---- the socket's end ----
+    // ---- Calls from the socket ----
 
     /// Returns the readiness of the socket, from that of the connection.
     pub(crate) fn readiness(&self, below: Readiness) -> Readiness {
@@ -285,7 +285,7 @@ impl Session {
         !self.queue.is_empty()
     }
 
-    // ---- the connection's end ----
+    // ---- Calls from the connection ----
 
     /// Returns whether the session has work independent of received bytes.
     pub(crate) fn waits(&self) -> bool {

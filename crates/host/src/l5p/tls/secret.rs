@@ -32,7 +32,7 @@ pub(super) struct Secret {
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // No secret.
+        // Never shows the secret.
         f.debug_struct("Secret").field("sender", &self.sender).finish_non_exhaustive()
     }
 }
