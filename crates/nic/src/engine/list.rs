@@ -1,7 +1,7 @@
-//! The list of all engines, and what the device has every one of them do.
+//! The list of all engines, and the calls that the device makes to every one of them.
 //!
-//! A new engine is added here, and nowhere else in the device. Calls are static: an engine that
-//! leaves a method of [`Engine`] as it is costs nothing there.
+//! A new engine is added here and nowhere else in the device. Calls are static, so a default method
+//! of [`Engine`] costs nothing.
 
 use abi::{Capabilities, Header, Op};
 use base::Instant;
@@ -21,13 +21,14 @@ use crate::pipeline::rx::Offered;
 
 macro_rules! engines {
     ($($name:ident: $engine:ty,)*) => {
-        /// The engines that are switched on.
+        /// The enabled engines.
         #[derive(Debug)]
         pub(crate) struct Engines {
             $(pub(crate) $name: Option<$engine>,)*
         }
 
-        /// The names of the device's counters that honest traffic never moves, by part.
+        /// Names of the device's alarms, by part: counters that conforming traffic never
+        /// increments.
         pub const ALARMS: [&[&str]; 4 + [$(stringify!($name)),*].len()] = [
             InternalCounters::ALARMS,
             RxCounters::ALARMS,
@@ -37,19 +38,20 @@ macro_rules! engines {
         ];
 
         impl Engines {
-            /// Those that the configuration switches on.
+            /// Creates the engines that `config` enables.
             pub(crate) fn new(config: &DeviceConfig) -> Self {
                 Self { $($name: <$engine as Engine>::from_config(config),)* }
             }
 
-            /// Says what each offers.
+            /// Adds the limits of each engine to `capabilities`.
             pub(crate) fn offer(&self, capabilities: &mut Capabilities) {
                 $(if let Some(engine) = &self.$name {
                     Engine::offer(engine, capabilities);
                 })*
             }
 
-            /// Has an operation done by the engine that knows it; gives it back if none does.
+            /// Passes an operation to the engine that it belongs to; returns it if it belongs to
+            /// none.
             #[inline]
             pub(crate) fn handle_op(
                 &mut self,
@@ -65,7 +67,7 @@ macro_rules! engines {
                 Some(op)
             }
 
-            /// Offers a frame to each. Says whether one has taken it, and its buffer.
+            /// Offers a frame to each engine. Returns true if one has consumed it with its buffer.
             #[inline]
             pub(crate) fn take(
                 &mut self,
@@ -81,7 +83,7 @@ macro_rules! engines {
                 false
             }
 
-            /// Has each do what it can with a frame that is about to be delivered.
+            /// Has each engine process a frame that is about to be delivered.
             #[inline]
             pub(crate) fn open(&mut self, arrived: &mut Offered<'_>, out: &mut Egress) {
                 $(if let Some(engine) = &mut self.$name {
@@ -89,7 +91,7 @@ macro_rules! engines {
                 })*
             }
 
-            /// Shows each a frame that is about to leave.
+            /// Announces to each engine a frame that is about to leave.
             #[inline]
             pub(crate) fn note_sent(
                 &mut self,
@@ -103,20 +105,21 @@ macro_rules! engines {
                 })*
             }
 
-            /// Shows each a frame that the wire found too long, and that leaves in shorter ones.
+            /// Withdraws from each engine a frame that was too long for the link and leaves in
+            /// shorter ones.
             pub(crate) fn note_refused(&mut self, header: &Header, packets: u64, bytes: u64) {
                 $(if let Some(engine) = &mut self.$name {
                     Engine::note_refused(engine, header, packets, bytes);
                 })*
             }
 
-            /// Whether one of them may want something of the device.
+            /// True if an engine may have requests.
             #[inline]
             pub(crate) fn have_requests(&self) -> bool {
                 false $(|| self.$name.as_ref().is_some_and(Engine::has_requests))*
             }
 
-            /// Returns the next thing that one of them wants of the device.
+            /// Returns the next request of any engine.
             pub(crate) fn poll_request(&mut self) -> Option<Request> {
                 $(if let Some(engine) = &mut self.$name {
                     let request = Engine::poll_request(engine);
@@ -127,7 +130,7 @@ macro_rules! engines {
                 None
             }
 
-            /// Says that all requests were fulfilled.
+            /// Notifies each engine that all requests have been fulfilled.
             #[inline]
             pub(crate) fn note_settled(&mut self) {
                 $(if let Some(engine) = &mut self.$name {
@@ -135,17 +138,17 @@ macro_rules! engines {
                 })*
             }
 
-            /// Whether all of them have room for what the next operation may bring.
+            /// True if every engine has memory for whatever the next operation may need.
             pub(crate) fn have_room(&self) -> bool {
                 true $(&& self.$name.as_ref().is_none_or(Engine::has_room))*
             }
 
-            /// Whether one of them waits for memory that only frames on their way will free.
+            /// True if an engine waits for memory that only frames in flight will free.
             pub(crate) fn are_starved(&self) -> bool {
                 false $(|| self.$name.as_ref().is_some_and(Engine::is_starved))*
             }
 
-            /// Has each look for memory that frames have freed.
+            /// Has each engine reclaim memory that transmitted frames have freed.
             #[inline]
             pub(crate) fn find_memory(&mut self) {
                 $(if let Some(engine) = &mut self.$name {
@@ -153,7 +156,7 @@ macro_rules! engines {
                 })*
             }
 
-            /// Runs what is due, and says whether anything was.
+            /// Handles due deadlines. Returns whether there were any.
             #[inline]
             pub(crate) fn handle_timeouts(&mut self, now: Instant, out: &mut Egress) -> bool {
                 let mut due = false;
@@ -166,26 +169,26 @@ macro_rules! engines {
                 due
             }
 
-            /// When something is due.
+            /// Time of the earliest deadline.
             pub(crate) fn poll_timeout(&self) -> Option<Instant> {
                 Instant::earliest([$(self.$name.as_ref().and_then(Engine::poll_timeout)),*])
             }
 
-            /// Resets every connection of a queue that they have taken over.
+            /// Resets every connection of `queue` that an engine has taken over.
             pub(crate) fn quiesce(&mut self, now: Instant, queue: usize, out: &mut Egress) {
                 $(if let Some(engine) = &mut self.$name {
                     Engine::quiesce(engine, now, queue, out);
                 })*
             }
 
-            /// Has each forget everything.
+            /// Has each engine discard all state except counters.
             pub(crate) fn reset(&mut self, out: &mut Egress) {
                 $(if let Some(engine) = &mut self.$name {
                     Engine::reset(engine, out);
                 })*
             }
 
-            /// Calls `f` with each counter and gauge.
+            /// Calls `f` with the name and value of each counter and gauge.
             pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
                 $(if let Some(engine) = &self.$name {
                     Engine::visit(engine, f);
@@ -195,7 +198,7 @@ macro_rules! engines {
     };
 }
 
-// Received segments are offered in this order, and what is due is done in it.
+// Received segments are offered, and deadlines handled, in this order.
 engines! {
     count: CountEngine,
     splice: SpliceEngine,

@@ -1,13 +1,13 @@
-//! Engines: what the device does beyond headers, checksums and segmentation. One folder each.
+//! Engines: the device's offloads beyond headers, checksums and segmentation. One folder each.
 //!
-//! [`Engine`] is what an engine is to the device; `list` has all of them. An engine sees operations
-//! and frames before anyone else, tells hosts and sends by the [`Egress`] that it is lent, and asks
-//! for the rest by [`Request`]s, which the device fulfils after every call. It does not know the
-//! device.
+//! The device drives every engine through the trait [`Engine`]; `list` names all of them. An engine
+//! sees operations and frames before the rest of the device does. It emits events and packets
+//! through the [`Egress`] that is passed to it, and returns everything else as [`Request`]s, which
+//! the device fulfills after each call. An engine does not know the device.
 //!
-//! What completes the bytes of a transmit is called by name, in the order of its flow: `file`, and
-//! then `l5o` or `quic`. They take parts of a transmit and give them back [`Resolved`], at once or
-//! later; the order of transmits is [`crate::flow`]'s.
+//! The engines that complete a transmit's payload are called by name, in the order of its flow:
+//! `file`, then `l5o` or `quic`. They take parts of a transmit and return them [`Resolved`], at
+//! once or later. [`crate::flow`] keeps transmits in order.
 
 use abi::l5o::L5oId;
 use abi::port::Payloads;
@@ -39,19 +39,19 @@ mod window;
 pub use list::ALARMS;
 pub(crate) use list::Engines;
 
-/// An engine, as the device sees it. Whatever it leaves as it is here, it has no part in.
+/// An engine, as the device sees it. Methods that an engine does not need keep their defaults.
 pub(crate) trait Engine: Sized {
-    /// Names of its counters that honest traffic never moves.
+    /// Names of its alarms: counters that conforming traffic never increments.
     const ALARMS: &'static [&'static str];
 
-    /// The engine that the configuration asks for.
+    /// Creates the engine, or returns `None` if `config` disables it.
     fn from_config(config: &DeviceConfig) -> Option<Self>;
 
-    /// Says what it offers.
+    /// Adds the engine's limits to `capabilities`.
     fn offer(&self, _capabilities: &mut Capabilities) {}
 
-    /// Does an operation, or gives it back if it is none of its own. `engine` is none if it is
-    /// switched off: then its operations are refused.
+    /// Executes an operation, or returns it if it belongs to another engine. `engine` is `None` if
+    /// the engine is disabled; its operations are then refused.
     fn handle_op(
         _engine: Option<&mut Self>,
         _now: Instant,
@@ -62,94 +62,97 @@ pub(crate) trait Engine: Sized {
         Some(op)
     }
 
-    /// Takes a received frame and its buffer, and says so; or leaves it to the next engine, and to
-    /// the host.
+    /// Consumes a received frame with its buffer and returns true, or returns false to leave the
+    /// frame to the next engine and the host.
     fn take(&mut self, _now: Instant, _arrived: &mut Offered<'_>, _out: &mut Egress) -> bool {
         false
     }
 
-    /// Looks into a frame for which its host's queue has room. What it tells the host comes before
-    /// the frame; what it requests, behind it.
+    /// Processes, in place, a frame that its host's queue has room for. Events emitted here precede
+    /// the frame; requests are fulfilled after it was queued.
     fn open(&mut self, _arrived: &mut Offered<'_>, _out: &mut Egress) {}
 
-    /// Looks at the headers of a frame that is about to leave, and becomes so many packets on the
-    /// wire, with so many bytes.
+    /// Handles a frame that is about to leave, as `packets` packets with `bytes` bytes on the wire.
     fn note_sent(&mut self, _now: Instant, _header: &Header, _packets: u64, _bytes: u64) {}
 
-    /// The same frame was too long for the wire, and leaves in shorter ones.
+    /// Undoes [`Engine::note_sent`] for a frame that was too long for the link: it leaves in
+    /// shorter frames, each announced again.
     fn note_refused(&mut self, _header: &Header, _packets: u64, _bytes: u64) {}
 
-    /// Whether it may want something of the device. Asked after every call that may change the
-    /// engine.
+    /// True if [`Engine::poll_request`] may return a request. Called after every call that may
+    /// change the engine.
     fn has_requests(&self) -> bool {
         false
     }
 
-    /// Returns the next thing that it wants, until there is nothing.
+    /// Returns the next request, or `None` if there is no other.
     fn poll_request(&mut self) -> Option<Request> {
         None
     }
 
-    /// All requests, of all engines, were fulfilled.
+    /// Called when the requests of all engines have been fulfilled.
     fn note_settled(&mut self) {}
 
-    /// Whether it has room for what the next operation may bring.
+    /// True if there is memory for whatever the next operation may need.
     fn has_room(&self) -> bool {
         true
     }
 
-    /// Whether it waits for memory that only frames on their way will free.
+    /// True if the engine waits for memory that only frames in flight will free.
     fn is_starved(&self) -> bool {
         !self.has_room()
     }
 
-    /// Looks for memory that frames have freed.
+    /// Reclaims memory that transmitted frames have freed.
     fn find_memory(&mut self) {}
 
-    /// When something is due.
+    /// Time of the earliest deadline.
     fn poll_timeout(&self) -> Option<Instant> {
         None
     }
 
-    /// Does what is due.
+    /// Handles all deadlines up to `now`.
     fn handle_timeout(&mut self, _now: Instant, _out: &mut Egress) {}
 
-    /// Resets every connection of a queue that it has taken over: its host ends.
+    /// Resets every connection of `queue` that the engine has taken over, because its host shuts
+    /// down.
     fn quiesce(&mut self, _now: Instant, _queue: usize, _out: &mut Egress) {}
 
-    /// Forgets everything but its counters. Its hosts are told by the device.
+    /// Discards all state except counters. The device notifies the hosts.
     fn reset(&mut self, out: &mut Egress);
 
-    /// Calls `f` with each counter and gauge.
+    /// Calls `f` with the name and value of each counter and gauge.
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64));
 }
 
-/// What an engine wants of the device: its events and packets leave by [`Egress`], what concerns
-/// transmits that wait, or other engines, is asked for.
+/// A request of an engine to the device. Engines emit events and packets through [`Egress`]; a
+/// request concerns pending transmits or other engines.
 #[derive(Debug)]
 pub(crate) enum Request {
-    /// Send this, as if the host of that queue had asked; its files have pinned names.
+    /// Send a transmit as if the host of that queue had submitted it. Its file names are pinned
+    /// ones.
     Transmit(usize, Transmit),
-    /// Of this flow nothing that still waits is to be sent.
+    /// Drop all pending transmits of a flow.
     Cancel(usize, FlowId),
-    /// The peer has these bytes of a pinned file, or never will; one pin of it is off.
+    /// The peer has acknowledged this extent of a pinned file, or never will; release one pin of
+    /// the file.
     FileDone(FileExtent),
-    /// No packet needs this context any more.
+    /// No transmit needs this context any longer.
     DestroyContext(usize, L5oId),
-    /// A transmit that waited has its payload, or never will.
+    /// The payload of a pending transmit is complete, or cannot be completed.
     Resolved(Key, Result<Resolved, FileFault>),
-    /// Tell a host this, behind the frame that it comes from.
+    /// Emit an event to a queue, after the frame that caused it.
     Tell(usize, Event),
 }
 
-/// The payload of a transmit, complete.
+/// The complete payload of a transmit.
 #[derive(Debug, Default)]
 pub(crate) struct Resolved {
-    /// What goes on the wire.
+    /// The bytes to send.
     pub(crate) payloads: Payloads,
-    /// The blocks to hold once it has left, with the bytes taken from each; none for a
-    /// retransmission.
+    /// Cached blocks to hold after the transmit has left, with the number of bytes taken from each.
+    /// Empty for a retransmission.
     pub(crate) holds: SmallVec<[(Key, u32); 2]>,
-    /// Bytes that come from files.
+    /// Bytes that were read from files.
     pub(crate) file_bytes: u32,
 }

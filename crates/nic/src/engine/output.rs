@@ -1,43 +1,44 @@
-//! Memory for what was sealed: buffers that go around.
+//! Recycled buffers for encrypted payloads.
 //!
-//! Content is never sealed where it lies, since host memory and file blocks are shared; it is
-//! sealed into a buffer from here, which the frames that leave then share. Once the wire has let go
-//! of them, the buffer is used again, the latest first, while the cache still has it. Those that
-//! are lent stand in the order in which they left, and the wire lets go about in that order: what
-//! came back is found at the front.
+//! Content is never encrypted in place, since host memory and file blocks are shared. It is
+//! encrypted into a buffer from here, which the outgoing frames then share. Once the link has
+//! dropped its references, the buffer is reused, the most recent first because it is still in the
+//! CPU cache. Buffers in use are queued in the order in which they left, which is about the order
+//! in which the link releases them, so free ones are found at the front.
 //!
-//! Bounded: [`Outputs::has_room`] says no while more than [`BYTES_MAX`] are lent. What a transmit
-//! that was taken before needs it gets nevertheless.
+//! Bounded: [`Outputs::has_room`] is false once [`BYTES_MAX`] bytes are in use. A transmit that was
+//! accepted before still gets its buffer.
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-/// Sealed bytes on their way at which no more operations are taken.
+/// Bytes in use at which no more operations are taken.
 const BYTES_MAX: usize = 64 << 20;
-/// Bytes of buffers of one size that wait to be used again.
+/// Maximum bytes of free buffers kept per size class.
 const FREE_BYTES_MAX: usize = 16 << 20;
-/// Sizes are powers of two of pages: the last has 2 GiB, more than a transmit can be.
+/// Number of size classes. A class is a power of two of pages; the last is 2 GiB, more than a
+/// transmit can have.
 const CLASSES: usize = 20;
 
-/// Buffers of one size.
+/// Buffers of one size class.
 #[derive(Debug, Default)]
 struct Class {
     lent: VecDeque<Arc<AlignedBuf>>,
     free: Vec<Arc<AlignedBuf>>,
 }
 
-/// All buffers.
+/// The buffers of all size classes.
 #[derive(Debug, Default)]
 pub(super) struct Outputs {
     classes: [Class; CLASSES],
-    /// Bytes that are lent, as far as is known.
+    /// Bytes of buffers in use, including those whose release has not been noticed yet.
     bytes: usize,
 }
 
 impl Outputs {
-    /// A buffer of at least `len` bytes, with old content, that nobody else has.
+    /// Returns an unshared buffer of at least `len` bytes with unspecified content.
     pub(super) fn take(&mut self, len: usize) -> Arc<AlignedBuf> {
         let class = Self::class(len);
         self.reclaim(class);
@@ -45,32 +46,32 @@ impl Outputs {
         free.unwrap_or_else(|| Arc::new(AlignedBuf::new(1 << class)))
     }
 
-    /// Notes that a buffer was lent.
+    /// Records that frames share `buffer`.
     pub(super) fn lent(&mut self, buffer: &Arc<AlignedBuf>) {
         self.bytes += buffer.len();
         self.classes[Self::class(buffer.len())].lent.push_back(Arc::clone(buffer));
     }
 
-    /// Whether the bound is not reached.
+    /// True if fewer than [`BYTES_MAX`] bytes are in use.
     pub(super) const fn has_room(&self) -> bool {
         self.bytes < BYTES_MAX
     }
 
-    /// Looks for what came back, where the bound is reached.
+    /// Reclaims released buffers if the bound is reached.
     pub(super) fn trim(&mut self) {
         for class in 0..CLASSES {
             if self.has_room() {
                 return;
             }
             self.reclaim(class);
-            // One that the wire keeps for longer must not hide those behind it.
+            // A buffer that the link keeps for long must not hide the released ones behind it.
             if let Some(kept) = self.classes[class].lent.pop_front() {
                 self.classes[class].lent.push_back(kept);
             }
         }
     }
 
-    /// Takes back what the wire has let go of, from the front.
+    /// Reclaims the released buffers at the front of a class.
     fn reclaim(&mut self, class: usize) {
         let Class { lent, free } = &mut self.classes[class];
         while lent.front_mut().is_some_and(|buffer| Arc::get_mut(buffer).is_some()) {
@@ -82,17 +83,17 @@ impl Outputs {
         }
     }
 
-    /// Bytes in all buffers that are lent, as far as is known.
+    /// Bytes of all buffers in use, including those whose release has not been noticed yet.
     pub(super) const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Forgets all of them.
+    /// Drops all buffers.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// Which size `len` bytes need.
+    /// Returns the size class for `len` bytes.
     fn class(len: usize) -> usize {
         let pages = len.div_ceil(PAGE_BYTES).max(1).next_power_of_two();
         (pages.trailing_zeros() as usize).min(CLASSES - 1)

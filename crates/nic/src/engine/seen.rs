@@ -1,12 +1,12 @@
-//! Which bytes of a message were seen: a few ranges, in order, with gaps between them.
+//! The received byte ranges of a message: a few ranges, in order, with gaps between them.
 //!
-//! Used by the receive contexts of TLS and of NVMe over TCP, for records and for buffers. Memory is
-//! constant: a range that finds no room is refused, and its caller gives the message up.
+//! Used by the receive contexts of TLS for records and of NVMe/TCP for buffers. Memory is constant:
+//! a range for which there is no room is refused, and the caller gives up the message.
 
-/// Most separate ranges that a message may have been seen in.
+/// Maximum number of disjoint ranges per message.
 const RANGES: usize = 8;
 
-/// Ranges of a message: in order, with gaps between them.
+/// Received ranges of a message, ascending and separated by gaps.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seen {
     ranges: [(u32, u32); RANGES],
@@ -14,35 +14,36 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    /// The first `len` bytes.
+    /// Returns the set that holds the first `len` bytes.
     pub(crate) fn prefix(len: u32) -> Self {
         let mut seen = Self { count: 1, ..Self::default() };
         seen.ranges[0] = (0, len);
         seen
     }
 
-    /// Whether all of a range was seen.
+    /// True if all bytes in `from..to` were received.
     pub(crate) fn covers(&self, from: u32, to: u32) -> bool {
         self.all().iter().any(|&(start, end)| start <= from && to <= end)
     }
 
-    /// The first byte from `from` on that was not seen.
+    /// Returns the first position at or after `from` that was not received.
     pub(crate) fn unseen_from(&self, from: u32) -> u32 {
         let inside = |&&(start, end): &&(u32, u32)| start <= from && from < end;
         self.all().iter().find(inside).map_or(from, |&(_, end)| end)
     }
 
-    /// The first byte from `from` on that was.
+    /// Returns the start of the first range that ends after `from`, or `u32::MAX` if there is none.
+    /// The start is less than `from` if `from` lies inside a range.
     pub(crate) fn seen_from(&self, from: u32) -> u32 {
         self.all().iter().find(|&&(_, end)| from < end).map_or(u32::MAX, |&(start, _)| start)
     }
 
-    /// The end of the last range.
+    /// Returns the end of the last range, or 0 if there is none.
     pub(crate) fn end(&self) -> u32 {
         self.all().last().map_or(0, |&(_, end)| end)
     }
 
-    /// Adds a range that does not overlap any; says no where there is no room.
+    /// Adds a range that overlaps no other. Returns false if all [`RANGES`] slots are in use.
     pub(crate) fn add(&mut self, from: u32, to: u32) -> bool {
         let at = self.all().iter().position(|&(start, _)| start > from).unwrap_or(self.count);
         let joins_before = at > 0 && self.ranges[at - 1].1 == from;
@@ -67,7 +68,7 @@ impl Seen {
         true
     }
 
-    /// What lies before a byte, and what from it on, counted from there.
+    /// Splits the set at byte `at`. Offsets of the second part are relative to `at`.
     pub(crate) fn split(&self, at: u32) -> (Self, Self) {
         let (mut before, mut behind) = (Self::default(), Self::default());
         for &(start, end) in self.all() {
@@ -81,7 +82,7 @@ impl Seen {
         (before, behind)
     }
 
-    /// Adds a range behind all others.
+    /// Appends a range after all others; drops it if there is no room.
     fn push(&mut self, from: u32, to: u32) {
         if let Some(free) = self.ranges.get_mut(self.count) {
             *free = (from, to);
@@ -111,7 +112,7 @@ mod tests {
                 let at = u32::try_from(from).unwrap();
                 let seen_at = map[from..].iter().position(|&byte| byte).map(|n| n + from);
                 let wanted = seen_at.map_or(u32::MAX, |n| u32::try_from(n).unwrap());
-                // A byte inside a range gives the start of that range.
+                // Inside a range, `seen_from` returns the start of that range.
                 if free > 0 {
                     assert_eq!(seen.seen_from(at), wanted);
                     assert_eq!(seen.unseen_from(at), at);

@@ -1,24 +1,24 @@
-//! Reads the payload of a transmit from its start to its end, over all its parts.
+//! A sequential reader over the payload parts of a transmit.
 //!
-//! Called while a transmit is sealed. It hands bytes out once; what is asked beyond the end reads
-//! as nothing and leaves the output as it is (plans are checked, so that this cannot happen).
+//! Used while a transmit is encrypted. Each byte is read once. A read beyond the end yields nothing
+//! and leaves the output unchanged; transmits are checked beforehand, so this cannot happen.
 
 use abi::port::{Payload, Payloads};
 
-/// A place in payloads.
+/// A reading position in a list of payloads.
 pub(crate) struct Source<'a> {
     payloads: &'a [Payload],
-    /// Bytes of the first that were read.
+    /// Bytes already read of the first payload.
     at: usize,
 }
 
 impl<'a> Source<'a> {
-    /// At the start.
+    /// Creates a reader at the start of `payloads`.
     pub(crate) const fn new(payloads: &'a [Payload]) -> Self {
         Self { payloads, at: 0 }
     }
 
-    /// Copies the next bytes.
+    /// Copies the next `out.len()` bytes.
     pub(crate) fn copy(&mut self, mut out: &mut [u8]) {
         while !out.is_empty() {
             let Some(here) = self.here(out.len()) else { return };
@@ -28,12 +28,12 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Leaves the next bytes out.
+    /// Skips the next `bytes` bytes.
     pub(crate) fn skip(&mut self, bytes: u32) {
         self.visit(bytes, |_| ());
     }
 
-    /// Shows the next bytes, piece by piece.
+    /// Calls `f` with the next `bytes` bytes, one contiguous piece at a time.
     pub(crate) fn visit(&mut self, bytes: u32, mut f: impl FnMut(&[u8])) {
         let mut left = bytes as usize;
         while left > 0 {
@@ -43,12 +43,12 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Shares the next bytes.
+    /// Appends the next `bytes` bytes to `out` by reference.
     pub(crate) fn share(&mut self, bytes: u32, out: &mut Payloads) {
         let mut left = bytes as usize;
         while left > 0 {
             let Some(here) = self.here(left) else { return };
-            // `here` has moved to the payload that it read from.
+            // `here` has set `self.payloads` to the payload that it read from.
             if let Some(first) = self.payloads.first() {
                 out.push(first.slice(self.at - here.len(), here.len()));
             }
@@ -56,7 +56,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Up to `most` bytes of the first payload that has any left.
+    /// Consumes and returns up to `most` bytes of the first payload that has any left.
     fn here(&mut self, most: usize) -> Option<&'a [u8]> {
         loop {
             let (first, rest) = self.payloads.split_first()?;

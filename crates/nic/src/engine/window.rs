@@ -1,34 +1,35 @@
-//! Which packets can be of a stream, by their place in it.
+//! Plausibility check of sequence numbers: can a packet belong to the stream?
 //!
-//! Called by the receive contexts of TLS and of NVMe over TCP, before they look at a packet. TCP
-//! takes nothing that lies outside its window, so that anybody who knows a connection's addresses
-//! may send such a packet and break nothing; a context that believed it would have its marks so far
-//! ahead that it does nothing until the stream has come there. Invariant: several in a row are
-//! believed, so that a context whose own place is wrong, for whatever reason, finds back.
+//! Used by the receive contexts of TLS and NVMe/TCP before they process a packet. TCP ignores
+//! segments outside its window, so an attacker who knows a connection's addresses can inject them
+//! without effect. A context that believed such a segment would set its marks so far ahead that it
+//! did nothing until the stream arrived there. Several implausible packets in a row are believed
+//! nevertheless, so that a context whose own position is wrong recovers.
 
-/// Packets in a row, outside the window, after which the place of the last is believed.
+/// Number of consecutive packets outside the window after which the position of the last is
+/// believed.
 const OUTSIDE_MAX: u32 = 16;
 
-/// What to do with a packet.
+/// The verdict on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lies {
-    /// It may be of the stream.
+    /// The packet may belong to the stream.
     Inside,
-    /// Leave it alone.
+    /// Ignore the packet.
     Outside,
-    /// Begin again where it begins: nothing of the stream is known.
+    /// Re-anchor: restart at this packet's sequence number with nothing known of the stream.
     There,
 }
 
-/// Packets outside the window since one lay inside.
+/// Counts consecutive packets outside the window.
 #[derive(Debug, Default)]
 pub(crate) struct Window {
     outside: u32,
 }
 
 impl Window {
-    /// Judges a packet that begins so many bytes behind all that came. As many before it are
-    /// implausible too.
+    /// Checks a packet that begins `ahead` bytes after the highest sequence number seen (negative:
+    /// before it). Distances above `window_bytes` are implausible in both directions.
     pub(crate) const fn judge(&mut self, ahead: i32, window_bytes: u32) -> Lies {
         if ahead.unsigned_abs() <= window_bytes {
             self.outside = 0;

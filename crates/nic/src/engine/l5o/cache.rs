@@ -1,15 +1,15 @@
-//! The model of a NIC's context cache: contexts live in host memory, the recently used in the NIC.
+//! Model of a NIC's context cache: contexts live in host memory, recently used ones in the NIC.
 //!
-//! Autonomous NIC Offloads, section 6.5: 4 MiB of memory on the NIC and 208 bytes a flow are some
-//! twenty thousand flows; beyond, contexts are fetched and written back over PCIe. Nothing works
-//! differently here; it is counted. Called with the slab's index of a context at each use. All
-//! operations take constant time: the order of use is a doubly linked list through one array.
+//! Autonomous NIC Offloads, section 6.5: 4 MiB of NIC memory and 208 bytes per flow hold some
+//! twenty thousand flows; beyond, contexts are fetched and written back over PCIe. The model only
+//! counts; it changes no behavior. Contexts are identified by slab index. All operations take
+//! constant time: the LRU order is a doubly linked list in one array.
 
 use alloc::vec::Vec;
 
 use super::counters::L5oCounters;
 
-/// No context.
+/// Sentinel index: no context.
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
@@ -19,7 +19,7 @@ struct Link {
     resident: bool,
 }
 
-/// What is in the cache, in order of use.
+/// An LRU cache of contexts.
 #[derive(Debug)]
 pub(super) struct Cache {
     links: Vec<Link>,
@@ -31,7 +31,7 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    /// An empty cache of `bytes` for contexts of `context_bytes`.
+    /// Creates an empty cache of `bytes` for contexts of `context_bytes` each.
     pub(super) fn new(bytes: u32, context_bytes: u32) -> Self {
         let context_bytes = context_bytes.max(1);
         let capacity = (bytes / context_bytes).max(1) as usize;
@@ -39,7 +39,7 @@ impl Cache {
         Self { links: Vec::new(), newest: NONE, oldest: NONE, resident: 0, capacity, context_bytes }
     }
 
-    /// A context was made, in the cache.
+    /// Adds a new context to the cache.
     pub(super) fn insert(&mut self, index: u32, counters: &mut L5oCounters) {
         let absent = Link { newer: NONE, older: NONE, resident: false };
         if self.links.len() <= index as usize {
@@ -49,7 +49,7 @@ impl Cache {
         self.enter(index, counters);
     }
 
-    /// A context is used.
+    /// Records a use of a context.
     pub(super) fn touch(&mut self, index: u32, counters: &mut L5oCounters) {
         if index == self.newest || self.links.get(index as usize).is_some_and(|l| l.resident) {
             counters.l5o_cache_hits += 1;
@@ -64,7 +64,7 @@ impl Cache {
         }
     }
 
-    /// A context is gone.
+    /// Removes a context.
     pub(super) fn remove(&mut self, index: u32) {
         if self.links.get(index as usize).is_some_and(|link| link.resident) {
             self.unlink(index);
@@ -72,7 +72,7 @@ impl Cache {
         }
     }
 
-    /// Nothing is in it.
+    /// Empties the cache.
     pub(super) fn clear(&mut self) {
         self.links.clear();
         (self.newest, self.oldest, self.resident) = (NONE, NONE, 0);
@@ -83,7 +83,7 @@ impl Cache {
             let evicted = self.oldest;
             self.remove(evicted);
             counters.l5o_cache_evictions += 1;
-            // Its dynamic state has changed since it was fetched.
+            // The evicted context's dynamic state is dirty and is written back.
             counters.dma_context_bytes += self.context_bytes;
         }
         self.link(index);

@@ -1,23 +1,26 @@
-//! What a receive context knows of the stream: where messages lie, one after the other, and which
-//! of them are incomplete.
+//! What a receive context knows of its stream: boundaries of consecutive messages, and which of
+//! them are incomplete.
 //!
-//! `rx` has a packet walked from its first byte to its last (`walk`). Messages whose boundaries are
-//! known need no order: their ranges are opened as they come, and the one that makes a message
-//! whole has its tag judged. Where a header lies in a hole, the chain may go on by assumption
-//! (`assume`): that messages stay as long as they were, that numbers follow each other.
+//! `rx` passes each packet from its first byte to its last (`walk`). Messages whose boundaries are
+//! known may arrive in any order: their ranges are decrypted as they arrive, and the tag is
+//! verified when the last range of a message has arrived. If a header lies in a hole, the chain may
+//! continue on an assumption ([`Chain::assume`]): all messages are equally long and numbers are
+//! consecutive.
 //!
-//! What is known of a message is its state (`message`); whether numbers are to be trusted is the
-//! chain's [`Numbering`]. Each is a table of transitions. The remaining flag, `anchored`, is a fact
-//! of its own: boundaries can be known under wrong numbers, and lost under right ones.
+//! Each message has a state (`message`), and [`Numbering`] tells how far numbers are trusted; both
+//! are transition tables. The flag `anchored` is independent of them: boundaries can be known under
+//! wrong numbers and lost under right ones.
 //!
-//! Invariants, on which the host relies:
-//! - one packet, one contiguous range; the rest is exactly as it came;
-//! - a number is live at most once in a context's life (`Fresh`), and a byte of it is added up at
-//!   most once, so that a right tag speaks for the very bytes that were opened under that number;
-//! - where a tag is wrong, the packet is put back as it came and all it touched is dead.
+//! Invariants on which the host relies:
+//! - One contiguous range per packet is decrypted; the rest is exactly as it arrived.
+//! - A number is live at most once in a context's life ([`Fresh`]), and each byte of its message is
+//!   added to the sum at most once, so a correct tag vouches for exactly the bytes that were
+//!   decrypted under that number.
+//! - If a tag is wrong, the packet is restored as it arrived, and all messages that it touched are
+//!   given up.
 //!
-//! Those of the list ([`Chain::check`]): messages lie end to end, the last ends at `next`, and only
-//! the last may lack its length.
+//! Invariants of the list ([`Chain::check`]): messages are contiguous, the last ends at `next`, and
+//! only the last may lack its length.
 
 use base::{SeqNum, internal_error};
 use smallvec::SmallVec;
@@ -32,64 +35,66 @@ use super::tools::Tools;
 use crate::engine::seen::Seen;
 use crate::engine::tls::HEADER;
 
-/// Which messages may still become live.
+/// Guards against decrypting a message twice: the messages that may still become live.
 #[derive(Debug)]
 pub(super) struct Fresh {
-    /// Numbers below were live, or were left out for good.
+    /// Next unused number: lower ones were live or have been skipped for good.
     number: u64,
-    /// Messages that begin before are not opened.
+    /// Messages that begin before this sequence number are not decrypted.
     floor: SeqNum,
 }
 
 impl Fresh {
-    /// Whether no message of this number was live.
+    /// True if no message with this number was live.
     pub(super) const fn has_number(&self, number: u64) -> bool {
         number >= self.number
     }
 
-    /// Whether message `number` at `start` may be opened.
+    /// True if message `number` at `start` may be decrypted.
     pub(super) fn has(&self, start: SeqNum, number: u64) -> bool {
         self.has_number(number) && start.ge(self.floor)
     }
 
-    /// Message `number` is live, or was.
+    /// Marks `number`, and thereby all lower ones, as used.
     pub(super) const fn spend(&mut self, number: u64) {
         self.number = number.wrapping_add(1);
     }
 
-    /// Messages up to `number` are left out.
+    /// Skips the numbers up to `number`.
     fn pass(&mut self, number: u64) {
         self.number = self.number.max(number.wrapping_add(1));
     }
 
-    /// Opens nothing that begins before `floor`.
+    /// Prevents decryption of messages that begin before `floor`.
     fn raise(&mut self, floor: SeqNum) {
         self.floor = self.floor.max(floor);
     }
 }
 
-/// What is known of a stream.
+/// The known part of a stream.
 #[derive(Debug)]
 pub(super) struct Chain {
-    /// Messages that follow each other without gaps; empty while all is in order.
+    /// Contiguous messages with something missing, and settled ones between them. Empty while the
+    /// stream is in order.
     pub(super) list: SmallVec<[Message; 1]>,
-    /// Where the message behind them begins, or the last of them whose length is not known.
+    /// End of the list: start of the next message, or of the list's last message while its length
+    /// is unknown.
     pub(super) next: SeqNum,
-    /// Its number.
+    /// Number of the message that begins at `next`.
     pub(super) number: u64,
-    /// `next` is known; else it says where it was last.
+    /// True if a message is known to begin at `next`. Otherwise `next` is the last such position.
     pub(super) anchored: bool,
-    /// Where numbers come from.
+    /// How far `number` is trusted.
     numbering: Numbering,
     pub(super) fresh: Fresh,
     lengths: Lengths,
-    /// Tags that were wrong since one was right, or since the host said a number.
+    /// Wrong tags since the last correct one, or since the host confirmed a number.
     pub(super) failures: u32,
     pub(super) nonces: Nonces,
 }
 
 impl Chain {
-    /// Message `number` begins at `next`.
+    /// Creates a chain for a stream whose message `number` begins at `next`.
     pub(super) fn new(next: SeqNum, number: u64) -> Self {
         Self {
             list: SmallVec::new(),
@@ -108,7 +113,7 @@ impl Chain {
         self.numbering
     }
 
-    /// Has something happen to the numbers.
+    /// Applies an event to the state of the numbers.
     pub(super) fn renumber(&mut self, event: NumberingEvent, counters: &mut L5oCounters) {
         match self.numbering.next(event) {
             Some(next) => self.numbering = next,
@@ -119,7 +124,7 @@ impl Chain {
         }
     }
 
-    /// Asserts the invariants of the list, in builds with debug assertions.
+    /// Asserts the invariants of the list in builds with debug assertions.
     pub(super) fn check(&self) {
         if !cfg!(debug_assertions) {
             return;
@@ -136,8 +141,8 @@ impl Chain {
         }
     }
 
-    /// More of a header was seen: if that is all of it, its length is known, or an assumption put
-    /// to the test. Says no where nothing is known any more from here on.
+    /// Handles further header bytes of message `index`. A complete header sets the message's length
+    /// or tests the assumed one. Returns false if no boundary is known from here on.
     pub(super) fn header(&mut self, w: &mut Walk<'_>, index: usize) -> bool {
         let message = &mut self.list[index];
         if !message.seen.covers(0, HEADER) || !message.state().wants_header() {
@@ -169,9 +174,10 @@ impl Chain {
         true
     }
 
-    /// The header of a message is not what was assumed: nothing that rests on it stays.
+    /// Handles a header that contradicts the assumed length: drops everything derived from it.
+    /// Returns false if no boundary is known from here on.
     fn disprove(&mut self, w: &mut Walk<'_>, index: usize, real: Option<u32>) -> bool {
-        // Where it is no header at all, an earlier assumption has put it here.
+        // If there is no header at this position, an earlier assumed length was wrong.
         let guilty = match real {
             Some(_) => Some(index),
             None => self.list[..index].iter().rposition(|message| message.state().is_assumed()),
@@ -192,7 +198,7 @@ impl Chain {
         } else {
             message.advance(MessageEvent::Disprove, w.counters);
         }
-        // What was seen of it beyond its header was seen in the wrong places.
+        // Bytes received beyond the header were attributed to wrong offsets.
         if self.list[guilty].seen.end() > HEADER || real.is_none() {
             self.give_up(guilty, w.counters);
             self.list[guilty].seen = Seen::default();
@@ -201,7 +207,7 @@ impl Chain {
         real.is_some()
     }
 
-    /// Forgets messages from `index` on.
+    /// Drops the messages from `index` on.
     pub(super) fn cut(&mut self, index: usize, counters: &mut L5oCounters) {
         let opened = |message: &&Message| message.is_live() && message.text != Text::Sealed;
         counters.l5o_messages_given_up += self.list[index..].iter().filter(opened).count() as u64;
@@ -211,7 +217,7 @@ impl Chain {
         }
     }
 
-    /// Opens no more of a message.
+    /// Stops decrypting message `index`.
     pub(super) fn give_up(&mut self, index: usize, counters: &mut L5oCounters) {
         if let Some(message) = self.list.get_mut(index).filter(|message| message.is_live()) {
             message.advance(MessageEvent::GiveUp, counters);
@@ -219,7 +225,7 @@ impl Chain {
         }
     }
 
-    /// Adds a message at the end.
+    /// Appends a message. Neighboring settled messages are merged.
     pub(super) fn push(&mut self, message: Message) {
         if message.is_live() {
             self.fresh.spend(message.number);
@@ -230,7 +236,7 @@ impl Chain {
         }
     }
 
-    /// Notes that a message came whole.
+    /// Records a message that arrived whole in one packet.
     pub(super) fn push_whole(&mut self, start: SeqNum, len: u32, number: u64) {
         self.fresh.spend(number);
         if !self.list.is_empty() {
@@ -238,8 +244,9 @@ impl Chain {
         }
     }
 
-    /// Goes on without the headers before byte `at`: messages stay as long as they were. Not where
-    /// a header that can be seen says otherwise.
+    /// Bridges missing headers before byte `at` of the packet, assuming that messages keep their
+    /// usual length. Returns false if that is impossible, or if a header in the packet contradicts
+    /// it.
     pub(super) fn assume(&mut self, w: &mut Walk<'_>, at: usize) -> bool {
         let Some(usual) = self.lengths.usual() else { return false };
         if !w.tools.out_of_order || !self.anchored {
@@ -260,7 +267,7 @@ impl Chain {
         for _ in 0..count {
             let (start, number) = (self.next, self.number);
             (self.next, self.number) = (start + usual, number.wrapping_add(1));
-            // The header of the first may have begun.
+            // The header of the first message may be partially known.
             if let Some(begun) = self.list.last_mut().filter(|last| last.lacks_length()) {
                 begun.advance(MessageEvent::Assume(usual), w.counters);
                 continue;
@@ -273,7 +280,7 @@ impl Chain {
         true
     }
 
-    /// Message `number` begins at `at`, and nothing is known of what lies before it.
+    /// Continues with message `number` at `at`; what precedes it is unknown.
     pub(super) fn resume(&mut self, at: SeqNum, number: u64, counters: &mut L5oCounters) {
         if self.list.last().is_some_and(Message::lacks_length) {
             self.list.pop();
@@ -291,7 +298,7 @@ impl Chain {
         self.fresh.raise(at);
     }
 
-    /// Numbers were so many less than they should be.
+    /// Corrects the numbers, which were too low by `by` (modulo 2^64).
     pub(super) fn shift(&mut self, by: u64) {
         self.number = self.number.wrapping_add(by);
         if let Some(begun) = self.list.last_mut().filter(|last| last.lacks_length()) {
@@ -300,20 +307,20 @@ impl Chain {
         self.failures = 0;
     }
 
-    /// Forgets all it knows of the stream.
+    /// Drops all knowledge of boundaries.
     pub(super) fn lose(&mut self, counters: &mut L5oCounters) {
         self.cut(0, counters);
         self.anchored = false;
         self.renumber(NumberingEvent::Restart, counters);
     }
 
-    /// Forgets all it knows of the stream, which goes on at `at`.
+    /// Drops all knowledge of boundaries and continues at `at`.
     pub(super) fn restart(&mut self, at: SeqNum, counters: &mut L5oCounters) {
         self.lose(counters);
         (self.next, self.fresh.floor) = (at, at);
     }
 
-    /// Forgets messages that end at `end` or before, whatever is missing of them.
+    /// Drops messages that end at or before `end`, complete or not.
     pub(super) fn drop_before(&mut self, end: SeqNum, counters: &mut L5oCounters) {
         self.list.retain(|message| {
             let keep = message.lacks_length() || message.end().gt(end);
@@ -322,7 +329,7 @@ impl Chain {
         });
     }
 
-    /// Gives up what was opened under guessed numbers.
+    /// Gives up messages from `base` on: they were decrypted under speculative numbers.
     pub(super) fn disown(&mut self, base: SeqNum, counters: &mut L5oCounters) {
         for index in 0..self.list.len() {
             if self.list[index].start.ge(base) {
@@ -331,8 +338,8 @@ impl Chain {
         }
     }
 
-    /// The paper's figure 8 (b): a packet beyond a hole has the next header. Its text is not
-    /// opened, but what follows it will be. `next` lies within the packet.
+    /// Figure 8 (b) of the paper: a packet beyond a hole contains the next header. Its text is not
+    /// decrypted, but that of later packets is. Requires that `next` lies within the packet.
     pub(super) fn skip_to_header(&mut self, w: &mut Walk<'_>) {
         let next = self.next;
         self.cut(0, w.counters);
@@ -362,9 +369,9 @@ impl Chain {
         }
     }
 
-    /// Lets go of what is complete, and of the oldest where there is too much, or where it is so
-    /// old that its place could be taken for one that is still to come. `high` is the end of the
-    /// latest packet.
+    /// Removes complete messages, and the oldest if there are too many or if they are so old that
+    /// their sequence numbers could be mistaken for future ones. `high` is the end of the highest
+    /// packet.
     pub(super) fn compact(&mut self, high: SeqNum, tools: &Tools, counters: &mut L5oCounters) {
         self.fresh.floor = self.fresh.floor.follow(high);
         if self.next.is_far_before(high) {
@@ -390,12 +397,12 @@ impl Chain {
         }
     }
 
-    /// Notes how long a message is.
+    /// Records the length of a message.
     pub(super) fn learn(&mut self, len: u32) {
         self.lengths.learn(len);
     }
 
-    /// How many messages probably lie in `gap` bytes; none if that cannot be told.
+    /// Estimates the number of messages in `gap` bytes; `None` if too uncertain.
     pub(super) fn between(&self, gap: u32) -> Option<u64> {
         self.lengths.between(gap)
     }

@@ -1,79 +1,79 @@
-//! Counters of the engine for protocols above TCP. Names that begin with `rx_tls` and `tx_tls` are
-//! those of Linux's `tls-offload.rst`, and of mlx5 where that has more.
+//! Counters of the layer-5 offload engine. Names that begin with `rx_tls` and `tx_tls` are those of
+//! Linux's `tls-offload.rst`, and of mlx5 for those that Linux lacks.
 
 base::counters! {
-    /// What the engine did.
+    /// Counters of the TLS offload and of the context cache.
     pub(crate) struct L5oCounters {
-        /// Packets with sealed parts that left.
+        /// Packets sent with encrypted ranges.
         tx_tls_encrypted_packets,
-        /// Their sealed bytes, headers and tags among them.
+        /// Encrypted bytes sent, including headers and tags.
         tx_tls_encrypted_bytes,
-        /// Transmit contexts made.
+        /// Transmit contexts created.
         tx_tls_ctx,
-        /// Ranges that were not what their context expected.
+        /// Ranges that were not the next ones of their context.
         tx_tls_ooo,
-        /// Of these, sealed without their record's sum, which nothing needed.
+        /// Ranges encrypted without their record's authentication sum, because they reach no tag.
         tx_tls_skip_no_sync_data,
-        /// Transmits dropped, since they reach a tag and what it is computed from is not at hand.
+        /// Transmits dropped because they reach a tag whose input is not available.
         tx_tls_drop_no_sync_data: alarm,
-        /// Transmits dropped, since there is no such context: they would bypass it unsealed.
+        /// Transmits dropped because their context does not exist: they would leave unencrypted.
         tx_tls_drop_bypass_req: alarm,
-        /// Bytes sealed again for the sum of what follows them.
+        /// Prefix bytes encrypted again to rebuild an authentication sum.
         tx_tls_resync_bytes,
-        /// Packets with an opened range.
+        /// Packets with a decrypted range.
         rx_tls_decrypted_packets,
-        /// Bytes of these ranges.
+        /// Bytes of decrypted ranges.
         rx_tls_decrypted_bytes,
-        /// Receive contexts made.
+        /// Receive contexts created.
         rx_tls_ctx,
         /// Receive contexts destroyed.
         rx_tls_del,
-        /// Packets in which a header was found that the host was asked about.
+        /// Resync requests that name a header.
         rx_tls_resync_req_pkt,
-        /// Asynchronous requests begun.
+        /// Asynchronous resync requests started.
         rx_tls_resync_req_start,
-        /// Of these, ended with a header.
+        /// Asynchronous resync requests ended with a header.
         rx_tls_resync_req_end,
-        /// Of these, given up.
+        /// Asynchronous resync requests abandoned.
         rx_tls_resync_req_skip,
-        /// Answers that brought a context back.
+        /// Answers that resynchronized a context.
         rx_tls_resync_res_ok,
-        /// Answers and hints of no use.
+        /// Answers and hints that were of no use.
         rx_tls_resync_res_skip,
-        /// Headers asked about again, since no answer came.
+        /// Resync requests repeated because no answer came.
         rx_tls_resync_res_retry,
-        /// Packets with a message whose tag is wrong, as the device has it: also those under keys
-        /// that the host has not given it yet. The host's `tls_decrypt_error` is the alarm.
+        /// Packets with a message whose tag is wrong under the device's keys, which may be older
+        /// than the sender's. The host's `tls_decrypt_error` is the alarm.
         rx_tls_err,
-        /// Contexts not made.
+        /// Contexts refused.
         l5o_refused: alarm,
-        /// Uses of a context that was in the modelled cache.
+        /// Uses of a context that was in the modeled cache.
         l5o_cache_hits,
-        /// Uses of one that was not.
+        /// Uses of a context that was not in the modeled cache.
         l5o_cache_misses,
-        /// Contexts that had to leave it.
+        /// Contexts evicted from the modeled cache.
         l5o_cache_evictions,
-        /// Packets opened out of their order.
+        /// Packets decrypted out of order.
         l5o_out_of_order_packets,
-        /// Packets opened on an assumption about a header not seen.
+        /// Packets decrypted on an assumption about an unseen header or nonce.
         l5o_opened_ahead_packets,
-        /// Assumptions that the header then disproved.
+        /// Assumptions about an unseen header or nonce that turned out to be wrong.
         l5o_assumptions_wrong,
-        /// Guessed numbers that a tag proved.
+        /// Speculative numbers proved by a tag.
         l5o_self_confirmed,
-        /// Guessed numbers that were wrong.
+        /// Speculative numbers that were wrong.
         l5o_guesses_wrong,
-        /// Messages opened in part and given up: the host has to do them again.
+        /// Messages decrypted in part and given up: the host has to process them again.
         l5o_messages_given_up,
-        /// Packets left alone, since no window of TCP reaches to where they lie.
+        /// Packets ignored because they lie outside any TCP window.
         l5o_outside_packets,
-        /// Times that so many came in a row that a context began again there.
+        /// Contexts re-anchored after several consecutive packets outside the window.
         l5o_restarts,
-        /// States that the code excludes: each is a bug.
+        /// States that cannot occur: each count is a bug.
         nic_internal_errors,
-        /// Modelled: bytes of contexts that crossed PCIe.
+        /// Modeled: bytes of contexts that crossed PCIe.
         dma_context_bytes,
-        /// Modelled: bytes of prefixes that crossed PCIe.
+        /// Modeled: bytes of prefixes that crossed PCIe.
         dma_recover_bytes,
     }
 }

@@ -1,4 +1,4 @@
-//! The autonomous offload as the device sees it: its operations, and the frames that it opens.
+//! The engine's interface to the device: operations and received segments.
 
 use abi::l5o::{L5oRefused, RxMetadata};
 use abi::{Capabilities, Event, Op, Refusal};
@@ -15,7 +15,7 @@ use crate::engine::{Engine, Request};
 use crate::pipeline::Egress;
 use crate::pipeline::rx::{Offered, tcp_payload};
 
-/// Alarms of TLS, and of NVMe over TCP in both directions.
+/// Alarms of TLS, and of NVMe/TCP in both directions.
 const PARTS: [&[&str]; 3] = [L5oCounters::ALARMS, NvmeTxCounters::ALARMS, NvmeTcpCounters::ALARMS];
 const ALARMS: [&str; PARTS[0].len() + PARTS[1].len() + PARTS[2].len()] = join(&PARTS);
 
@@ -67,7 +67,7 @@ impl Engine for L5oEngine {
         None
     }
 
-    /// Opens what it can of a TCP segment, and asks what it has to know.
+    /// Decrypts what it can of a TCP segment, and emits resync requests.
     fn open(&mut self, arrived: &mut Offered<'_>, out: &mut Egress) {
         if !self.receives() {
             return;
@@ -88,7 +88,7 @@ impl Engine for L5oEngine {
         self.returns_buffers()
     }
 
-    /// A buffer that a frame filled goes back behind it.
+    /// Returns completed registered buffers, after the frame that completed them.
     fn poll_request(&mut self) -> Option<Request> {
         let (queue, done) = self.poll_returned()?;
         Some(Request::Tell(queue, Event::DdpTeardownDone(Box::new(done))))
@@ -106,7 +106,7 @@ impl Engine for L5oEngine {
         self.trim();
     }
 
-    /// Memory of the host goes back to it.
+    /// Registered buffers are returned to the host.
     fn reset(&mut self, out: &mut Egress) {
         self.forget();
         while let Some((queue, done)) = self.poll_returned() {

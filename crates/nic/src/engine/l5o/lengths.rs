@@ -1,27 +1,27 @@
-//! How long a stream's messages are: what a header that lies in a hole is assumed to say.
+//! Prediction of message lengths for headers that lie in a hole.
 //!
-//! Called by `chain` with each length that a header names. What lies behind a wrong assumption is
-//! lost for good, so that a length has to be seen twice before it is assumed.
+//! Used by `chain` with the length of each header. Data after a wrongly assumed length cannot be
+//! recovered, so a length must have been seen twice before it is assumed.
 
-/// Most messages whose headers were not seen over which a number is guessed.
+/// Maximum number of messages with unseen headers across which a record number is predicted.
 const GUESS_MAX: u32 = 8;
 
-/// How regular the lengths were of late. One short message, such as the last of a response, is
-/// overlooked; the second in a row is the new length.
+/// Regularity of recent lengths. One short message, such as the last of a response, is ignored; a
+/// second one in a row sets the usual length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Regularity {
-    /// The usual length was seen once, or none was.
+    /// The usual length was seen once, or no length was seen yet.
     #[default]
     Once,
-    /// It was seen twice in a row.
+    /// The usual length was seen again.
     Repeated,
-    /// It was seen once, and then a shorter one.
+    /// The usual length was seen once, then a shorter one.
     OnceThenShorter,
-    /// It was seen twice in a row, and later a shorter one.
+    /// The usual length was seen repeatedly, then a shorter one.
     RepeatedThenShorter,
 }
 
-/// A length, compared with the usual one.
+/// A length compared with the usual one.
 #[derive(Clone, Copy, Debug)]
 enum Compared {
     Same,
@@ -30,7 +30,7 @@ enum Compared {
 }
 
 impl Regularity {
-    /// Returns what a length leads to, and whether it is the usual one from here on.
+    /// Returns the state after `length`, and whether `length` becomes the usual one.
     const fn next(self, length: Compared) -> (Self, bool) {
         match (self, length) {
             (_, Compared::Same) => (Self::Repeated, false),
@@ -44,18 +44,18 @@ impl Regularity {
     }
 }
 
-/// Lengths that were seen.
+/// Statistics of the lengths seen.
 #[derive(Debug, Default)]
 pub(super) struct Lengths {
-    /// Length of a full message; zero before any was seen.
+    /// Length of a full message; 0 before the first.
     usual: u32,
     regularity: Regularity,
-    /// What lengths are on average, of late.
+    /// Moving average of the lengths.
     average: u32,
 }
 
 impl Lengths {
-    /// Notes the length that a header names.
+    /// Records the length in a header.
     pub(super) fn learn(&mut self, len: u32) {
         let compared = match len.cmp(&self.usual) {
             core::cmp::Ordering::Equal => Compared::Same,
@@ -71,7 +71,7 @@ impl Lengths {
         self.average = (before * 7 + len) / 8;
     }
 
-    /// The length to assume, if there is one; not zero.
+    /// Returns the length to assume, never 0, if lengths are regular.
     pub(super) const fn usual(&self) -> Option<u32> {
         match self.regularity {
             Regularity::Repeated | Regularity::RepeatedThenShorter => Some(self.usual),
@@ -79,8 +79,8 @@ impl Lengths {
         }
     }
 
-    /// How many messages probably lie in `gap` bytes; none if that cannot be told. One too many
-    /// wastes a number, as each can be opened once.
+    /// Estimates the number of messages in `gap` bytes; `None` above [`GUESS_MAX`]. An estimate
+    /// that is one too high wastes a number, since each number can be used only once.
     pub(super) fn between(&self, gap: u32) -> Option<u64> {
         let average = self.average.max(1);
         let count = (gap.saturating_add(average / 2) / average).max(1);

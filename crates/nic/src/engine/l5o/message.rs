@@ -1,12 +1,14 @@
-//! One message of which something is missing, and its states.
+//! An incomplete message and its states.
 //!
-//! Called by `chain` and `walk`. [`MessageState::next`] is the table of transitions, and every
-//! change of a state goes through it ([`Message::advance`]); ARCHITECTURE.md has its picture. A
-//! message is *live* while its text is opened and added up; of others only the boundary counts.
+//! Used by `chain` and `walk`. [`MessageState::next`] is the transition table, drawn in
+//! ARCHITECTURE.md; every state change goes through it ([`Message::advance`]). A message is *live*
+//! while its text is decrypted and added to its authentication sum; of other messages only the
+//! boundary matters.
 //!
-//! Invariants: a byte is added to a live message's sum once; a message that is not live does not
-//! become so again; a length is known or assumed in all states but those of a header that is not
-//! complete; an assumed length is confirmed or disproved as soon as the header is complete.
+//! Invariants: a byte is added to a live message's sum once; a message that stopped being live
+//! never becomes live again; a length is known or assumed in all states except those of an
+//! incomplete header; an assumed length is confirmed or disproved as soon as the header is
+//! complete.
 
 use abi::crypto::{Sum, TAG_BYTES};
 use base::{SeqNum, internal_error};
@@ -15,41 +17,41 @@ use super::counters::L5oCounters;
 use crate::engine::seen::Seen;
 use crate::engine::tls::{FRONT, HEADER};
 
-/// What is known of a message's boundary, and whether the message is opened.
+/// Knowledge of a message's boundary, and whether the message is decrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MessageState {
-    /// Its header is not complete, and its length not known; it will be opened.
+    /// Header incomplete, length unknown; the message is to be decrypted.
     HeaderPartial,
-    /// The same, but its header is read for the boundary only.
+    /// Header incomplete, length unknown; the header is read for the boundary only.
     HeaderSkipped,
-    /// Its length is assumed; it is opened as if that were right.
+    /// Length assumed; the message is decrypted as if that were correct.
     Speculative,
-    /// Its length is assumed; it is not opened.
+    /// Length assumed; the message is not decrypted.
     SpeculativeSkipped,
-    /// Its length is known; it is opened.
+    /// Length known; the message is decrypted.
     Live,
-    /// Its length is known, and nothing else matters: it is complete, was given up, or stands for a
-    /// gap. Neighbours in this state become one.
+    /// Length known and nothing else of interest: the message is complete, was given up, or
+    /// represents a gap. Neighbors in this state are merged.
     Settled,
 }
 
-/// What happens to a message.
+/// An event in the life of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MessageEvent {
-    /// Its header is complete and names this length.
+    /// The header is complete and contains this length.
     Header(u32),
-    /// Its header lies in a hole: this length is assumed.
+    /// The header lies in a hole; this length is assumed.
     Assume(u32),
-    /// What lies behind it shows that the assumed length is wrong.
+    /// A position derived from the assumed length holds no header.
     Disprove,
-    /// No more of it is opened.
+    /// Decryption of the message stops.
     GiveUp,
-    /// All of it was seen, and its tag is right.
+    /// All bytes have arrived and the tag is correct.
     Verify,
 }
 
 impl MessageState {
-    /// Returns the state that an event leads to; none if the event cannot happen in this state.
+    /// Returns the state after `event`, or `None` if the event cannot occur in this state.
     pub(super) const fn next(self, event: MessageEvent) -> Option<Self> {
         Some(match (self, event) {
             (Self::HeaderPartial | Self::Speculative, MessageEvent::Header(_)) => Self::Live,
@@ -68,22 +70,22 @@ impl MessageState {
         })
     }
 
-    /// Whether its text is opened and added up.
+    /// True if the text is decrypted and authenticated.
     pub(super) const fn is_live(self) -> bool {
         matches!(self, Self::HeaderPartial | Self::Speculative | Self::Live)
     }
 
-    /// Whether its length is not known.
+    /// True if the length is neither known nor assumed.
     pub(super) const fn lacks_length(self) -> bool {
         matches!(self, Self::HeaderPartial | Self::HeaderSkipped)
     }
 
-    /// Whether its length is assumed.
+    /// True if the length is assumed.
     pub(super) const fn is_assumed(self) -> bool {
         matches!(self, Self::Speculative | Self::SpeculativeSkipped)
     }
 
-    /// Whether its header still tells something.
+    /// True if the header still carries information.
     pub(super) const fn wants_header(self) -> bool {
         self.lacks_length() || self.is_assumed()
     }
@@ -92,37 +94,37 @@ impl MessageState {
 /// What was done with a message's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Text {
-    /// Nothing.
+    /// Nothing was decrypted.
     Sealed,
-    /// Some was opened.
+    /// Some of it was decrypted.
     Opened,
-    /// Some was opened under a nonce whose explicit part was foreseen and not yet seen.
+    /// Some of it was decrypted under a predicted explicit nonce that has not arrived yet.
     OpenedAhead,
 }
 
-/// A message, or a run of settled ones.
+/// A message, or a merged run of settled ones.
 #[derive(Clone, Debug)]
 pub(super) struct Message {
-    /// Sequence number of its first byte.
+    /// Sequence number of the first byte.
     pub(super) start: SeqNum,
-    /// Bytes, header and all; zero while [`MessageState::lacks_length`].
+    /// Length including the header, in bytes; 0 while [`MessageState::lacks_length`].
     pub(super) len: u32,
-    /// Its number.
+    /// Record number.
     pub(super) number: u64,
     state: MessageState,
     pub(super) text: Text,
-    /// Its front, as far as it was seen or foreseen.
+    /// Header and explicit nonce: the received or predicted bytes.
     pub(super) front: [u8; FRONT],
-    /// Its tag, as far as it was seen.
+    /// The received bytes of the tag.
     pub(super) tag: [u8; TAG_BYTES],
-    /// Which of its bytes were seen.
+    /// Ranges of the message that have arrived.
     pub(super) seen: Seen,
-    /// The sum over its text.
+    /// Authentication sum over the text.
     pub(super) sum: Sum,
 }
 
 impl Message {
-    /// A message of which nothing was seen, and whose length is not known if that is zero.
+    /// Creates a message of which nothing has arrived. A `len` of 0 means unknown.
     pub(super) fn new(start: SeqNum, len: u32, number: u64, live: bool) -> Self {
         let state = match (len, live) {
             (0, true) => MessageState::HeaderPartial,
@@ -147,7 +149,7 @@ impl Message {
         self.state
     }
 
-    /// Goes to the state that an event leads to, and to the length that comes with it.
+    /// Applies an event: changes the state, and the length if the event has one.
     pub(super) fn advance(&mut self, event: MessageEvent, counters: &mut L5oCounters) {
         let Some(next) = self.state.next(event) else {
             internal_error!(counters.nic_internal_errors, "an event in a message's wrong state");
@@ -162,7 +164,7 @@ impl Message {
         }
     }
 
-    /// Where the next one begins.
+    /// Returns the sequence number after the message's last byte.
     pub(super) fn end(&self) -> SeqNum {
         self.start + self.len
     }
@@ -175,12 +177,12 @@ impl Message {
         self.state.lacks_length()
     }
 
-    /// Whether it is nothing but a boundary.
+    /// True if only the boundary of the message is of interest.
     pub(super) const fn is_settled(&self) -> bool {
         matches!(self.state, MessageState::Settled)
     }
 
-    /// Asserts what holds in each state.
+    /// Asserts the invariants of the state.
     pub(super) fn check(&self) {
         debug_assert_eq!(self.lacks_length(), self.len == 0, "{self:?}");
         let header_seen = self.seen.covers(0, HEADER);
@@ -213,13 +215,13 @@ mod tests {
         (MessageEvent::Verify, "tag right"),
     ];
 
-    /// The diagram in ARCHITECTURE.md is the table.
+    /// The diagram in ARCHITECTURE.md equals the table.
     #[test]
     fn the_documents_have_the_transitions() {
         states::assert_documented(&states::diagram(&STATES, &EVENTS, MessageState::next));
     }
 
-    /// What is not opened any more stays so, and a settled message stays as it is.
+    /// A message that is not live stays so, and a settled one does not change.
     #[test]
     fn no_event_makes_a_message_live_again() {
         for (state, _) in STATES {

@@ -1,23 +1,25 @@
-//! The autonomous offload of protocols above TCP (Autonomous NIC Offloads), device side.
+//! Device side of the autonomous offload of layer-5 protocols (Autonomous NIC Offloads).
 //!
-//! A context serves one direction of one flow. Transmit contexts make messages out of content
-//! (section 4.2); receive contexts recognise messages in what comes and open them in place (section
-//! 4.3). The protocol is behind [`super::tls::Keys`]; this folder knows bytes, sequence numbers and
-//! messages that have a front, a text and a trailer. What TLS has opened of a frame, or the frame
-//! as it came, then goes to [`super::nvme_tcp`], whose messages are longer, have no numbers, and
-//! are only read.
+//! A context serves one direction of one flow. Transmit contexts build messages from content
+//! (section 4.2); receive contexts find messages in the received stream and decrypt them in place
+//! (section 4.3). TLS is behind [`super::tls::Keys`]; this folder knows bytes, sequence numbers,
+//! and messages that consist of a front (header and explicit nonce), an encrypted text and a tag.
+//! The payload, decrypted or not, then goes to [`super::nvme_tcp`], whose messages are longer, have
+//! no numbers, and are only read.
 //!
-//! Called by [`crate::Device`]: with operations, with transmits in the order of their flow, and
-//! with each received frame whose checksum is right. It does nothing by itself and keeps no
-//! payload.
+//! Called by [`crate::Device`] with operations, with transmits in the order of their flow, and with
+//! each received TCP segment whose checksum is correct. The engine is passive and keeps no payload.
 //!
-//! Invariants: nothing of a transmit leaves unsealed, or with a digest not computed; a received
-//! frame is opened in one contiguous range or is exactly as it came; memory is bounded by
-//! [`L5oConfig`]. Files: `cache` (the model of a NIC's memory), `tx`, `rx` (the states offloading,
-//! searching and tracking of figure 7), `packet` and `walk` (over a packet), `chain` and `message`
-//! (what is known of the stream), `numbering`, `lengths` and `nonces` (what is known of numbers,
-//! lengths and nonces), `search`, `tools` (what contexts share), `engine` (what the
-//! device sees), `counters`.
+//! Invariants:
+//! - No part of a transmit leaves unencrypted or with a data digest missing.
+//! - A received frame is decrypted in one contiguous range or is exactly as it arrived.
+//! - Memory is bounded by [`L5oConfig`].
+//!
+//! Files: `cache` (model of a NIC's context cache), `tx`, `rx` (the states *offloading*,
+//! *searching* and *tracking* of figure 7), `packet` and `walk` (one pass over a packet), `chain`
+//! and `message` (the known part of the stream), `numbering`, `lengths` and `nonces` (predictions
+//! of record numbers, lengths and nonces), `search` (resynchronization), `tools` (memory shared by
+//! contexts), `engine` (the [`super::Engine`] implementation), `counters`.
 
 mod cache;
 mod chain;
@@ -63,35 +65,35 @@ use structures::slab::{Key, Slab};
 
 pub(crate) use tx::{Pieces, Refused};
 
-/// Requests that one packet can lead to.
+/// Resync requests that one packet caused.
 pub(crate) type Requests = SmallVec<[ResyncRequest; 2]>;
 
-/// The same, with the queue, context and connection that they are about.
+/// Resync requests with the queue, context and flow that each concerns.
 pub(crate) type Asks = SmallVec<[(usize, L5oId, FlowId, ResyncRequest); 2]>;
 
-/// What became of a received packet.
+/// Result of processing one received segment.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// What was opened.
+    /// The decrypted range.
     pub(crate) opened: Option<Opened>,
-    /// What was done with PDUs.
+    /// Bytes of PDUs that were placed or verified.
     pub(crate) placed: Option<Box<Placed>>,
-    /// What the device wants to know, and of whom.
+    /// Resync requests to the hosts.
     pub(crate) asks: Asks,
 }
 
-/// One context.
+/// An offload context of one flow and direction.
 struct Context {
     id: L5oId,
     queue: usize,
     flow: FlowId,
     way: Way,
-    /// The host has destroyed it; transmits that wait still need it.
+    /// True once the host has destroyed the context while pending transmits still need it.
     doomed: bool,
 }
 
-/// What a context does, for which protocol: its static state, which transmits that wait share, and
-/// its dynamic one.
+/// Direction and protocol of a context, with its static state, which pending transmits share, and
+/// its dynamic state.
 enum Way {
     Transmit(Arc<Keys>, TxState),
     Receive(Tuple, Arc<Keys>, Box<Receive>),
@@ -99,7 +101,7 @@ enum Way {
 }
 
 impl Way {
-    /// Whether a transmit that waits needs it.
+    /// True if a pending transmit needs the context.
     fn is_needed(&self) -> bool {
         match self {
             Self::Transmit(keys, _) | Self::Receive(_, keys, _) => Arc::strong_count(keys) > 1,
@@ -108,19 +110,19 @@ impl Way {
     }
 }
 
-/// The engine's state.
+/// The engine: contexts of all flows, and the memory that they share.
 pub(crate) struct L5oEngine {
     config: L5oConfig,
     contexts: Slab<Context>,
     by_id: HashTable<Key>,
     by_tuple: HashTable<Key>,
-    /// Contexts that wait for their last transmits.
+    /// Destroyed contexts that pending transmits still need.
     doomed: Vec<Key>,
     cache: Cache,
     outputs: Outputs,
     scratch: Box<[u8; CONTENT_BYTES_MAX + 1]>,
     tools: Tools,
-    /// Receive contexts of NVMe over TCP.
+    /// Receive contexts of NVMe/TCP.
     nvme_tcp: NvmeTcpEngine,
     seed: u64,
     counters: L5oCounters,
@@ -128,7 +130,7 @@ pub(crate) struct L5oEngine {
 }
 
 impl L5oEngine {
-    /// An engine without contexts.
+    /// Creates an engine without contexts.
     pub(crate) fn new(config: L5oConfig, seed: u64) -> Self {
         Self {
             contexts: Slab::new(),
@@ -147,7 +149,7 @@ impl L5oEngine {
         }
     }
 
-    /// What it offers.
+    /// Returns the limits to announce.
     pub(crate) const fn limits(&self) -> L5oLimits {
         let L5oConfig { contexts_max, resync, tls_tx, tls_rx, .. } = self.config;
         let nvme_tcp = NvmeTcpLimits {
@@ -160,7 +162,7 @@ impl L5oEngine {
         L5oLimits { contexts_max, resync, tls_tx, tls_rx, nvme_tcp }
     }
 
-    /// Makes a context; says if it did not.
+    /// Creates a context. Returns the refusal if that failed.
     pub(crate) fn create(&mut self, queue: usize, create: L5oCreate) -> Option<L5oRefused> {
         let (context, flow) = (create.context, create.flow);
         let why = self.try_create(queue, create).err()?;
@@ -184,7 +186,7 @@ impl L5oEngine {
         if !on {
             return Err(Refusal::NotSupported);
         }
-        // Names are used once; who breaks that gets nothing new.
+        // Hosts never reuse a context's ID; a repeated one is refused.
         if self.is_taken(queue, id) {
             return Err(Refusal::TableFull);
         }
@@ -221,7 +223,8 @@ impl L5oEngine {
             }
             Direction::Receive(tuple) => {
                 self.counters.rx_tls_ctx += 1;
-                // One a tuple: the new one's keys are those that count (KeyUpdate).
+                // A tuple has one context: the new one replaces the old one, whose keys are
+                // outdated (KeyUpdate).
                 if let Some(old) = self.find_tuple(&tuple) {
                     self.remove(old);
                 }
@@ -230,7 +233,7 @@ impl L5oEngine {
         }
     }
 
-    /// Makes a receive context of NVMe over TCP.
+    /// Creates a receive context of NVMe/TCP.
     fn create_nvme_tcp(
         &mut self,
         (queue, id, flow): (usize, L5oId, FlowId),
@@ -254,34 +257,34 @@ impl L5oEngine {
         Ok(())
     }
 
-    /// Whether there is no room for a context, or one of this name.
+    /// True if the table is full or the ID is in use.
     fn is_taken(&self, queue: usize, id: L5oId) -> bool {
         self.contexts.len() + self.nvme_tcp.len() >= self.config.contexts_max as usize
             || self.find(queue, id).is_some()
             || self.nvme_tcp.find(queue, id).is_some()
     }
 
-    /// Takes a buffer for received data; one that is refused goes back.
+    /// Registers a buffer for direct data placement. A refused buffer is queued for its return.
     pub(crate) fn ddp_setup(&mut self, queue: usize, setup: DdpSetup) {
         self.nvme_tcp.setup(&self.config, queue, setup);
     }
 
-    /// The host wants such a buffer back.
+    /// Starts the return of a registered buffer to the host.
     pub(crate) fn ddp_teardown(&mut self, queue: usize, id: L5oId, tag: u16) {
         self.nvme_tcp.teardown(queue, id, tag);
     }
 
-    /// Whether any buffer goes back.
+    /// True if [`Self::poll_returned`] has a buffer.
     pub(crate) fn returns_buffers(&self) -> bool {
         self.nvme_tcp.returns_buffers()
     }
 
-    /// The next buffer that goes back, and to which queue.
+    /// Returns the next buffer to hand back, with its queue.
     pub(crate) fn poll_returned(&mut self) -> Option<(usize, DdpTeardownDone)> {
         self.nvme_tcp.poll_returned()
     }
 
-    /// Forgets a context, once no transmit that waits needs it.
+    /// Removes a context once no pending transmit needs it.
     pub(crate) fn destroy(&mut self, queue: usize, id: L5oId) {
         if let Some(key) = self.nvme_tcp.destroy(queue, id) {
             return self.cache.remove(nvme_tcp_line(key));
@@ -300,7 +303,7 @@ impl L5oEngine {
         }
     }
 
-    /// Forgets contexts whose last transmits have left or were dropped.
+    /// Removes destroyed contexts that no pending transmit needs any longer.
     pub(crate) fn sweep(&mut self) {
         let mut at = 0;
         while let Some(&key) = self.doomed.get(at) {
@@ -314,7 +317,8 @@ impl L5oEngine {
         }
     }
 
-    /// The host has said where messages begin, or that none does.
+    /// Handles the host's answer to a resync request: `number` is that of the message at `tcpsn`,
+    /// or `None` if no message begins there.
     pub(crate) fn resync(&mut self, queue: usize, id: L5oId, tcpsn: SeqNum, number: Option<u64>) {
         if self.nvme_tcp.resync(queue, id, tcpsn, number.is_some()) {
             return;
@@ -328,13 +332,13 @@ impl L5oEngine {
         }
     }
 
-    /// Whether any connection could have a receive context.
+    /// True if there are receive contexts.
     pub(crate) fn receives(&self) -> bool {
         !self.by_tuple.is_empty() || self.nvme_tcp.len() > 0
     }
 
-    /// A packet came in whose checksum is right. Opens what it can of `payload`, in place, and
-    /// then looks for PDUs in it.
+    /// Processes the payload of a segment with a correct checksum: decrypts in place what it can,
+    /// then looks for NVMe/TCP PDUs. Returns `None` if the tuple has no context.
     pub(crate) fn receive(
         &mut self,
         tuple: &Tuple,
@@ -366,7 +370,7 @@ impl L5oEngine {
         Some(outcome)
     }
 
-    /// Has a receive context open what it can.
+    /// Has a TLS receive context decrypt what it can.
     fn open(&mut self, key: Key, seq: SeqNum, payload: &mut [u8], outcome: &mut Outcome) {
         self.cache.touch(tls_line(key), &mut self.counters);
         let Some(Context { id, queue, flow, way: Way::Receive(_, keys, receive), .. }) =
@@ -382,17 +386,17 @@ impl L5oEngine {
         outcome.asks.extend(requests.into_iter().map(|request| (queue, id, flow, request)));
     }
 
-    /// Whether more may be sealed.
+    /// True if there is memory for encrypting more.
     pub(crate) const fn has_output_room(&self) -> bool {
         self.outputs.has_room()
     }
 
-    /// Frames have left: their memory may come back.
+    /// Reclaims buffers of transmitted frames.
     pub(crate) fn trim(&mut self) {
         self.outputs.trim();
     }
 
-    /// Forgets everything. Counters go on.
+    /// Removes all contexts; counters are kept.
     pub(crate) fn forget(&mut self) {
         self.contexts.drain(drop);
         self.by_id.clear();
@@ -404,7 +408,7 @@ impl L5oEngine {
         self.nvme_tcp.reset();
     }
 
-    /// Counters and gauges by name.
+    /// Calls `f` with the name and value of each counter and gauge.
     pub(crate) fn visit_counters(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
         self.nvme_tx.visit(f);
@@ -414,7 +418,7 @@ impl L5oEngine {
         f("l5o_output_bytes", self.outputs.bytes() as u64);
     }
 
-    /// Takes a context out, wherever it is.
+    /// Removes a context from all tables.
     fn remove(&mut self, key: Key) {
         self.unindex(key);
         self.cache.remove(tls_line(key));
@@ -473,12 +477,13 @@ impl L5oEngine {
     }
 }
 
-/// Where in the modelled cache a context of TLS is: the two tables share it.
+/// Cache line of a TLS or NVMe/TCP transmit context. The two slabs share the modeled cache: even
+/// and odd lines.
 const fn tls_line(key: Key) -> u32 {
     key.index().wrapping_mul(2)
 }
 
-/// The same for a receive context of NVMe over TCP.
+/// Cache line of an NVMe/TCP receive context.
 const fn nvme_tcp_line(key: Key) -> u32 {
     key.index().wrapping_mul(2).wrapping_add(1)
 }

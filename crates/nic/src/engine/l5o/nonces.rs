@@ -1,21 +1,23 @@
-//! Explicit parts of nonces, and how they go on from message to message.
+//! Prediction of explicit nonces (TLS 1.2 AES-GCM).
 //!
-//! Called by `walk`. RFC 5288 section 3 leaves them to the sender: most count them, from anywhere,
-//! or write the record's number XORed with a constant. Which it is shows in any two that differ;
-//! then the nonce of a message can be foreseen whose front lies in a hole.
+//! Used by `walk`. RFC 5288 section 3 leaves the explicit nonce to the sender. Most senders count
+//! it from an arbitrary start, or use the record number XORed with a constant. Two consecutive
+//! nonces usually tell which; the nonce of a message whose front lies in a hole can then be
+//! predicted.
 
-/// How explicit nonces follow numbers.
+/// Relation between explicit nonces and record numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum NonceRule {
-    /// They count up from somewhere.
+    /// The nonce is the record number plus a constant.
     #[default]
     Counted,
-    /// They are the number, XORed with something.
+    /// The nonce is the record number XORed with a constant.
     Xored,
 }
 
 impl NonceRule {
-    /// The explicit nonce of message `number`, after that of another.
+    /// Returns the explicit nonce of message `number`, given the number and nonce of another
+    /// message.
     const fn foresee(self, (known, explicit): (u64, u64), number: u64) -> u64 {
         match self {
             Self::Counted => explicit.wrapping_add(number.wrapping_sub(known)),
@@ -27,18 +29,18 @@ impl NonceRule {
 /// What is known of a stream's explicit nonces.
 #[derive(Debug, Default)]
 pub(super) struct Nonces {
-    /// The last of a message whose tag was right: the message's number, and the nonce.
+    /// Number and nonce of the last message with a correct tag.
     last: Option<(u64, u64)>,
     rule: NonceRule,
 }
 
 impl Nonces {
-    /// The explicit nonce of message `number`, as far as it can be told.
+    /// Predicts the explicit nonce of message `number`.
     pub(super) fn foresee(&self, number: u64) -> Option<u64> {
         self.last.map(|last| self.rule.foresee(last, number))
     }
 
-    /// Notes the explicit nonce of a message whose tag was right.
+    /// Records the explicit nonce of a message with a correct tag.
     pub(super) fn learn(&mut self, number: u64, explicit: u64) {
         if let Some(last) = self.last {
             let fits = |rule: NonceRule| rule.foresee(last, number) == explicit;

@@ -1,58 +1,58 @@
-//! How far a chain's record numbers are to be trusted.
+//! Trust in a chain's record numbers.
 //!
-//! Called by `chain`, `walk` and `rx`. [`Numbering::next`] is the table of transitions, and every
-//! change goes through it; ARCHITECTURE.md has its picture. Numbers come from the host, or follow a
-//! guess of how many messages a hole had; a tag that is right proves a guess, and tags that are
-//! wrong make the chain ask the host again. Meanwhile nothing new is opened.
+//! Used by `chain`, `walk` and `rx`. [`Numbering::next`] is the transition table, drawn in
+//! ARCHITECTURE.md; every change goes through it. Numbers come from the host, or from an estimate
+//! of the number of messages in a hole. A correct tag proves a speculative number; wrong tags make
+//! the context ask the host again, and nothing new is decrypted until it has answered.
 //!
-//! Invariant: whatever rests on a guess is numbered from `Guess::from` on, so that it can be
-//! disowned and corrected with the guess.
+//! Invariant: everything that depends on a speculative number is numbered from `Guess::from` on, so
+//! that it can be given up and corrected together with that number.
 
 use base::SeqNum;
 
-/// A number that was guessed.
+/// A speculative record number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Guess {
-    /// Where the message begins that the host is asked about.
+    /// Start of the message about which the host is asked.
     pub(super) base: SeqNum,
-    /// The number that it should have.
+    /// Assumed number of the message at `base`.
     pub(super) number: u64,
-    /// The first message that rests on it.
+    /// Start and number of the first message that depends on the speculation.
     pub(super) from: (SeqNum, u64),
 }
 
-/// Where the numbers of a chain come from.
+/// Origin and trust of a chain's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Numbering {
-    /// From the host, or a tag has proved them.
+    /// From the host, or proved by a tag.
     Known,
-    /// From a guess.
+    /// Speculative.
     Guessed(Guess),
-    /// They are wrong, and nothing was found yet that the host could be asked about.
+    /// Wrong, with no message yet about which the host could be asked.
     Doubted,
-    /// They are wrong; the host's answer about the guess's message will correct them.
+    /// Wrong; the host's answer about the message at `Guess::base` will correct them.
     Questioned(Guess),
 }
 
-/// What happens to a chain's numbers.
+/// An event that concerns a chain's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NumberingEvent {
-    /// They are given up, or begin anew with one that the host has said.
+    /// The numbers are discarded, or replaced by one from the host.
     Restart,
-    /// Behind a hole they go on with a guess.
+    /// The numbers continue after a hole with an estimate.
     Guess(Guess),
-    /// A tag was right under a guessed number.
+    /// A tag was correct under a speculative number.
     Prove,
-    /// Tags were wrong: one under a guessed number, or several in a row.
+    /// Wrong tags: one under a speculative number, or several in a row.
     Doubt,
-    /// There is a message that the host can be asked about.
+    /// A message was found about which the host is asked.
     Ask(Guess),
-    /// The host has answered, and the numbers were corrected.
+    /// The host has answered, and the numbers have been corrected.
     Answer,
 }
 
 impl Numbering {
-    /// Returns what an event leads to; none if the event cannot happen here.
+    /// Returns the state after `event`, or `None` if the event cannot occur in this state.
     pub(super) const fn next(self, event: NumberingEvent) -> Option<Self> {
         Some(match (self, event) {
             (_, NumberingEvent::Restart) => Self::Known,
@@ -61,7 +61,7 @@ impl Numbering {
             (Self::Guessed(_), NumberingEvent::Prove) => Self::Known,
             (Self::Guessed(guess), NumberingEvent::Doubt) => Self::Questioned(guess),
             (Self::Guessed(_) | Self::Questioned(_), NumberingEvent::Answer) => Self::Known,
-            // A tag is right that does not fit those that were wrong.
+            // A correct tag contradicts the wrong ones.
             (Self::Questioned(_), NumberingEvent::Prove) => Self::Doubted,
             (Self::Doubted | Self::Questioned(_), NumberingEvent::Ask(guess)) => {
                 Self::Questioned(guess)
@@ -70,7 +70,7 @@ impl Numbering {
         })
     }
 
-    /// The guess that numbers rest on, or by which they will be corrected.
+    /// Returns the speculation on which the numbers depend, or by which they will be corrected.
     pub(super) const fn guess(self) -> Option<Guess> {
         match self {
             Self::Guessed(guess) | Self::Questioned(guess) => Some(guess),
@@ -78,7 +78,7 @@ impl Numbering {
         }
     }
 
-    /// Whether a message of this number rests on a guess.
+    /// True if message `number` depends on a speculation.
     pub(super) const fn is_guessed(self, number: u64) -> bool {
         match self.guess() {
             Some(guess) => number >= guess.from.1,
@@ -86,7 +86,7 @@ impl Numbering {
         }
     }
 
-    /// Whether numbers are wrong: nothing new is opened.
+    /// True if the numbers are known to be wrong: nothing new is decrypted.
     pub(super) const fn is_wrong(self) -> bool {
         matches!(self, Self::Doubted | Self::Questioned(_))
     }
@@ -112,8 +112,7 @@ mod tests {
         (NumberingEvent::Answer, "host's answer"),
     ];
 
-    /// The diagram in ARCHITECTURE.md is the table; a restart leads from everywhere to known
-    /// numbers.
+    /// The diagram in ARCHITECTURE.md equals the table; a restart always leads to known numbers.
     #[test]
     fn the_documents_have_the_transitions() {
         states::assert_documented(&states::diagram(&STATES, &EVENTS, Numbering::next));

@@ -1,8 +1,8 @@
-//! A packet on the walk over it: what is opened of it, and what is found out.
+//! State of the pass over one packet: what was decrypted and what was found.
 //!
-//! Made by `rx` for each packet; the walk itself is `walk`'s, and `chain` looks into the packet for
-//! headers. It knows no messages but the one that the opened range begins in. What is opened is one
-//! range ([`Opening`]): it grows at its end until it is closed, and is taken back if a tag is
+//! Created by `rx` for each packet; the pass itself is in `walk`, and `chain` reads headers in the
+//! packet. The only message known here is the one in which the decrypted range begins. There is one
+//! decrypted range ([`Opening`]): it grows at its end until it is closed, and is undone if a tag is
 //! wrong.
 
 use base::{SeqNum, internal_error};
@@ -12,7 +12,7 @@ use super::counters::L5oCounters;
 use super::tools::Tools;
 use crate::engine::tls::{FRONT, Keys};
 
-/// A walk over one packet.
+/// A pass over one packet.
 pub(super) struct Walk<'a> {
     pub(super) keys: &'a Keys,
     pub(super) seq: SeqNum,
@@ -20,40 +20,42 @@ pub(super) struct Walk<'a> {
     pub(super) tools: &'a mut Tools,
     pub(super) counters: &'a mut L5oCounters,
     opening: Opening,
-    /// Messages found right.
+    /// Numbers of the messages whose tags were verified, one contiguous range.
     pub(super) verified: Range<u64>,
-    /// Something was opened on an assumption: a fact for the counters, whatever becomes of it.
+    /// True if something was decrypted on an assumption, even if it was undone. For the counters
+    /// only.
     pub(super) ahead: bool,
-    /// From here on nothing is known.
+    /// Offset of the first byte for which no message boundary is known.
     pub(super) lost: Option<usize>,
-    /// The last header that was seen, and its number.
+    /// Start and number of the last message whose header was read.
     pub(super) header: Option<(SeqNum, u64)>,
-    /// A tag was right whose number was guessed. The guess stays right if a later tag is wrong.
+    /// True if a tag was correct under a speculative number. That stays true if a later tag is
+    /// wrong.
     pub(super) proven: bool,
 }
 
-/// What is opened of a packet.
+/// State of the packet's decrypted range.
 #[derive(Clone, Debug)]
 enum Opening {
-    /// Nothing so far.
+    /// No range yet.
     Nothing,
-    /// A range; what follows right behind it may be opened too.
+    /// A range that may be extended at its end.
     Open(Stretch),
-    /// A range; nothing more is opened.
+    /// A range that is final.
     Closed(Stretch),
-    /// Nothing, since a tag was wrong: the packet goes as it came.
+    /// No range: a tag was wrong, and the packet is left as it arrived.
     Failed,
 }
 
-/// An opened range.
+/// The decrypted range.
 #[derive(Clone, Debug)]
 pub(super) struct Stretch {
     pub(super) range: Range<usize>,
-    /// The message that the range begins in.
+    /// The message in which the range begins.
     pub(super) first: First,
 }
 
-/// The message that a range begins in.
+/// The message in which a range begins.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct First {
     pub(super) number: u64,
@@ -86,7 +88,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Where in the payload a sequence number is; negative before it.
+    /// Offset of `seq` in the payload; negative before it.
     pub(super) fn at(&self, seq: SeqNum) -> i64 {
         i64::from(seq.distance(self.seq))
     }
@@ -96,12 +98,12 @@ impl<'a> Walk<'a> {
         self.seq + at as u32
     }
 
-    /// Whether more may be opened.
+    /// True if more may be decrypted.
     pub(super) const fn may_open(&self) -> bool {
         matches!(self.opening, Opening::Nothing | Opening::Open(_))
     }
 
-    /// What is opened.
+    /// Returns the decrypted range.
     pub(super) const fn opened(&self) -> Option<&Stretch> {
         match &self.opening {
             Opening::Open(stretch) | Opening::Closed(stretch) => Some(stretch),
@@ -109,7 +111,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// What is opened ends here, if anything is.
+    /// Ends the decrypted range, if there is one.
     pub(super) fn close(&mut self) {
         self.opening = match core::mem::replace(&mut self.opening, Opening::Nothing) {
             Opening::Open(stretch) => Opening::Closed(stretch),
@@ -117,7 +119,7 @@ impl<'a> Walk<'a> {
         };
     }
 
-    /// More is opened, behind what is open or as the first.
+    /// Starts the decrypted range or extends it at its end.
     pub(super) fn extend(&mut self, range: Range<usize>, first: First) {
         match &mut self.opening {
             Opening::Nothing => self.opening = Opening::Open(Stretch { range, first }),
@@ -134,7 +136,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// A tag was wrong: nothing is opened any more. Returns where the opened range began.
+    /// Discards the decrypted range after a wrong tag and forbids a new one. Returns the start of
+    /// the discarded range.
     pub(super) fn fail(&mut self) -> Option<usize> {
         self.verified = 0..0;
         match core::mem::replace(&mut self.opening, Opening::Failed) {
@@ -143,7 +146,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// A message was found right.
+    /// Records a message with a correct tag, if its number continues the verified range.
     pub(super) fn verify(&mut self, number: u64) {
         if self.verified.is_empty() {
             self.verified = number..number;
@@ -159,7 +162,7 @@ pub(super) const fn small(at: usize) -> u32 {
     at as u32
 }
 
-/// An offset, to compare with places before the packet.
+/// Widens an offset for comparison with positions before the packet.
 pub(super) fn wide(at: usize) -> i64 {
     i64::try_from(at).unwrap_or(i64::MAX)
 }

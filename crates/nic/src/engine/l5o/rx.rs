@@ -1,10 +1,11 @@
-//! A receive context: the states *offloading*, *searching* and *tracking* of
-//! Autonomous NIC Offloads, section 4.3, figure 7.
+//! A TLS receive context: the states *offloading*, *searching* and *tracking* of Autonomous NIC
+//! Offloads, section 4.3, figure 7.
 //!
-//! Called by the engine with each packet of the flow whose checksum is right. Two ways to work,
-//! chosen by [`L5oConfig::out_of_order`]: the paper's, where only the packet with the expected
-//! sequence number is opened, and ours, where `chain` opens whatever has a known or a likely place.
-//! Either asks `search` where it knows nothing.
+//! Called by the engine with each packet of the flow whose checksum is correct.
+//! [`L5oConfig::out_of_order`] selects one of two modes: the paper's, in which only the packet with
+//! the expected sequence number is decrypted, or the extended one, in which `chain` decrypts every
+//! packet whose position among the messages is known or predictable. Both use `search` if no
+//! boundary is known.
 
 use abi::l5o::{L5oId, Opened, ResyncMode};
 use base::SeqNum;
@@ -22,18 +23,18 @@ use crate::engine::seen::Seen;
 use crate::engine::tls::{HEADER, Keys};
 use crate::engine::window::{Lies, Window};
 
-/// A receive context.
+/// A TLS receive context.
 #[derive(Debug)]
 pub(super) struct Receive {
     chain: Chain,
     search: Search,
-    /// What the paper's way expects.
+    /// Next sequence number to decrypt, in the paper's mode.
     expected: SeqNum,
-    /// End of the latest packet.
+    /// End of the highest packet.
     high: SeqNum,
     window: Window,
     mode: ResyncMode,
-    /// The latest packet had no place.
+    /// True if the latest packet had no known boundary.
     lost: bool,
 }
 
@@ -50,12 +51,13 @@ impl Receive {
         }
     }
 
-    /// Messages that it keeps something of.
+    /// Returns the number of messages tracked.
     pub(super) fn open(&self) -> usize {
         self.chain.list.len()
     }
 
-    /// A packet came in: opens what it can.
+    /// Processes a packet: decrypts what it can in place, and returns the decrypted range and the
+    /// resync requests.
     pub(super) fn packet(
         &mut self,
         id: L5oId,
@@ -103,7 +105,7 @@ impl Receive {
         (opened, requests)
     }
 
-    /// Begins again at `seq`, with nothing known.
+    /// Re-anchors at `seq` with nothing known.
     fn restart(&mut self, seq: SeqNum, requests: &mut Requests, counters: &mut L5oCounters) {
         counters.l5o_restarts += 1;
         self.chain.restart(seq, counters);
@@ -112,7 +114,7 @@ impl Receive {
         (self.expected, self.high, self.lost) = (seq, seq, true);
     }
 
-    /// The chain knows where messages begin and not which they are: asks, and asks again.
+    /// Asks the host for a number, repeatedly: boundaries are known, but the numbers are wrong.
     fn ask_number(&mut self, walk: &mut Walk<'_>, len: u32, requests: &mut Requests) {
         if self.mode == ResyncMode::NextHint {
             self.chain.lose(walk.counters);
@@ -133,8 +135,8 @@ impl Receive {
         }
     }
 
-    /// Out of order: searches where the chain has no place for a packet, and goes on from what it
-    /// finds on a guess.
+    /// Out-of-order mode: searches for a boundary if the chain knows none for the packet, and
+    /// continues from one that it finds with a speculative number.
     fn find_place(&mut self, walk: &mut Walk<'_>, end: SeqNum, requests: &mut Requests) {
         let news = end.gt(self.high);
         let Some(from) = walk.lost else {
@@ -163,7 +165,7 @@ impl Receive {
         let Some(between) = self.chain.between(gap) else { return };
         let number = self.chain.number.wrapping_add(between);
         self.chain.resume(base, number, walk.counters);
-        // The host was asked about the last header of the packet.
+        // The request concerns the last header of the packet.
         let (asked, headers) = self.search.guessed().unwrap_or((base, 1));
         let last = number.wrapping_add(headers).wrapping_sub(1);
         let guess = Guess { base: asked, number: last, from: (base, number) };
@@ -172,11 +174,11 @@ impl Receive {
         self.chain.walk_from(walk, offset);
     }
 
-    /// The paper's way.
+    /// Processes a packet in the paper's mode.
     fn in_order(&mut self, walk: &mut Walk<'_>, end: SeqNum, requests: &mut Requests) {
         let ahead = walk.seq.distance(self.expected);
         if self.chain.anchored && ahead < 0 {
-            // Figure 8 (a): the past.
+            // Figure 8 (a): old data.
             return;
         }
         if self.chain.anchored && ahead == 0 {
@@ -184,7 +186,7 @@ impl Receive {
             self.expected = end;
             self.chain.drop_before(end, walk.counters);
         } else if self.chain.anchored {
-            // Figure 8 (b), or (c) where it says that nothing is known.
+            // Figure 8 (b), or (c) if no boundary is known.
             if walk.seq.gt(self.chain.next) {
                 walk.lost = Some(0);
             } else if end.gt(self.chain.next) {
@@ -203,7 +205,7 @@ impl Receive {
         }
     }
 
-    /// The host says where message `number` begins, or that none begins where it was asked.
+    /// Handles the host's answer: message `number` begins at `tcpsn`, or none begins there.
     pub(super) fn answer(
         &mut self,
         tcpsn: SeqNum,
@@ -233,7 +235,8 @@ impl Receive {
         tools.open += self.chain.list.len();
     }
 
-    /// A hint helps where the place is lost and the message has not begun to come.
+    /// Handles an unsolicited answer ([`ResyncMode::NextHint`]). It is of use only if no boundary
+    /// is known and the message has not begun to arrive. Returns whether it was used.
     fn hint(&mut self, tcpsn: SeqNum, number: Option<u64>, counters: &mut L5oCounters) -> bool {
         let Some(number) = number.filter(|_| self.lost && tcpsn.ge(self.high)) else {
             return false;
@@ -243,7 +246,8 @@ impl Receive {
         true
     }
 
-    /// The host's word on a number that was guessed.
+    /// Confirms or corrects a speculative number by the host's answer. Always returns true: the
+    /// answer was used.
     fn judge(&mut self, guess: Guess, number: Option<u64>, counters: &mut L5oCounters) -> bool {
         self.search.answered();
         let Some(number) = number else {
@@ -263,8 +267,9 @@ impl Receive {
         true
     }
 
-    /// The host has confirmed what was tracked. Offloading goes on at the next packet's start
-    /// (figure 8 (c)); out of order with the next whole message, since no other can be verified.
+    /// Continues after the host has confirmed the tracked position: from the start of the next
+    /// packet (figure 8 (c)), or in out-of-order mode from the next whole message, since no earlier
+    /// one can be verified. Returns whether the answer was used.
     fn resume(&mut self, found: Found, out_of_order: bool, counters: &mut L5oCounters) -> bool {
         if self.chain.anchored && found.at.lt(self.chain.next) {
             return false;
@@ -287,7 +292,7 @@ impl Receive {
     }
 }
 
-/// What is said of a packet, and counted.
+/// Counts a processed packet and returns the description of its decrypted range.
 fn report(id: L5oId, walk: &mut Walk<'_>, in_order: bool) -> Option<Opened> {
     let Stretch { range, first } = walk.opened()?.clone();
     if first.len == 0 {

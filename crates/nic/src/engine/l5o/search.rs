@@ -1,14 +1,14 @@
-//! Searching and tracking: how a receive context that lost its place finds a message's header
+//! Searching and tracking: resynchronization of a receive context that lost the message boundaries
 //! (Autonomous NIC Offloads, section 4.3, figure 7).
 //!
-//! Called by `rx` with what the chain could not place. *Scanning* looks for the magic pattern; a
-//! candidate has to lead by its length to the next header, and so on to the packet's end. Then
-//! *tracking* follows the lengths and counts headers, while the host is asked which number one of
-//! them has. A pattern that does not appear where it should leads back to scanning.
+//! Called by `rx` with bytes for which the chain knows no boundary. *Searching* scans for the magic
+//! pattern; the length in a candidate header must lead to another header, and so on to the packet's
+//! end. *Tracking* then follows the lengths and counts headers, while the host is asked for the
+//! number of one of them. If a header is missing where it should be, scanning starts again.
 //!
-//! Bounded: so many bytes and candidates a packet, one request under way, and packets left out
-//! after each refusal, so that headers forged in sealed text cost little and lead nowhere. A
-//! request that stays without answer is made again. Nothing is opened here.
+//! Bounded: a limited number of bytes and candidates per packet, one outstanding request, and
+//! packets skipped after each refusal, so that headers forged in ciphertext cost little and lead
+//! nowhere. An unanswered request is repeated. Nothing is decrypted here.
 
 use abi::l5o::{ResyncMode, ResyncRequest};
 use base::{SeqNum, internal_error};
@@ -17,26 +17,26 @@ use super::Requests;
 use super::counters::L5oCounters;
 use crate::engine::tls::{FRONT, HEADER, Keys};
 
-/// Bytes of a packet that are searched: at least one header is among so many.
+/// Bytes scanned per packet. Any stretch of this length contains a header.
 const SCAN_BYTES: usize = 20_480;
-/// Candidates of a packet that are followed.
+/// Candidate headers followed per packet.
 const CANDIDATES: usize = 16;
-/// Bytes that pass before an unanswered request is made again: more than a host has to wait for a
-/// hole to be filled, on most paths.
+/// Bytes after which an unanswered request is repeated. On most paths the host waits less than this
+/// for a hole to be filled.
 const RETRY_BYTES: u32 = 1 << 20;
-/// Bytes that an asynchronous request covers.
+/// Bytes covered by an asynchronous request.
 const ASYNC_BYTES: u32 = 2 << 20;
-/// Most packets left out after a refusal: Linux's `TLS_DEVICE_RESYNC_NH_MAX_IVAL`.
+/// Maximum number of packets skipped after a refusal: Linux's `TLS_DEVICE_RESYNC_NH_MAX_IVAL`.
 const BACK_OFF_MAX: u32 = 128;
-/// Bytes of a header but one.
+/// Bytes carried over from the previous packet: an incomplete header.
 const CARRY: usize = HEADER as usize - 1;
 
-/// What it does.
+/// State of the search.
 #[derive(Clone, Copy, Debug)]
 enum Phase {
     Idle,
     Scan,
-    /// So many headers were seen; the next is at `at`.
+    /// `headers` headers were seen, the last at `last`; the next is expected at `at`.
     Track {
         at: SeqNum,
         headers: u64,
@@ -44,66 +44,66 @@ enum Phase {
     },
 }
 
-/// What the host is asked.
+/// State of the request to the host.
 #[derive(Clone, Copy, Debug)]
 enum Inquiry {
-    /// Nothing.
+    /// No request.
     Nothing,
-    /// An asynchronous request has begun, and names no header yet.
+    /// An asynchronous request was started and has not named a header yet.
     Begun,
-    /// A request is under way.
+    /// A request about a header is outstanding.
     Asked(Asked),
 }
 
-/// A request under way.
+/// An outstanding request.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     tcpsn: SeqNum,
-    /// Headers that had been tracked with it; none where tracking has begun again since.
+    /// Number of headers tracked when the request was sent; `None` if tracking has restarted since.
     headers: Option<u64>,
 }
 
-/// The state of a search.
+/// A search for message boundaries.
 #[derive(Debug)]
 pub(super) struct Search {
     mode: ResyncMode,
     phase: Phase,
     inquiry: Inquiry,
-    /// Bytes that passed since.
+    /// Bytes that have passed since the request, saturating.
     since: u32,
-    /// The last bytes of the packet before, as far as a header may begin in them.
+    /// Last bytes of the previous packet, in which a header may begin.
     carry: [u8; CARRY],
     carried: usize,
-    /// End of the packet before.
+    /// End of the previous packet.
     pub(super) end: SeqNum,
-    /// Front of the header that was tracked last, as far as it was seen.
+    /// Header and explicit nonce of the last tracked message, as much as has arrived.
     pub(super) front: [u8; FRONT],
-    /// Bytes of it.
+    /// Valid bytes of `front`.
     pub(super) front_len: u32,
     refusals: u32,
-    /// Packets to leave out.
+    /// Packets still to be skipped.
     leave_out: u32,
 }
 
-/// An answer that helps.
+/// A position that the host has confirmed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
-    /// Where the next message begins.
+    /// Start of the next message.
     pub(super) at: SeqNum,
-    /// Its number.
+    /// Number of the message at `at`.
     pub(super) number: u64,
-    /// Where the message before begins.
+    /// Start of the message before `at`.
     pub(super) last: SeqNum,
 }
 
-/// What an answer is worth.
+/// The meaning of the host's answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Answer {
-    /// The context's place is known.
+    /// The position is confirmed.
     Found(Found),
     /// No message begins there.
     Refused,
-    /// It is to a request that does not matter any more.
+    /// The answer belongs to an obsolete request.
     Useless,
 }
 
@@ -124,7 +124,7 @@ impl Search {
         }
     }
 
-    /// The context knows its place.
+    /// Ends the search, because the boundaries are known. Cancels an asynchronous request.
     pub(super) fn stop(&mut self, requests: &mut Requests, counters: &mut L5oCounters) {
         if matches!(self.phase, Phase::Idle) && self.asked().is_none() {
             return;
@@ -137,7 +137,8 @@ impl Search {
         (self.carried, self.refusals, self.leave_out) = (0, 0, 0);
     }
 
-    /// Looks at bytes that could not be placed. Gives a header that was searched for and found.
+    /// Scans or tracks bytes without a known boundary. Returns the first header of a chain of
+    /// headers that a scan has found.
     pub(super) fn feed(
         &mut self,
         keys: &Keys,
@@ -150,7 +151,7 @@ impl Search {
         if self.mode == ResyncMode::NextHint {
             return None;
         }
-        // What came before is not searched again.
+        // Old bytes are not searched again.
         if !matches!(self.phase, Phase::Idle) && seq.lt(self.end) {
             return None;
         }
@@ -197,15 +198,16 @@ impl Search {
         Some(first)
     }
 
-    /// The first header that leads to others, as far as the packet goes: it, where the next message
-    /// begins, how many headers there are, and the last of them.
+    /// Returns the first header from which the lengths lead through all headers of the packet, with
+    /// the position of the next message, the number of headers, and the position of the last of
+    /// them.
     fn scan(
         &self,
         keys: &Keys,
         seq: SeqNum,
         bytes: &[u8],
     ) -> Option<(SeqNum, SeqNum, u64, SeqNum)> {
-        // The end of the packet before, and enough of this one to see headers across.
+        // The carried bytes and the start of this packet, to see headers across the boundary.
         let mut seam = [0; 2 * CARRY];
         let across = bytes.len().min(CARRY);
         seam[..self.carried].copy_from_slice(&self.carry[..self.carried]);
@@ -223,7 +225,7 @@ impl Search {
         }
         let most = bytes.len().min(SCAN_BYTES);
         for (at, window) in bytes[..most].windows(HEADER as usize).enumerate() {
-            // Nearly all are told by this.
+            // Cheap filter: it rejects nearly all positions.
             if window[1] != 3 {
                 continue;
             }
@@ -253,7 +255,7 @@ impl Search {
         };
         let before = headers;
         let mut offset = i64::from(at.distance(seq));
-        // A header whose first bytes are those carried over.
+        // The header begins in the carried bytes.
         if offset < 0 {
             let begun = usize::try_from(-offset).unwrap_or(usize::MAX);
             let across = bytes.len().min(CARRY);
@@ -291,7 +293,7 @@ impl Search {
         }
     }
 
-    /// What was tracked are no messages.
+    /// Handles a missing header: the tracked positions are no messages.
     fn mistaken(&mut self, counters: &mut L5oCounters) {
         self.phase = Phase::Scan;
         if let Inquiry::Asked(asked) = &mut self.inquiry {
@@ -307,7 +309,7 @@ impl Search {
         self.refusals += 1;
     }
 
-    /// Asks about the header at `tcpsn`, unless something else is under way.
+    /// Asks the host about the header at `tcpsn`, unless another request is outstanding.
     pub(super) fn ask(
         &mut self,
         tcpsn: SeqNum,
@@ -334,13 +336,13 @@ impl Search {
         counters.rx_tls_resync_req_pkt += 1;
     }
 
-    /// Whether it is time to ask again about something that the chain knows.
+    /// Counts `bytes` bytes as passed. True if the request should be repeated.
     pub(super) const fn is_overdue(&mut self, bytes: u32) -> bool {
         self.since = self.since.saturating_add(bytes);
         self.since > RETRY_BYTES
     }
 
-    /// The host's answer.
+    /// Handles the host's answer.
     pub(super) fn answer(&mut self, tcpsn: SeqNum, number: Option<u64>) -> Answer {
         let Some(asked) = self.asked().filter(|asked| asked.tcpsn == tcpsn) else {
             return Answer::Useless;
@@ -354,14 +356,16 @@ impl Search {
             self.back_off();
             return Answer::Refused;
         };
-        // One more than the headers since: the next message's.
+        // The answer numbers the header asked about; the next message follows all headers tracked
+        // since.
         let number = number.wrapping_add(headers.wrapping_sub(then)).wrapping_add(1);
         (self.phase, self.refusals) = (Phase::Idle, 0);
         Answer::Found(Found { at, number, last })
     }
 
-    /// The context goes on from what was found, on a guess; the answer will still be of use. Gives
-    /// what the host was asked about, if that was now, and as which of the headers found.
+    /// Ends the search because the context continues from it with a speculative number; the answer
+    /// to the request will still be used. Returns the position of the last tracked header and the
+    /// number of headers, if the host was asked about that header.
     pub(super) fn guessed(&mut self) -> Option<(SeqNum, u64)> {
         let Phase::Track { last, headers, .. } = self.phase else { return None };
         self.phase = Phase::Idle;
@@ -369,12 +373,12 @@ impl Search {
         self.has_asked(last).then_some((last, headers))
     }
 
-    /// Whether the host has not yet answered about the header at `tcpsn`.
+    /// True if the host's answer about the header at `tcpsn` is outstanding.
     pub(super) fn has_asked(&self, tcpsn: SeqNum) -> bool {
         self.asked().is_some_and(|asked| asked.tcpsn == tcpsn)
     }
 
-    /// The request under way.
+    /// Returns the outstanding request.
     const fn asked(&self) -> Option<Asked> {
         match self.inquiry {
             Inquiry::Asked(asked) => Some(asked),
@@ -382,14 +386,15 @@ impl Search {
         }
     }
 
-    /// The answer about what was guessed has come.
+    /// Clears the outstanding request: the speculative number has been answered.
     pub(super) const fn answered(&mut self) {
         if let Inquiry::Asked(_) = self.inquiry {
             self.inquiry = Inquiry::Nothing;
         }
     }
 
-    /// Keeps the front of the header at `last`, if this packet has it.
+    /// Stores the front of the message at `last`, if its start is in this packet or the carried
+    /// bytes.
     fn note_front(&mut self, keys: &Keys, seq: SeqNum, bytes: &[u8], last: SeqNum) {
         let offset = last.distance(seq);
         let begun = usize::try_from(-i64::from(offset)).unwrap_or(0);
@@ -406,7 +411,7 @@ impl Search {
         }
     }
 
-    /// Keeps the end of a packet, in which a header may begin.
+    /// Keeps the last bytes of a packet, in which a header may begin.
     fn carry_over(&mut self, bytes: &[u8]) {
         let new = bytes.len().min(CARRY);
         let keep = self.carried.min(CARRY - new);
@@ -416,8 +421,9 @@ impl Search {
     }
 }
 
-/// Follows lengths from a header at `at`, if there is one; none where there is something else.
-/// Gives where the next would be, the headers and the distance back to the last, if any.
+/// Follows the lengths from `at` to the end of `bytes`; `None` if a position holds no header.
+/// Returns the position of the next message, the number of headers including the one that led to
+/// `at`, and the position of the last header in `bytes`, if any.
 fn follow(keys: &Keys, bytes: &[u8], mut at: usize) -> Option<(usize, u64, Option<usize>)> {
     let (mut headers, mut last) = (1, None);
     while let Some(left) = bytes.get(at..).filter(|left| left.len() >= HEADER as usize) {

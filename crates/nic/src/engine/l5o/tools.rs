@@ -1,6 +1,6 @@
-//! What all receive contexts share: bounds, and room for the packet at hand.
+//! Memory and bounds that all receive contexts share.
 //!
-//! Owned by the engine and lent to each walk over a packet. Keeps nothing of a connection.
+//! Owned by the engine and passed to the parser of each packet. Keeps no state of a connection.
 
 use alloc::vec::Vec;
 use base::{SeqNum, internal_error};
@@ -9,16 +9,16 @@ use super::counters::L5oCounters;
 use crate::config::L5oConfig;
 use crate::engine::tls::Undo;
 
-/// What all contexts share.
+/// Scratch memory and bounds shared by all receive contexts.
 #[derive(Debug)]
 pub(super) struct Tools {
-    /// Room for a message as it came.
+    /// Copy of a whole message while it is decrypted in place.
     pub(super) scratch: Vec<u8>,
-    /// What was opened in the packet at hand.
+    /// Ranges decrypted in the current packet.
     pub(super) undo: Vec<Undo>,
-    /// Messages kept, over all contexts.
+    /// Messages tracked over all contexts, except those of the context that is processing a packet.
     pub(super) open: usize,
-    /// End of the latest packet before the one at hand.
+    /// End of the highest packet before the current one.
     pub(super) high: SeqNum,
     pub(super) out_of_order: bool,
     pub(super) ahead_max: usize,
@@ -39,7 +39,7 @@ impl Tools {
             window_bytes: config.window_bytes_max,
         }
     }
-    /// So many of the messages kept are not any more.
+    /// Subtracts `messages` from the number of messages tracked.
     pub(super) fn release(&mut self, messages: usize, counters: &mut L5oCounters) {
         match self.open.checked_sub(messages) {
             Some(open) => self.open = open,

@@ -1,14 +1,14 @@
-//! Transmits with parts that a context completes: planned when the operation is taken, completed
+//! Transmits with parts that a context completes: planned when the operation is accepted, completed
 //! when they leave.
 //!
-//! [`L5oEngine::plan`] checks each part and puts its content in its place, so that the file engine
-//! sees host memory and extents only. [`L5oEngine::seal`] is called in the order of the flow, when
-//! all content is at hand: digests first, then seals (Autonomous NIC Offloads, section 5.3).
-//! Between the two a plan holds a reference to the static state of its contexts, which keeps
-//! destroyed ones alive for it.
+//! [`L5oEngine::plan`] checks each part and replaces it by its content, so that the file engine
+//! sees only host memory and extents. [`L5oEngine::seal`] is called in the order of the flow, when
+//! all content is available: it computes data digests first, then encrypts (Autonomous NIC
+//! Offloads, section 5.3). Between the two calls a plan holds a reference to its contexts' static
+//! state, which keeps destroyed contexts alive.
 //!
-//! A part that its context cannot complete drops its transmit: nothing leaves unsealed or with a
-//! wrong digest, for the peer could not tell (tls-offload.rst: "drop", never leak).
+//! If a context cannot complete a part, the transmit is dropped: nothing leaves unencrypted or with
+//! a wrong digest (tls-offload.rst: drop, never leak plaintext).
 
 use abi::l5o::{Content, Sealed};
 use abi::nvme_tcp::{Data, NvmeTcpState, PREFIX_BYTES_MAX, PduRange};
@@ -27,32 +27,32 @@ use crate::engine::source::Source;
 use crate::engine::tls::{Keys, Seal};
 use structures::slab::Key;
 
-/// How a transmit's payload is made of the parts of its plan.
+/// The pieces from which a transmit's payload is built, in order.
 pub(crate) type Pieces = SmallVec<[Piece; 2]>;
 
-/// Bytes on the wire, and what they are made from.
+/// A piece of a transmit's payload, with the context that completes it.
 pub(crate) enum Piece {
-    /// So many bytes of payload, as they are.
+    /// This number of payload bytes, sent unchanged.
     Plain(u32),
-    /// Bytes to be sealed.
+    /// Bytes to encrypt.
     Sealed {
-        /// The context.
+        /// The TLS transmit context.
         context: Key,
-        /// Its keys: whoever has them keeps the context.
+        /// Keys of the context; the reference keeps the context alive.
         keys: Arc<Keys>,
-        /// What is to be sealed; its content is in the transmit's parts.
+        /// Description of the range; its content is among the transmit's parts.
         sealed: Box<Sealed>,
-        /// The range of a PDU that its content is, where it is one.
+        /// The PDU range that the content is, if it is one.
         pdu: Option<Pdu>,
     },
     /// A range of a PDU.
     Pdu(Pdu),
 }
 
-/// A range of a PDU whose data is in the transmit's parts.
+/// A range of a PDU whose data is among the transmit's parts.
 pub(crate) struct Pdu {
     context: Key,
-    /// Whoever has it keeps the context.
+    /// Never read; the reference keeps the context alive.
     _state: Arc<NvmeTcpState>,
     range: Box<PduRange>,
 }
@@ -67,17 +67,18 @@ impl core::fmt::Debug for Piece {
     }
 }
 
-/// Why a transmit is not sent.
+/// Reason for which a transmit is not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// It contradicts itself.
+    /// The description is inconsistent.
     Malformed,
-    /// There is no such context, or it cannot complete what is asked: the host has to seal.
+    /// The context does not exist or cannot complete the part: the host has to encrypt.
     Unsealed,
 }
 
 impl L5oEngine {
-    /// Takes the parts that contexts complete out of a transmit and leaves their content.
+    /// Separates a transmit into pieces to be completed by contexts and the parts that hold their
+    /// content.
     pub(crate) fn plan(&mut self, queue: usize, parts: Parts) -> Result<(Pieces, Parts), Refused> {
         let (mut pieces, mut contents) = (Pieces::new(), Parts::new());
         let mut prefixes = 0_u32;
@@ -134,8 +135,8 @@ impl L5oEngine {
         Ok(Piece::Sealed { context, keys, sealed, pdu })
     }
 
-    /// `prefixes` counts what precedes the ranges of a transmit, all of which is at hand at one
-    /// time.
+    /// Plans a range of a PDU. `prefixes` sums the prefixes of a transmit's ranges: all of them are
+    /// in memory at the same time.
     fn plan_pdu(
         &mut self,
         queue: usize,
@@ -165,7 +166,7 @@ impl L5oEngine {
         Ok(Pdu { context, _state: state, range })
     }
 
-    /// Makes the payload of a transmit whose first byte is `tcpsn` out of its parts.
+    /// Builds the payload of a transmit, whose first byte is `tcpsn`, from its parts.
     pub(crate) fn seal(
         &mut self,
         pieces: Pieces,
@@ -210,7 +211,7 @@ impl L5oEngine {
         Ok(out)
     }
 
-    /// Puts the bytes of a range of a PDU into `out`.
+    /// Appends the bytes of a PDU range to `out`.
     fn complete_pdu(
         &mut self,
         pdu: &Pdu,
@@ -274,14 +275,14 @@ impl L5oEngine {
     }
 }
 
-/// Puts what a file gives in the place of a part, if that is anything.
+/// Adds a file extent to the parts, unless it is empty.
 fn push_extent(extent: FileExtent, contents: &mut Parts) {
     if extent.len > 0 {
         contents.push(Part::File(extent));
     }
 }
 
-/// A digest, where frames can share it.
+/// Copies a digest to a buffer that frames can share.
 fn keep(outputs: &mut Outputs, digest: [u8; 4]) -> Option<Payload> {
     let mut buffer = outputs.take(digest.len());
     let room = Arc::get_mut(&mut buffer)?.as_mut_slice().first_chunk_mut()?;

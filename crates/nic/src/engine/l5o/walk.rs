@@ -1,13 +1,13 @@
-//! The walk over a packet, from its first byte that is not old to its last.
+//! The pass over a packet, from its first byte that is not old to its last.
 //!
-//! Called by `rx`; works on a [`Chain`]. Each message that the packet has bytes of is told apart:
-//! one that is whole is opened in one call, others by ranges, front, text and trailer each in their
-//! way; the range that makes a message whole has its tag judged. What is opened is one contiguous
-//! range: it ends where something has been seen before or is not to be opened, and of messages that
-//! begin behind only their headers are read.
+//! Called by `rx`; works on a [`Chain`]. A message that lies whole in the packet is decrypted in
+//! one call. Other messages are processed range by range (front, text, tag), and the range that
+//! completes a message has its tag verified. The decrypted bytes form one contiguous range: it ends
+//! at bytes that were received before or must not be decrypted. Of messages after it only the
+//! headers are read.
 //!
-//! Where a tag is wrong the packet is put back as it came, and all it touched is dead
-//! (tls-offload.rst: all or nothing for each packet).
+//! If a tag is wrong, the packet is restored as it arrived and every message it touched is given up
+//! (tls-offload.rst: all or nothing per packet).
 
 use core::ops::Range;
 
@@ -17,28 +17,28 @@ use super::numbering::{Numbering, NumberingEvent};
 use super::packet::{First, Walk, small, wide};
 use crate::engine::tls::{FRONT, HEADER, TAG, Undo};
 
-/// Tags in a row that may be wrong before the number is doubted.
+/// Consecutive wrong tags after which the record number is doubted.
 const FAILURES_MAX: u32 = 2;
 
-/// How the walk goes on.
+/// Where the pass continues.
 enum Step {
-    /// From this byte on.
+    /// At this byte of the packet.
     To(usize),
-    /// From the same: more is known now.
+    /// At the same byte, with more known about the stream.
     Again,
-    /// It does not.
+    /// Nowhere: the boundaries are unknown.
     Lost,
 }
 
 impl Chain {
-    /// Walks a packet from its first byte that is not old.
+    /// Processes a packet from its first byte that is not old.
     pub(super) fn walk(&mut self, w: &mut Walk<'_>) {
         let start = self.list.first().map_or(self.next, |first| first.start);
         let from = usize::try_from(w.at(start)).unwrap_or(0);
         self.walk_from(w, from);
     }
 
-    /// Walks a packet from byte `at` on.
+    /// Processes a packet from byte `at` on.
     pub(super) fn walk_from(&mut self, w: &mut Walk<'_>, mut at: usize) {
         let mut index = 0;
         while at < w.payload.len() {
@@ -59,7 +59,7 @@ impl Chain {
         }
     }
 
-    /// At a byte behind the last known message.
+    /// Processes byte `at`, which lies after the last known message.
     fn beyond(&mut self, w: &mut Walk<'_>, at: usize) -> Step {
         if !self.anchored {
             return Step::Lost;
@@ -95,7 +95,7 @@ impl Chain {
         Step::To(at + left.min(len as usize))
     }
 
-    /// A message of which the packet has every byte.
+    /// Decrypts and verifies a message that lies whole in the packet.
     fn whole(&mut self, w: &mut Walk<'_>, at: usize, len: u32, number: u64) -> Step {
         let end = at + len as usize;
         self.push_whole(w.seq_at(at), len, number);
@@ -121,7 +121,7 @@ impl Chain {
         Step::To(end)
     }
 
-    /// At a byte of message `index`.
+    /// Processes byte `at`, which belongs to message `index`.
     fn known(&mut self, w: &mut Walk<'_>, index: usize, at: usize) -> Step {
         let message = &mut self.list[index];
         #[expect(clippy::cast_sign_loss, clippy::cast_possible_truncation, reason = "within it")]
@@ -144,7 +144,7 @@ impl Chain {
         }
         self.give_up(index, w.counters);
         w.close();
-        // Its boundary is still worth knowing.
+        // The message is no longer decrypted, but its boundary is still useful.
         let message = &mut self.list[index];
         let stop = if from < HEADER { stop.min(HEADER) } else { stop };
         if from < HEADER && message.state().wants_header() && message.seen.add(from, stop) {
@@ -157,13 +157,13 @@ impl Chain {
         past(stop)
     }
 
-    /// Takes bytes of a live message that were not seen before, as far as they are of one kind.
+    /// Processes new bytes of a live message, up to the end of its header, front, text or tag.
     fn take(&mut self, w: &mut Walk<'_>, index: usize, at: usize, from: u32, stop: u32) -> Step {
         let message = &mut self.list[index];
         let front = w.keys.front();
         let text_end = if message.lacks_length() { HEADER } else { message.len - TAG };
         let kind = [front.min(text_end), text_end].into_iter().find(|&end| from < end);
-        // The header is complete before what follows it is looked at.
+        // The header is evaluated before any byte after it.
         let kind = if from < HEADER { Some(HEADER) } else { kind };
         let stop = stop.min(kind.unwrap_or(stop));
         let range = at..at + (stop - from) as usize;
@@ -199,7 +199,7 @@ impl Chain {
         Step::To(range.end)
     }
 
-    /// Notes bytes before the text. Says no where the stream is not what it seemed.
+    /// Stores bytes of the front. Returns false if no boundary is known from here on.
     fn take_front(
         &mut self,
         w: &mut Walk<'_>,
@@ -220,7 +220,7 @@ impl Chain {
         from >= HEADER || self.header(w, index)
     }
 
-    /// Opens text. Says no where its nonce is not known.
+    /// Decrypts a range of the text. Returns false if the nonce is unknown.
     fn take_text(
         &mut self,
         w: &mut Walk<'_>,
@@ -234,7 +234,7 @@ impl Chain {
         if !known {
             let foreseen = self.nonces.foresee(message.number);
             let Some(nonce) = foreseen.filter(|_| w.tools.out_of_order) else { return false };
-            // What was seen of it stays: it was compared with nothing yet.
+            // Received bytes of the explicit nonce are kept; only missing ones are predicted.
             for (at, byte) in (HEADER..).zip(nonce.to_be_bytes()) {
                 if !message.seen.covers(at, at + 1) {
                     message.front[at as usize] = byte;
@@ -251,7 +251,7 @@ impl Chain {
         true
     }
 
-    /// Every byte of a message was seen: its tag decides.
+    /// Verifies the tag of a message whose bytes have all arrived.
     fn complete(&mut self, w: &mut Walk<'_>, index: usize, last: Range<usize>) {
         let message = &mut self.list[index];
         let Message { number, front, len, sum, tag, .. } = message;
@@ -264,7 +264,7 @@ impl Chain {
         }
     }
 
-    /// A tag was right.
+    /// Handles a correct tag.
     fn right(&mut self, w: &mut Walk<'_>, number: u64, front: &[u8; FRONT]) {
         w.verify(number);
         self.failures = 0;
@@ -277,7 +277,7 @@ impl Chain {
         }
     }
 
-    /// The tag of a message that ends with `last` was wrong: the packet goes as it came.
+    /// Handles the wrong tag of the message that ends with `last`: restores the packet.
     fn fail(&mut self, w: &mut Walk<'_>, last: Range<usize>) {
         w.counters.rx_tls_err += 1;
         let mut undo = core::mem::take(&mut w.tools.undo);
@@ -299,7 +299,7 @@ impl Chain {
                 w.counters.l5o_guesses_wrong += 1;
                 self.renumber(NumberingEvent::Doubt, w.counters);
             }
-            // The host was mistaken when it said the number.
+            // The number that the host confirmed was wrong.
             Numbering::Known if self.failures >= FAILURES_MAX => {
                 self.renumber(NumberingEvent::Doubt, w.counters);
             }

@@ -1,11 +1,11 @@
-//! TLS behind the seam of [`super::l5o`]: what the autonomous offload has to know of records.
+//! TLS records, as [`super::l5o`] needs them.
 //!
-//! [`Keys`] is one direction's keys and framing. The receive machine asks it for a message's length
-//! ([`Keys::length`], the magic pattern and the length rule of Autonomous NIC Offloads, section
-//! 3), has it open any range ([`Keys::open_range`]) and has it judge a trailer ([`Keys::verify`]).
-//! `seal` is the transmit side; `undo` is what was opened of a packet.
+//! [`Keys`] holds one direction's keys and framing. The receive contexts use it to read a message's
+//! length ([`Keys::length`]: the magic pattern and length rule of Autonomous NIC Offloads, section
+//! 3), to decrypt any range ([`Keys::open_range`]) and to verify a tag ([`Keys::verify`]). `seal`
+//! is the transmit side; `undo` describes decrypted ranges.
 //!
-//! It keeps no state of a connection; sequence numbers of TCP are unknown here.
+//! No connection state is kept here, and TCP sequence numbers occur only in `seal`.
 
 mod seal;
 mod undo;
@@ -19,16 +19,16 @@ use wire::tls::{Framing, HEADER_BYTES, NONCE_BYTES};
 pub(crate) use seal::{Seal, TxState};
 pub(crate) use undo::Undo;
 
-/// Bytes of a record's front, header and explicit nonce, where it is longest.
+/// Maximum size of a record's front: header and explicit nonce.
 pub(crate) const FRONT: usize = Framing::FRONT_BYTES_MAX;
-/// Bytes of a header: pattern and length.
+/// Size of a record header: type, version and length.
 #[expect(clippy::cast_possible_truncation, reason = "five")]
 pub(crate) const HEADER: u32 = HEADER_BYTES as u32;
-/// Bytes of a tag.
+/// Size of a tag.
 #[expect(clippy::cast_possible_truncation, reason = "sixteen")]
 pub(crate) const TAG: u32 = TAG_BYTES as u32;
 
-/// Keys of one direction, and how its records are framed.
+/// Keys and record framing of one direction.
 pub(crate) struct Keys {
     aead: Box<dyn Aead>,
     iv: [u8; NONCE_BYTES],
@@ -36,43 +36,43 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    /// The keys of `state`; none where the provider knows no such suite or key.
+    /// Creates the keys of `state`; `None` if the provider does not support the suite or key.
     pub(crate) fn new(provider: &dyn CryptoProvider, state: &TlsState) -> Option<Self> {
         let key = state.key.get(..state.suite.key_bytes())?;
         let aead = provider.aead(state.suite, key)?;
         Some(Self { aead, iv: state.iv, framing: state.framing() })
     }
 
-    /// How records are framed.
+    /// Returns the framing of records.
     pub(crate) const fn framing(&self) -> Framing {
         self.framing
     }
 
-    /// Bytes before the sealed text.
+    /// Size of the front: the bytes before the encrypted text.
     pub(crate) const fn front(&self) -> u32 {
         #[expect(clippy::cast_possible_truncation, reason = "at most thirteen")]
         let front = self.framing.front() as u32;
         front
     }
 
-    /// Whether part of the nonce is in the record.
+    /// True if records contain an explicit part of the nonce.
     pub(crate) const fn has_explicit(&self) -> bool {
         self.framing.explicit
     }
 
-    /// Bytes of a message, header and all, whose first bytes are `header`; none where these are no
-    /// header.
+    /// Returns the total length of the message that begins with `header`, or `None` if that is not
+    /// a header.
     pub(crate) fn length(&self, header: &[u8]) -> Option<u32> {
         let header = header.first_chunk::<HEADER_BYTES>()?;
         self.framing.parse(*header).map(|header| HEADER + u32::from(header.len))
     }
 
-    /// Bytes of sealed text in a message of `len` bytes.
+    /// Size of the encrypted text in a message of `len` bytes.
     pub(crate) const fn text_len(&self, len: u32) -> u32 {
         len.saturating_sub(self.front() + TAG)
     }
 
-    /// Opens a range of a message's text and adds it to the message's sum.
+    /// Decrypts a range of a message's text in place and adds it to the authentication sum.
     pub(crate) fn open_range(
         &self,
         number: u64,
@@ -85,7 +85,7 @@ impl Keys {
         self.aead.open_range(&nonce, sum, u64::from(offset), range);
     }
 
-    /// Puts an opened range back to what came.
+    /// Encrypts a decrypted range again, which restores the received bytes.
     pub(crate) fn close_range(
         &self,
         number: u64,
@@ -97,7 +97,7 @@ impl Keys {
         self.aead.apply(&nonce, u64::from(offset), range);
     }
 
-    /// Whether `tag` is that of a message of which `sum` has seen all of the text.
+    /// Returns whether `tag` is correct for a message whose whole text was added to `sum`.
     pub(crate) fn verify(
         &self,
         number: u64,
@@ -110,12 +110,12 @@ impl Keys {
         let text_len = self.text_len(len);
         let (aad, used) = self.framing.aad(number, front[0], text_len as usize);
         let made = self.aead.finish(&nonce, &aad[..used], u64::from(text_len), sum);
-        // No early end: the time must not say how much of a forged tag was right.
+        // Constant time: timing must not reveal how much of a forged tag was correct.
         made.iter().zip(tag).fold(0, |diff, (a, b)| diff | (a ^ b)) == 0
     }
 
-    /// Opens a whole message in place. Where its tag is wrong it is as it was. `scratch` is room
-    /// for a copy.
+    /// Decrypts a whole message in place. Returns false, with `message` unchanged, if the tag is
+    /// wrong. `scratch` holds a copy.
     pub(crate) fn open_whole(
         &self,
         number: u64,
@@ -135,7 +135,8 @@ impl Keys {
         scratch.clear();
         scratch.extend_from_slice(sealed);
         let opened = self.aead.open(&nonce, &aad[..used], sealed).is_ok();
-        // A tag stays as it came, a text too where the tag is wrong; `open` promises neither.
+        // The tag stays as it arrived, and so does the text if the tag is wrong; `open` guarantees
+        // neither.
         let keep = if opened { text_len } else { 0 };
         sealed[keep..].copy_from_slice(&scratch[keep..]);
         opened

@@ -1,9 +1,9 @@
-//! Sealing: content becomes records, or any range of them, in a buffer of the device's own.
+//! Encryption: turns content into TLS records, or any range of them, in a buffer of the device.
 //!
 //! Called by [`crate::engine::l5o`] with transmits in the order of their flow. [`TxState`] is the
-//! dynamic state of Autonomous NIC Offloads, table 4, of constant size. Invariant: what is
-//! written is header, sealed text or tag; where a tag cannot be computed the whole range is
-//! refused, and no byte of content is ever left in the buffer unsealed.
+//! dynamic state of Autonomous NIC Offloads, table 4, of constant size. Invariant: the output is
+//! header, encrypted text or tag. If a tag cannot be computed, the whole range is refused, and no
+//! plaintext is left in the buffer.
 
 use abi::crypto::{Sum, TAG_BYTES};
 use abi::l5o::Sealed;
@@ -13,48 +13,48 @@ use wire::tls::{CONTENT_BYTES_MAX, NONCE_BYTES, Run};
 use super::{FRONT, Keys};
 use crate::engine::source::Source;
 
-/// Most content that a run is believed to have: far from where sums of 64 bits overflow.
+/// Maximum content of a run, far below the overflow of 64-bit sums.
 const RUN_CONTENT_MAX: u64 = 1 << 48;
 
-/// Where a transmit context is.
+/// Position of a TLS transmit context in the stream.
 #[derive(Clone, Debug)]
 pub(crate) struct TxState {
-    /// Sequence number of the byte that it expects.
+    /// Sequence number of the next byte expected.
     pub(crate) tcpsn: SeqNum,
-    /// Number of the record that this byte is of.
+    /// Number of the record to which the byte at `tcpsn` belongs.
     pub(crate) number: u64,
-    /// Bytes of that record before it.
+    /// Bytes of that record before `tcpsn`.
     pub(crate) offset: u32,
-    /// Of the text before it; none where some of that was not seen.
+    /// Authentication sum over the record's text before `tcpsn`; `None` if some of it was not seen.
     pub(crate) sum: Option<Sum>,
 }
 
-/// The range reaches a tag, and what precedes it in the record is not at hand.
+/// Error: the range reaches a tag, and the preceding bytes of the record are not available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NoSum;
 
-/// What sealing took beyond the range itself.
+/// Additional work that encrypting a range took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Effort {
-    /// The range was not what the context expected.
+    /// The range was not the next one of its context.
     pub(crate) out_of_order: bool,
-    /// The sum was made again, out of the prefix.
+    /// The authentication sum was rebuilt from the prefix.
     pub(crate) rebuilt: bool,
-    /// There was nothing to make it from, and no need to.
+    /// The authentication sum could not be rebuilt and was not needed.
     pub(crate) skipped: bool,
 }
 
-/// One range to seal.
+/// Encryption of one range.
 pub(crate) struct Seal<'a> {
     /// Keys of the context.
     pub(crate) keys: &'a Keys,
-    /// What is to be sealed: [`Seal::check`] has accepted it.
+    /// Description of the range, accepted by [`Seal::check`].
     pub(crate) sealed: &'a Sealed,
-    /// Room for a prefix and a content type.
+    /// Memory for a prefix and a content type.
     pub(crate) scratch: &'a mut [u8; CONTENT_BYTES_MAX + 1],
 }
 
-/// A record that is being made.
+/// A record to be built.
 struct Record {
     number: u64,
     kind: u8,
@@ -65,7 +65,7 @@ struct Record {
 }
 
 impl Seal<'_> {
-    /// Whether a description makes sense for a context with `keys`.
+    /// Returns whether a description is consistent and fits `keys`.
     pub(crate) fn check(keys: &Keys, sealed: &Sealed) -> bool {
         let Run { content, record_content, overhead } = sealed.run;
         let sizes = (1..=CONTENT_BYTES_MAX).contains(&(record_content as usize))
@@ -88,10 +88,11 @@ impl Seal<'_> {
         whole_prefix && sealed.content.len() as u64 == bytes
     }
 
-    /// Seals the range into `out`, which is as long as it. `source` gives prefix and content.
+    /// Encrypts the range into `out`, which has the range's length. `source` yields prefix and
+    /// content.
     ///
     /// # Errors
-    /// [`NoSum`], with `out` unspecified; nothing of it may be sent.
+    /// [`NoSum`]; the content of `out` is then unspecified and must not be sent.
     pub(crate) fn run(
         &mut self,
         state: &mut TxState,
@@ -105,7 +106,7 @@ impl Seal<'_> {
         let (mut index, mut offset, mut rest) = (0_u64, skip, out);
         let here = expected && state.number == first && state.offset == skip;
         let mut sum = state.sum.filter(|_| here);
-        // What is sealed next is no continuation of the old, whatever becomes of it.
+        // If this call fails, the sum must not be used for a later range.
         state.sum = None;
         let record = self.record(first, run.content_of(0));
         if skip <= record.front {
@@ -153,8 +154,8 @@ impl Seal<'_> {
         }
     }
 
-    /// Has the sum of what precedes the range in its record, if there is a way: the context's own,
-    /// or out of the prefix (section 4.2).
+    /// Obtains the authentication sum over the record's text before the range, if possible: the
+    /// context's own, or one rebuilt from the prefix (section 4.2).
     fn precede(
         &mut self,
         record: &Record,
@@ -164,7 +165,7 @@ impl Seal<'_> {
     ) {
         let text = (self.sealed.skip - record.front).min(record.text);
         let content = text.min(record.content);
-        // A record without content has no prefix and needs none.
+        // A record without content has and needs no prefix.
         if sum.is_some() || self.sealed.prefix != content {
             return source.skip(self.sealed.prefix);
         }
@@ -178,7 +179,7 @@ impl Seal<'_> {
         (*sum, effort.rebuilt) = (Some(made), true);
     }
 
-    /// A record of which every byte is in the range.
+    /// Builds a record that lies completely in the range.
     fn whole(&self, record: &Record, source: &mut Source<'_>, out: &mut [u8]) {
         let framing = self.keys.framing;
         let mut front = [0; FRONT];
@@ -193,7 +194,7 @@ impl Seal<'_> {
         tag.copy_from_slice(&self.keys.aead.seal(&record.nonce, &aad[..used], text));
     }
 
-    /// Some of a record: from `offset` on.
+    /// Builds a part of a record, from byte `offset` on.
     fn piece(
         &self,
         record: &Record,

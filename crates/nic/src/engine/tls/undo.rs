@@ -1,25 +1,25 @@
-//! What was opened of a packet, text by text.
+//! Ranges of a packet that were decrypted.
 //!
-//! Made by the autonomous offload while it opens a packet; read by it, if a tag is wrong and the
-//! packet has to be as it came, and by NVMe over TCP, which finds PDUs in what was opened.
+//! Written by the TLS receive context while it decrypts a packet, and read by it to restore the
+//! packet if a tag is wrong. NVMe/TCP also reads them, since it finds PDUs in the decrypted bytes.
 
 use core::ops::Range;
 
 use super::FRONT;
 
-/// A range of a message's text that was opened, and how to close it again.
+/// A decrypted range of a message's text, with all that is needed to encrypt it again.
 #[derive(Clone, Debug)]
 pub(crate) struct Undo {
-    /// The message's number.
+    /// Record number of the message.
     pub(crate) number: u64,
-    /// It is no guess.
+    /// True if the number is not speculative, or was proved by the tag.
     pub(crate) sure: bool,
-    /// The message's front, as far as it is known; zeros where it is not.
+    /// The message's front; unknown bytes are zero.
     pub(crate) front: [u8; FRONT],
-    /// Bytes of the message, as far as they are known.
+    /// Length of the message in bytes; 0 if unknown.
     pub(crate) message_len: u32,
-    /// Where in the text it begins.
+    /// Offset in the message's text.
     pub(crate) offset: u32,
-    /// Where in the payload.
+    /// Range of the packet's payload.
     pub(crate) range: Range<usize>,
 }
