@@ -1,14 +1,14 @@
-//! What a receive context knows of its stream: where PDUs lie, one after the other, and which of
-//! them are incomplete.
+//! What a receive context knows of its stream: where PDUs lie, and which of them are incomplete.
 //!
-//! Called by `rx`; `walk` takes pieces of the stream through it. Every byte has one place: in a PDU
-//! whose header is known, at an open place where a header is to come, or nowhere, and then a header
-//! has to be searched for. Where one was found beyond a hole, the place before it stays open: what
-//! fills the hole later is followed too, and where it leads to the very header that was found, that
-//! one is proved.
+//! Called by `rx`; `walk` processes the stream with it. The list has three kinds of entries: a PDU
+//! whose header is known; an *open* entry, where a PDU begins whose header has not arrived; and a
+//! *dead* entry, which only occupies its range. Beyond the list a header must be searched for. If
+//! one is found after a hole, the open entry before it remains: data that fills the hole later is
+//! followed too, and if its lengths lead to exactly the header that was found, that header is
+//! proved.
 //!
-//! Invariants: places do not overlap; the last is open to its end, or the place is lost; what rests
-//! on a header that turns out wrong goes with it.
+//! Invariants: entries do not overlap; the last entry is open-ended, or the boundaries are lost;
+//! everything derived from a header is removed if the header turns out to be wrong.
 
 use alloc::collections::VecDeque;
 use base::{SeqNum, internal_error};
@@ -17,38 +17,39 @@ use wire::nvme::pdu::Common;
 use super::counters::NvmeTcpCounters;
 use super::pdu::{COMMON, OPEN, Pdu, Standing};
 
-/// What is known of a stream.
+/// The known part of a stream.
 #[derive(Debug)]
 pub(super) struct Chain {
-    /// In order. Between two of them nothing is known, or nothing matters.
+    /// Entries in stream order. Gaps between entries are unknown or irrelevant.
     pub(super) list: VecDeque<Pdu>,
-    /// End of the furthest byte that was walked.
+    /// End of the highest byte processed.
     pub(super) high: SeqNum,
-    /// The header that was found last, while nothing has proved it.
+    /// Start of the header that was found last, until it is proved or refuted.
     pub(super) guess: Option<SeqNum>,
-    /// Whether the peer is a host, once a PDU has shown it.
+    /// True if the peer is the initiator, false if it is the controller; `None` before a PDU has
+    /// shown it.
     pub(super) from_host: Option<bool>,
 }
 
 impl Chain {
-    /// A PDU begins at `start`.
+    /// Creates a chain for a stream whose first PDU begins at `start`.
     pub(super) fn new(start: SeqNum) -> Self {
         let mut list = VecDeque::new();
         list.push_back(Pdu::open(start, OPEN, Standing::Sure));
         Self { list, high: start, guess: None, from_host: None }
     }
 
-    /// Places kept, but for the open end.
+    /// Number of entries, without the open end.
     pub(super) fn len(&self) -> usize {
         self.list.len().saturating_sub(1)
     }
 
-    /// Where the next PDU begins behind all that is known.
+    /// Returns the start of the next PDU after all known ones.
     pub(super) fn next(&self) -> Option<SeqNum> {
         self.list.back().filter(|last| last.is_open()).map(|last| last.start)
     }
 
-    /// A header was found at `base`, beyond what is known. Says no where none can be there.
+    /// Continues from a header that was found at `base`. Returns false if none can be there.
     pub(super) fn resume(&mut self, base: SeqNum) -> bool {
         let far = base.distance(self.list.back().map_or(base, |last| last.start));
         if let Some(last) = self.list.back_mut() {
@@ -65,7 +66,8 @@ impl Chain {
         true
     }
 
-    /// Bytes passed at the open place `index`, before its header was known; some may have before.
+    /// Marks bytes of the open entry `index` as passed without a known header. Some may be marked
+    /// already.
     pub(super) fn pass(&mut self, index: usize, mut from: u32, to: u32) {
         let Some(seen) = self.list.get_mut(index).map(|pdu| &mut pdu.seen) else { return };
         while from < to {
@@ -82,7 +84,7 @@ impl Chain {
         }
     }
 
-    /// Bytes passed behind all that is known.
+    /// Marks bytes after all known entries as passed.
     pub(super) fn pass_end(&mut self, pos: SeqNum, end: SeqNum) {
         self.high = self.high.max(end);
         let Some(last) = self.list.back().filter(|last| last.is_open()) else { return };
@@ -91,7 +93,7 @@ impl Chain {
         self.pass(self.list.len() - 1, from, to);
     }
 
-    /// No header can come at an open place any more.
+    /// Closes the open entry `index`: its header cannot arrive any longer.
     pub(super) fn close(&mut self, index: usize) {
         if index + 1 == self.list.len() {
             self.list.truncate(index);
@@ -100,7 +102,8 @@ impl Chain {
         }
     }
 
-    /// The header at the open place `index` has come: what lies behind the PDU is open.
+    /// Turns the open entry `index` into a PDU, as its common header has arrived. An open entry
+    /// follows the PDU.
     pub(super) fn settle(&mut self, index: usize, common: Common, counters: &mut NvmeTcpCounters) {
         let Some(pdu) = self.list.get_mut(index) else {
             internal_error!(counters.nic_internal_errors, "a header without a place");
@@ -109,7 +112,7 @@ impl Chain {
         let (room, plen) = (pdu.len, common.plen);
         pdu.common = Some(common);
         if plen > room {
-            // What was found behind it lies within it.
+            // The header that was found after the open entry lies inside this PDU.
             self.refute(index + 1, counters);
         }
         let pdu = &mut self.list[index];
@@ -117,13 +120,13 @@ impl Chain {
             pdu.len = OPEN;
             let passed = u32::try_from(self.high.distance(pdu.start)).unwrap_or(0);
             if passed > room {
-                // Without room for the range the PDU stays incomplete.
+                // If there is no room for the range, the PDU stays incomplete.
                 pdu.seen.add(room, passed);
             }
         }
         let (last, joins) = (pdu.len == OPEN, pdu.len == plen);
         let mut rest = pdu.split(plen);
-        // Data that passed before is not in its sum.
+        // Data that passed earlier is not in the sum.
         pdu.broken = pdu.seen.end() > common.header_bytes;
         if joins {
             return self.join(index, counters);
@@ -138,7 +141,7 @@ impl Chain {
         }
     }
 
-    /// A PDU ends where the next place begins: if that was found, it is right.
+    /// Proves the next entry, if it was found by a search and this PDU ends exactly there.
     fn join(&mut self, index: usize, counters: &mut NvmeTcpCounters) {
         let standing = self.list[index].standing;
         let Some(next) = self.list.get_mut(index + 1).filter(|next| next.guessed) else { return };
@@ -152,7 +155,7 @@ impl Chain {
         self.raise(index + 1, standing);
     }
 
-    /// More is to be believed of what rests on the place `index`.
+    /// Raises the trust of entry `index` and of all entries derived from it.
     pub(super) fn raise(&mut self, index: usize, standing: Standing) {
         for (nth, pdu) in self.list.iter_mut().skip(index).enumerate() {
             if nth > 0 && pdu.guessed {
@@ -162,7 +165,7 @@ impl Chain {
         }
     }
 
-    /// There is no header at place `index`, as its bytes show.
+    /// Handles bytes at entry `index` that are no header: removes the search result that led there.
     pub(super) fn mistaken(&mut self, index: usize, counters: &mut NvmeTcpCounters) {
         let guilty = (0..=index).rev().find(|&at| self.list.get(at).is_some_and(|p| p.guessed));
         match guilty {
@@ -177,7 +180,7 @@ impl Chain {
         }
     }
 
-    /// The header that was found at place `index` is none: what rests on it goes.
+    /// Removes entry `index`, which turned out to be no header, and all entries after it.
     fn refute(&mut self, index: usize, counters: &mut NvmeTcpCounters) {
         if self.list.get(index).is_some_and(|pdu| pdu.guessed) {
             counters.nvme_tcp_guesses_wrong += 1;
@@ -186,13 +189,13 @@ impl Chain {
         self.list.truncate(index);
         let Some(before) = index.checked_sub(1) else { return };
         let Some(last) = self.list.get_mut(before).filter(|last| last.is_open()) else { return };
-        // Everything behind it has passed.
+        // All bytes after it, up to `high`, have passed.
         let (room, end) = (last.len, self.high.distance(last.start));
         last.len = OPEN;
         self.pass(before, room, u32::try_from(end).unwrap_or(0));
     }
 
-    /// The host says that a PDU begins at `pos`.
+    /// Handles the host's confirmation that a PDU begins at `pos`.
     pub(super) fn confirm(&mut self, pos: SeqNum) {
         if self.guess == Some(pos) {
             self.guess = None;
@@ -205,27 +208,27 @@ impl Chain {
         }
     }
 
-    /// The host says that no PDU begins at `pos`.
+    /// Handles the host's statement that no PDU begins at `pos`.
     pub(super) fn deny(&mut self, pos: SeqNum) {
         let index = self.list.iter().position(|pdu| pdu.start.ge(pos));
         let mut unused = NvmeTcpCounters::default();
         self.refute(index.unwrap_or(self.list.len()), &mut unused);
     }
 
-    /// Nothing of the stream is known any more.
+    /// Drops all knowledge of boundaries.
     pub(super) fn lose(&mut self) {
         self.list.clear();
         self.guess = None;
     }
 
-    /// Only the open end counts any more.
+    /// Drops all entries except the last.
     pub(super) fn keep_next(&mut self, counters: &mut NvmeTcpCounters) {
         while self.list.len() > 1 {
             self.give_up_first(counters);
         }
     }
 
-    /// A PDU is complete, or was given up.
+    /// Marks a complete or abandoned PDU as dead; removes it, or merges it with dead neighbors.
     pub(super) fn bury(&mut self, index: usize) {
         let Some(pdu) = self.list.get_mut(index) else { return };
         pdu.dead = true;
@@ -239,7 +242,7 @@ impl Chain {
         self.merge(index - 1);
     }
 
-    /// Makes one of two dead neighbours.
+    /// Merges entry `index` with the next if both are dead and adjacent.
     fn merge(&mut self, index: usize) {
         let (Some(pdu), Some(next)) = (self.list.get(index), self.list.get(index + 1)) else {
             return;
@@ -253,7 +256,8 @@ impl Chain {
         }
     }
 
-    /// Lets go of the oldest where there is too much, and of what is too old.
+    /// Removes the oldest entries beyond `most`, and those whose positions would otherwise become
+    /// ambiguous.
     pub(super) fn compact(&mut self, most: usize, counters: &mut NvmeTcpCounters) {
         let old = |pdu: &Pdu| pdu.end().is_far_before(self.high);
         let old = self.list.iter().take_while(|pdu| old(pdu)).count();

@@ -1,55 +1,54 @@
-//! Counters of NVMe over TCP on receive. Names that begin with `rx_nvmeotcp` are those of Linux's
-//! proposed `ulp_ddp` and of mlx5.
+//! Receive counters of NVMe/TCP. Names that begin with `rx_nvmeotcp` are those of Linux's proposed
+//! `ulp_ddp` and of mlx5.
 
 base::counters! {
-    /// What was done for NVMe over TCP on receive.
+    /// Receive counters of the NVMe/TCP offload.
     pub(crate) struct NvmeTcpCounters {
-        /// Receive contexts made.
+        /// Receive contexts created.
         rx_nvmeotcp_sk_add,
-        /// Receive contexts not made.
+        /// Receive contexts refused.
         rx_nvmeotcp_sk_add_fail: alarm,
         /// Receive contexts destroyed.
         rx_nvmeotcp_sk_del,
         /// Buffers registered.
         rx_nvmeotcp_ddp_setup,
-        /// Buffers not registered.
+        /// Buffer registrations refused.
         rx_nvmeotcp_ddp_setup_fail: alarm,
-        /// Buffers that the host asked to have back.
+        /// Buffers that the host asked back.
         rx_nvmeotcp_ddp_teardown,
-        /// Packets with bytes that had no place: nothing is known of what they belong to.
+        /// Packets with bytes for which no PDU boundary was known.
         rx_nvmeotcp_drop,
-        /// Requests about a header that was found.
+        /// Resync requests about a header that was found.
         rx_nvmeotcp_resync,
         /// Packets of which bytes were placed or summed.
         rx_nvmeotcp_packets,
         /// Bytes placed.
         rx_nvmeotcp_bytes,
-        /// PDUs whose digests were found right.
+        /// PDUs whose digests are correct.
         nvme_tcp_pdus_verified,
-        /// Digests of headers and of data that were found wrong.
+        /// Wrong header and data digests.
         nvme_tcp_digest_errors: alarm,
-        /// PDUs that were forgotten before all of their bytes had come.
+        /// PDUs dropped before all of their bytes had arrived.
         nvme_tcp_pdus_given_up,
-        /// Bytes placed or summed out of their order.
+        /// Bytes placed or summed out of order.
         nvme_tcp_out_of_order_bytes,
-        /// Headers that were found and proved right: by the host, or by what came before them.
+        /// Found headers proved right, by the host or by the preceding PDUs.
         nvme_tcp_guesses_right,
-        /// Headers that were found and proved wrong.
+        /// Found headers proved wrong.
         nvme_tcp_guesses_wrong,
-        /// Headers asked about again, since no answer came.
+        /// Resync requests repeated because no answer came.
         nvme_tcp_resync_res_retry,
-        /// Answers of no use.
+        /// Answers that were of no use.
         nvme_tcp_resync_res_skip,
-        /// Buffers that went back since they were full.
+        /// Buffers returned because they were full.
         nvme_tcp_buffers_filled,
-        /// Packets, or texts of TLS records, left alone, since no window of TCP reaches to where
-        /// they lie.
+        /// Packets or texts of TLS records ignored because they lie outside any TCP window.
         nvme_tcp_outside_packets,
-        /// Times that so many came in a row that a context began again there.
+        /// Contexts re-anchored after several consecutive packets outside the window.
         nvme_tcp_restarts,
-        /// Contexts that stopped at a TLS record which does not carry a stream.
+        /// Contexts stopped at a TLS record that does not carry stream data.
         nvme_tcp_streams_stopped,
-        /// States that the code excludes: each is a bug.
+        /// States that cannot occur: each count is a bug.
         nic_internal_errors,
     }
 }

@@ -1,16 +1,17 @@
-//! NVMe over TCP on receive (Autonomous NIC Offloads, sections 5.1 and 5.3), with the operations
-//! of Linux's proposed `ulp_ddp`. The transmit side, data digests, is `tx`, apart.
+//! Receive offload of NVMe/TCP (Autonomous NIC Offloads, sections 5.1 and 5.3), with the operations
+//! of Linux's proposed `ulp_ddp`. The transmit side, data digests, is the separate module `tx`.
 //!
-//! Called by [`super::l5o`]: with contexts, buffers and answers of the host, and with each received
-//! packet whose checksum is right, after TLS has opened what it could of it. It follows the PDUs of
-//! a connection, copies data to the buffers that the host registered for it, and checks digests. A
-//! context works on the *stream*: TCP's payload, or the content of TLS records.
+//! Called by [`super::l5o`] with contexts, buffers and answers of the host, and with each received
+//! packet whose checksum is correct, after TLS has decrypted what it can. The engine follows the
+//! PDUs of a connection, copies data to the buffers that the host registered for it, and checks
+//! digests. A context works on the *stream*: the TCP payload, or the content of TLS records.
 //!
-//! Invariants: a packet is only read; a buffer that came is held, or has been given back, once;
-//! memory is bounded by [`L5oConfig`]. What is claimed of a packet is what was done; whether the
-//! device knew the stream rightly the host checks, as it parses every header itself. Files: `rx`
-//! (the states of figure 7), `chain` (places in the stream), `walk` (bytes to their places), `pdu`
-//! (one place), `search` (the magic pattern), `buffers`, `counters`.
+//! Invariants: packets are only read; a registered buffer is handed back exactly once; memory is
+//! bounded by [`L5oConfig`]. The device's claims about a packet state what it did. The host
+//! verifies that the device knew the stream correctly, since it parses every header itself.
+//!
+//! Files: `rx` (the states of figure 7), `chain` (PDUs in the stream), `walk` (one pass over a
+//! packet), `pdu` (one PDU), `search` (the magic pattern), `buffers`, `counters`.
 
 mod buffers;
 mod chain;
@@ -42,10 +43,11 @@ use super::tls::{Keys, Undo};
 use crate::config::L5oConfig;
 use structures::slab::{Key, Slab};
 
-/// Records that seem to carry something else than the stream, of a context.
+/// Maximum number of suspected foreign records per context: records that seem to carry other
+/// content than the stream.
 const FOREIGN_MAX: usize = 8;
 
-/// One receive context.
+/// A receive context.
 struct Context {
     id: L5oId,
     queue: usize,
@@ -54,49 +56,49 @@ struct Context {
     receive: Box<Receive>,
 }
 
-/// What TLS opened of a packet.
+/// Ranges of a packet that TLS has decrypted.
 pub(crate) struct OpenedBy<'a> {
-    /// Its context.
+    /// The TLS context.
     pub(crate) context: L5oId,
-    /// Its keys.
+    /// Keys of the TLS context.
     pub(crate) keys: &'a Keys,
-    /// The texts that are open.
+    /// The decrypted ranges.
     pub(crate) texts: &'a [Undo],
-    /// The records whose tags were found right with this packet.
+    /// Numbers of the records whose tags were verified with this packet.
     pub(crate) verified: Range<u64>,
 }
 
-/// What became of a received packet.
+/// Result of processing one received packet.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// What was done with its bytes.
+    /// Bytes placed and digests verified.
     pub(crate) placed: Option<Box<Placed>>,
-    /// Of whom a request is made.
+    /// Queue, context and flow that the request concerns.
     pub(crate) asker: (usize, L5oId, FlowId),
-    /// What the device wants to know.
+    /// Resync request to the host.
     pub(crate) request: Option<ResyncRequest>,
 }
 
-/// All receive contexts of NVMe over TCP.
+/// The NVMe/TCP receive contexts.
 pub(crate) struct NvmeTcpEngine {
     contexts: Slab<Context>,
     by_id: HashTable<Key>,
     by_tuple: HashTable<Key>,
-    /// Buffers that the device has, over all contexts, and their bytes.
+    /// Registered buffers over all contexts.
     buffers: u32,
     buffer_bytes: u64,
-    /// Places kept, over all contexts.
+    /// Chain entries over all contexts.
     open: usize,
-    /// Buffers that the current packet filled.
+    /// Buffers that the current packet has filled.
     filled: Vec<Buffer>,
-    /// Buffers on their way back to the host, and its queue.
+    /// Buffers to be handed back, each with its queue.
     returned: VecDeque<(usize, DdpTeardownDone)>,
     seed: u64,
     counters: NvmeTcpCounters,
 }
 
 impl NvmeTcpEngine {
-    /// An engine without contexts.
+    /// Creates an engine without contexts.
     pub(crate) fn new(seed: u64) -> Self {
         Self {
             contexts: Slab::new(),
@@ -112,13 +114,13 @@ impl NvmeTcpEngine {
         }
     }
 
-    /// Contexts that there are.
+    /// Number of contexts.
     pub(crate) const fn len(&self) -> usize {
         self.contexts.len()
     }
 
-    /// Makes the context `id`, which must not be there yet. One a tuple: an older one goes. Gives
-    /// its key.
+    /// Creates the context `id`, which must not exist yet, and returns its key. An older context of
+    /// the same tuple is removed.
     pub(crate) fn create(
         &mut self,
         (queue, id, flow): (usize, L5oId, FlowId),
@@ -136,19 +138,20 @@ impl NvmeTcpEngine {
         key
     }
 
-    /// Counts a context that could not be made.
+    /// Counts a refused context.
     pub(crate) const fn count_refused(&mut self) {
         self.counters.rx_nvmeotcp_sk_add_fail += 1;
     }
 
-    /// Forgets a context; its buffers go back. Says whether there was one.
+    /// Removes a context and hands back its buffers. Returns its key, or `None` if there is no such
+    /// context.
     pub(crate) fn destroy(&mut self, queue: usize, id: L5oId) -> Option<Key> {
         let key = self.find(queue, id)?;
         self.remove(key);
         Some(key)
     }
 
-    /// Takes a buffer, or gives it back with the reason.
+    /// Registers a buffer, or hands it back with the reason for the refusal.
     pub(crate) fn setup(&mut self, config: &L5oConfig, queue: usize, setup: DdpSetup) {
         match self.check(config, queue, &setup) {
             Ok(key) => {
@@ -180,7 +183,7 @@ impl NvmeTcpEngine {
         if full { Err(Refusal::TableFull) } else { Ok(key) }
     }
 
-    /// The host wants a buffer back.
+    /// Hands a buffer back at the host's request.
     pub(crate) fn teardown(&mut self, queue: usize, id: L5oId, tag: u16) {
         let Some(key) = self.find(queue, id) else { return };
         let Some(context) = self.contexts.get_mut(key) else {
@@ -198,17 +201,17 @@ impl NvmeTcpEngine {
         self.returned.push_back((queue, buffer.give_back(id)));
     }
 
-    /// Whether any buffer goes back.
+    /// True if [`Self::poll_returned`] has a buffer.
     pub(crate) fn returns_buffers(&self) -> bool {
         !self.returned.is_empty()
     }
 
-    /// The next buffer that goes back, and to which queue.
+    /// Returns the next buffer to hand back, with its queue.
     pub(crate) fn poll_returned(&mut self) -> Option<(usize, DdpTeardownDone)> {
         self.returned.pop_front()
     }
 
-    /// The host has said whether a PDU begins at `pos`. Says whether there is such a context.
+    /// Handles the host's answer whether a PDU begins at `pos`. Returns whether the context exists.
     pub(crate) fn resync(&mut self, queue: usize, id: L5oId, pos: SeqNum, begins: bool) -> bool {
         let Some(context) = self.find(queue, id).and_then(|key| self.contexts.get_mut(key)) else {
             return false;
@@ -219,7 +222,7 @@ impl NvmeTcpEngine {
         true
     }
 
-    /// The context of a connection.
+    /// Returns the context of a connection.
     pub(crate) fn find_tuple(&self, tuple: &Tuple) -> Option<Key> {
         if self.contexts.is_empty() {
             return None;
@@ -228,7 +231,8 @@ impl NvmeTcpEngine {
         self.by_tuple.find(hash_tuple(self.seed, tuple), same).copied()
     }
 
-    /// A packet of the context `key` came. `opened` is what TLS has opened of it.
+    /// Processes a packet of the context `key`. `opened` describes the ranges that TLS has
+    /// decrypted.
     pub(crate) fn receive(
         &mut self,
         key: Key,
@@ -292,7 +296,7 @@ impl NvmeTcpEngine {
         Some(Outcome { placed: any.then(|| Box::new(placed)), asker, request })
     }
 
-    /// Forgets everything; the buffers go back. Counters go on.
+    /// Removes all contexts and hands back their buffers; counters are kept.
     pub(crate) fn reset(&mut self) {
         for place in 0..self.contexts.places() {
             if let Some(key) = self.contexts.key_at(place) {
@@ -301,7 +305,7 @@ impl NvmeTcpEngine {
         }
     }
 
-    /// Counters and gauges by name.
+    /// Calls `f` with the name and value of each counter and gauge.
     pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
         f("nvme_tcp_contexts", self.contexts.len() as u64);
@@ -310,7 +314,7 @@ impl NvmeTcpEngine {
         f("nvme_tcp_buffer_bytes", self.buffer_bytes);
     }
 
-    /// Takes a context out, wherever it is.
+    /// Removes a context from all tables and hands back its buffers.
     fn remove(&mut self, key: Key) {
         self.unindex(key);
         let Some(context) = self.contexts.remove(key) else {
@@ -325,7 +329,7 @@ impl NvmeTcpEngine {
         }
     }
 
-    /// The context of this name.
+    /// Returns the context with this ID.
     pub(crate) fn find(&self, queue: usize, id: L5oId) -> Option<Key> {
         let same = |&key: &Key| {
             self.contexts.get(key).is_some_and(|context| (context.queue, context.id) == (queue, id))
@@ -356,8 +360,8 @@ impl NvmeTcpEngine {
 }
 
 impl Receive {
-    /// Whether a record carries something else than the stream, for sure. What one seems to carry
-    /// that is not verified is noted: its length, or its number, may be assumed.
+    /// Returns true if a verified record carries other content than the stream. An unverified
+    /// record is only remembered, since its number or length may be an assumption.
     fn is_foreign(&mut self, number: u64, kind: u8, verified: &Range<u64>) -> bool {
         self.foreign.retain(|other| *other != number);
         if kind == APPLICATION_DATA {
@@ -373,7 +377,7 @@ impl Receive {
         true
     }
 
-    /// Takes what TLS opened of a packet, text by text.
+    /// Processes the ranges of a packet that TLS has decrypted.
     fn texts(
         &mut self,
         w: &mut Work<'_>,
@@ -384,8 +388,8 @@ impl Receive {
     ) {
         let framing = opened.keys.framing();
         let overhead = small(framing.overhead());
-        // Where the nonce comes with the record, text is right though its number may be wrong, and
-        // its position with it.
+        // With an explicit nonce, text under a wrong number is decrypted correctly, but its stream
+        // position is wrong.
         let placed = |text: &&Undo| text.sure || !framing.explicit;
         if self.foreign.iter().any(|number| opened.verified.contains(number)) {
             return self.stop(w);
@@ -412,10 +416,12 @@ impl Receive {
     }
 }
 
-/// What a record carries, where that can be seen in a text of it; what is not content is cut off.
+/// Returns a record's content type if this range of its text reveals it, and removes the type byte
+/// from `bytes`.
 ///
-/// RFC 8446 section 5.2: the type is the text's last byte but for padding, which counts as a type
-/// of zero. TLS 1.2 has it in the header; a zero there has not come yet.
+/// RFC 8446 section 5.2: the type is the last byte of the text, before any padding; padding is
+/// treated as a type of 0. TLS 1.2 has the type in the header, where 0 means that it has not
+/// arrived.
 fn content_type(keys: &Keys, text: &Undo, bytes: &mut &[u8]) -> Option<u8> {
     if keys.framing().inner() == 0 {
         return Some(text.front[0]).filter(|&kind| kind != 0);

@@ -1,9 +1,9 @@
-//! One PDU of which something is missing: which of its bytes were seen, its header, and the sums of
-//! its data.
+//! An incomplete PDU, or another entry of the chain: its received ranges, its header, and the sums
+//! of its data.
 //!
-//! Called by `chain`. A PDU whose header is not known is *open*: a place where a PDU begins, and
-//! the bytes up to the next known place, or up to wherever. Invariant: a byte is stored or summed
-//! once.
+//! Used by `chain` and `walk`. An entry whose header is not known is *open*: a PDU begins there,
+//! and the entry extends to the next known one or without limit. Invariant: each byte is stored or
+//! summed once.
 
 use abi::crypto::CryptoProvider;
 use base::SeqNum;
@@ -12,29 +12,30 @@ use wire::nvme::pdu::{COMMAND_BYTES, COMMON_BYTES, Common, DIGEST_BYTES};
 use super::buffers::DataAt;
 use crate::engine::seen::Seen;
 
-/// Bytes of the longest header with its digest.
+/// Size of the longest header including its digest.
 pub(super) const FRONT: usize = COMMAND_BYTES + DIGEST_BYTES as usize;
-/// Bytes that a PDU's length is known by.
+/// Size of the common header, which contains the PDU's length.
 #[expect(clippy::cast_possible_truncation, reason = "eight")]
 pub(super) const COMMON: u32 = COMMON_BYTES as u32;
-/// Bytes of an open place that nothing known lies behind: far less than half the sequence space.
+/// Length of an open entry without a successor: far less than half the sequence space.
 pub(super) const OPEN: u32 = 1 << 30;
 
-/// Most separate ranges that data is summed in.
+/// Maximum number of disjoint ranges of data that are summed.
 const SUMS: usize = 8;
 
-/// How much a place is to be believed.
+/// Trust in an entry's position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Standing {
-    /// It rests on a header that was found, and which may be anything. Nothing is done with it.
+    /// Derived from a header found by a search, which could be a coincidence. Its data is not
+    /// processed.
     Doubtful,
-    /// It rests on a header that was found, and which chance does not make.
+    /// Derived from a header found by a search that is not a coincidence.
     Likely,
-    /// It rests on what the host has said.
+    /// Derived from the start of the stream or from a position that the host confirmed.
     Sure,
 }
 
-/// CRC32Cs of ranges of the data that do not touch, in order.
+/// CRC32Cs of disjoint, non-adjacent ranges of the data, in order.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sums {
     ranges: [Sum; SUMS],
@@ -49,11 +50,11 @@ struct Sum {
 }
 
 impl Sums {
-    /// Adds a range that overlaps none. `go_on` gets the CRC32C of what lies before it and gives
-    /// that of both. Says no where there is no room.
+    /// Adds a range that overlaps no other. `go_on` receives the CRC32C of the bytes before the
+    /// range and returns that of both together. Returns false if there is no room.
     ///
-    /// A range of its own begins with zero; where the gap before one is filled, the two are
-    /// combined, which costs the same for any length.
+    /// A separate range starts from zero. When the gap before it is filled, the two sums are
+    /// combined, at a cost independent of their lengths.
     pub(super) fn add(
         &mut self,
         crypto: &dyn CryptoProvider,
@@ -92,43 +93,43 @@ impl Sums {
         true
     }
 
-    /// The CRC32C of a range, if it is summed as one.
+    /// Returns the CRC32C of a range if exactly that range is summed.
     pub(super) fn of(&self, from: u32, to: u32) -> Option<u32> {
         let mut all = self.ranges[..self.count].iter();
         all.find(|sum| (sum.from, sum.to) == (from, to)).map(|sum| sum.crc)
     }
 }
 
-/// A PDU, an open place, or a place of which nothing matters any more.
+/// A PDU, an open entry, or a dead entry.
 #[derive(Clone, Debug)]
 pub(super) struct Pdu {
-    /// Position of its first byte.
+    /// Stream position of the first byte.
     pub(super) start: SeqNum,
-    /// Bytes; of an open place those up to the next one, or [`OPEN`].
+    /// Length in bytes. An open entry extends to the next entry, or has the length [`OPEN`].
     pub(super) len: u32,
-    /// Its common header, once that has come.
+    /// The common header, once it has arrived.
     pub(super) common: Option<Common>,
-    /// Where its data belongs, once its header has come.
+    /// Destination of the data, once the header has arrived.
     pub(super) data_at: Option<DataAt>,
-    /// Only its place counts: it is complete, or was given up.
+    /// True for a complete or abandoned PDU, of which only the range matters.
     pub(super) dead: bool,
-    /// Its start was found by a search, and not by what lies before.
+    /// True if the start was found by a search and not yet proved.
     pub(super) guessed: bool,
     pub(super) standing: Standing,
-    /// Bytes of it passed without being summed: its digest cannot be checked.
+    /// True if data bytes passed without being summed, so that the digest cannot be checked.
     pub(super) broken: bool,
-    /// Its header, as far as it came, and a bit for each byte of it that did.
+    /// The received bytes of the header.
     front: [u8; FRONT],
     came: u128,
-    /// Its data digest, as far as it came.
+    /// The received bytes of the data digest.
     pub(super) digest: [u8; DIGEST_BYTES as usize],
-    /// Which of its bytes came.
+    /// Ranges of the PDU that have arrived.
     pub(super) seen: Seen,
     pub(super) sums: Sums,
 }
 
 impl Pdu {
-    /// An open place of `len` bytes.
+    /// Creates an open entry of `len` bytes.
     pub(super) fn open(start: SeqNum, len: u32, standing: Standing) -> Self {
         Self {
             start,
@@ -147,22 +148,22 @@ impl Pdu {
         }
     }
 
-    /// Where the next one begins.
+    /// Returns the position after the last byte.
     pub(super) fn end(&self) -> SeqNum {
         self.start + self.len
     }
 
-    /// Whether its header is still to come.
+    /// True if the header has not arrived yet.
     pub(super) const fn is_open(&self) -> bool {
         self.common.is_none() && !self.dead
     }
 
-    /// Whether its data is placed and summed.
+    /// True if the data may be placed and summed.
     pub(super) fn is_trusted(&self) -> bool {
         self.standing != Standing::Doubtful
     }
 
-    /// Keeps bytes that may be of its header.
+    /// Stores bytes that may belong to the header.
     pub(super) fn keep(&mut self, from: u32, bytes: &[u8]) {
         for ((at, to), byte) in self.front.iter_mut().enumerate().skip(from as usize).zip(bytes) {
             *to = *byte;
@@ -170,13 +171,13 @@ impl Pdu {
         }
     }
 
-    /// Its first `len` bytes, if all of them came.
+    /// Returns the first `len` bytes if all of them have arrived.
     pub(super) fn front(&self, len: u32) -> Option<&[u8]> {
         let all = (1 << len.min(127)) - 1;
         if self.came & all == all { self.front.get(..len as usize) } else { None }
     }
 
-    /// Cuts an open place: what lies from byte `at` on is the next.
+    /// Splits an open entry: the bytes from `at` on are returned as a new entry.
     pub(super) fn split(&mut self, at: u32) -> Self {
         let (before, behind) = self.seen.split(at);
         self.seen = before;
@@ -193,7 +194,7 @@ mod tests {
     use alloc::vec::Vec;
     use base::Prng;
 
-    /// Ranges in any order give the sum of the whole.
+    /// Ranges in any order yield the sum of the whole.
     #[test]
     fn sums_of_ranges_in_any_order() {
         let crypto = crypto::Provider;

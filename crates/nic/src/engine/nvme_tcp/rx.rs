@@ -1,12 +1,12 @@
-//! A receive context: the states *offloading*, *searching* and *tracking* of
-//! Autonomous NIC Offloads, section 4.3, figure 7, for PDUs.
+//! An NVMe/TCP receive context: the states *offloading*, *searching* and *tracking* of Autonomous
+//! NIC Offloads, section 4.3, figure 7, for PDUs.
 //!
-//! Called by `mod` with each piece of the stream that came. Two ways to work, chosen by
-//! [`crate::L5oConfig::out_of_order`]. The paper's: only the packet with the expected sequence
-//! number is worked on, and what was found by a search only once the host has confirmed it. Ours:
-//! whatever has a known place is worked on, and what is found is believed at once where chance does
-//! not make it. Either follows what it found and asks the host ([`ResyncRequest::Scan`], whatever
-//! mode TLS uses).
+//! Called by `mod` with each piece of the stream that arrives. [`crate::L5oConfig::out_of_order`]
+//! selects one of two modes. In the paper's mode only the packet with the expected sequence number
+//! is processed, and a header found by a search is used only after the host has confirmed it. In
+//! the extended mode every packet with a known position is processed, and a header found by a
+//! search is used at once if it cannot be a coincidence. Both follow the header they found and ask
+//! the host ([`ResyncRequest::Scan`], regardless of the mode that TLS uses).
 
 use abi::l5o::{L5oId, ResyncRequest};
 use abi::nvme_tcp::NvmeTcpState;
@@ -21,29 +21,29 @@ use super::search::{Pattern, Search};
 use super::walk::{Piece, Work, small};
 use crate::engine::window::{Lies, Window};
 
-/// Bytes that pass before an unanswered request is made again: more than a host has to wait for a
-/// hole to be filled, on most paths.
+/// Bytes after which an unanswered request is repeated. On most paths the host waits less than this
+/// for a hole to be filled.
 const RETRY_BYTES: u32 = 1 << 20;
-/// Longest PDU: places are compared by sequence numbers.
+/// Maximum length of a PDU. It bounds distances, which are computed modulo 2^32.
 const PDU_BYTES_MAX: u32 = 1 << 28;
 
-/// A stream in TLS records: what is needed to find a byte's position.
+/// Mapping from TLS records to the stream that they carry.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Over {
     pub(super) context: L5oId,
-    /// The record that it begins in.
+    /// Number of the record in which the stream begins.
     pub(super) number: u64,
 }
 
-/// A request under way.
+/// An outstanding request.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     pos: SeqNum,
-    /// Bytes that passed since.
+    /// Bytes that have passed since the request.
     since: u32,
 }
 
-/// A receive context.
+/// An NVMe/TCP receive context.
 #[derive(Debug)]
 pub(super) struct Receive {
     pub(super) rules: Rules,
@@ -52,17 +52,17 @@ pub(super) struct Receive {
     pub(super) chain: Chain,
     search: Search,
     asked: Option<Asked>,
-    /// What the paper's way expects.
+    /// Next position to process, in the paper's mode.
     expected: SeqNum,
     window: Window,
-    /// Records that seem to carry something else, and whose tags were not judged yet.
+    /// Records that seem to carry other content than the stream and are not verified yet.
     pub(super) foreign: SmallVec<[u64; 2]>,
-    /// A record came that does.
+    /// True once a verified record carried other content: the context is inactive.
     pub(super) stopped: bool,
 }
 
 impl Receive {
-    /// A context whose stream begins at `tcpsn`.
+    /// Creates a context whose stream begins at `tcpsn`.
     pub(super) fn new(tcpsn: SeqNum, state: &NvmeTcpState) -> Self {
         let start = tcpsn + state.over.map_or(0, |over| over.skip);
         let rules = Rules {
@@ -85,9 +85,9 @@ impl Receive {
         }
     }
 
-    /// A piece of the stream came.
+    /// Processes a piece of the stream.
     pub(super) fn piece(&mut self, w: &mut Work<'_>, piece: &Piece<'_>) {
-        // What lies between two texts may be another, which is not looked at.
+        // Between two texts of a packet there may be one that is not processed.
         w.skipped = true;
         match self.window.judge(piece.pos.distance(self.chain.high), w.window_bytes) {
             Lies::Inside => {}
@@ -109,7 +109,7 @@ impl Receive {
         }
     }
 
-    /// Begins again at `pos`, with nothing known.
+    /// Re-anchors at `pos` with nothing known.
     fn restart(&mut self, pos: SeqNum, counters: &mut NvmeTcpCounters) {
         counters.nvme_tcp_restarts += 1;
         self.chain.lose();
@@ -117,7 +117,7 @@ impl Receive {
         (self.chain.high, self.expected) = (pos, pos);
     }
 
-    /// Walks a piece, and searches where it has no place.
+    /// Processes a piece; searches for a header if no boundary is known.
     fn walk(&mut self, w: &mut Work<'_>, piece: &Piece<'_>) {
         let (mut at, end) = (0, piece.pos + piece.len());
         while let Some(lost) = self.chain.walk(w, piece, at) {
@@ -134,36 +134,36 @@ impl Receive {
             if !self.chain.resume(hit.base) {
                 return self.chain.pass_end(pos, end);
             }
-            // Its first bytes may have come before; there is no data among them.
+            // First bytes of the header that arrived earlier. They contain no data.
             let before = Piece { pos: hit.base, at: piece.at, bytes: hit.before() };
             self.chain.walk(w, &before, 0);
             at = lost + usize::try_from(hit.base.distance(pos)).unwrap_or(0);
         }
     }
 
-    /// The paper's way.
+    /// Processes a piece in the paper's mode.
     fn in_order(&mut self, w: &mut Work<'_>, piece: &Piece<'_>) {
         let end = piece.pos + piece.len();
         let behind = self.expected.distance(piece.pos);
         if behind > 0 && end.le(self.expected) {
-            // Figure 8 (a): the past.
+            // Figure 8 (a): old data.
             return;
         }
-        // What a packet brings again is left out.
+        // Bytes that arrived before are skipped.
         let behind = u32::try_from(behind).unwrap_or(0);
         let piece = &piece.cut(behind as usize, piece.len());
         let ahead = piece.pos.distance(self.expected);
         w.offload = ahead == 0;
         if ahead > 0 {
             match self.chain.next() {
-                // Figure 8 (b): the next header is still to come, or is here. What comes behind
-                // this packet will be worked on.
+                // Figure 8 (b): the next header is in this packet or later. Data after this packet
+                // is offloaded again.
                 Some(next) if end.le(next) => {
                     self.chain.high = self.chain.high.max(end);
                     return;
                 }
                 Some(next) if piece.pos.le(next) => self.chain.keep_next(w.counters),
-                // (c)
+                // Figure 8 (c): no boundary is known.
                 _ => self.chain.lose(),
             }
         }
@@ -171,7 +171,7 @@ impl Receive {
         self.expected = end;
     }
 
-    /// What the host is to be asked, after a packet of `len` bytes.
+    /// Returns the resync request to make after a packet of `len` bytes.
     pub(super) fn ask(
         &mut self,
         len: u32,
@@ -193,7 +193,7 @@ impl Receive {
         Some(ResyncRequest::Scan { tcpsn: guess })
     }
 
-    /// The host says whether a PDU begins at `pos`.
+    /// Handles the host's answer whether a PDU begins at `pos`.
     pub(super) fn answer(&mut self, pos: SeqNum, begins: bool, counters: &mut NvmeTcpCounters) {
         if self.asked.is_none_or(|asked| asked.pos != pos) {
             counters.nvme_tcp_resync_res_skip += 1;
@@ -211,7 +211,7 @@ impl Receive {
         }
     }
 
-    /// The stream cannot be followed any more.
+    /// Deactivates the context: the stream cannot be followed any longer.
     pub(super) fn stop(&mut self, w: &mut Work<'_>) {
         w.counters.nvme_tcp_streams_stopped += 1;
         self.stopped = true;

@@ -1,21 +1,21 @@
-//! Searching: where a PDU begins in a stream whose place was lost (Autonomous NIC Offloads,
-//! sections 4.3 and 5.1).
+//! Searching: finds PDU boundaries in a stream that lost them (Autonomous NIC Offloads, sections
+//! 4.3 and 5.1).
 //!
-//! Called by `rx` with what the chain could not place. The magic pattern is a whole header: type,
-//! flags, lengths that agree with each other, and its digest where there is one; it has to lead by
-//! its length to the next header, and so on to the packet's end. Following what was found is the
-//! chain's, as is everything that is done with it.
+//! Called by `rx` with bytes for which the chain knows no boundary. The magic pattern is a complete
+//! header: type, flags, consistent lengths, and the header digest if there is one. Its length must
+//! lead to another header, and so on to the packet's end. The chain follows the header that was
+//! found and does everything else with it.
 //!
-//! Whatever way TLS finds back ([`abi::l5o::ResyncMode`]), PDUs are found by this search and the
-//! host's confirmation: the paper's way, and the only one that Linux's `ulp_ddp` proposes
-//! (`resync`). The other two make up for what TLS lacks. A hint of the host's tells a record's
-//! number, which its nonce needs and no header has; a PDU has none, and proves itself sooner than a
-//! hint could come: by its digest, or by a tag and a range that are awaited. The log of an
-//! asynchronous request is for hosts that keep no boundaries behind them; ours keeps the last ones
-//! of PDUs, and answers about those as well.
+//! TLS has three ways to resynchronize ([`abi::l5o::ResyncMode`]). PDUs are always found by this
+//! search and the host's confirmation, which is the paper's way and the only one in Linux's
+//! proposed `ulp_ddp` (`resync`). The other two compensate for properties of TLS. A hint from the
+//! host supplies a record's number, which the nonce needs and no header contains; a PDU has no
+//! number, and is proved sooner than a hint could arrive, by its header digest or by an awaited tag
+//! and range. The log of an asynchronous request is for hosts that forget past boundaries; this
+//! host remembers the recent PDU boundaries and can answer about them.
 //!
-//! Bounded: so many candidates a packet, and packets left out after each mistake, so that headers
-//! forged in data cost little.
+//! Bounded: a limited number of candidates per packet, and packets skipped after each mistake, so
+//! that headers forged in data cost little.
 
 use abi::crypto::CryptoProvider;
 use base::SeqNum;
@@ -23,46 +23,46 @@ use wire::nvme::pdu::{COMMON_BYTES, Common, Kind, Rules, common};
 
 use super::pdu::FRONT;
 
-/// Candidates of a packet that are looked at.
+/// Candidate headers examined per packet.
 const CANDIDATES: usize = 16;
-/// Most packets left out after a mistake: Linux's `TLS_DEVICE_RESYNC_NH_MAX_IVAL`.
+/// Maximum number of packets skipped after a mistake: Linux's `TLS_DEVICE_RESYNC_NH_MAX_IVAL`.
 const BACK_OFF_MAX: u32 = 128;
-/// Bytes of the longest header but one.
+/// Bytes carried over from the previous packet: the longest incomplete header.
 const CARRY: usize = FRONT - 1;
 
-/// What a header has to look like.
+/// The properties that a header must have.
 pub(super) struct Pattern<'a> {
     pub(super) rules: &'a Rules,
     pub(super) crypto: &'a dyn CryptoProvider,
-    /// Whether the peer is a host, if that is known.
+    /// True if the peer is the initiator; `None` if unknown.
     pub(super) from_host: Option<bool>,
 }
 
-/// The state of a search.
+/// State of a search.
 #[derive(Debug)]
 pub(super) struct Search {
-    /// The last bytes of the packet before, as far as a header may begin in them.
+    /// Last bytes of the previous packet, in which a header may begin.
     carry: [u8; CARRY],
     carried: usize,
-    /// End of the packet before.
+    /// End of the previous packet.
     end: SeqNum,
     mistakes: u32,
-    /// Packets to leave out.
+    /// Packets still to be skipped.
     leave_out: u32,
 }
 
 /// A header that was found.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Hit {
-    /// Where it begins.
+    /// Position of the header's first byte.
     pub(super) base: SeqNum,
-    /// Its bytes that came with packets before.
+    /// Bytes of the header that arrived in earlier packets.
     front: [u8; CARRY],
     before: usize,
 }
 
 impl Hit {
-    /// Its bytes that came with packets before.
+    /// Returns the bytes of the header that arrived in earlier packets.
     pub(super) fn before(&self) -> &[u8] {
         &self.front[..self.before]
     }
@@ -73,24 +73,24 @@ impl Search {
         Self { carry: [0; CARRY], carried: 0, end, mistakes: 0, leave_out: 0 }
     }
 
-    /// What was found was no PDU.
+    /// Skips packets after a header was found that is none. The number doubles with each mistake.
     pub(super) fn back_off(&mut self) {
         self.leave_out = (1 << self.mistakes.min(7)).min(BACK_OFF_MAX) - 1;
         self.mistakes += 1;
     }
 
-    /// What was found was one.
+    /// Resets the back-off: a found header was confirmed.
     pub(super) const fn confirmed(&mut self) {
         self.mistakes = 0;
     }
 
-    /// The stream has come to `high`, with or without a search.
+    /// Keeps the position close to `high`, the end of the stream, also while no search runs.
     pub(super) const fn follow(&mut self, high: SeqNum) {
         self.end = self.end.follow(high);
     }
 
-    /// Looks for a header in bytes that could not be placed. What lies before others that were
-    /// searched is not searched.
+    /// Searches bytes without a known boundary for a header. Bytes before the end of earlier
+    /// searches are ignored.
     pub(super) fn feed(&mut self, pattern: &Pattern<'_>, pos: SeqNum, bytes: &[u8]) -> Option<Hit> {
         if pos.lt(self.end) {
             return None;
@@ -113,7 +113,7 @@ impl Search {
     }
 
     fn scan(&self, pattern: &Pattern<'_>, pos: SeqNum, bytes: &[u8]) -> Option<Hit> {
-        // The end of the packet before, and enough of this one to see headers across.
+        // The carried bytes and the start of this packet, to see headers across the boundary.
         let mut seam = [0; 2 * CARRY];
         let across = bytes.len().min(CARRY);
         seam[..self.carried].copy_from_slice(&self.carry[..self.carried]);
@@ -121,7 +121,7 @@ impl Search {
         let seam = &seam[..self.carried + across];
         for at in 0..self.carried {
             let Some(found) = pattern.matches(&seam[at..]) else { continue };
-            // One that was whole in the packet before was looked at there.
+            // A header that lies whole in the previous packet was examined there.
             let whole = at + found.header_bytes as usize <= self.carried;
             let next = (at + found.plen as usize).checked_sub(self.carried);
             if !whole && next.is_some_and(|next| pattern.follow(bytes, next)) {
@@ -134,7 +134,7 @@ impl Search {
         }
         let mut candidates = 0;
         for (at, window) in bytes.windows(COMMON_BYTES).enumerate() {
-            // Nearly all are told by these: HLEN, and flags that are reserved in every PDU.
+            // Cheap filter by HLEN and by the flags that are reserved in every PDU.
             if !matches!(window[2], 24 | 72) || window[1] > 15 {
                 continue;
             }
@@ -151,7 +151,7 @@ impl Search {
         None
     }
 
-    /// Keeps the end of a packet, in which a header may begin.
+    /// Keeps the last bytes of a packet, in which a header may begin.
     fn carry_over(&mut self, bytes: &[u8]) {
         let new = bytes.len().min(CARRY);
         let keep = self.carried.min(CARRY - new);
@@ -162,20 +162,20 @@ impl Search {
 }
 
 impl Pattern<'_> {
-    /// The PDU whose whole header `bytes` begin with, if they do.
+    /// Parses the complete header at the start of `bytes`, if it fits the pattern.
     fn matches(&self, bytes: &[u8]) -> Option<Common> {
         let found = common(bytes, self.rules).filter(|found| self.fits(found.kind))?;
         let front = bytes.get(..found.header_bytes as usize)?;
         header_digest_is_right(self.crypto, &found, front).then_some(found)
     }
 
-    /// Whether the peer sends such PDUs.
+    /// True if the peer may send PDUs of this kind.
     fn fits(&self, kind: Kind) -> bool {
-        // Behind a terminate request nothing comes.
+        // No PDU follows a terminate request.
         kind.has_digests() && self.from_host.is_none_or(|from_host| kind.from_host() == from_host)
     }
 
-    /// Follows lengths from `at`: whether there is a header wherever one should be.
+    /// Follows lengths from `at`. Returns whether there is a header wherever one should be.
     fn follow(&self, bytes: &[u8], mut at: usize) -> bool {
         while let Some(left) = bytes.get(at..).filter(|left| left.len() >= COMMON_BYTES) {
             let Some(next) = common(left, self.rules).filter(|next| self.fits(next.kind)) else {
@@ -187,7 +187,7 @@ impl Pattern<'_> {
     }
 }
 
-/// Whether a header has the digest that follows it, or none does. `front` is both.
+/// Returns whether the header digest is correct or absent. `front` is the header with its digest.
 pub(super) fn header_digest_is_right(
     crypto: &dyn CryptoProvider,
     common: &Common,

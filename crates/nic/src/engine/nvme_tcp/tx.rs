@@ -1,12 +1,12 @@
-//! Data digests on transmit: ranges of PDUs become header, data and the CRC32C of the data.
+//! Transmit data digests: turns ranges of PDUs into header, data and the CRC32C of the data.
 //!
 //! Called by [`crate::engine::l5o`] with transmits in the order of their flow. Header and data are
-//! shared, never copied; of the device's own are the four bytes of the digest. [`TxState`] is the
+//! shared, never copied; the device adds only the four bytes of the digest. [`TxState`] is the
 //! dynamic state of Autonomous NIC Offloads, section 5.1, of constant size.
 //!
-//! Invariant: a byte of a digest leaves only where all of the data was seen; else the whole range
-//! is refused. Where data goes into TLS records this runs first, and sealing takes what it gives
-//! (section 5.3). It knows no packets and no sequence numbers.
+//! Invariant: bytes of a digest are sent only if all of the data was summed; otherwise the whole
+//! range is refused. If data goes into TLS records, this step runs first and its output is
+//! encrypted (section 5.3). Packets and TCP sequence numbers are unknown here.
 
 use abi::crypto::CryptoProvider;
 use abi::nvme_tcp::{DIGEST_BYTES, NvmeTcpState, PduRange};
@@ -15,57 +15,57 @@ use abi::port::{Payload, Payloads};
 use crate::engine::source::Source;
 
 base::counters! {
-    /// What was done on transmit. Linux has counters of reception only (`rx_nvmeotcp_*`), since its
-    /// proposal does not fill digests in; these follow their spelling, and that of `tx_tls_*`.
+    /// Transmit counters. Linux has only receive counters (`rx_nvmeotcp_*`), since its proposal
+    /// does not compute digests on transmit; these names follow their spelling and that of
+    /// `tx_tls_*`.
     pub(crate) struct NvmeTxCounters {
-        /// Transmit contexts made.
+        /// Transmit contexts created.
         tx_nvmeotcp_ctx,
-        /// Packets with ranges of PDUs that left.
+        /// Packets sent with ranges of PDUs.
         tx_nvmeotcp_packets,
         /// Bytes of these ranges.
         tx_nvmeotcp_bytes,
-        /// Digests of which a byte was filled in, again where it left again.
+        /// Digests of which at least one byte was sent, counted for each transmission.
         tx_nvmeotcp_digests,
-        /// Ranges that began behind a PDU's first byte of data, and not where the last range of
-        /// their context ended.
+        /// Ranges that began after the first data byte of a PDU and not at the end of their
+        /// context's previous range.
         tx_nvmeotcp_ooo,
-        /// Bytes of data summed again for the digest behind them.
+        /// Prefix bytes summed again to rebuild a digest.
         tx_nvmeotcp_resync_bytes,
-        /// Transmits dropped, since they reach a digest and what it is computed from is not at
-        /// hand.
+        /// Transmits dropped because they reach a digest whose input is not available.
         tx_nvmeotcp_drop_no_sync_data: alarm,
-        /// Transmits dropped, since there is no such context.
+        /// Transmits dropped because their context does not exist.
         tx_nvmeotcp_drop_bypass_req: alarm,
     }
 }
 
-/// Where a transmit context is: behind its last range.
+/// Position of a transmit context: the end of its previous range.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TxState {
-    /// Number of the range's PDU; none before the first range.
+    /// Number of the range's PDU; `None` before the first range.
     number: Option<u64>,
     /// Bytes of the PDU before the range's end.
     offset: u32,
-    /// Of the data before it; none where some of that was not seen.
+    /// CRC32C of the PDU's data before the range's end; `None` if some of it was not seen.
     crc: Option<u32>,
 }
 
-/// The range reaches the digest, and what precedes it in the PDU is not at hand.
+/// Error: the range reaches the digest, and the preceding data of the PDU is not available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NoSum;
 
-/// What completing took.
+/// Additional work that completing a range took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Effort {
-    /// The range was not what the context expected.
+    /// The range was not the next one of its context.
     pub(crate) out_of_order: bool,
-    /// The sum was made again, out of the prefix.
+    /// The sum was rebuilt from the prefix.
     pub(crate) rebuilt: bool,
-    /// The range has a byte of the digest.
+    /// The range contains bytes of the digest.
     pub(crate) digest: bool,
 }
 
-/// Where the parts of a PDU lie in it.
+/// Offsets of the parts of a PDU.
 struct Layout {
     /// Bytes before the data.
     header: u32,
@@ -74,21 +74,21 @@ struct Layout {
 }
 
 impl Layout {
-    /// None where the PDU is longer than any.
+    /// Returns the layout, or `None` if the PDU's length overflows `u32`.
     fn of(range: &PduRange) -> Option<Self> {
         let header = u32::try_from(range.header.len()).ok()?;
         let digest = header.checked_add(range.data_len)?;
         digest.checked_add(DIGEST_BYTES).map(|_| Self { header, digest })
     }
 
-    /// Bytes of data before a byte of the PDU.
+    /// Returns the number of data bytes before offset `at` of the PDU.
     fn data_before(&self, at: u32) -> u32 {
         at.clamp(self.header, self.digest) - self.header
     }
 }
 
-/// Whether a description makes sense for a context; `sealed` says that the range is content of
-/// records. One of a connection with TLS is never sent without.
+/// Returns whether a description is consistent and fits the context. `sealed` is true if the range
+/// is content of TLS records; on a connection with TLS it must be.
 pub(crate) fn check(state: &NvmeTcpState, range: &PduRange, sealed: bool) -> bool {
     let Some(layout) = Layout::of(range) else { return false };
     let Some(end) = range.skip.checked_add(range.len) else { return false };
@@ -101,11 +101,11 @@ pub(crate) fn check(state: &NvmeTcpState, range: &PduRange, sealed: bool) -> boo
     end <= layout.digest + DIGEST_BYTES && whole_prefix && range.data.len() as u64 == bytes
 }
 
-/// Puts the bytes of a range, which [`check`] has accepted, into `out`. `source` gives prefix and
-/// data; `keep` puts a digest where payloads can share it.
+/// Appends the bytes of a range that [`check`] has accepted to `out`. `source` yields prefix and
+/// data; `keep` copies a digest to memory that payloads can share.
 ///
 /// # Errors
-/// [`NoSum`], with `out` unspecified; nothing of it may be sent.
+/// [`NoSum`]; the content of `out` is then unspecified and must not be sent.
 pub(crate) fn complete(
     crypto: &dyn CryptoProvider,
     range: &PduRange,

@@ -1,8 +1,8 @@
-//! The walk over a piece of the stream: each byte goes to its place.
+//! The pass over a piece of the stream: each byte is assigned to a PDU.
 //!
-//! Called by `rx`; works on a [`Chain`]. Headers are put together from whatever pieces they come
-//! in. Data is copied to the buffer of its tag and summed in one pass, in any order; a PDU all of
-//! whose bytes came has its digests judged. The stream itself is only read.
+//! Called by `rx`; works on a [`Chain`]. Headers are assembled from any number of pieces. Data is
+//! copied to the buffer of its tag and summed in the same pass, in any order; when all bytes of a
+//! PDU have arrived, its digests are checked. The stream itself is only read.
 
 use abi::crypto::CryptoProvider;
 use abi::nvme_tcp::{DdpId, Placed, Placement};
@@ -17,22 +17,21 @@ use super::counters::NvmeTcpCounters;
 use super::pdu::{COMMON, Standing};
 use super::search::header_digest_is_right;
 
-/// Bytes that are copied and summed at a time: what was copied is summed out of the first-level
-/// cache.
+/// Bytes copied and summed at a time, so that the sum reads from the first-level cache.
 const CHUNK: usize = 8192;
 
-/// A piece of the stream.
+/// A contiguous piece of the stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece<'a> {
-    /// Position of its first byte.
+    /// Stream position of the first byte.
     pub(super) pos: SeqNum,
-    /// Where in the TCP payload it lies.
+    /// Offset of the first byte in the TCP payload.
     pub(super) at: u32,
     pub(super) bytes: &'a [u8],
 }
 
 impl<'a> Piece<'a> {
-    /// A range of it.
+    /// Returns up to `len` bytes from offset `from` on.
     pub(super) fn cut(&self, from: usize, len: u32) -> Self {
         let bytes = self.bytes.get(from..).unwrap_or_default();
         let bytes = bytes.get(..len as usize).unwrap_or(bytes);
@@ -44,38 +43,38 @@ impl<'a> Piece<'a> {
     }
 }
 
-/// What a packet is worked on with, and what came of it.
+/// Inputs and results of the pass over one packet.
 pub(super) struct Work<'a> {
     pub(super) crypto: &'a dyn CryptoProvider,
     pub(super) rules: &'a Rules,
     pub(super) buffers: &'a mut Buffers,
     pub(super) counters: &'a mut NvmeTcpCounters,
-    /// Buffers that are full.
+    /// Buffers that this packet has filled.
     pub(super) filled: &'a mut Vec<Buffer>,
     pub(super) placed: Placed,
-    /// Whether bytes are placed and summed, or only followed.
+    /// True if bytes are placed and summed; false if PDUs are only followed.
     pub(super) offload: bool,
-    /// Whether a header that looks right is believed before the host has said so.
+    /// True if a plausible header is used before the host has confirmed it.
     pub(super) guesses: bool,
-    /// How far from all that came a piece may lie.
+    /// Maximum plausible distance of a piece from the highest byte, in bytes.
     pub(super) window_bytes: u32,
-    /// What is walked did not come in its order.
+    /// True if the piece arrived out of order.
     pub(super) late: bool,
-    /// Some bytes were placed or summed.
+    /// True if bytes were placed or a PDU was checked.
     pub(super) used: bool,
-    /// Since the last that were summed some came that are not.
+    /// True if data was passed over since the last summed range.
     pub(super) skipped: bool,
-    /// Some had no place.
+    /// True if some bytes had no known boundary.
     pub(super) lost: bool,
-    /// What was followed were no PDUs.
+    /// True if bytes that were followed turned out to be no PDUs.
     pub(super) mistaken: bool,
 }
 
 impl Work<'_> {
-    /// Data of a PDU is in its sum.
+    /// Records that data in `range` of the payload is in its PDU's sum.
     fn note_summed(&mut self, range: Range<u32>) {
         match self.placed.summed.last_mut().filter(|_| !self.skipped) {
-            // What lies between is no data.
+            // The bytes between the two ranges are not data.
             Some(last) => last.end = range.end,
             None => self.placed.summed.push(range),
         }
@@ -84,7 +83,8 @@ impl Work<'_> {
 }
 
 impl Chain {
-    /// Walks a piece from its byte `at` on. Gives the first byte that has no place.
+    /// Processes a piece from byte `at` on. Returns the offset of the first byte with no known
+    /// boundary.
     pub(super) fn walk(
         &mut self,
         w: &mut Work<'_>,
@@ -99,7 +99,7 @@ impl Chain {
             };
             let last = index + 1 == self.list.len();
             let Ok(from) = u32::try_from(pos.distance(pdu.start)) else {
-                // Old, or of what nothing is known.
+                // Old bytes, or a gap in which nothing is known.
                 at += pdu.start.distance(pos).unsigned_abs() as usize;
                 continue;
             };
@@ -118,7 +118,7 @@ impl Chain {
             } else if from < COMMON {
                 self.begin(w, index, from, &part)
             } else {
-                // Its length is not known, but it may be of the header.
+                // The byte may belong to a header whose length is not known yet.
                 self.keep(index, from, &part);
                 w.skipped = true;
                 if last {
@@ -143,7 +143,7 @@ impl Chain {
         self.high = self.high.max(piece.pos + small(at.min(piece.bytes.len())));
     }
 
-    /// Bytes of a common header. Gives how many were taken.
+    /// Processes bytes of a common header. Returns how many were consumed.
     fn begin(&mut self, w: &mut Work<'_>, index: usize, from: u32, part: &Piece<'_>) -> u32 {
         let taken = part.len().min(COMMON - from);
         let Some(pdu) = self.list.get_mut(index) else {
@@ -175,14 +175,14 @@ impl Chain {
         taken
     }
 
-    /// What should be a PDU is none.
+    /// Handles bytes that should be a header and are not.
     fn wrong(&mut self, w: &mut Work<'_>, index: usize) {
         w.mistaken = true;
         self.mistaken(index, w.counters);
     }
 
-    /// Bytes of a PDU whose length is known, as far as they are of one kind. Gives how many were
-    /// taken.
+    /// Processes bytes of a PDU with a known header, up to the end of its header, padding, data or
+    /// digest. Returns how many were consumed.
     fn take(&mut self, w: &mut Work<'_>, index: usize, from: u32, part: &Piece<'_>) -> u32 {
         let pdu = self.list.get_mut(index);
         let Some((common, pdu)) = pdu.and_then(|pdu| Some((pdu.common?, pdu))) else {
@@ -220,7 +220,7 @@ impl Chain {
         part.len()
     }
 
-    /// More of a header has come. Says no where it is whole and is none.
+    /// Handles further header bytes. Returns false if the complete header is invalid.
     fn header(&mut self, w: &mut Work<'_>, index: usize, common: &Common) -> bool {
         let Some(pdu) = self.list.get_mut(index) else {
             internal_error!(w.counters.nic_internal_errors, "a header of no PDU");
@@ -228,7 +228,7 @@ impl Chain {
         };
         let Some(front) = pdu.front(common.header_bytes) else { return true };
         if !header_digest_is_right(w.crypto, common, front) {
-            // What was found may not have been a PDU.
+            // A wrong digest is an error only if the PDU is certain to be one.
             w.counters.nvme_tcp_digest_errors += u64::from(pdu.standing == Standing::Sure);
             self.wrong(w, index);
             return false;
@@ -252,7 +252,7 @@ impl Chain {
         true
     }
 
-    /// Data: placed, and summed where there is a digest.
+    /// Places data, and sums it if the PDU has a data digest.
     fn data(
         &mut self,
         w: &mut Work<'_>,
@@ -283,7 +283,7 @@ impl Chain {
         }
     }
 
-    /// Where every byte of a PDU came its digests decide.
+    /// Checks the digests of a PDU if all its bytes have arrived.
     fn complete(&mut self, w: &mut Work<'_>, index: usize) {
         let Some(pdu) = self.list.get(index).filter(|pdu| pdu.seen.covers(0, pdu.len)) else {
             return;
@@ -306,8 +306,8 @@ impl Chain {
     }
 }
 
-/// Copies data to its buffer, if it has one, and sums it, if `crc` is what goes before it. `at` is
-/// where in the PDU's data it begins. Gives the sum.
+/// Copies data to its buffer, if it has one, and sums it, if `crc` is the sum of the preceding
+/// bytes. `at` is the offset in the PDU's data. Returns the new sum.
 fn place(w: &mut Work<'_>, to: Option<DataAt>, at: u32, part: &Piece<'_>, crc: Option<u32>) -> u32 {
     let Some(data) = to else { return sum(w.crypto, crc, part.bytes) };
     let Some(buffer) = w.buffers.of(&data) else { return sum(w.crypto, crc, part.bytes) };
@@ -337,7 +337,7 @@ fn sum(crypto: &dyn CryptoProvider, crc: Option<u32>, bytes: &[u8]) -> u32 {
     crc.map_or(0, |crc| crypto.crc32c(crc, bytes))
 }
 
-/// Writes what of a range of a buffer was not written before. Gives how many bytes that were.
+/// Writes the bytes of a buffer range that were not written before. Returns how many they are.
 fn fill(buffer: &mut Buffer, range: &Range<u32>, part: &Piece<'_>, placed: &mut Placed) -> u32 {
     let (mut at, mut written) = (range.start, 0);
     while at < range.end {
@@ -356,7 +356,7 @@ fn fill(buffer: &mut Buffer, range: &Range<u32>, part: &Piece<'_>, placed: &mut 
     written
 }
 
-/// Says that a range of the payload was placed.
+/// Records that a range of the payload was placed.
 fn note(placed: &mut Placed, id: DdpId, offset: u32, range: Range<u32>) {
     placed.placements.push(Placement { range, id, offset });
 }
