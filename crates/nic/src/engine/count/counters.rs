@@ -1,12 +1,12 @@
-//! Counters of counting.
+//! Counters of the flow counter engine.
 
 base::counters! {
-    /// What hosts asked for.
+    /// Requests of hosts.
     pub(super) struct CountCounters {
-        /// Flows that began to be counted.
+        /// Flows for which counting started.
         count_started,
-        /// Refused: the table is full, the flow is counted already, or it is not counted for this
-        /// host.
+        /// Requests refused: the table is full, the flow is already counted, or it is not counted
+        /// for this host.
         count_refused,
     }
 }

@@ -1,4 +1,4 @@
-//! Counting as the device sees it: one operation, and every frame in both directions.
+//! The engine's interface to the device: one operation, and every frame in both directions.
 
 use abi::{Event, Header, Op, Refusal};
 use base::Instant;
@@ -13,7 +13,7 @@ use crate::pipeline::rx::{Offered, Transport};
 impl Engine for CountEngine {
     const ALARMS: &'static [&'static str] = CountCounters::ALARMS;
 
-    /// It costs nothing until it is asked, and is always there.
+    /// Always present, since it costs nothing while no flow is counted.
     fn from_config(config: &DeviceConfig) -> Option<Self> {
         Some(Self::new(config.rss_seed))
     }
@@ -36,7 +36,7 @@ impl Engine for CountEngine {
         None
     }
 
-    // Inlined: every frame comes here, and hardly any has a flow that is counted.
+    // Inlined: called for every frame, and flows are rarely counted.
     #[inline]
     fn take(&mut self, now: Instant, arrived: &mut Offered<'_>, _out: &mut Egress) -> bool {
         if !self.flows.is_empty() {
@@ -55,7 +55,7 @@ impl Engine for CountEngine {
     fn note_refused(&mut self, header: &Header, packets: u64, bytes: u64) {
         let tuple = tuple_of(header);
         if let Some(counts) = tuple.and_then(|tuple| self.counts_of(&tuple)) {
-            // Counting may have begun in between.
+            // Counting may have started after the frame was first announced.
             counts.sent.frames = counts.sent.frames.saturating_sub(packets);
             counts.sent.bytes = counts.sent.bytes.saturating_sub(bytes);
         }

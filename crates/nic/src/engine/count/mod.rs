@@ -1,13 +1,12 @@
-//! Counts the frames of flows, for hosts that want to know: how many came and left, and when the
-//! last one did.
+//! Counts the frames of selected flows: how many arrived and left, and when the last one did.
 //!
-//! A host names a flow by its tuple, whoever has the connection, itself or another engine: it sees
-//! every frame before the other engines do, and every frame that leaves. It changes none. Received
-//! frames are counted as they came, several packets that the wire has merged as one; frames that
-//! leave, as the packets that they become.
+//! A host names a flow by its tuple, whether the host itself or another engine has the connection.
+//! This engine sees every received frame before the other engines, and every frame that leaves, and
+//! changes none. Received frames are counted as they arrive: packets merged by the link count as
+//! one. Transmitted frames are counted as the packets that they become.
 //!
-//! Invariants: memory is bounded by [`FLOWS_MAX`]; a device that counts nothing looks at nothing.
-//! Files: `engine` (what the device sees), `counters`.
+//! Invariants: memory is bounded by [`FLOWS_MAX`]; frames are not parsed while no flow is counted.
+//! Files: `engine` (the [`super::Engine`] implementation), `counters`.
 
 mod counters;
 mod engine;
@@ -25,19 +24,19 @@ use self::counters::CountCounters;
 use crate::pipeline::headers::{Kind, classify, u16_at};
 use tcp_rules::tuple::hash_tuple;
 
-/// Flows counted at one time.
+/// Maximum number of flows counted at a time.
 const FLOWS_MAX: usize = 1024;
 
-/// A flow that is counted.
+/// A counted flow.
 #[derive(Debug)]
 struct Flow {
     tuple: Tuple,
-    /// The queue whose host asked for it.
+    /// Queue of the host that requested the count.
     queue: usize,
     counts: FlowCounts,
 }
 
-/// The engine's state.
+/// The flow counter engine.
 #[derive(Debug)]
 pub(crate) struct CountEngine {
     flows: HashTable<Flow>,
@@ -46,12 +45,12 @@ pub(crate) struct CountEngine {
 }
 
 impl CountEngine {
-    /// An engine that counts nothing.
+    /// Creates an engine that counts no flows.
     fn new(seed: u64) -> Self {
         Self { flows: HashTable::new(), seed, counters: CountCounters::default() }
     }
 
-    /// Does what a host asks. Gives what it is told, if anything.
+    /// Handles a host's request. Returns the answer, if there is one.
     fn ask(
         &mut self,
         queue: usize,
@@ -98,14 +97,14 @@ impl CountEngine {
     }
 }
 
-/// Adds frames to what has passed in one direction.
+/// Adds frames to the traffic of one direction.
 fn add(traffic: &mut Traffic, now: Instant, frames: u64, bytes: u64) {
     traffic.frames += frames;
     traffic.bytes += bytes;
     traffic.last = Some(now);
 }
 
-/// The flow of a packet that leaves, as we see it; none if it has no ports.
+/// Returns the tuple of a transmitted packet, or `None` if it is neither TCP nor UDP.
 fn tuple_of(header: &Header) -> Option<Tuple> {
     if !matches!(classify(header), Some(Kind::Tcp | Kind::Udp)) {
         return None;

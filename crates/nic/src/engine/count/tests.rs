@@ -1,4 +1,4 @@
-//! Tests of counting, by a whole device.
+//! Tests of flow counting with a complete device.
 
 use abi::count::{CountRequest, FlowCounts, Traffic};
 use abi::port::WireCaps;
@@ -21,7 +21,7 @@ fn rig(link: WireCaps) -> Rig {
     Rig::with(config, link)
 }
 
-/// The flow that leaves by the rig's headers.
+/// The flow of packets that leave with the rig's headers.
 fn sent(version: u8, local: u16, remote: u16) -> Tuple {
     let addr = |last: u8| match version {
         4 => [10, 77, 0, last].into(),
@@ -31,13 +31,13 @@ fn sent(version: u8, local: u16, remote: u16) -> Tuple {
     Tuple { local: end(2, local), remote: end(1, remote) }
 }
 
-/// The flow that packets made by [`packet`] are of: the same headers, seen from the other side.
+/// The flow of packets made by [`packet`]: the same headers, seen by the receiver.
 fn came(version: u8, local: u16, remote: u16) -> Tuple {
     let Tuple { local, remote } = sent(version, remote, local);
     Tuple { local: remote, remote: local }
 }
 
-/// Asks, and returns the answer if there is one.
+/// Sends a request. Returns the answer, if there is one.
 fn ask(
     rig: &mut Rig,
     queue: usize,

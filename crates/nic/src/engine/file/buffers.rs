@@ -1,16 +1,16 @@
-//! Memory for blocks: counted, bounded, reused.
+//! Memory for file blocks: counted, bounded, reused.
 //!
-//! A buffer is spare, lent to the disk, or shared by a block; all three count against one limit.
-//! Buffers of a whole block are by far the most, so that a steady state takes spare ones and does
-//! not allocate; the tail of a file is as short as its pages.
+//! A buffer is spare, in use by the disk, or shared by a block; all three count against one limit.
+//! Nearly all buffers have the size of a whole block, so a steady state reuses spare ones and does
+//! not allocate. The last block of a file only has the pages that it needs.
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use alloc::vec::Vec;
 
-/// All memory of the file engine.
+/// The memory of the file engine.
 #[derive(Debug)]
 pub(crate) struct Buffers {
-    /// Free buffers by their pages, less one.
+    /// Spare buffers, indexed by their number of pages minus one.
     spare: Vec<Vec<AlignedBuf>>,
     spare_bytes: usize,
     allocated_bytes: usize,
@@ -19,19 +19,19 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    /// No buffers; up to `bytes_max` bytes in buffers of up to `pages_max` pages.
+    /// Creates an empty pool of up to `bytes_max` bytes, in buffers of up to `pages_max` pages.
     pub(crate) fn new(bytes_max: usize, pages_max: usize) -> Self {
         let mut spare = Vec::new();
         spare.resize_with(pages_max, Vec::new);
         Self { spare, spare_bytes: 0, allocated_bytes: 0, lent_bytes: 0, bytes_max }
     }
 
-    /// Memory in use, wherever it is.
+    /// Bytes in use, including spare buffers.
     pub(crate) const fn allocated_bytes(&self) -> usize {
         self.allocated_bytes
     }
 
-    /// A buffer to lend to the disk, or `None` where blocks have to go first.
+    /// Returns a buffer for a disk read, or `None` if blocks must be evicted first.
     pub(crate) fn lend(&mut self, pages: usize) -> Option<AlignedBuf> {
         let bytes = pages * PAGE_BYTES;
         let buf = match self.spare.get_mut(pages - 1)?.pop() {
@@ -45,13 +45,14 @@ impl Buffers {
         Some(buf)
     }
 
-    /// Takes a buffer from the disk; `None` where it is not one that was lent.
+    /// Accepts a buffer back from the disk. Returns `None` if no such amount of memory was given to
+    /// it.
     pub(crate) fn take_back(&mut self, buf: AlignedBuf) -> Option<AlignedBuf> {
         self.lent_bytes = self.lent_bytes.checked_sub(buf.len())?;
         Some(buf)
     }
 
-    /// Keeps a buffer for the next reader.
+    /// Makes a buffer spare.
     pub(crate) fn put(&mut self, buf: AlignedBuf) {
         let bytes = buf.len();
         match self.spare.get_mut(bytes / PAGE_BYTES - 1) {
@@ -63,14 +64,14 @@ impl Buffers {
         }
     }
 
-    /// A buffer of `bytes` bytes is in other hands for good and frees itself there.
+    /// Stops counting a buffer of `bytes` bytes whose remaining owners will free it.
     pub(crate) const fn forget(&mut self, bytes: usize) {
         self.allocated_bytes = self.allocated_bytes.saturating_sub(bytes);
     }
 
     fn allocate(&mut self, pages: usize) -> Option<AlignedBuf> {
         let bytes = pages * PAGE_BYTES;
-        // Spare buffers of other sizes make room before any content has to go.
+        // Spare buffers of other sizes are freed before any content is evicted.
         while self.allocated_bytes + bytes > self.bytes_max && self.spare_bytes > 0 {
             let buf = self.spare.iter_mut().rev().find_map(Vec::pop)?;
             self.spare_bytes -= buf.len();

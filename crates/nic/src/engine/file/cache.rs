@@ -1,20 +1,19 @@
-//! Blocks of files in memory: found by content, shared by every transmit that sends them, evicted
-//! when memory is short.
+//! The block cache: blocks of files in memory, found by content, shared by all transmits that send
+//! them, and evicted when memory is short.
 //!
-//! A block's name is its file's *version* and its index, so connections and file ids that send the
-//! same content share it, and content that has changed is another block. It is immutable from the
-//! moment that its read is done. A namespace's version does not change with its content: a block
-//! that has become old is *detached*, that is, it has no name any more. Who has it pinned keeps it,
-//! nobody else finds it, and it goes when it is let go of.
+//! A block's name is its file's *version* and its index, so connections and file IDs that send the
+//! same content share it, and changed content is another block. A block is immutable once its read
+//! is complete. A namespace's version does not change with its content; an outdated block is
+//! therefore *detached*, that is, it loses its name. Transmits that have pinned it keep it, it is
+//! no longer found, and it is dropped after its last use.
 //!
-//! What keeps a block: *pins* (transmits that wait), *shares* (frames on their way, which own a
-//! reference to the buffer), and *held* bytes (sent, not yet acknowledged: a retransmission may
-//! want them). Pinned and shared blocks are never evicted. The rest stand in one of two lists,
-//! least recently used first: those that nobody holds go first, then the held ones. Each step is
-//! O(1).
+//! A block is kept by *pins* (pending transmits), *shares* (frames in flight, which own a reference
+//! to the buffer), and *held* bytes (sent but not acknowledged, so a retransmission may need them).
+//! Pinned and shared blocks are never evicted. The others are in one of two LRU lists: blocks
+//! without held bytes are evicted first, then held ones. Each step is O(1).
 //!
-//! Called by the engine of this folder. It does no I/O and knows neither transmits nor file ids.
-//! Invariant: after every call that may free memory, [`Cache::take_freed`] says so.
+//! Called by the file engine. The cache does no I/O and knows neither transmits nor file IDs.
+//! Invariant: after every call that may free memory, [`Cache::take_freed`] returns true.
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use alloc::sync::Arc;
@@ -28,14 +27,14 @@ use super::counters::FileCounters;
 use super::waiters::{WaitList, Waiters};
 use structures::slab::{Key, Slab};
 
-/// Blocks of one list that are looked at for one eviction: shared ones are passed over, and moved
-/// behind the others.
+/// Blocks of a list that are examined per eviction. Shared blocks are skipped and moved to the
+/// list's end.
 const EVICTION_TRIES: usize = 16;
 
 #[derive(Debug)]
 enum Content {
     Reading {
-        /// The file that it is read from.
+        /// The file from which the block is read.
         file: Key,
         waiters: WaitList,
     },
@@ -49,16 +48,16 @@ struct Block {
     content: Content,
     pins: u32,
     held_bytes: u64,
-    /// Read ahead, and asked for by nobody so far.
+    /// True if the block was read ahead and has not been requested yet.
     ahead: bool,
-    /// It has no name any more.
+    /// True if the block has lost its name.
     detached: bool,
     list: Option<Which>,
     prev: Key,
     next: Key,
 }
 
-/// The lists of blocks that may be evicted.
+/// The lists of evictable blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Which {
     Free,
@@ -81,7 +80,7 @@ pub(crate) struct Reading {
     pub(crate) file: Key,
 }
 
-/// All blocks.
+/// The block cache.
 #[derive(Debug)]
 pub(crate) struct Cache {
     blocks: Slab<Block>,
@@ -91,13 +90,13 @@ pub(crate) struct Cache {
     waiters: Waiters,
     buffers: Buffers,
     held_bytes: u64,
-    /// Memory may have been freed since this was asked last.
+    /// True if memory may have been freed since [`Cache::take_freed`] was last called.
     freed: bool,
     seed: u64,
 }
 
 impl Cache {
-    /// No blocks; up to `bytes_max` bytes of them, each of up to `pages_max` pages.
+    /// Creates an empty cache of up to `bytes_max` bytes, in blocks of up to `pages_max` pages.
     pub(crate) fn new(bytes_max: usize, pages_max: usize, seed: u64) -> Self {
         Self {
             blocks: Slab::new(),
@@ -112,12 +111,12 @@ impl Cache {
         }
     }
 
-    /// Blocks in memory or being read.
+    /// Number of blocks in memory or being read.
     pub(crate) const fn len(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Memory in use.
+    /// Bytes of memory in use.
     pub(crate) const fn allocated_bytes(&self) -> usize {
         self.buffers.allocated_bytes()
     }
@@ -127,17 +126,17 @@ impl Cache {
         self.held_bytes
     }
 
-    /// Whether [`Self::take_freed`] would say yes.
+    /// True if [`Self::take_freed`] would return true.
     pub(crate) const fn has_freed(&self) -> bool {
         self.freed
     }
 
-    /// Whether memory may have been freed since the last call.
+    /// Returns whether memory may have been freed since the last call.
     pub(crate) const fn take_freed(&mut self) -> bool {
         core::mem::replace(&mut self.freed, false)
     }
 
-    /// The block with this content, in memory or being read.
+    /// Returns the block with this content, in memory or being read.
     pub(crate) fn find(&self, version: u64, index: u64) -> Option<Key> {
         let same = |&key: &Key| {
             self.blocks.get(key).is_some_and(|b| b.index == index && b.version == version)
@@ -145,7 +144,7 @@ impl Cache {
         self.by_content.find(mix(self.seed, version, index), same).copied()
     }
 
-    /// The content of a block, where it is in memory.
+    /// Returns the content of a block that is in memory.
     pub(crate) fn content(&self, key: Key) -> Option<&Arc<AlignedBuf>> {
         match &self.blocks.get(key)?.content {
             Content::Ready(buf) => Some(buf),
@@ -153,14 +152,14 @@ impl Cache {
         }
     }
 
-    /// What a block that is being read is read from.
+    /// Returns the source of a block that is being read.
     pub(crate) fn reading(&self, key: Key) -> Option<Reading> {
         let block = self.blocks.get(key)?;
         let Content::Reading { file, .. } = block.content else { return None };
         Some(Reading { version: block.version, index: block.index, file })
     }
 
-    /// Makes a block that is about to be read from `file`.
+    /// Creates a block that is about to be read from `file`.
     pub(crate) fn begin_read(&mut self, reading: Reading, ahead: bool) -> Key {
         let Reading { version, index, file } = reading;
         let key = self.blocks.insert(Block {
@@ -181,7 +180,7 @@ impl Cache {
         key
     }
 
-    /// Notes that a transmit waits for a block that is being read.
+    /// Adds a pending transmit to the waiters of a block that is being read.
     pub(crate) fn wait(&mut self, key: Key, waiter: Key) {
         if let Some(Content::Reading { waiters, .. }) =
             self.blocks.get_mut(key).map(|b| &mut b.content)
@@ -190,7 +189,7 @@ impl Cache {
         }
     }
 
-    /// Takes the waiters off a block, to be had one by one from [`Self::next_waiter`].
+    /// Removes the list of waiters from a block, to be iterated with [`Self::next_waiter`].
     pub(crate) fn take_waiters(&mut self, key: Key) -> WaitList {
         match self.blocks.get_mut(key).map(|b| &mut b.content) {
             Some(Content::Reading { waiters, .. }) => core::mem::replace(waiters, WaitList::EMPTY),
@@ -198,12 +197,12 @@ impl Cache {
         }
     }
 
-    /// The next waiter of a list; its key may be stale.
+    /// Removes and returns the first waiter of a list. Its key may be stale.
     pub(crate) fn next_waiter(&mut self, list: &mut WaitList) -> Option<Key> {
         self.waiters.pop(list)
     }
 
-    /// The read of a block is done and its content good.
+    /// Completes the read of a block with valid content.
     pub(crate) fn fill(&mut self, key: Key, buf: AlignedBuf) {
         self.freed = true;
         if let Some(block) = self.blocks.get_mut(key) {
@@ -212,13 +211,13 @@ impl Cache {
         }
     }
 
-    /// Forgets a block whose read failed.
+    /// Removes a block whose read failed.
     pub(crate) fn discard(&mut self, key: Key) {
         self.freed = true;
         self.drop_block(key);
     }
 
-    /// A transmit waits with this block in its hands.
+    /// Pins a block for a pending transmit.
     pub(crate) fn pin(&mut self, key: Key) {
         if let Some(block) = self.blocks.get_mut(key) {
             block.pins += 1;
@@ -226,7 +225,7 @@ impl Cache {
         }
     }
 
-    /// The transmit has what it needs, or is gone.
+    /// Releases a pending transmit's pin.
     pub(crate) fn unpin(&mut self, key: Key, counters: &mut FileCounters) {
         self.freed = true;
         match self.blocks.get_mut(key) {
@@ -238,7 +237,8 @@ impl Cache {
         }
     }
 
-    /// Makes a block the most recently used one, in the list where it belongs now.
+    /// Moves a block to the most recently used end of the list that it now belongs to. Drops it if
+    /// it is detached and unused.
     pub(crate) fn touch(&mut self, key: Key) {
         self.unlink(key);
         let Some(block) = self.blocks.get_mut(key) else { return };
@@ -249,7 +249,8 @@ impl Cache {
         if block.detached && Arc::strong_count(buf) == 1 {
             return self.drop_block(key);
         }
-        // A detached one that frames share is counted until they have left and it is evicted.
+        // A detached block that frames share counts as memory until they have left and it is
+        // evicted.
         let which = if block.held_bytes > 0 { Which::Held } else { Which::Free };
         let list = match which {
             Which::Free => &mut self.free,
@@ -264,12 +265,12 @@ impl Cache {
         }
     }
 
-    /// Notes that somebody asks for a block; says whether it had been read ahead for that.
+    /// Records a request for a block. Returns whether this is the first one after a read-ahead.
     pub(crate) fn ask(&mut self, key: Key) -> bool {
         self.blocks.get_mut(key).is_some_and(|b| core::mem::take(&mut b.ahead))
     }
 
-    /// Bytes of a block have been sent for the first time.
+    /// Adds `bytes` held bytes to a block: they have been sent for the first time.
     pub(crate) fn hold(&mut self, key: Key, bytes: u32) {
         if let Some(block) = self.blocks.get_mut(key).filter(|block| !block.detached) {
             block.held_bytes += u64::from(bytes);
@@ -278,7 +279,7 @@ impl Cache {
         }
     }
 
-    /// Bytes `from..to` of the file of `version` need not be held any more.
+    /// Releases the held bytes `from..to` of the file of `version`.
     pub(crate) fn acknowledge(&mut self, version: u64, from: u64, to: u64, block_bytes: u64) {
         self.freed = true;
         if from >= to {
@@ -289,7 +290,7 @@ impl Cache {
             let start = index * block_bytes;
             to.min(start.saturating_add(block_bytes)) - from.max(start)
         };
-        // A host that acknowledges a huge range costs no more than a walk over what there is.
+        // An acknowledgment of a huge range costs at most a walk over the existing blocks.
         if last - first >= self.blocks.len() as u64 {
             let within = |b: &Block| b.version == version && (first..=last).contains(&b.index);
             let keys: Vec<(Key, u64)> = self
@@ -310,8 +311,7 @@ impl Cache {
         }
     }
 
-    /// Bytes `from..to` of the file of `version` have become old: nobody finds their blocks any
-    /// more.
+    /// Detaches the blocks of bytes `from..to` of the file of `version`, which are outdated.
     pub(crate) fn invalidate(
         &mut self,
         version: u64,
@@ -325,7 +325,7 @@ impl Cache {
             return;
         }
         let (first, last) = (from / block_bytes, (to - 1) / block_bytes);
-        // As an acknowledgment: a huge range costs a walk over what there is.
+        // As above, a huge range costs at most a walk over the existing blocks.
         let keys: SmallVec<[Key; 4]> = if last - first >= self.blocks.len() as u64 {
             let within = |b: &Block| b.version == version && (first..=last).contains(&b.index);
             self.blocks.iter().filter(|(_, b)| within(b) && !b.detached).map(|b| b.0).collect()
@@ -339,7 +339,7 @@ impl Cache {
         }
     }
 
-    /// Takes a block's name from it, and lets it go where nobody uses it.
+    /// Removes a block's name, and the block itself if it is unused.
     fn detach(&mut self, key: Key) {
         self.unname(key);
         if let Some(block) = self.blocks.get_mut(key) {
@@ -349,8 +349,8 @@ impl Cache {
         }
     }
 
-    /// A buffer of `pages` pages to read into, evicting what has to go. To read `ahead` no held
-    /// block is evicted, and no other block that was read ahead and still waits for its reader.
+    /// Returns a buffer of `pages` pages for a read, evicting blocks if necessary. A read-ahead
+    /// (`ahead`) evicts neither held blocks nor read-ahead blocks that have not been requested yet.
     pub(crate) fn lend(
         &mut self,
         pages: usize,
@@ -369,18 +369,19 @@ impl Cache {
         }
     }
 
-    /// Takes a buffer from the disk; `None` where it was not lent.
+    /// Accepts a buffer back from the disk. Returns `None` if no such amount of memory was given to
+    /// it.
     pub(crate) fn take_back(&mut self, buf: AlignedBuf) -> Option<AlignedBuf> {
         self.buffers.take_back(buf)
     }
 
-    /// Keeps a buffer whose content is of no use.
+    /// Makes a buffer spare whose content is not used.
     pub(crate) fn put(&mut self, buf: AlignedBuf) {
         self.freed = true;
         self.buffers.put(buf);
     }
 
-    /// Forgets all blocks. Buffers that the disk has are still expected back.
+    /// Removes all blocks. Buffers in use by the disk are still expected back.
     pub(crate) fn clear(&mut self) {
         let mut contents = Vec::new();
         self.blocks.drain(|block| contents.push(block.content));
@@ -403,7 +404,8 @@ impl Cache {
         }
     }
 
-    /// Evicts the least recently used block of a list that no frame shares.
+    /// Evicts the least recently used block of a list that no frame shares. Returns whether there
+    /// was one.
     fn evict(&mut self, which: Which, ahead: bool, counters: &mut FileCounters) -> bool {
         for _ in 0..EVICTION_TRIES {
             let key = self.list(which).head;
@@ -485,7 +487,7 @@ impl Cache {
     }
 }
 
-/// Pages of `bytes` bytes.
+/// Number of pages for `bytes` bytes.
 pub(crate) const fn pages(bytes: usize) -> usize {
     bytes.div_ceil(PAGE_BYTES)
 }
@@ -499,7 +501,7 @@ mod tests {
         Cache::new(blocks * PAGE_BYTES, 1, 1)
     }
 
-    /// Reads a block of one page; `None` where there is no memory.
+    /// Reads a block of one page. Returns `None` if there is no memory.
     fn read(cache: &mut Cache, index: u64, ahead: bool) -> Option<Key> {
         let mut counters = FileCounters::default();
         let buf = cache.lend(1, ahead, &mut counters)?;

@@ -1,4 +1,4 @@
-//! The file engine as the device sees it: its operations, its disk, and transmits that waited.
+//! The file engine's interface to the device: operations, disk completions, and resolved transmits.
 
 use abi::disk::DiskCompletion;
 use abi::nvme_tcp::PREFIX_BYTES_MAX;
@@ -13,7 +13,7 @@ use crate::engine::{Engine, Request};
 use crate::pipeline::Egress;
 
 impl FileEngine {
-    /// Takes an answer from the disk, and tells hosts what it means for their files.
+    /// Handles a disk completion and emits the resulting events.
     pub(crate) fn complete(&mut self, completion: DiskCompletion, out: &mut Egress) {
         if let Some((queue, opened)) = self.handle(completion) {
             out.emit(queue, Event::FileOpened(opened));
@@ -91,8 +91,8 @@ impl Engine for FileEngine {
     }
 }
 
-/// Bytes of files that one transmit can need: with messages to seal, what precedes each extent in
-/// its message.
+/// Maximum file bytes that one transmit can need. If records are encrypted or PDUs completed, this
+/// includes the bytes that precede each extent in its message.
 fn file_bytes_max(config: &DeviceConfig) -> u32 {
     let extents = u32::try_from(FileLimits::EXTENTS_PER_TRANSMIT_MAX).unwrap_or(0);
     let message = u32::try_from(CONTENT_BYTES_MAX).unwrap_or(0);

@@ -1,8 +1,8 @@
-//! Transmits on their way through the file engine: what they need, and how they get it.
+//! Pending transmits in the file engine: the blocks that they need, and how they get them.
 //!
-//! [`FileEngine::start`] plans a transmit: it checks each extent and lists the pieces of blocks
-//! that it consists of. Where all are in memory it is done. Else it becomes a [`Job`], which stands
-//! in admission until it has a pin on every block, then waits for the reads that are missing.
+//! [`FileEngine::start`] plans a transmit: it checks each extent and lists the block ranges in it.
+//! If all blocks are in memory, the transmit is complete. Otherwise it becomes a [`Job`], which is
+//! queued for admission until it has pinned every block, and then waits for the missing reads.
 
 use abi::port::Payload;
 use abi::{ExtentCount, FileExtent, FileFault, Part, Parts};
@@ -16,42 +16,42 @@ use super::open::Readable;
 use super::{FileEngine, Start};
 use structures::slab::Key;
 
-/// A piece of a block.
+/// A range of a block that a transmit needs.
 #[derive(Clone, Copy, Debug)]
 struct Need {
-    /// The file that it is of.
+    /// The file that contains the range.
     file: Key,
     version: u64,
-    /// Index of the block.
+    /// Index of the block in the file.
     index: u64,
     /// The block, or [`Key::NONE`] while it is not in memory.
     block: Key,
-    /// First byte within the block.
+    /// Offset of the first byte in the block.
     start: u32,
-    /// Bytes.
+    /// Length in bytes.
     len: u32,
 }
 
 type Needs = SmallVec<[Need; 2]>;
 
-/// A transmit that waits.
+/// A pending transmit.
 #[derive(Debug)]
 pub(super) struct Job {
-    /// The name that the device gave it.
+    /// The device's key of the transmit.
     token: Key,
     parts: Parts,
     needs: Needs,
-    /// The first so many needs have a pin on their block.
+    /// Number of needs, from the first, whose blocks are pinned.
     acquired: usize,
-    /// So many of these blocks are still being read.
+    /// Number of pinned blocks that are still being read.
     missing: usize,
-    /// Not a retransmission.
+    /// True unless this is a retransmission.
     first: bool,
-    /// It has been counted as waiting for memory.
+    /// True once the job was counted as waiting for memory.
     waited: bool,
 }
 
-/// How far a job in admission got.
+/// Result of trying to pin a job's blocks.
 enum Admitted {
     All,
     NoMemory,
@@ -59,11 +59,11 @@ enum Admitted {
 }
 
 impl FileEngine {
-    /// Starts a transmit of `parts`; `first` says that its bytes are to be held once they are sent.
+    /// Starts a transmit of `parts`. `first` is false for a retransmission; otherwise the bytes are
+    /// held once they are sent.
     ///
     /// # Errors
-    /// `BadExtent` for a file or a range that is not there, `Changed` for a file that was found
-    /// changed.
+    /// `BadExtent` if a file or range does not exist, `Changed` if a file was found changed.
     pub(crate) fn start(
         &mut self,
         queue: usize,
@@ -73,7 +73,7 @@ impl FileEngine {
         let needs = self.plan(queue, &parts).inspect_err(|&fault| {
             self.counters.file_bad_extents += u64::from(fault == FileFault::BadExtent);
         })?;
-        // Nobody overtakes those who wait for memory: see the module's head.
+        // No transmit overtakes those that wait for memory; see the parent module.
         let ready = |need: &Need| self.cache.content(need.block).is_some();
         if self.admission.is_idle() && needs.iter().all(ready) {
             let mut ahead = None;
@@ -84,7 +84,7 @@ impl FileEngine {
                     ahead = Some((need.file, need.index));
                 }
             }
-            // The payload first: reading ahead may evict, and its references keep the blocks.
+            // Resolve first: read-ahead may evict, and the payload's references keep the blocks.
             let resolved = self.resolve(parts, &needs, first);
             if let Some((file, index)) = ahead {
                 self.read_ahead(file, index);
@@ -99,7 +99,7 @@ impl FileEngine {
         Ok(Start::Waiting(self.admission.insert(job)))
     }
 
-    /// Lets a transmit that waits go on; its end will be reported under `token`.
+    /// Queues a pending transmit for admission. Its completion will be reported under `token`.
     pub(crate) fn admit(&mut self, job: Key, token: Key) {
         if let Some(waiting) = self.admission.get_mut(job) {
             waiting.token = token;
@@ -107,14 +107,14 @@ impl FileEngine {
         }
     }
 
-    /// Forgets a transmit that waits.
+    /// Removes a pending transmit.
     pub(crate) fn cancel(&mut self, job: Key) {
         if let Some(job) = self.admission.remove(job) {
             self.let_go(&job);
         }
     }
 
-    /// Gives blocks to the jobs in admission, oldest first, as far as memory goes.
+    /// Pins blocks for the queued jobs, oldest first, until memory runs out.
     pub(super) fn advance(&mut self) {
         while let Some(key) = self.admission.head() {
             match self.acquire(key) {
@@ -131,9 +131,9 @@ impl FileEngine {
         }
     }
 
-    /// A block that a job waits for is there.
+    /// Handles the completed read of a block for which job `key` waits.
     pub(super) fn block_arrived(&mut self, key: Key) {
-        // A job that was cancelled waits no more.
+        // The job may have been canceled.
         let Some(job) = self.admission.get_mut(key) else { return };
         if job.missing == 0 {
             internal_error!(self.counters.nic_internal_errors, "a block arrived twice for a job");
@@ -143,7 +143,7 @@ impl FileEngine {
         self.finish_if_complete(key);
     }
 
-    /// Ends a job without its bytes.
+    /// Completes a job with a fault.
     pub(super) fn fail(&mut self, key: Key, fault: FileFault) {
         if let Some(job) = self.admission.remove(key) {
             self.let_go(&job);
@@ -151,7 +151,7 @@ impl FileEngine {
         }
     }
 
-    /// Lists the pieces of blocks that file extents consist of.
+    /// Lists the block ranges of all file extents.
     fn plan(&self, queue: usize, parts: &Parts) -> Result<Needs, FileFault> {
         let mut needs = Needs::new();
         let mut extents = ExtentCount::default();
@@ -193,8 +193,8 @@ impl FileEngine {
         Ok(())
     }
 
-    /// Pins the blocks of a job, and has those read that are not in memory. What it has it keeps,
-    /// and goes on from there the next time: nobody else gets blocks meanwhile.
+    /// Pins the blocks of a job and starts the missing reads. If memory runs out, the job keeps its
+    /// pins and continues there the next time; no other job gets blocks meanwhile.
     fn acquire(&mut self, key: Key) -> Admitted {
         let mut ahead = None;
         loop {
@@ -227,7 +227,7 @@ impl FileEngine {
         Admitted::All
     }
 
-    /// Gives a block to the next need of a job.
+    /// Pins a block for the next need of a job.
     fn take(&mut self, key: Key, block: Key) {
         let missing = self.cache.content(block).is_none();
         let wants = |job: &&mut Job| job.acquired < job.needs.len();
@@ -251,8 +251,8 @@ impl FileEngine {
         }
     }
 
-    /// Whether a block that had to be read looks like the next one of a reader that goes through
-    /// its file.
+    /// True if a block that must be read continues a sequential access: the preceding block is
+    /// cached, or there is none.
     fn is_sequential(&self, need: &Need) -> bool {
         let before = need.index.checked_sub(1);
         before.is_none_or(|before| self.cache.find(need.version, before).is_some())
@@ -273,7 +273,7 @@ impl FileEngine {
         self.done.push_back((job.token, Ok(resolved)));
     }
 
-    /// Takes a job's hands off its blocks and files.
+    /// Releases a job's pins on blocks and files.
     fn let_go(&mut self, job: &Job) {
         for need in &job.needs[..job.acquired] {
             self.cache.unpin(need.block, &mut self.counters);
@@ -284,8 +284,8 @@ impl FileEngine {
         }
     }
 
-    /// The payload of a transmit whose blocks are all in memory. It shares the blocks, so that they
-    /// cannot be evicted while it exists.
+    /// Builds the payload of a transmit whose blocks are all in memory. The payload shares the
+    /// blocks, so they are not evicted while it exists.
     fn resolve(&mut self, parts: Parts, needs: &[Need], first: bool) -> Resolved {
         let mut resolved = Resolved::default();
         let mut needs = needs.iter();

@@ -1,28 +1,28 @@
-//! The file engine: file to wire (IO-TCP, sections 3.4 to 3.6).
+//! The file engine: from file to link (IO-TCP, sections 3.4 to 3.6).
 //!
-//! A transmit names extents of files; the engine finds their blocks in memory or has the disk read
-//! them, and gives the payload back when all are there. Reads are page-aligned and never block;
-//! connections that send the same content share blocks and reads. A block is kept after it was
-//! sent, until the host acknowledges it or memory is short.
+//! A transmit names extents of files. The engine finds their blocks in memory or has the disk read
+//! them, and returns the payload when it is complete. Reads are page-aligned and never block.
+//! Connections that send the same content share blocks and reads. A block is kept after it was sent
+//! until the host acknowledges it or memory is short.
 //!
-//! *Memory is bounded and its end is never a failure.* Transmits get their blocks strictly in the
-//! order in which they came, one transmit at a time ("admission"). So a transmit that holds blocks
-//! waits for the disk only, never for memory behind a transmit that waits for memory itself, even
-//! where both are of one flow: there is no circle, and every transmit ends. [`FileConfig::clamped`]
-//! sees to it that the memory suffices for any single transmit.
+//! *Memory is bounded, and running out of it is never a failure.* Transmits get their blocks
+//! strictly in arrival order, one transmit at a time (admission). A transmit that has pinned blocks
+//! therefore waits only for the disk, never for memory behind another transmit that waits for
+//! memory, even on the same flow. No cycle is possible, and every transmit completes.
+//! [`FileConfig::clamped`] ensures that memory suffices for any single transmit.
 //!
-//! *Bytes of a changed file are never sent as right ones.* A read whose length or whose version
-//! after the read differs from what was there at open fails everyone who waits for it; the block is
-//! not kept and the file is not read again.
+//! *Bytes of a changed file are never sent.* If the length or version found by a read differs from
+//! that at open, the read fails for all its waiters, the block is not kept, and the file is not
+//! read again.
 //!
-//! *What the host has written to a namespace is never sent as it was before.* The host says which
-//! range is old by now; its blocks leave the cache, and those that are being read never enter it.
-//! What waits for such a block wants other bytes of it, and still gets them.
+//! *Outdated bytes of a namespace are never sent after the host's invalidation.* The host names the
+//! range that it has written. Its blocks leave the cache, and blocks being read do not enter it.
+//! Transmits that already wait for such a block need other bytes of it, and still get them.
 //!
-//! Called by [`crate::Device`]. It knows no packets, no flows and no time. The path is the host's
-//! and goes to the disk as it is; the disk keeps it below the root. Files: `open` (names and
-//! handles), `cache` (blocks), `buffers` (memory), `waiters`, `admission` and `jobs`
-//! (transmits that wait), `engine` (what the device sees), `counters`.
+//! Called by [`crate::Device`]. Packets, flows and time are unknown here. Paths come from the host
+//! and are passed to the disk unchanged; the disk confines them to its root. Files: `open` (IDs and
+//! handles), `cache` (blocks), `buffers` (memory), `waiters`, `admission` and `jobs` (pending
+//! transmits), `engine` (the [`super::Engine`] implementation), `counters`.
 
 mod admission;
 mod buffers;
@@ -50,27 +50,27 @@ use super::Resolved;
 use crate::config::FileConfig;
 use structures::slab::Key;
 
-/// Longest path in bytes: Linux's `PATH_MAX`.
+/// Maximum length of a path in bytes: Linux's `PATH_MAX`.
 const PATH_BYTES_MAX: usize = 4096;
 
-/// How a transmit starts.
+/// Result of starting a transmit.
 #[derive(Debug)]
 pub(crate) enum Start {
-    /// Everything was in memory.
+    /// All blocks were in memory.
     Ready(Resolved),
-    /// It waits; [`FileEngine::admit`] is to be called with this name.
+    /// The transmit is pending; [`FileEngine::admit`] must be called with this key.
     Waiting(Key),
 }
 
-/// The end of a transmit that waited: the name that it was admitted under, and its payload.
+/// Completion of a pending transmit: its token from [`FileEngine::admit`] and its payload.
 pub(crate) type Done = (Key, Result<Resolved, FileFault>);
 
-/// The engine's state.
+/// The file engine.
 #[derive(Debug)]
 pub(crate) struct FileEngine {
     config: FileConfig,
     files: OpenFiles,
-    /// Files found changed, and their queues, of which the host has not been told.
+    /// Files found changed, with their queues, that have not been reported to the host yet.
     changed: Vec<(usize, FileId)>,
     cache: Cache,
     admission: Admission,
@@ -78,14 +78,14 @@ pub(crate) struct FileEngine {
     control: VecDeque<DiskRequest>,
     /// Reads for the disk.
     reads: VecDeque<DiskRequest>,
-    /// Reads that the disk has.
+    /// Number of reads submitted to the disk.
     in_flight: usize,
     done: VecDeque<Done>,
     counters: FileCounters,
 }
 
 impl FileEngine {
-    /// An engine without files.
+    /// Creates an engine without files.
     pub(crate) fn new(config: FileConfig, transmit_bytes_max: u32, seed: u64) -> Self {
         let config = config.clamped(transmit_bytes_max);
         Self {
@@ -102,13 +102,13 @@ impl FileEngine {
         }
     }
 
-    /// Files that can be open at one time.
+    /// Maximum number of open files.
     pub(crate) const fn files_max(&self) -> u32 {
         self.config.files_max
     }
 
-    /// Opens a file. An answer that is known at once is given back, the other comes from
-    /// [`Self::handle`].
+    /// Opens a file. Returns the answer if it is known at once; otherwise [`Self::handle`] will
+    /// return it.
     pub(crate) fn open(
         &mut self,
         queue: usize,
@@ -136,7 +136,7 @@ impl FileEngine {
         }
     }
 
-    /// Forgets a file; what already waits for its bytes still gets them.
+    /// Closes a file. Transmits that already wait for its bytes still get them.
     pub(crate) fn close(&mut self, queue: usize, id: FileId) {
         match self.files.close(queue, id) {
             Some(disk) => self.close_disk(disk),
@@ -144,11 +144,11 @@ impl FileEngine {
         }
     }
 
-    /// Bytes of a file have reached the peer, or never will.
+    /// Releases held bytes of a file that the peer has acknowledged or will never need.
     pub(crate) fn acknowledge(&mut self, queue: usize, extent: FileExtent) {
         self.counters.file_acks += 1;
         let key = self.files.find(queue, extent.file);
-        // A file found changed holds blocks all the same.
+        // Blocks of a file found changed may still be held.
         let Some((version, size)) = key.and_then(|key| self.files.content_of(key)) else {
             self.counters.file_unknown += 1;
             return;
@@ -157,13 +157,13 @@ impl FileEngine {
         self.cache.acknowledge(version, extent.offset, to, self.config.block_bytes() as u64);
     }
 
-    /// The host has written to a range of a namespace: what there is of it, however it was opened,
-    /// is given to nobody any more.
+    /// Invalidates a range of a namespace that the host has written to, for all opens of that
+    /// namespace.
     pub(crate) fn invalidate(&mut self, queue: usize, id: FileId, offset: u64, len: u64) {
         self.counters.file_invalidations += 1;
         let key = self.files.find(queue, id);
         let versions = key.map(|key| self.files.versions_of(key)).unwrap_or_default();
-        // A file that is being opened has none: nothing of it was read so far.
+        // A file that is still being opened has no versions, and none of its blocks were read.
         self.counters.file_unknown += u64::from(key.is_none());
         let (to, block_bytes) = (offset.saturating_add(len), self.config.block_bytes() as u64);
         for version in versions {
@@ -171,9 +171,9 @@ impl FileEngine {
         }
     }
 
-    /// Keeps the files of `parts` open for the device's own use, whatever the host closes, and
-    /// gives them names of the queue [`PINNED`]; one [`Self::unpin`] for each part lets go of them.
-    /// Says whether all are open; else nothing has changed.
+    /// Pins the files of `parts` for the device's own use, even if the host closes them, and
+    /// replaces their IDs by ones of the queue [`PINNED`]. Each part must be released by one
+    /// [`Self::unpin`]. Returns false, with nothing changed, if a file is not open.
     pub(crate) fn pin(&mut self, queue: usize, parts: &mut Parts) -> bool {
         let mut pins = SmallVec::<[FileId; 2]>::new();
         for extent in parts.iter().filter_map(Part::extent) {
@@ -188,7 +188,7 @@ impl FileEngine {
         true
     }
 
-    /// Takes one pin off a file.
+    /// Releases one pin of a file.
     pub(crate) fn unpin(&mut self, pin: FileId) {
         if let Some(key) = self.files.find(PINNED, pin) {
             let closed = self.files.release(key);
@@ -196,12 +196,13 @@ impl FileEngine {
         }
     }
 
-    /// Whether [`Self::poll_done`] may return something.
+    /// True if [`Self::poll_done`] may return a completion.
     pub(crate) fn may_have_done(&self) -> bool {
         self.cache.has_freed() || self.admission.has_changed() || !self.done.is_empty()
     }
 
-    /// The next end of a transmit that waited. Called until there is none after every other call.
+    /// Returns the next completion of a pending transmit. Must be called until `None` after every
+    /// other call.
     #[inline]
     pub(crate) fn poll_done(&mut self) -> Option<Done> {
         if self.done.is_empty() {
@@ -213,18 +214,18 @@ impl FileEngine {
         self.done.pop_front()
     }
 
-    /// Frames may have left and let go of blocks: the oldest transmit that waits for memory tries
-    /// again.
+    /// Lets the oldest transmit that waits for memory try again, because frames may have left and
+    /// released blocks.
     pub(crate) fn nudge(&mut self) {
         self.admission.nudge();
     }
 
-    /// Whether transmits wait for memory that no completion of a read will free.
+    /// True if transmits wait for memory that no read completion will free.
     pub(crate) fn waits_for_memory(&self) -> bool {
         !self.admission.is_idle() && self.in_flight == 0 && self.reads.is_empty()
     }
 
-    /// The payload of a transmit has left: its blocks are held until they are acknowledged.
+    /// Records that a transmit's payload has left: its blocks are held until acknowledged.
     pub(crate) fn departed(&mut self, holds: &[(Key, u32)], file_bytes: u32) {
         if file_bytes == 0 {
             return;
@@ -236,7 +237,7 @@ impl FileEngine {
         }
     }
 
-    /// The next request for the disk.
+    /// Returns the next request for the disk.
     pub(crate) fn poll_disk(&mut self) -> Option<DiskRequest> {
         if let Some(request) = self.control.pop_front() {
             return Some(request);
@@ -249,12 +250,12 @@ impl FileEngine {
         Some(read)
     }
 
-    /// The disk did not take a request.
+    /// Takes back a request that the disk did not accept.
     pub(crate) fn unpoll_disk(&mut self, request: DiskRequest) {
         match request {
             DiskRequest::Read { id, file, offset, buf } => {
                 self.in_flight = self.in_flight.saturating_sub(1);
-                // Polled before a reset: nobody wants it any more.
+                // The read was polled before a reset and is no longer wanted.
                 if self.cache.reading(Key::from_u64(id.0)).is_none() {
                     return self.take_stale(buf);
                 }
@@ -270,7 +271,7 @@ impl FileEngine {
         }
     }
 
-    /// Takes an answer from the disk; gives what the host is to be told.
+    /// Handles a disk completion. Returns the answer to an open and its queue, if any.
     pub(crate) fn handle(&mut self, completion: DiskCompletion) -> Option<(usize, FileOpened)> {
         match completion {
             DiskCompletion::Opened { id, result } => self.handle_opened(id, result),
@@ -287,12 +288,12 @@ impl FileEngine {
         }
     }
 
-    /// The next file that was found changed, and its queue.
+    /// Returns the next file that was found changed, with its queue.
     pub(crate) fn poll_changed(&mut self) -> Option<(usize, FileId)> {
         self.changed.pop()
     }
 
-    /// Forgets everything. The disk is told to close what it has open.
+    /// Discards all state except counters, and has the disk close its open files.
     pub(crate) fn forget(&mut self) {
         self.changed.clear();
         self.control.retain(|request| matches!(request, DiskRequest::Close { .. }));
@@ -308,7 +309,7 @@ impl FileEngine {
         self.done.clear();
     }
 
-    /// Counters and gauges by name.
+    /// Calls `f` with the name and value of each counter and gauge.
     pub(crate) fn visit_counters(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
         f("file_blocks", self.cache.len() as u64);
@@ -380,7 +381,7 @@ impl FileEngine {
         self.cache.discard(key);
     }
 
-    /// Whether a read brought what was there when the file was opened.
+    /// Checks that a read returned the content that existed when the file was opened.
     fn judge(
         &self,
         reading: &Reading,
@@ -391,7 +392,7 @@ impl FileEngine {
         let file = self.files.readable(reading.file)?;
         let expected = self.block_len(&file, reading.index);
         if file.namespace {
-            // One that is shorter than it was is still read where it has bytes.
+            // A namespace that has shrunk is still read where it has bytes.
             return if bytes as usize >= expected { Ok(()) } else { Err(FileFault::Io) };
         }
         if stat.version != reading.version || (bytes as usize) < expected {
@@ -400,14 +401,15 @@ impl FileEngine {
         if buf_bytes < expected { Err(FileFault::Io) } else { Ok(()) }
     }
 
-    /// Bytes of a file in its block `index`; zero beyond its end.
+    /// Length of block `index` of a file in bytes; 0 beyond its end.
     fn block_len(&self, file: &Readable, index: u64) -> usize {
         let block_bytes = self.config.block_bytes();
         let start = index.saturating_mul(block_bytes as u64);
         usize::try_from(file.size.saturating_sub(start)).unwrap_or(usize::MAX).min(block_bytes)
     }
 
-    /// Has the disk read a block, if there is memory for it.
+    /// Starts the read of a block. Returns `None` if there is no memory, or if the block lies
+    /// beyond the file's end.
     fn read(&mut self, file: Key, readable: &Readable, index: u64, ahead: bool) -> Option<Key> {
         let bytes = self.block_len(readable, index);
         if bytes == 0 {
@@ -429,8 +431,8 @@ impl FileEngine {
         Some(block)
     }
 
-    /// Has the disk read the blocks behind `index`, as far as memory is to be had for the asking
-    /// and the disk is not busy.
+    /// Starts reads of the blocks after `index`, while there is free memory and the disk is not
+    /// busy.
     fn read_ahead(&mut self, file: Key, index: u64) {
         let Ok(readable) = self.files.readable(file) else { return };
         for ahead in 1..=u64::from(self.config.read_ahead_blocks) {

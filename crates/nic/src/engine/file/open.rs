@@ -1,12 +1,12 @@
-//! The files that the host has open.
+//! The files that hosts have open.
 //!
-//! What the cache calls a file's version is the disk's for content: equal versions mean equal
-//! bytes, whoever opened them. A namespace is written to, so that its version means nothing; it has
-//! one of its own for each open, and shares no blocks.
+//! The version that the cache uses is the disk's for content files: equal versions mean equal
+//! bytes, regardless of who opened them. Namespaces are writable, so their disk versions mean
+//! nothing; each open of a namespace gets a version of its own and shares no blocks.
 //!
-//! A file's name is its queue and the host's id. It is gone from the names as soon as the host
-//! closes it; the entry stays, and the disk's handle with it, until the last transmit and the last
-//! read that use it are done: they keep the entry's [`Key`].
+//! A file is named by its queue and the host's ID. When the host closes a file, its name is removed
+//! at once. The entry and the disk's handle remain until the last transmit and the last read that
+//! use the file are done; those refer to the entry by its [`Key`].
 
 use abi::disk::{DiskAccess, DiskFile};
 use abi::{FileAccess, FileFault, FileId, FileStat, Refusal};
@@ -17,10 +17,10 @@ use smallvec::SmallVec;
 
 use structures::slab::{Key, Slab};
 
-/// Tells versions of namespaces from other hashes.
+/// Domain separator for the versions of namespaces.
 const NAMESPACE: u64 = 0x6e73_7061_6365;
 
-/// The queue of names that [`OpenFiles::pin`] gave. No host has it.
+/// Queue of the IDs that [`OpenFiles::pin`] returns. No host has it.
 pub(crate) const PINNED: usize = usize::MAX;
 
 #[derive(Debug)]
@@ -37,38 +37,38 @@ enum Stage {
 struct OpenFile {
     queue: usize,
     id: FileId,
-    /// Where it was opened, if it is a namespace.
+    /// The path, if the file is a namespace.
     namespace: Option<Box<[u8]>>,
     stage: Stage,
-    /// Transmits and reads that use it.
+    /// Number of transmits and reads that use the file.
     uses: u32,
-    /// The host has closed it.
+    /// True once the host has closed the file.
     closed: bool,
-    /// A read found it changed: nothing is sent from it any more.
+    /// True once a read found the file changed: nothing is sent from it any longer.
     changed: bool,
 }
 
-/// What a transmit has to know of a file.
+/// Properties of an open file that transmits need.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Readable {
     pub(crate) disk: DiskFile,
     pub(crate) version: u64,
     pub(crate) size: u64,
-    /// The host may write to it.
+    /// True if the host may write to the file.
     pub(crate) namespace: bool,
 }
 
-/// What to tell the host, and the disk, when an open ends.
+/// How the completion of an open is handled.
 #[derive(Debug)]
 pub(crate) enum Opened {
-    /// The host waits for the answer.
+    /// The host is waiting for the answer.
     Tell { queue: usize, file: FileId },
-    /// The host has closed the file meanwhile, or the device was reset: nobody is told, and the
-    /// disk's file is closed.
+    /// The host has closed the file meanwhile, or the device was reset: nothing is reported, and
+    /// the disk's handle is closed.
     Abandoned,
 }
 
-/// The files by name.
+/// The open files by name.
 #[derive(Debug)]
 pub(crate) struct OpenFiles {
     files: Slab<OpenFile>,
@@ -78,18 +78,19 @@ pub(crate) struct OpenFiles {
 }
 
 impl OpenFiles {
-    /// No files; at most `files_max` at a time.
+    /// Creates an empty table for up to `files_max` files.
     pub(crate) const fn new(files_max: u32, seed: u64) -> Self {
         let files_max = files_max as usize;
         Self { files: Slab::new(), names: HashTable::new(), files_max, seed }
     }
 
-    /// Files open, being opened, or closed and still in use.
+    /// Number of files open, being opened, or closed and still in use.
     pub(crate) const fn len(&self) -> usize {
         self.files.len()
     }
 
-    /// Makes an entry for a file that the disk is about to open; `namespace` is the path of one.
+    /// Adds an entry for a file that the disk is about to open. `namespace` is the path of a
+    /// namespace.
     pub(crate) fn begin(
         &mut self,
         queue: usize,
@@ -111,7 +112,7 @@ impl OpenFiles {
         Ok(key)
     }
 
-    /// Takes the disk's answer. The entry of a file that is not open goes.
+    /// Handles the disk's answer. If the file is not open afterwards, its entry is removed.
     pub(crate) fn finish(&mut self, key: Key, result: Option<(DiskFile, FileStat)>) -> Opened {
         let Some(file) = self.files.get_mut(key) else { return Opened::Abandoned };
         if !matches!(file.stage, Stage::Opening) {
@@ -121,7 +122,7 @@ impl OpenFiles {
         match result {
             Some((disk, mut stat)) if !closed => {
                 if file.namespace.is_some() {
-                    // The key names one open, and no other ever after.
+                    // A key identifies one open and is never reused.
                     stat.version = mix(self.seed, key.to_u64(), NAMESPACE);
                 }
                 file.stage = Stage::Open { disk, stat };
@@ -134,7 +135,7 @@ impl OpenFiles {
         if closed { Opened::Abandoned } else { Opened::Tell { queue, file: id } }
     }
 
-    /// The entry of a name.
+    /// Returns the entry of a name.
     pub(crate) fn find(&self, queue: usize, id: FileId) -> Option<Key> {
         if queue == PINNED {
             return self.files.key_at(id.0);
@@ -143,11 +144,11 @@ impl OpenFiles {
         self.names.find(hash(self.seed, queue, id), same).copied()
     }
 
-    /// What is to be known for sending from a file.
+    /// Returns the properties needed to send from a file.
     ///
     /// # Errors
-    /// `BadExtent` for a file that is not open or of a kind that is not read, `Changed` for one
-    /// that was found changed.
+    /// `BadExtent` if the file is not open or not of a readable kind, `Changed` if it was found
+    /// changed.
     pub(crate) fn readable(&self, key: Key) -> Result<Readable, FileFault> {
         match self.files.get(key) {
             Some(OpenFile { changed: true, .. }) => Err(FileFault::Changed),
@@ -161,8 +162,8 @@ impl OpenFiles {
         }
     }
 
-    /// The versions of all that is open of a namespace, by whatever queue; none where `key` names
-    /// no namespace.
+    /// Returns the versions of all opens of a namespace, by any queue. Empty if `key` is not a
+    /// namespace.
     pub(crate) fn versions_of(&self, key: Key) -> SmallVec<[u64; 2]> {
         let Some(path) = self.files.get(key).and_then(|file| file.namespace.as_ref()) else {
             return SmallVec::new();
@@ -174,7 +175,7 @@ impl OpenFiles {
         self.files.iter().filter_map(version).collect()
     }
 
-    /// Version and size of an open file, changed or not.
+    /// Returns version and size of an open file, changed or not.
     pub(crate) fn content_of(&self, key: Key) -> Option<(u64, u64)> {
         match self.files.get(key)?.stage {
             Stage::Open { stat, .. } => Some((stat.version, stat.size)),
@@ -182,35 +183,35 @@ impl OpenFiles {
         }
     }
 
-    /// Whether the key names an entry.
+    /// True if the entry exists.
     pub(crate) fn exists(&self, key: Key) -> bool {
         self.files.get(key).is_some()
     }
 
-    /// Notes one more user.
+    /// Adds one use of a file.
     pub(crate) fn retain(&mut self, key: Key) {
         if let Some(file) = self.files.get_mut(key) {
             file.uses += 1;
         }
     }
 
-    /// Notes one more user of a file that can be read, and names it for him: as of the queue
-    /// [`PINNED`], until [`Self::release`].
+    /// Adds one use of a readable file and returns an ID for it in the queue [`PINNED`], valid
+    /// until [`Self::release`].
     pub(crate) fn pin(&mut self, queue: usize, id: FileId) -> Option<FileId> {
         let key = self.find(queue, id).filter(|&key| self.readable(key).is_ok())?;
         self.retain(key);
         Some(FileId(key.index()))
     }
 
-    /// Notes one user less; gives the disk's file where it is to be closed now.
+    /// Removes one use of a file. Returns the disk's handle if it is to be closed now.
     pub(crate) fn release(&mut self, key: Key) -> Option<DiskFile> {
         let file = self.files.get_mut(key)?;
         file.uses = file.uses.saturating_sub(1);
         self.reap(key)
     }
 
-    /// The host closes a file. `None` where it is not open; else perhaps the disk's file, to be
-    /// closed now.
+    /// Closes a file for the host. Returns `None` if it is not open; otherwise the disk's handle if
+    /// it is to be closed now.
     pub(crate) fn close(&mut self, queue: usize, id: FileId) -> Option<Option<DiskFile>> {
         let key = self.find(queue, id)?;
         self.unname(key);
@@ -218,8 +219,8 @@ impl OpenFiles {
         Some(self.reap(key))
     }
 
-    /// Nothing is sent any more from files of this version: their content is not on the disk. Gives
-    /// those that the host has open to `tell`.
+    /// Stops sending from files of this version, because the disk no longer has their content.
+    /// Calls `tell` for those that hosts have open.
     pub(crate) fn mark_changed(&mut self, version: u64, mut tell: impl FnMut(usize, FileId)) {
         for file in self.files.values_mut() {
             let concerned =
@@ -233,7 +234,7 @@ impl OpenFiles {
         }
     }
 
-    /// Forgets all files; gives those that the disk has open to `close`.
+    /// Removes all files. Calls `close` for those that the disk has open.
     pub(crate) fn clear(&mut self, mut close: impl FnMut(DiskFile)) {
         self.names.clear();
         self.files.drain(|file| {
@@ -243,8 +244,8 @@ impl OpenFiles {
         });
     }
 
-    /// Removes a closed entry without users. One that is still being opened stays until the disk
-    /// answers.
+    /// Removes a closed entry without uses. An entry that is still being opened stays until the
+    /// disk answers.
     fn reap(&mut self, key: Key) -> Option<DiskFile> {
         let file = self.files.get(key)?;
         let Stage::Open { disk, .. } = file.stage else { return None };
@@ -306,7 +307,7 @@ mod tests {
         assert_eq!(files.find(0, FileId(1)), Some(again));
     }
 
-    /// The host closes a pinned file and opens another under the same id: both are told apart.
+    /// If the host closes a pinned file and opens another with the same ID, the two stay distinct.
     #[test]
     fn a_pinned_file_keeps_its_name() {
         let mut files = OpenFiles::new(2, 1);

@@ -1,13 +1,12 @@
-//! Who waits for a block that is being read: short lists in one reused store.
+//! Lists of waiters for blocks that are being read: short FIFO lists in one node store.
 //!
-//! A list is first come, first served. A waiter that was cancelled stays in its list; its key is
-//! stale, and whoever empties the list finds that out.
+//! A canceled waiter stays in its list with a stale key, which the consumer of the list detects.
 
 use alloc::vec::Vec;
 
 use structures::slab::Key;
 
-/// The end of a list.
+/// Index that marks the end of a list.
 const END: u32 = u32::MAX;
 
 /// A list of waiters.
@@ -18,7 +17,7 @@ pub(crate) struct WaitList {
 }
 
 impl WaitList {
-    /// Nobody waits.
+    /// The empty list.
     pub(crate) const EMPTY: Self = Self { head: END, tail: END };
 }
 
@@ -30,19 +29,19 @@ pub(crate) struct Waiters {
 }
 
 impl Waiters {
-    /// No nodes.
+    /// Creates an empty store.
     pub(crate) const fn new() -> Self {
         Self { nodes: Vec::new(), free: END }
     }
 
-    /// Adds a waiter.
+    /// Appends a waiter.
     pub(crate) fn push(&mut self, list: &mut WaitList, waiter: Key) {
         let place = if let Some(node) = self.nodes.get_mut(self.free as usize) {
             let place = core::mem::replace(&mut self.free, node.1);
             *node = (waiter, END);
             place
         } else {
-            // Every waiter is a block of a pending transmit: far below 2^32.
+            // Each waiter is a block of a pending transmit: far below 2^32.
             let Ok(place) = u32::try_from(self.nodes.len()) else { return };
             self.nodes.push((waiter, END));
             place
@@ -54,7 +53,7 @@ impl Waiters {
         list.tail = place;
     }
 
-    /// Takes the first waiter out.
+    /// Removes and returns the first waiter.
     pub(crate) fn pop(&mut self, list: &mut WaitList) -> Option<Key> {
         let node = self.nodes.get_mut(list.head as usize)?;
         let place = core::mem::replace(&mut list.head, node.1);
@@ -65,7 +64,7 @@ impl Waiters {
         Some(node.0)
     }
 
-    /// Forgets all lists; those that are still about must not be used.
+    /// Removes all nodes. Existing lists become invalid.
     pub(crate) fn clear(&mut self) {
         self.nodes.clear();
         self.free = END;

@@ -1,4 +1,4 @@
-//! Set-up as the device sees it: its operations, and the segments that are offered to it.
+//! The set-up engine's interface to the device: operations and received segments.
 
 use abi::port::Payloads;
 use abi::{Capabilities, Event, Op, Refusal};

@@ -1,9 +1,9 @@
 //! The ports whose SYNs the device answers.
 //!
-//! Called by the engine for operations of the host and once per segment. Each queue has its own
-//! listeners: several may have the same address and port, as with `SO_REUSEPORT`, and RSS says
-//! whose turn it is. A closed listener is kept while cookies that went out for it count. The number
-//! of listeners is bounded, and that of the addresses of each.
+//! Called by the set-up engine for operations of the host and once per segment. Each queue has its
+//! own listeners: several queues may listen on the same address and port, as with `SO_REUSEPORT`,
+//! and RSS chooses the queue. A closed listener is kept while cookies sent for it are valid. The
+//! number of listeners and the addresses of each are bounded.
 
 use core::net::IpAddr;
 
@@ -15,26 +15,26 @@ use wire::Endpoint;
 
 use structures::slab::{Key, Slab};
 
-/// RFC 7323 section 2.3.
+/// Maximum window scale: RFC 7323 section 2.3.
 const WINDOW_SCALE_MAX: u8 = 14;
 
-/// A port of one queue.
+/// A listening port of one queue.
 #[derive(Debug)]
 pub(super) struct Listener {
     queue: usize,
     pub(super) listen: SetupListen,
-    /// The epoch in which the host closed it.
+    /// The epoch in which the host closed the listener.
     closed: Option<u64>,
 }
 
 impl Listener {
-    /// Whether its SYNs are answered; else only cookies that are out count.
+    /// True if SYNs are answered; a closed listener only accepts outstanding cookies.
     pub(super) const fn is_open(&self) -> bool {
         self.closed.is_none()
     }
 }
 
-/// One address of a listener.
+/// One local endpoint of a listener.
 #[derive(Debug)]
 struct Place {
     local: Endpoint,
@@ -42,7 +42,7 @@ struct Place {
     listener: Key,
 }
 
-/// All listeners.
+/// The listeners of all queues.
 #[derive(Debug)]
 pub(super) struct Listeners {
     slots: Slab<Listener>,
@@ -52,23 +52,23 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
-    /// None yet, and at most `max`.
+    /// Creates an empty table for up to `max` listeners.
     pub(super) const fn new(max: usize, seed: u64) -> Self {
         Self { slots: Slab::new(), index: HashTable::new(), max, seed }
     }
 
-    /// Whether there are none, closed ones included.
+    /// True if there are no listeners, open or closed.
     pub(super) const fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
 
-    /// Open and closed ones.
+    /// Number of open and of closed listeners.
     pub(super) fn count(&self) -> (usize, usize) {
         let open = self.slots.iter().filter(|(_, listener)| listener.is_open()).count();
         (open, self.slots.len() - open)
     }
 
-    /// The listener of a queue for segments to `local`.
+    /// Returns the listener of a queue for segments to `local`.
     pub(super) fn find(&self, local: &Endpoint, queue: usize) -> Option<&Listener> {
         let hash = hash(self.seed, local, queue);
         let place = self.index.find(hash, |p| p.local == *local && p.queue == queue)?;
@@ -78,8 +78,8 @@ impl Listeners {
     /// Adds a listener.
     ///
     /// # Errors
-    /// `DoesNotFit` where it makes no sense, its name is taken, or one of its addresses is;
-    /// `TableFull`. Nothing has changed then.
+    /// `DoesNotFit` if its parameters are invalid or its ID or an address is in use; `TableFull`.
+    /// Nothing has changed then.
     pub(super) fn open(&mut self, queue: usize, listen: SetupListen) -> Result<(), Refusal> {
         let SetupListen { listener: name, port, window_scale, .. } = listen;
         let addrs = 1..=SetupListen::ADDRS_MAX;
@@ -113,7 +113,7 @@ impl Listeners {
             let code = hash(self.seed, &local, queue);
             let same = |place: &Place| place.local == local && place.queue == queue;
             match self.index.find_mut(code, same) {
-                // Of a closed one, or the address was there twice.
+                // The endpoint belonged to a closed listener, or the address is listed twice.
                 Some(place) => place.listener = listener,
                 None => {
                     let rehash = |p: &Place| hash(self.seed, &p.local, p.queue);
@@ -123,7 +123,7 @@ impl Listeners {
         }
     }
 
-    /// Closes a listener in this epoch. A name that there is not is nothing.
+    /// Closes a listener in `epoch`. An unknown ID is ignored.
     pub(super) fn close(&mut self, queue: usize, name: ListenId, epoch: u64) {
         let key = self.named(queue, name).map(|(key, _)| key);
         if let Some(listener) = key.and_then(|key| self.slots.get_mut(key)) {
@@ -131,7 +131,7 @@ impl Listeners {
         }
     }
 
-    /// Forgets what was closed so long before this epoch that no cookie for it counts.
+    /// Removes listeners that were closed too long before `epoch` for any cookie to be valid.
     pub(super) fn expire(&mut self, epoch: u64) {
         let is_over = |l: &Listener| l.closed.is_some_and(|closed| epoch > closed + 1);
         loop {
@@ -141,7 +141,7 @@ impl Listeners {
         }
     }
 
-    /// Forgets everything.
+    /// Removes all listeners.
     pub(super) fn clear(&mut self) {
         self.slots.drain(drop);
         self.index.clear();
@@ -156,7 +156,7 @@ impl Listeners {
         for &addr in &listen.addrs {
             let local = Endpoint { addr, port: listen.port };
             let code = hash(self.seed, &local, queue);
-            // Another may have the address by now.
+            // Another listener may have the endpoint by now.
             let same = |p: &Place| p.local == local && p.queue == queue && p.listener == key;
             if let Ok(place) = self.index.find_entry(code, same) {
                 place.remove();
@@ -165,7 +165,8 @@ impl Listeners {
     }
 }
 
-/// What is in the table was chosen by the host, so that nobody outside can make chains long.
+/// Hashes an endpoint and a queue. The table's keys come from the host, so a remote peer cannot
+/// provoke collisions.
 fn hash(seed: u64, local: &Endpoint, queue: usize) -> u64 {
     let (high, low) = match local.addr {
         IpAddr::V4(v4) => (0, u64::from(v4.to_bits())),

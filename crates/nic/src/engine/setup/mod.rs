@@ -1,23 +1,24 @@
-//! Connection set-up: the device answers SYNs and keeps nothing (AccelTCP section 4.1).
+//! Connection set-up offload: the device answers SYNs statelessly (AccelTCP section 4.1).
 //!
 //! Called by [`crate::Device`] for the host's `Listen` and `Unlisten`, and for each TCP segment
-//! with a right checksum that no other engine took. A SYN for a port that the flow's queue listens
-//! to is answered with a cookie ([`tcp_rules::cookie`]); what cannot be carried by one goes to
-//! the host as it came, and is counted by reason. An acknowledgment that brings a cookie back goes
-//! to the host with what was agreed on beside it, with payload or without: where the handshake's
-//! last segment is lost, the first payload makes the connection. With `defer` it waits for that
+//! with a correct checksum that no earlier engine consumed. A SYN to a port on which the flow's
+//! queue listens is answered with a SYN cookie ([`tcp_rules::cookie`]). A SYN whose options do not
+//! fit a cookie is passed to the host unchanged and counted by reason. An acknowledgment that
+//! returns a valid cookie is passed to the host together with the negotiated options, with or
+//! without payload: if the last segment of the handshake is lost, the first payload establishes the
+//! connection. With `defer`, the host sees only an acknowledgment that has payload or a FIN
 //! (`TCP_DEFER_ACCEPT`).
 //!
-//! What always holds: no memory is used for a connection; a segment is answered, marked, dropped or
-//! passed on, and never changed; a reset makes no connection. A peer that guesses needs 2^40
-//! acknowledgments on average.
+//! Invariants: no memory is used per connection; a segment is answered, annotated, dropped or
+//! passed on, and never changed; a reset establishes no connection. Guessing a valid acknowledgment
+//! takes 2^40 attempts on average.
 //!
-//! What it does not do: it cannot know which connections there are. Segments of a connection that
-//! it has set up are marked again as long as neither side's numbers have moved; and a SYN for a
-//! tuple that is live at the host is answered, so a peer that began anew comes with the cookie's
-//! number where the host knew another. The host knows which it has and copes with both. It also
-//! does not send a SYN-ACK again: the peer sends its SYN again, or its payload. A service that
-//! speaks first should not have its port here (section 4.1).
+//! Limits: the engine does not know which connections exist. It annotates segments of a connection
+//! that it has set up again as long as neither side's numbers have advanced. It also answers a SYN
+//! for a tuple that is live at the host, so a peer that restarts arrives with the cookie's number
+//! where the host knew another. The host handles both, since it knows its connections. SYN-ACKs are
+//! not retransmitted: the peer repeats its SYN or sends its payload. A service that speaks first
+//! should not use this offload (section 4.1).
 
 mod counters;
 mod engine;
@@ -39,33 +40,34 @@ use crate::pipeline::rx::TransportAt;
 use counters::SetupCounters;
 use listeners::{Listener, Listeners};
 
-/// As the host's: RFC 9293 section 3.9.2 and Linux.
+/// Hop limit, as on the host: RFC 9293 section 3.9.2 and Linux.
 const HOP_LIMIT: u8 = 64;
-/// What a peer takes that does not say: RFC 9293 section 3.7.1.
+/// MSS of a peer that sends no MSS option: RFC 9293 section 3.7.1.
 const MSS_UNSAID: u16 = 536;
-/// RFC 7323 section 2.3: more is read as this.
+/// Maximum window scale (RFC 7323 section 2.3); greater values are read as this.
 const SCALE_MAX: u8 = 14;
-/// Sets the keys of cookies apart from all else that is made from the same seed.
+/// Domain separator that makes the cookie keys independent of other uses of the seed.
 const COOKIE_DOMAIN: u64 = u64::from_be_bytes(*b"setup ck");
 /// Offset of the control bits in a TCP header.
 const FLAGS_AT: usize = 13;
 
-/// What becomes of a TCP segment.
+/// The treatment of a TCP segment.
 #[derive(Debug)]
 pub(crate) enum Verdict {
-    /// It is the host's, as it came.
+    /// Pass to the host unchanged.
     Pass,
-    /// It is a SYN, and this is the SYN-ACK: headers, checksums not filled in.
+    /// A SYN, to be answered by this SYN-ACK: headers without checksums.
     Answer(Header),
-    /// It brings a cookie back: it is the host's, with this beside it.
+    /// An acknowledgment with a valid cookie: pass to the host with the negotiated options.
     Established(Established),
-    /// It brings a cookie back, and nothing else, to a port that waits for payload.
+    /// An acknowledgment with a valid cookie and nothing else, to a port that waits for payload:
+    /// drop.
     Deferred,
-    /// It is a SYN, and there is no room for the SYN-ACK: the peer sends it again.
+    /// A SYN for whose answer there is no room: drop, the peer retransmits it.
     Drop,
 }
 
-/// The engine's state.
+/// The set-up engine.
 #[derive(Debug)]
 pub(crate) struct SetupEngine {
     limits: SetupLimits,
@@ -76,8 +78,8 @@ pub(crate) struct SetupEngine {
 }
 
 impl SetupEngine {
-    /// An engine of the device with this address. Engines with equal seeds know each other's
-    /// cookies.
+    /// Creates an engine for a device with address `mac`. Engines with equal seeds accept each
+    /// other's cookies.
     pub(crate) fn new(config: SetupConfig, mac: [u8; 6], seed: u64) -> Self {
         let SetupConfig { listeners_max } = config;
         Self {
@@ -89,34 +91,34 @@ impl SetupEngine {
         }
     }
 
-    /// What it offers.
+    /// Returns the limits to announce.
     pub(crate) const fn limits(&self) -> SetupLimits {
         self.limits
     }
 
-    /// Whether no segment concerns it.
+    /// True if there are no listeners.
     pub(crate) const fn is_idle(&self) -> bool {
         self.listeners.is_empty()
     }
 
-    /// Answers a port's SYNs from now on.
+    /// Starts answering SYNs to a port.
     ///
     /// # Errors
-    /// `DoesNotFit` where the port is zero, the addresses are none or too many, or name or port are
-    /// the queue's already; `TableFull`.
+    /// `DoesNotFit` if the port is zero, there are no addresses or too many, or the ID or an
+    /// endpoint is in use by the queue; `TableFull`.
     pub(crate) fn listen(&mut self, queue: usize, listen: SetupListen) -> Result<(), Refusal> {
         let result = self.listeners.open(queue, listen);
         self.counters.setup_refused += u64::from(result.is_err());
         result
     }
 
-    /// Answers a port's SYNs no more.
+    /// Stops answering SYNs to a port.
     pub(crate) fn unlisten(&mut self, now: Instant, queue: usize, listener: ListenId) {
         self.note(now);
         self.listeners.close(queue, listener, self.cookies.epoch());
     }
 
-    /// A segment of a flow of `queue`. `room` says whether an answer can be sent.
+    /// Handles a segment of a flow of `queue`. `room` is true if an answer can be sent.
     pub(crate) fn receive(
         &mut self,
         now: Instant,
@@ -159,13 +161,13 @@ impl SetupEngine {
         }
     }
 
-    /// Forgets the listeners. The keys stay: cookies that are out count again when somebody listens
-    /// again.
+    /// Removes all listeners. The keys are kept, so outstanding cookies become valid again when a
+    /// host listens again.
     pub(crate) fn forget(&mut self) {
         self.listeners.clear();
     }
 
-    /// Counters and gauges by name.
+    /// Calls `f` with the name and value of each counter and gauge.
     pub(crate) fn visit_counters(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
         let (open, closed) = self.listeners.count();
@@ -180,7 +182,7 @@ impl SetupEngine {
     }
 }
 
-/// Why a SYN is the host's.
+/// Reason for which a SYN is passed to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Why {
     OddFlags,
@@ -208,7 +210,7 @@ impl Why {
     }
 }
 
-/// The SYN-ACK for a SYN, or why it is the host's.
+/// Returns the SYN-ACK for a SYN, or the reason for which the SYN is passed to the host.
 fn answer(
     now: Instant,
     mac: [u8; 6],
@@ -224,7 +226,7 @@ fn answer(
         peer_mss: syn.options.mss.unwrap_or(MSS_UNSAID),
         peer_scale: syn.options.window_scale.map(|scale| scale.min(SCALE_MAX)),
         sack: listen.sack && syn.options.sack_permitted,
-        // RFC 3168 section 6.1.1: an ECN-setup SYN has both.
+        // RFC 3168 section 6.1.1: an ECN-setup SYN has both flags.
         ecn: listen.ecn && syn.flags.has(Flags::ECE.with(Flags::CWR)),
     };
     let clock = clock(now, cookies, &at.tuple);
@@ -243,7 +245,7 @@ fn answer(
         window: listen.window,
         options: Options {
             mss: Some(if at.tuple.local.addr.is_ipv4() { mss_v4 } else { mss_v6 }),
-            // RFC 7323 section 1.3: only where the SYN had one.
+            // RFC 7323 section 1.3: only if the SYN had the option.
             window_scale: peer.peer_scale.map(|_| listen.window_scale),
             sack_permitted: peer.sack,
             timestamps: cookie.stamp.map(|value| Timestamps { value, echo: theirs.value }),
@@ -253,13 +255,13 @@ fn answer(
     write(&link, &at.tuple, &reply).ok_or(Why::Malformed)
 }
 
-/// The clock of our timestamps for a peer: it shows nobody how long we have run, nor one peer what
-/// another sees (RFC 7323 section 5.4).
+/// Returns our timestamp clock for a peer. A random offset per connection hides the uptime and
+/// makes clocks of different peers unrelated (RFC 7323 section 5.4).
 fn clock(now: Instant, cookies: &Cookies, tuple: &Tuple) -> u32 {
     low32(now.as_millis()).wrapping_add(cookies.timestamp_offset(tuple))
 }
 
-/// A SYN that may be answered, and the way back.
+/// Parses a SYN that may be answered, and returns it with the link addresses of the reply.
 fn read_syn(mac: [u8; 6], frame: &[u8], at: &TransportAt) -> Result<(Segment, Link), Why> {
     let tcp = frame.get(at.l4..at.end).unwrap_or_default();
     let (syn, header_len) = Segment::parse(tcp).map_err(|_| Why::Malformed)?;
@@ -286,8 +288,8 @@ fn read_syn(mac: [u8; 6], frame: &[u8], at: &TransportAt) -> Result<(Segment, Li
     Ok((syn, Link { source: mac, destination: peer }))
 }
 
-/// Whether the remote end can be a peer (RFC 1122 sections 3.2.1.3 and 4.2.3.10): an answer to
-/// anything else would go to many, or to ourselves.
+/// Returns whether the remote endpoint can be a peer (RFC 1122 sections 3.2.1.3 and 4.2.3.10).
+/// Replies to other addresses would reach many hosts, or this one.
 fn is_peer(tuple: &Tuple) -> bool {
     let addr = tuple.remote.addr;
     let broadcast = matches!(addr, IpAddr::V4(v4) if v4.is_broadcast());
@@ -299,7 +301,7 @@ fn is_peer(tuple: &Tuple) -> bool {
         || addr == tuple.local.addr)
 }
 
-/// The headers of a segment without payload; they fit.
+/// Builds the headers of a segment without payload.
 fn write(link: &Link, tuple: &Tuple, segment: &Segment) -> Option<Header> {
     let ip = IpHeader {
         source: tuple.local.addr,
@@ -315,7 +317,7 @@ fn write(link: &Link, tuple: &Tuple, segment: &Segment) -> Option<Header> {
     Some(header)
 }
 
-/// What an acknowledgment brings.
+/// Handles a segment with ACK.
 fn acknowledge(
     now: Instant,
     listener: &Listener,
@@ -355,7 +357,7 @@ fn acknowledge(
         listener: listen.listener,
         peer_mss: peer.peer_mss,
         peer_scale: peer.peer_scale,
-        // The peer may have changed what it carried: it gets no more than was offered.
+        // The peer may have tampered with the cookie's options: grant no more than was offered.
         sack: peer.sack && listen.sack,
         ecn: peer.ecn && listen.ecn,
     })
