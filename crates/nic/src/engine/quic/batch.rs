@@ -1,21 +1,22 @@
-//! Datagrams that become one frame: receive coalescing as Linux's GRO has it for UDP.
+//! Receive coalescing: appends datagrams to one frame, as Linux's GRO does for UDP.
 //!
-//! Called by [`crate::Device`] when an opened datagram is delivered. It is appended to the frame
-//! that was delivered just before, if the host has not taken that yet, and the two belong together:
-//! one entry, ascending numbers, equal headers, equal sizes but for the last. So nothing ever waits
-//! to be merged, and nothing overtakes. What was not opened is never merged: it stays as it came.
+//! Called by [`crate::Device`] when a decrypted datagram is delivered. It is appended to the last
+//! delivered frame if the host has not taken that yet and both belong together: same entry,
+//! ascending packet numbers, equal headers, and equal sizes except for the last datagram. No
+//! datagram waits to be merged, and order is kept. Datagrams that were not decrypted are never
+//! merged.
 
 use abi::{PacketBuf, PacketPool, Received};
 use wire::{UDP_BYTES, emit};
 
 use super::Datagram;
 
-/// Datagrams in one frame, at most (Linux: `UDP_MAX_SEGMENTS` was 64).
+/// Maximum number of datagrams per frame (Linux: `UDP_MAX_SEGMENTS` was 64).
 const DATAGRAMS_MAX: usize = 64;
-/// Bytes of an IP packet, at most.
+/// Maximum size of an IP packet.
 const IP_BYTES_MAX: usize = 65_535;
 
-/// Appends `next` to `tail` if they belong together, and says whether it did.
+/// Appends `next` to `tail` if they belong together. Returns whether it did.
 pub(crate) fn append(tail: &mut Received, next: &Datagram, pool: &mut PacketPool) -> bool {
     let Some((size, number)) = fits(tail, next) else { return false };
     let payload = &next.received.packet.as_slice()[next.l4 + UDP_BYTES..next.end];
@@ -35,7 +36,8 @@ pub(crate) fn append(tail: &mut Received, next: &Datagram, pool: &mut PacketPool
     true
 }
 
-/// The size of the datagrams in the frame and the packet number of `next`, if it can be appended.
+/// Returns the size of the frame's datagrams and the packet number of `next`, if it can be
+/// appended.
 fn fits(tail: &Received, next: &Datagram) -> Option<(u16, u64)> {
     let (opened, (quic, number)) = (tail.quic.as_ref()?, next.opened?);
     let ascending = opened.numbers.last().is_some_and(|&last| last < number);
@@ -44,7 +46,7 @@ fn fits(tail: &Received, next: &Datagram) -> Option<(u16, u64)> {
     }
     let start = next.l4 + UDP_BYTES;
     let payload = tail.packet.len().checked_sub(start)?;
-    // Behind one that is shorter none may follow.
+    // No datagram may follow a shorter one.
     let size = match tail.segment_size {
         0 => payload,
         size => usize::from(size),
@@ -57,7 +59,7 @@ fn fits(tail: &Received, next: &Datagram) -> Option<(u16, u64)> {
     (fits && short_enough && same).then_some((size, number))
 }
 
-/// Whether the headers differ in nothing but lengths, checksums and IPv4's identification.
+/// Returns whether the headers differ only in lengths, checksums and IPv4's identification.
 fn same_headers(tail: &Received, next: &Datagram) -> bool {
     let (tail, bytes) = (tail.packet.as_slice(), next.received.packet.as_slice());
     let (l3, l4) = (next.l3, next.l4);
@@ -66,7 +68,7 @@ fn same_headers(tail: &Received, next: &Datagram) -> bool {
         matches!(ranges, (Some(a), Some(b)) if a == b)
     };
     let ip = match bytes.get(l3) {
-        // Without options: `set_lengths` sums twenty bytes.
+        // No options: `set_lengths` sums twenty bytes.
         Some(0x45) => same(l3, l3 + 2) && same(l3 + 6, l3 + 10) && same(l3 + 12, l4),
         Some(first) if first >> 4 == 6 => same(l3, l3 + 4) && same(l3 + 6, l4),
         _ => false,
@@ -74,7 +76,7 @@ fn same_headers(tail: &Received, next: &Datagram) -> bool {
     ip && same(0, l3) && same(l4, l4 + 4)
 }
 
-/// Makes IP's and UDP's lengths those of the whole frame.
+/// Sets the IP and UDP lengths to those of the whole frame.
 fn set_lengths(packet: &mut PacketBuf, at: &Datagram) {
     let end = packet.len();
     let bytes = packet.as_mut_slice();

@@ -1,78 +1,79 @@
-//! Counters of the QUIC engine. Every way in which a datagram is not opened, or a transmit is not
-//! sealed, has its own.
+//! Counters of the QUIC engine. Every reason for not decrypting a datagram, or dropping a transmit,
+//! has its own.
 
 base::counters! {
-    /// What the QUIC engine did.
+    /// Counters of the QUIC engine.
     pub(crate) struct QuicCounters {
-        /// Entries made, of both directions.
+        /// Entries added, in both directions.
         quic_added,
-        /// Entries that the host took away.
+        /// Entries removed by hosts.
         quic_removed,
-        /// Generations of keys added.
+        /// Key generations added.
         quic_rekeyed,
         /// Refused: the table is full.
         quic_refused_full: alarm,
-        /// Refused: the provider does not know the suite, or a key of that length.
+        /// Refused: the provider does not support the suite, or a key of that length.
         quic_refused_keys: alarm,
-        /// Refused: a name or route that is taken, a second length of connection IDs for a port,
-        /// too many routes, keys of the phase that is current.
+        /// Refused: an ID or route in use, a second connection ID length for a port, too many
+        /// routes, or keys of the current phase.
         quic_refused_does_not_fit: alarm,
-        /// Operations for entries or routes that are not there.
+        /// Operations for entries or routes that do not exist.
         quic_ops_ignored: alarm,
 
-        /// Datagrams opened.
+        /// Datagrams decrypted.
         quic_rx_opened,
-        /// Bytes of them, UDP's header not counted.
+        /// Bytes of decrypted datagrams, without the UDP header.
         quic_rx_opened_bytes,
         /// Datagrams appended to the frame before them.
         quic_rx_merged,
-        /// As it came: a wrong or strange UDP length, a wrong checksum, or merged by the wire.
+        /// Passed unchanged: wrong UDP length, wrong checksum, or merged by the link.
         quic_rx_bad_udp,
-        /// As it came: no short header at its begin.
+        /// Passed unchanged: no short header at its start.
         quic_rx_not_short,
-        /// As it came: no entry for its connection ID, or its addresses.
+        /// Passed unchanged: no entry for the connection ID or the tuple.
         quic_rx_unknown_id,
-        /// As it came: too short for header protection's sample.
+        /// Passed unchanged: too short for the header protection sample.
         quic_rx_too_short: alarm,
-        /// As it came: of a generation of keys that is not here.
+        /// Passed unchanged: protected with a key generation that is not installed.
         quic_rx_unknown_keys,
-        /// As it came: it does not verify. Stateless resets are among these, and packets that are
-        /// older than a change of keys.
+        /// Passed unchanged: the tag is wrong. Includes stateless resets and packets from before a
+        /// key update.
         quic_rx_bad_tag,
 
-        /// Datagrams that came before others with lower numbers, and waited.
+        /// Datagrams that waited for lower packet numbers.
         quic_waited,
-        /// Nanoseconds that they waited, together.
+        /// Total time that they waited, in nanoseconds.
         quic_waited_ns,
-        /// Of these, delivered in order when those before them had come.
+        /// Waiting datagrams delivered in order after the missing ones had arrived.
         quic_reordered,
-        /// Delivered at once: their number was behind what had been delivered (late, or twice).
+        /// Datagrams delivered at once because their number is below those delivered: late or
+        /// duplicate.
         quic_behind,
-        /// Delivered at once: one with the same number waits.
+        /// Datagrams delivered at once because one with the same number is waiting.
         quic_duplicates,
-        /// Gaps given up: a number too far ahead came.
+        /// Gaps abandoned because a number beyond the window arrived.
         quic_gap_given_up_packets,
-        /// Gaps given up: too many bytes waited.
+        /// Gaps abandoned because too many bytes waited.
         quic_gap_given_up_bytes,
-        /// Gaps given up: a packet had waited for too long.
+        /// Gaps abandoned because a datagram had waited for too long.
         quic_gap_given_up_time,
-        /// Gaps given up: too many datagrams waited, over all connections.
+        /// Gaps abandoned because too many datagrams waited, over all connections.
         quic_gap_given_up_full,
 
-        /// Packets sealed.
+        /// Packets encrypted.
         quic_tx_sealed,
         /// Bytes of their datagrams.
         quic_tx_sealed_bytes,
         /// Transmits dropped: no such entry.
         quic_tx_refused_unknown: alarm,
-        /// Transmits dropped: a packet number that is not above those before it.
+        /// Transmits dropped: a packet number not above the previous ones.
         quic_tx_refused_number: alarm,
-        /// Transmits dropped: a packet that does not lie in its datagram, is too short for the
-        /// sample, or has another header than the host said; not UDP; too long for the wire.
+        /// Transmits dropped: a packet outside its datagram, too short for the sample, or with
+        /// another header than described; not UDP; or too long for the link.
         quic_tx_refused_malformed: alarm,
-        /// Transmits dropped: no keys of the packet's phase.
+        /// Transmits dropped: no keys for the packet's key phase.
         quic_tx_refused_keys: alarm,
-        /// States that the code excludes: each is a bug.
+        /// States that cannot occur: each count is a bug.
         nic_internal_errors,
     }
 }

@@ -1,9 +1,9 @@
-//! QUIC as the device sees it: its operations, the datagrams that are offered to it, and transmits
-//! whose packets are to be sealed.
+//! The QUIC engine's interface to the device: operations, received datagrams, and transmits to
+//! encrypt.
 //!
-//! A UDP datagram is looked at while any entry receives, and goes to the queue that has its
-//! connection, whatever its tuple says: connections move (RFC 9000, section 9). What is opened may
-//! become one frame with what was delivered before it.
+//! UDP datagrams are examined while any entry receives, and go to the queue that has their
+//! connection, regardless of their tuple, since connections migrate (RFC 9000 section 9). A
+//! decrypted datagram may be merged with the one delivered before it.
 
 use abi::quic::{Opened, Protect, QuicId, QuicStatus, QuicTrouble};
 use abi::{Capabilities, Checksum, Event, FlowId, Op, PacketBuf, Received, Refusal, Transmit};
@@ -73,7 +73,7 @@ impl Engine for QuicEngine {
         let Some(hit) = self.find(arrived.received, &at) else { return false };
         let nothing = Received::new(PacketBuf::empty(), Checksum::Unchecked, 0, 0);
         let received = core::mem::replace(arrived.received, nothing);
-        // A datagram that the host will not get must not count as received.
+        // A datagram that the host will not get must not advance the window.
         if !out.has_room(hit.queue) {
             out.deliver(hit.queue, received);
             return true;
@@ -97,7 +97,7 @@ impl Engine for QuicEngine {
         self.due()
     }
 
-    /// Gives up the gaps that packets have waited for too long for.
+    /// Abandons gaps for which datagrams have waited too long.
     fn handle_timeout(&mut self, now: Instant, out: &mut Egress) {
         self.run_timers(now);
         self.deliver_ready(out);
@@ -113,7 +113,7 @@ impl Engine for QuicEngine {
 }
 
 impl QuicEngine {
-    /// Delivers what waited, and waits no more.
+    /// Delivers the datagrams that no longer wait.
     fn deliver_ready(&mut self, out: &mut Egress) {
         while let Some((queue, datagram)) = self.poll_datagram() {
             self.deliver(queue, datagram, out);
@@ -134,7 +134,7 @@ impl QuicEngine {
     }
 }
 
-/// Says what was refused.
+/// Reports a refusal to the host.
 fn answer(queue: usize, quic: QuicId, result: Result<(), (FlowId, Refusal)>, out: &mut Egress) {
     if let Err((flow, why)) = result {
         let status = QuicStatus { quic, flow, why: QuicTrouble::Refused(why) };
@@ -142,11 +142,11 @@ fn answer(queue: usize, quic: QuicId, result: Result<(), (FlowId, Refusal)>, out
     }
 }
 
-/// Checks what a transmit wants sealed. Gives whose packets it has, and the plan if any of them is
-/// to be sealed.
+/// Plans the encryption that a transmit requests. Returns the entry, if one is named, and the plan,
+/// if there are packets to encrypt.
 ///
 /// # Errors
-/// Whose packets cannot be.
+/// The entry whose packets cannot be encrypted.
 #[inline]
 pub(crate) fn plan_sealing(
     engine: Option<&mut QuicEngine>,

@@ -1,14 +1,14 @@
-//! One packet's protection, on and off (RFC 9001, section 5): with which keys, and in place.
+//! Packet and header protection (RFC 9001 section 5), applied and removed in place.
 //!
-//! Called by `rx` and `tx`. [`Keys`] holds the header protection key, which never changes, and up
-//! to two generations of packet protection keys, told apart by their key phase bit. Generations are
-//! shared: a transmit that waits for a disk keeps those that were there when the host queued it.
+//! Used by `rx` and `tx`. [`Keys`] holds the header protection key, which never changes, and up to
+//! two generations of packet protection keys, distinguished by their key phase bit. Generations are
+//! shared: a pending transmit keeps those that existed when the host queued it.
 //!
-//! *Why opening copies first.* A datagram that does not verify goes to the host exactly as it came,
-//! and opening in place leaves nothing of it. Summing first and decrypting then would need no copy,
-//! but two passes by two implementations; one pass by the quickest one and a copy of the sealed
-//! text beforehand cost less where packets are good, which is nearly always (ARCHITECTURE.md has
-//! figures). Only the text is copied: header bytes are written when it has verified.
+//! *Why decryption copies first.* A datagram with a wrong tag is passed to the host exactly as it
+//! arrived, and decryption in place overwrites it. Authenticating first and decrypting afterwards
+//! would need no copy, but two passes. One pass by the fastest implementation and a copy of the
+//! ciphertext cost less for valid packets, which nearly all are (ARCHITECTURE.md has figures). Only
+//! the ciphertext is copied: header bytes are written after verification.
 
 use abi::crypto::{Aead, CryptoProvider, HeaderProtection, SAMPLE_BYTES, Suite, TAG_BYTES};
 use abi::quic::{CID_BYTES_MAX, Packet, QuicKeys};
@@ -19,17 +19,17 @@ use wire::quic::{
     is_short, key_phase, nonce, number_len, truncate_number,
 };
 
-/// Bytes of the longest short header.
+/// Maximum size of a short header.
 const HEADER_BYTES_MAX: usize = 1 + CID_BYTES_MAX + NUMBER_BYTES_MAX;
-/// Most bytes of a datagram.
+/// Maximum size of a datagram.
 const DATAGRAM_BYTES_MAX: usize = 1 << 16;
-/// Least bytes from the packet number on: the sample has to lie in the packet.
+/// Minimum bytes from the packet number on: the sample must lie in the packet.
 pub(super) const AFTER_NUMBER_MIN: usize = SAMPLE_AT + SAMPLE_BYTES;
 
-/// Where sealed text is kept until it has verified.
+/// Copy of the ciphertext until it is verified.
 pub(super) type Scratch = Box<[u8; DATAGRAM_BYTES_MAX]>;
 
-/// An empty one.
+/// Allocates scratch memory.
 pub(super) fn scratch() -> Scratch {
     Box::new([0; DATAGRAM_BYTES_MAX])
 }
@@ -45,13 +45,13 @@ struct Generation {
 pub(super) struct Keys {
     suite: Suite,
     header: Arc<dyn HeaderProtection>,
-    /// By key phase bit.
+    /// Generations by key phase bit.
     generations: [Option<Arc<Generation>>; 2],
-    /// The phase of the one that came last.
+    /// Key phase of the generation that was added last.
     newest: bool,
 }
 
-/// Why a packet is not opened.
+/// Reason for which a packet is not decrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unopened {
     TooShort,
@@ -59,24 +59,25 @@ pub(super) enum Unopened {
     BadTag,
 }
 
-/// Why a packet is not sealed.
+/// Reason for which a packet is not encrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unsealed {
     Malformed,
     UnknownKeys,
 }
 
-/// What is known of the numbers of a direction that is received.
+/// Packet numbers of a receive direction.
 #[derive(Debug)]
 pub(super) struct Numbers {
-    /// One above the largest that was opened.
+    /// One above the largest number decrypted.
     expected: u64,
-    /// The lowest that each generation opened, by key phase bit.
+    /// Lowest number decrypted with each generation, by key phase bit.
     firsts: [Option<u64>; 2],
 }
 
 impl Keys {
-    /// None where the provider does not know the suite or a key has the wrong length.
+    /// Creates the keys; `None` if the provider does not support the suite or a key has the wrong
+    /// length.
     pub(super) fn new(
         provider: &dyn CryptoProvider,
         suite: Suite,
@@ -89,7 +90,8 @@ impl Keys {
         new.put(provider, keys).then_some(new)
     }
 
-    /// Adds a generation. Says whether it did: its phase has to differ from the newest one's.
+    /// Adds a generation. Returns false if its phase equals the newest one's or the provider
+    /// refuses the key.
     pub(super) fn rekey(&mut self, provider: &dyn CryptoProvider, keys: &QuicKeys) -> bool {
         keys.phase != self.newest && self.put(provider, keys)
     }
@@ -103,24 +105,25 @@ impl Keys {
         true
     }
 
-    /// The keys for a received packet (RFC 9001, section 6.3): of two generations with one key
-    /// phase bit, the packet number says which is meant, and only one is here.
+    /// Returns the keys for a received packet (RFC 9001 section 6.3). Several generations share a
+    /// key phase bit, and only one of them is here; the packet number tells whether it is the one
+    /// meant.
     fn generation(&self, phase: bool, number: u64, numbers: &Numbers) -> Option<&Generation> {
         let generation = self.generations[usize::from(phase)].as_deref()?;
         let other = numbers.firsts[usize::from(!phase)];
         let both = self.generations.iter().all(Option::is_some);
         let meant = match other.filter(|_| both) {
             None => true,
-            // Not older than the generation before the newest.
+            // Not older than the previous generation.
             Some(first) if phase == self.newest => number >= first,
-            // Not newer than the newest.
+            // Not newer than the newest generation.
             Some(first) => number < first,
         };
         meant.then_some(generation)
     }
 
-    /// Opens a packet that fills `packet`, in place, and takes header protection off. Gives its
-    /// number; where it fails nothing has changed.
+    /// Decrypts the packet in `packet` in place and removes header protection. Returns the packet
+    /// number. If it fails, `packet` is unchanged.
     pub(super) fn open(
         &self,
         numbers: &mut Numbers,
@@ -157,8 +160,8 @@ impl Keys {
         Ok(number)
     }
 
-    /// Seals a packet in its datagram, in place, and puts header protection on. `packet` lies in
-    /// the datagram, as [`lies_in`] has it. The packet's own key phase bit says with which keys.
+    /// Encrypts a packet in its datagram in place and adds header protection. Requires that
+    /// [`lies_in`] holds. The packet's key phase bit selects the keys.
     pub(super) fn seal(&self, packet: &Packet, datagram: &mut [u8]) -> Result<(), Unsealed> {
         let (at, len) = (usize::from(packet.pn_offset), usize::from(packet.pn_len));
         let bytes = &mut datagram[usize::from(packet.begin)..];
@@ -182,7 +185,7 @@ impl Keys {
         Ok(())
     }
 
-    /// Bytes of memory behind it: of header protection, and of all generations.
+    /// Heap memory of header protection and of all generations, in bytes.
     #[cfg(test)]
     pub(super) fn heap_bytes(&self) -> (usize, usize) {
         let generation = |g: &Arc<Generation>| size_of::<Generation>() + size_of_val(&*g.aead);
@@ -191,7 +194,7 @@ impl Keys {
     }
 }
 
-/// Whether a packet lies in a datagram of `len` bytes, with room for its sample and its tag.
+/// Returns whether a packet lies in a datagram of `len` bytes, including its sample and tag.
 pub(super) fn lies_in(packet: &Packet, len: usize) -> bool {
     let at = usize::from(packet.begin) + usize::from(packet.pn_offset);
     packet.pn_offset > 0
@@ -200,15 +203,16 @@ pub(super) fn lies_in(packet: &Packet, len: usize) -> bool {
 }
 
 impl Numbers {
-    /// Nothing was opened by the generation of `phase`, and the largest number is below `next`.
+    /// Creates the state of a direction whose first generation has `phase` and whose next number is
+    /// `next`.
     pub(super) fn new(next: u64, phase: bool) -> Self {
         let mut firsts = [None, None];
-        // How far back it goes nobody knows.
+        // How far back the generation reaches is unknown.
         firsts[usize::from(phase)] = Some(0);
         Self { expected: next, firsts }
     }
 
-    /// A generation came whose phase is this.
+    /// Records a new generation with key phase `phase`.
     pub(super) fn rekeyed(&mut self, phase: bool) {
         self.firsts[usize::from(phase)] = None;
     }

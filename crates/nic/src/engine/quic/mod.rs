@@ -1,18 +1,19 @@
-//! QUIC on the device (NiQUIC, sections 3.1 and 3.2; the vocabulary is QEO's): packets with short
-//! headers are sealed and opened, and those that come are put in order.
+//! QUIC offload (NiQUIC sections 3.1 and 3.2; terms from QEO): encrypts and decrypts packets with
+//! short headers, and puts received packets in order.
 //!
 //! The host does handshakes, streams, acknowledgments and congestion control, and installs what the
-//! device needs: keys, connection IDs, packet numbers. Called by [`crate::Device`]: with
-//! operations, with each UDP datagram while any entry receives, with transmits that are to be
-//! sealed, and with time.
+//! device needs: keys, connection IDs, packet numbers. Called by [`crate::Device`] with operations,
+//! with each UDP datagram while any entry receives, with transmits to encrypt, and when time has
+//! passed.
 //!
-//! - `table` has the entries and what leads to them; `keys` takes protection off and puts it on;
-//! - `engine` is what the device sees;
-//! - `rx` opens and orders, by a [`ReorderWindow`]; `batch` merges what is delivered; `tx` seals.
+//! - `table` holds the entries and their routes; `keys` applies and removes protection;
+//! - `engine` is the [`super::Engine`] implementation;
+//! - `rx` decrypts and orders with a [`ReorderWindow`]; `batch` merges delivered datagrams; `tx`
+//!   encrypts.
 //!
-//! Invariants: a datagram that is not opened is delivered exactly as it came; nothing leaves
-//! unsealed that the host wanted sealed, and no packet number is used twice; memory is bounded by
-//! [`QuicConfig`]. It knows no frames inside of packets, and acknowledges nothing.
+//! Invariants: a datagram that is not decrypted is delivered exactly as it arrived; packets that
+//! the host wants encrypted never leave unencrypted, and no packet number is used twice; memory is
+//! bounded by [`QuicConfig`]. Frames inside packets are unknown here, and nothing is acknowledged.
 
 mod batch;
 mod counters;
@@ -39,34 +40,34 @@ use structures::slab::Slab;
 pub(crate) use engine::plan_sealing;
 pub(crate) use tx::Sealing;
 
-/// A datagram on its way to the host.
+/// A datagram to be delivered to the host.
 #[derive(Debug)]
 pub(crate) struct Datagram {
     pub(crate) received: Received,
-    /// By which entry it was opened, and its packet number.
+    /// The entry that decrypted it, and its packet number.
     pub(crate) opened: Option<(QuicId, u64)>,
-    /// Where its IP header begins, its UDP header, and where it ends.
+    /// Offsets of the IP header and the UDP header, and of the datagram's end.
     pub(crate) l3: usize,
     pub(crate) l4: usize,
     pub(crate) end: usize,
 }
 
-/// A datagram that waits for those before it.
+/// A datagram that waits for lower packet numbers.
 #[derive(Debug)]
 struct Waiting {
     datagram: Datagram,
     arrived: Instant,
 }
 
-/// The engine's state.
+/// The QUIC engine.
 pub(crate) struct QuicEngine {
     config: QuicConfig,
     table: Table,
     waiting: Slab<Waiting>,
     waiting_bytes: u64,
-    /// When a packet of an entry, by its place in the table, will have waited for too long.
+    /// Times at which waiting datagrams must be checked, by slab index of their entry.
     alarms: Alarms,
-    /// What has waited, in the order of its delivery.
+    /// Datagrams that no longer wait, with their queues, in delivery order.
     ready: VecDeque<(usize, Datagram)>,
     scratch: Scratch,
     outputs: Outputs,
@@ -74,7 +75,7 @@ pub(crate) struct QuicEngine {
 }
 
 impl QuicEngine {
-    /// An engine without entries.
+    /// Creates an engine without entries.
     pub(crate) fn new(config: QuicConfig, seed: u64) -> Self {
         Self {
             table: Table::new(seed),
@@ -89,16 +90,16 @@ impl QuicEngine {
         }
     }
 
-    /// What it offers.
+    /// Returns the limits to announce.
     pub(crate) const fn limits(&self) -> QuicLimits {
         let QuicConfig { entries_max, waiting_max, .. } = self.config;
         QuicLimits { entries_max, waiting_max }
     }
 
-    /// Makes an entry.
+    /// Adds an entry.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason for the refusal.
     pub(crate) fn add(&mut self, queue: usize, add: QuicAdd) -> Result<(), Refusal> {
         let result = self.try_add(queue, add);
         self.count(result, |c| &mut c.quic_added);
@@ -129,10 +130,10 @@ impl QuicEngine {
         self.table.insert(Entry { name: quic, queue, flow, keys, way }, &routes)
     }
 
-    /// Another generation of keys.
+    /// Adds a generation of keys.
     ///
     /// # Errors
-    /// For whom, and why it is not taken.
+    /// The flow, and the reason for the refusal.
     pub(crate) fn rekey(
         &mut self,
         queue: usize,
@@ -153,10 +154,10 @@ impl QuicEngine {
         result.map_err(|why| (flow, why))
     }
 
-    /// Something leads to an entry, or does no more.
+    /// Adds or removes a route to an entry.
     ///
     /// # Errors
-    /// For whom, and why it does not.
+    /// The flow, and the reason for the refusal.
     pub(crate) fn route(
         &mut self,
         queue: usize,
@@ -178,7 +179,7 @@ impl QuicEngine {
         })
     }
 
-    /// Forgets an entry; what waits of it is delivered.
+    /// Removes an entry, and delivers the datagrams that wait for it.
     pub(crate) fn remove(&mut self, now: Instant, queue: usize, quic: QuicId) {
         let Some(key) = self.table.find(queue, quic) else {
             self.counters.quic_ops_ignored += 1;
@@ -189,8 +190,8 @@ impl QuicEngine {
         self.counters.quic_removed += 1;
     }
 
-    /// Forgets everything, what waits too: after a reset nothing is delivered that came before.
-    /// Counters go on.
+    /// Discards all state except counters, including waiting datagrams: nothing that arrived before
+    /// a reset is delivered after it.
     pub(crate) fn forget(&mut self, pool: &mut PacketPool) {
         self.waiting.drain(|waiting| pool.put(waiting.datagram.received.packet));
         self.ready.drain(..).for_each(|(_, datagram)| pool.put(datagram.received.packet));
@@ -200,7 +201,7 @@ impl QuicEngine {
         self.outputs.clear();
     }
 
-    /// Counters and gauges by name.
+    /// Calls `f` with the name and value of each counter and gauge.
     pub(crate) fn visit_counters(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
         f("quic_entries", self.table.len() as u64);
@@ -222,7 +223,7 @@ impl QuicEngine {
 }
 
 impl Datagram {
-    /// Bytes of the datagram's payload.
+    /// Size of the UDP payload in bytes.
     fn bytes(&self) -> u32 {
         let header = self.l4 + wire::UDP_BYTES;
         u32::try_from(self.end.saturating_sub(header)).unwrap_or(u32::MAX)
@@ -235,24 +236,24 @@ impl core::fmt::Debug for QuicEngine {
     }
 }
 
-/// Bytes of memory of an entry that receives.
+/// Memory of a receiving entry in bytes.
 #[cfg(test)]
 pub(crate) struct Sizes {
-    /// Its place in the table.
+    /// The table entry.
     pub(crate) entry: usize,
-    /// What only a receiver has, without its window.
+    /// The part that only receivers have, without the window.
     pub(crate) receive: usize,
-    /// A window.
+    /// The window's heap memory.
     pub(crate) window: usize,
-    /// What leads to it, each.
+    /// One route.
     pub(crate) route: usize,
-    /// A datagram that waits, without its buffer.
+    /// A waiting datagram, without its buffer.
     pub(crate) waiting: usize,
-    /// The key of header protection and those of one generation, the provider's part too.
+    /// Header protection and one generation of keys, including the provider's part.
     pub(crate) keys: (usize, usize),
 }
 
-/// These for a window of so many packets.
+/// Returns the sizes for a window of `packets` packets.
 #[cfg(test)]
 pub(crate) fn sizes(
     crypto: &dyn abi::crypto::CryptoProvider,

@@ -1,13 +1,14 @@
-//! Datagrams that came in: whose they are, opened, and in order.
+//! Received datagrams: routing, decryption and ordering.
 //!
-//! Called by [`crate::Device`] for each UDP datagram while any entry receives. What is not opened
-//! is not changed, and goes on at once: a handshake, a stateless reset, a forgery.
+//! Called by [`crate::Device`] for each UDP datagram while any entry receives. Datagrams that are
+//! not decrypted, such as handshake packets, stateless resets and forgeries, are not changed and
+//! are delivered at once.
 //!
-//! *Order.* An opened packet is delivered if it is the next, or behind what was delivered; else it
-//! waits in its connection's [`structures::ReorderWindow`] until those before it have come, or a
-//! bound of the host's is reached. Then gaps are given up, oldest first, and no more of them than
-//! the bound asks for: a packet that is late behind one that is lost is waited for all the same.
-//! Packet numbers may have gaps for ever (RFC 9000, section 12.3): time ends them.
+//! *Order.* A decrypted packet is delivered at once if it is the next, or below those delivered.
+//! Otherwise it waits in its connection's [`structures::ReorderWindow`] until the missing packets
+//! have arrived or a bound set by the host is reached. Then gaps are abandoned, oldest first, and
+//! no more than the bound requires, so a packet that is late after a lost one is still awaited.
+//! Packet numbers may have permanent gaps (RFC 9000 section 12.3), which the time bound ends.
 
 use abi::Received;
 use base::{Instant, internal_error};
@@ -21,7 +22,7 @@ use crate::pipeline::rx::TransportAt;
 use structures::WindowPosition;
 use structures::slab::Key;
 
-/// Why a connection's gaps are given up.
+/// Reason for which gaps are abandoned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GiveUp {
     Packets,
@@ -30,22 +31,22 @@ enum GiveUp {
     Full,
 }
 
-/// The entry that a datagram is for.
+/// The entry that a datagram belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hit {
     key: Key,
     id_len: usize,
-    /// The queue of the host that has the connection, which gets the datagram.
+    /// Queue of the host that has the connection and gets the datagram.
     pub(crate) queue: usize,
 }
 
 impl QuicEngine {
-    /// Whether any datagram could be for an entry.
+    /// True if any entry receives.
     pub(crate) fn receives(&self) -> bool {
         self.table.routes() > 0
     }
 
-    /// Whose datagram this is; none where it goes on as it came.
+    /// Returns the entry of a datagram, or `None` if the datagram is to be passed on unchanged.
     pub(crate) fn find(&mut self, received: &Received, at: &TransportAt) -> Option<Hit> {
         let bytes = received.packet.as_slice();
         let packet = bytes.get(at.l4 + UDP_BYTES..at.end).unwrap_or_default();
@@ -53,7 +54,7 @@ impl QuicEngine {
         if found == Found::NotOurs {
             return None;
         }
-        // A sum of zero is one that nobody made (RFC 768): the packet's own tag covers it.
+        // A zero checksum means none (RFC 768); the packet's tag covers the payload.
         let whole = u16_at(bytes, at.l4 + 4).map(usize::from) == Some(at.end - at.l4);
         let good = whole && received.checksum != abi::Checksum::Bad && received.segment_size == 0;
         match found {
@@ -68,8 +69,8 @@ impl QuicEngine {
         None
     }
 
-    /// Opens a datagram and gives it back if it is to be delivered now, before what
-    /// [`QuicEngine::poll_datagram`] has.
+    /// Decrypts a datagram. Returns it if it is to be delivered now, before those in
+    /// [`QuicEngine::poll_datagram`].
     pub(crate) fn receive(
         &mut self,
         now: Instant,
@@ -103,12 +104,12 @@ impl QuicEngine {
         self.counters.quic_rx_opened += 1;
         self.counters.quic_rx_opened_bytes += len;
         datagram.opened = Some((*name, number));
-        // What is behind it in its frame would lie between it and the next one.
+        // Trailing bytes of the frame would separate it from a merged datagram.
         datagram.received.packet.truncate(end);
         self.arrange(now, hit.key, number, datagram)
     }
 
-    /// Delivers a datagram, or lets it wait.
+    /// Returns a datagram that is to be delivered now, or queues it.
     fn arrange(
         &mut self,
         now: Instant,
@@ -140,7 +141,7 @@ impl QuicEngine {
         Some(datagram)
     }
 
-    /// The same behind others that were just delivered, for a number that the window reaches.
+    /// Queues a datagram behind others that were just released. Its number lies in the window.
     fn arrange_within(&mut self, now: Instant, key: Key, number: u64, datagram: Datagram) {
         let entry = self.table.get_mut(key).map(|entry| (entry.queue, order_of(Some(entry))));
         let Some((queue, Some(order))) = entry else {
@@ -155,7 +156,7 @@ impl QuicEngine {
         self.release(now, key);
     }
 
-    /// Has a datagram wait; where that is one too many, gaps are given up until it is not.
+    /// Makes a datagram wait, and abandons gaps if a bound is exceeded.
     fn wait(&mut self, now: Instant, key: Key, number: u64, datagram: Datagram) {
         let full = self.waiting.len() >= self.config.waiting_max as usize;
         let Some(order) = order_of(self.table.get_mut(key)) else {
@@ -182,7 +183,7 @@ impl QuicEngine {
         }
     }
 
-    /// Delivers those that follow what was delivered without a gap.
+    /// Releases the datagrams that follow the delivered ones without a gap.
     fn release(&mut self, now: Instant, key: Key) {
         while let Some(place) = order_of(self.table.get_mut(key)).and_then(|o| o.window.pop_next())
         {
@@ -192,7 +193,7 @@ impl QuicEngine {
         self.settle_alarm(key);
     }
 
-    /// Gives the oldest gap up: those that wait for nothing else are delivered.
+    /// Abandons the oldest gap and releases the datagrams that waited only for it.
     fn give_up_first(&mut self, now: Instant, key: Key, why: GiveUp) {
         let order = order_of(self.table.get_mut(key));
         let first = order.and_then(|order| order.window.values().next());
@@ -201,7 +202,7 @@ impl QuicEngine {
         }
     }
 
-    /// Gives those gaps up that lie below a number: those that wait for nothing else are delivered.
+    /// Abandons the gaps below `floor` and releases the datagrams that waited only for them.
     fn give_up_below(&mut self, now: Instant, key: Key, floor: u64, why: GiveUp) {
         let c = &mut self.counters;
         *match why {
@@ -218,7 +219,7 @@ impl QuicEngine {
         self.settle_alarm(key);
     }
 
-    /// Delivers all that wait, in order, for a connection that goes.
+    /// Releases all waiting datagrams of a connection in order, because it is removed.
     pub(super) fn deliver_waiting(&mut self, now: Instant, key: Key) {
         while let Some(place) = order_of(self.table.get_mut(key)).and_then(|o| o.window.pop_first())
         {
@@ -227,8 +228,7 @@ impl QuicEngine {
         self.settle_alarm(key);
     }
 
-    /// Takes a datagram that waited, whose place in the window is free again, to the others that
-    /// are ready.
+    /// Moves a datagram, which has left the window, to the ready queue.
     fn let_go(&mut self, now: Instant, key: Key, place: u32) {
         let waiting = self.waiting.key_at(place).and_then(|key| self.waiting.remove(key));
         let Some(Waiting { datagram, arrived }) = waiting else {
@@ -245,19 +245,19 @@ impl QuicEngine {
         self.ready.push_back((queue, datagram));
     }
 
-    /// Nobody has to be woken for a connection of which nothing waits.
+    /// Clears the deadline of a connection without waiting datagrams.
     fn settle_alarm(&mut self, key: Key) {
         if order_of(self.table.get_mut(key)).is_none_or(|order| order.window.waiting() == 0) {
             self.alarms.clear(key.index());
         }
     }
 
-    /// When a packet will have waited for too long.
+    /// Returns the next deadline of a waiting datagram.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.alarms.next()
     }
 
-    /// Gives up the gaps that a packet has waited for too long for.
+    /// Abandons gaps for which datagrams have waited too long.
     pub(crate) fn run_timers(&mut self, now: Instant) {
         while let Some(index) = self.alarms.pop(now) {
             let key = self.table.key_at(index);
@@ -276,7 +276,7 @@ impl QuicEngine {
                     continue;
                 };
                 if due <= now {
-                    // All below it goes with it, whenever it came.
+                    // All datagrams below it are released with it, regardless of their age.
                     (overdue, next) = (Some(number), None);
                 } else {
                     next = Some(next.map_or(due, |next| next.min(due)));
@@ -291,12 +291,12 @@ impl QuicEngine {
         }
     }
 
-    /// The next datagram to be delivered, and its queue.
+    /// Returns the next datagram to deliver, with its queue.
     pub(crate) fn poll_datagram(&mut self) -> Option<(usize, Datagram)> {
         self.ready.pop_front()
     }
 
-    /// Notes that a datagram was appended to the frame before it.
+    /// Counts a datagram that was appended to the frame before it.
     pub(crate) const fn count_merged(&mut self) {
         self.counters.quic_rx_merged += 1;
     }

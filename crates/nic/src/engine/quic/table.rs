@@ -1,12 +1,12 @@
-//! The connection table (NiQUIC, section 3.2): entries, their names, and what leads to them.
+//! The connection table (NiQUIC section 3.2): entries, their IDs, and the routes to them.
 //!
-//! Called by the engine. An entry is one direction of a connection. A datagram finds it by its
-//! destination port, which says how long connection IDs are, and then by one look-up: of port and
-//! connection ID, or of the tuple where connection IDs have no bytes. Nothing is evicted: a full
-//! table refuses, since the host knows better than the device which connections last.
+//! Used by the engine. An entry is one direction of a connection. A datagram is routed by its
+//! destination port, which determines the length of connection IDs, and then by one lookup: of port
+//! and connection ID, or of the tuple if connection IDs are empty. Nothing is evicted: a full table
+//! refuses new entries, since the host knows better which connections last.
 //!
-//! Invariants: all routes of a port have one length of connection IDs; a route leads to one entry;
-//! an entry's list has the hash of each of its routes, so that they go when it goes.
+//! Invariants: all routes of a port have the same connection ID length; a route leads to one entry;
+//! an entry lists the hash of each of its routes, so that they are removed with it.
 
 use abi::quic::{ConnectionId, QuicId, Reorder, Route};
 use abi::{FlowId, Refusal};
@@ -23,7 +23,7 @@ use super::keys::{Keys, Numbers};
 use structures::ReorderWindow;
 use structures::slab::{Key, Slab};
 
-/// Most routes of one entry.
+/// Maximum number of routes per entry.
 pub(super) const ROUTES_MAX: usize = 16;
 
 /// One direction of a connection.
@@ -35,43 +35,43 @@ pub(super) struct Entry {
     pub(super) way: Way,
 }
 
-/// Which direction, and what it needs.
+/// The direction and its state.
 pub(super) enum Way {
-    /// Out.
+    /// Transmit.
     Transmit {
-        /// The lowest packet number that may be sealed.
+        /// The lowest packet number that may be used.
         next: u64,
     },
-    /// In.
+    /// Receive.
     Receive(Box<Receive>),
 }
 
-/// What is kept of a direction that is received.
+/// State of a receiving entry.
 pub(super) struct Receive {
     pub(super) numbers: Numbers,
-    /// Where packets wait, if they may.
+    /// The reordering window, if ordering was requested.
     pub(super) order: Option<Order>,
-    /// Hashes of its routes.
+    /// Hashes of the entry's routes.
     routes: SmallVec<[u64; 2]>,
 }
 
-/// Packets of one connection that wait, and for how long they may.
+/// The waiting packets of a connection, and the bounds for them.
 pub(super) struct Order {
     pub(super) window: ReorderWindow,
     pub(super) bounds: Reorder,
-    /// Bytes of the datagrams that wait.
+    /// Bytes of the waiting datagrams.
     pub(super) bytes: u32,
 }
 
-/// All routes of a port.
+/// The routes of a UDP port.
 #[derive(Debug)]
 struct Port {
-    /// Bytes of connection IDs; zero where tuples lead to entries.
+    /// Length of connection IDs; 0 if routes are tuples.
     id_len: usize,
     routes: usize,
 }
 
-/// Bytes of a route.
+/// Size of a route in bytes.
 #[cfg(test)]
 pub(super) const ROUTE_BYTES: usize = size_of::<RouteTo>();
 
@@ -81,20 +81,20 @@ struct RouteTo {
     key: Key,
 }
 
-/// What a datagram's begin says about whose it is.
+/// Result of routing a datagram by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// Nobody has QUIC at its port.
+    /// No route has its port.
     NotOurs,
-    /// It has no short header.
+    /// The packet has no short header.
     NotShort,
-    /// Its connection ID, or tuple, leads nowhere.
+    /// No route has its connection ID or tuple.
     Unknown,
-    /// An entry, and how long its connection IDs are.
+    /// The entry, and the length of its connection IDs.
     Entry(Key, usize),
 }
 
-/// The table.
+/// The connection table.
 pub(super) struct Table {
     entries: Slab<Entry>,
     by_name: HashTable<Key>,
@@ -104,7 +104,7 @@ pub(super) struct Table {
 }
 
 impl Receive {
-    /// Without routes.
+    /// Creates the state of an entry without routes.
     pub(super) fn new(numbers: Numbers, order: Option<Order>) -> Self {
         Self { numbers, order, routes: SmallVec::new() }
     }
@@ -132,19 +132,19 @@ impl Table {
         self.entries.get_mut(key)
     }
 
-    /// The entry at a place of the table.
+    /// Returns the current key of a slab index.
     pub(super) fn key_at(&self, index: u32) -> Option<Key> {
         self.entries.key_at(index)
     }
 
-    /// The entry of a host by its name.
+    /// Returns a host's entry with this ID.
     pub(super) fn find(&self, queue: usize, name: QuicId) -> Option<Key> {
         let same =
             |&key: &Key| self.entries.get(key).is_some_and(|e| (e.queue, e.name) == (queue, name));
         self.by_name.find(hash_name(self.seed, queue, name), same).copied()
     }
 
-    /// Whose datagram this is.
+    /// Routes a datagram.
     pub(super) fn find_packet(&self, tuple: &Tuple, packet: &[u8]) -> Found {
         let Some(&Port { id_len, .. }) = self.ports.get(&tuple.local.port) else {
             return Found::NotOurs;
@@ -157,7 +157,7 @@ impl Table {
         self.lead(&route).map_or(Found::Unknown, |key| Found::Entry(key, id_len))
     }
 
-    /// Puts an entry in; `routes` lead to it, and are not looked at where it is one that transmits.
+    /// Inserts an entry with its routes. A transmit entry must not have any.
     pub(super) fn insert(&mut self, entry: Entry, routes: &[Route]) -> Result<(), Refusal> {
         if self.find(entry.queue, entry.name).is_some() {
             return Err(Refusal::DoesNotFit);
@@ -174,7 +174,7 @@ impl Table {
         routed
     }
 
-    /// Takes an entry out, with all that leads to it.
+    /// Removes an entry and its routes.
     pub(super) fn remove(&mut self, key: Key) -> Option<Entry> {
         let mut entry = self.entries.remove(key)?;
         let hash = hash_name(self.seed, entry.queue, entry.name);
@@ -189,7 +189,7 @@ impl Table {
         Some(entry)
     }
 
-    /// Has `route` lead to an entry that receives.
+    /// Adds a route to a receiving entry.
     pub(super) fn add_route(&mut self, key: Key, route: Route) -> Result<(), Refusal> {
         let (port, id_len) = port_of(&route);
         let fits = match (&route, self.ports.get(&port)) {
@@ -210,7 +210,7 @@ impl Table {
         Ok(())
     }
 
-    /// Has `route` lead nowhere. Says whether it led to that entry.
+    /// Removes a route. Returns false if it does not lead to this entry.
     pub(super) fn remove_route(&mut self, key: Key, route: &Route) -> bool {
         if self.lead(route) != Some(key) {
             return false;
@@ -225,7 +225,7 @@ impl Table {
         true
     }
 
-    /// Forgets everything.
+    /// Removes all entries and routes.
     pub(super) fn clear(&mut self) {
         self.entries.drain(drop);
         self.by_name.clear();
@@ -250,7 +250,7 @@ impl Table {
     }
 }
 
-/// A route's port, and the length of its connection ID.
+/// Returns the port of a route and the length of its connection ID.
 fn port_of(route: &Route) -> (u16, usize) {
     match route {
         Route::Id { port, id } => (*port, id.as_slice().len()),
@@ -262,8 +262,8 @@ const fn hash_name(seed: u64, queue: usize, name: QuicId) -> u64 {
     mix(seed, name.0, queue as u64)
 }
 
-/// Which connection IDs are in the table the host decides, and which are looked up the wire does:
-/// under the seed nobody can choose what collides.
+/// Hashes a route. The host chooses the connection IDs in the table, but remote peers choose those
+/// looked up; the seed keeps them from finding collisions.
 fn hash_route(seed: u64, route: &Route) -> u64 {
     match route {
         Route::Tuple(tuple) => hash_tuple(seed, tuple),

@@ -1,12 +1,13 @@
-//! Batches to seal: planned when the operation is taken, sealed when they leave.
+//! Batches of packets to encrypt: planned when the operation is accepted, encrypted when they
+//! leave.
 //!
-//! [`QuicEngine::plan`] checks what can be checked without the bytes, and takes the packet numbers:
-//! so they are judged in the order of the ring, and one whose transmit comes to nothing later is
-//! spent. A plan has the keys with it, so that it completes whatever happens to its entry.
-//! [`QuicEngine::seal`] is called when all bytes are at hand. Content is never sealed where it
-//! lies, since host memory and file blocks are shared.
+//! [`QuicEngine::plan`] checks everything that does not depend on the bytes, and consumes the
+//! packet numbers, so that these are checked in ring order; the numbers of a transmit that fails
+//! later are lost. A plan holds the keys, so it can be completed even if its entry is removed.
+//! [`QuicEngine::seal`] is called when all bytes are available. Content is never encrypted in
+//! place, since host memory and file blocks are shared.
 //!
-//! A packet that cannot be sealed drops its transmit, whole: nothing leaves as it is.
+//! If a packet cannot be encrypted, the whole transmit is dropped: nothing leaves unencrypted.
 
 use abi::port::{Payload, Payloads};
 use abi::quic::{Packet, Protect, QuicId};
@@ -20,24 +21,24 @@ use super::keys::{Keys, Unsealed, lies_in};
 use super::table::{Entry, Way};
 use crate::engine::source::Source;
 
-/// A batch that was checked.
+/// A validated batch of packets.
 pub(crate) struct Sealing {
-    /// Which entry.
+    /// The transmit entry.
     pub(crate) quic: QuicId,
     keys: Keys,
     packets: SmallVec<[Option<Packet>; 1]>,
-    /// Bytes of all datagrams, and of each but the last.
+    /// Bytes of all datagrams, and of each except the last.
     len: usize,
     size: usize,
 }
 
-/// It cannot be sealed; the reason is counted.
+/// Error: the batch cannot be encrypted. The reason was counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NotSealed;
 
 impl QuicEngine {
-    /// Checks a batch of `len` bytes in datagrams of `segment_size`, zero for a single one. None
-    /// where there is nothing in it to seal.
+    /// Validates a batch of `len` bytes in datagrams of `segment_size` bytes (0: one datagram).
+    /// Returns `None` if there is nothing to encrypt.
     pub(crate) fn plan(
         &mut self,
         queue: usize,
@@ -77,7 +78,7 @@ impl QuicEngine {
         Ok(Some(Box::new(Sealing { quic, keys: keys.clone(), packets, len, size })))
     }
 
-    /// Makes the payload of a batch out of its parts.
+    /// Builds the payload of a batch from its parts.
     pub(crate) fn seal(
         &mut self,
         sealing: &Sealing,
@@ -112,18 +113,18 @@ impl QuicEngine {
         Ok(payloads)
     }
 
-    /// A batch makes no sense.
+    /// Counts a malformed batch.
     pub(crate) const fn refuse_malformed(&mut self) -> NotSealed {
         self.counters.quic_tx_refused_malformed += 1;
         NotSealed
     }
 
-    /// Whether more may be sealed.
+    /// True if there is memory for encrypting more.
     pub(crate) const fn has_output_room(&self) -> bool {
         self.outputs.has_room()
     }
 
-    /// Frames have left: their memory may come back.
+    /// Reclaims buffers of transmitted frames.
     pub(crate) fn trim(&mut self) {
         self.outputs.trim();
     }

@@ -1,5 +1,5 @@
-//! How a pair begins: what the host asks for is checked, the tuples are taken, and frames are kept
-//! until the host has given back what came before.
+//! The start of a pair: checks the host's request, claims both tuples, and keeps arriving frames
+//! until the host has returned the frames that it received before.
 
 use abi::Refusal;
 use abi::port::RxFrame;
@@ -19,18 +19,18 @@ use crate::pipeline::Egress;
 use crate::pipeline::rx::TransportAt;
 use structures::slab::Key;
 
-/// Largest window that a shift of 14 can say (RFC 7323 section 2.3).
+/// Maximum window: 2^16 scaled by 14 (RFC 7323 section 2.3).
 const WINDOW_MAX: u32 = 1 << 30;
-/// Largest shift of a window.
+/// Maximum window scale.
 const SCALE_MAX: u8 = 14;
-/// A pair without packets is looked at no more often than this.
+/// Minimum idle time-out of a pair.
 const IDLE_MIN: Duration = Duration::from_millis(1);
 
 impl SpliceEngine {
-    /// Takes two connections over.
+    /// Takes over two connections.
     ///
     /// # Errors
-    /// Why not; then nothing has changed.
+    /// The reason for the refusal; nothing has changed then.
     pub(crate) fn begin(
         &mut self,
         now: Instant,
@@ -82,7 +82,7 @@ impl SpliceEngine {
         Ok(())
     }
 
-    /// Begins to relay: first what the host gives back, then what was kept.
+    /// Starts relaying: first the frames that the host returns, then those kept meanwhile.
     pub(crate) fn start(
         &mut self,
         now: Instant,
@@ -115,8 +115,7 @@ impl SpliceEngine {
         }
     }
 
-    /// Keeps a frame of a pair that has not begun, as far as there is room; gives back one that is
-    /// not kept.
+    /// Keeps a frame of a pair that has not started, or drops it if there is no room.
     pub(super) fn keep(&mut self, out: &mut Egress, key: Key, kept: Kept) {
         let bytes = kept.frame.packet.footprint();
         let Some(Pair { phase: Phase::Waiting(queue), .. }) = self.pairs.get_mut(key) else {
@@ -126,7 +125,7 @@ impl SpliceEngine {
         if queue.len() >= self.config.kept_max
             || self.kept_bytes + bytes > self.config.kept_bytes_max
         {
-            // Its peer sends it again.
+            // The peer will retransmit it.
             self.counters.splice_dropped_kept_full += 1;
             out.put(kept.frame.packet);
             return;
@@ -137,14 +136,14 @@ impl SpliceEngine {
         self.counters.splice_kept_frames_total += 1;
     }
 
-    /// A frame is not kept any more.
+    /// Stops counting a kept frame.
     pub(super) fn let_go(&mut self, frame: &RxFrame) {
         self.kept -= 1;
         self.kept_bytes -= frame.packet.footprint();
     }
 }
 
-/// Whether the numbers of a side can be what a TCB has.
+/// Returns whether the parameters of a side are valid for a TCB.
 fn is_sound(side: &SpliceSide) -> bool {
     let Tuple { local, remote } = side.tuple;
     local.addr.is_ipv4() == remote.addr.is_ipv4()
@@ -159,7 +158,8 @@ fn is_sound(side: &SpliceSide) -> bool {
         && side.own_window <= WINDOW_MAX
 }
 
-/// Where the segment lies in a frame that the host gave back. It is not believed that it is one.
+/// Locates the TCP segment in a frame that the host returned. The host's word is not trusted, so
+/// the frame is parsed again.
 fn locate(frame: &RxFrame) -> Option<TransportAt> {
     let bytes = frame.packet.as_slice();
     let Ok(Frame::Ip(ip)) = parse(bytes) else { return None };

@@ -1,5 +1,5 @@
-//! How a pair ends: closed from both sides, reset by one, idle, or ended by the host; and what is
-//! sent of our own then, resets and challenge acknowledgments.
+//! The end of a pair: closed by both sides, reset by one, idle, or ended by the host. Also the
+//! segments that the device originates: resets and challenge acknowledgments.
 
 use abi::port::Payloads;
 use abi::splice::{SpliceClosed, SpliceEnd, SpliceId};
@@ -17,16 +17,18 @@ use structures::slab::Key;
 
 use crate::pipeline::{Egress, Run};
 
-/// How long a closed pair is kept. The last acknowledgment may be lost, and is sent again only for
-/// a FIN that comes again: of a peer that has no round-trip time to go by (RFC 6298 section 2, one
-/// second) three come in that time, after 1, 3 and 7 seconds. Whoever sends one later has all its
-/// bytes acknowledged, and gets a reset from the host. TIME-WAIT proper is the two peers' own.
+/// How long a closed pair is kept. The last acknowledgment may be lost, and is repeated only for a
+/// retransmitted FIN. A peer without a round-trip time estimate (RFC 6298 section 2: RTO of one
+/// second) retransmits three times in this period, after 1, 3 and 7 seconds. All bytes of a peer
+/// that does so later are acknowledged; it gets a reset from the host. The two peers keep TIME-WAIT
+/// themselves.
 const LINGER: Duration = Duration::from_secs(8);
-/// Hop limit of what the device sends of its own.
+/// Hop limit of segments that the device originates.
 const HOP_LIMIT: u8 = 64;
 
 impl SpliceEngine {
-    /// Ends a pair: both connections are reset, unless they are still the host's.
+    /// Ends a pair at the host's request. Both connections are reset, unless relaying has not
+    /// started and they still belong to the host.
     pub(crate) fn end(&mut self, queue: usize, id: SpliceId, out: &mut Egress) {
         match self.names.get(&(queue, id)).copied() {
             Some(key) => {
@@ -41,14 +43,14 @@ impl SpliceEngine {
         }
     }
 
-    /// Ends every pair of a queue: see [`Self::end`].
+    /// Ends every pair of a queue as [`Self::end`] does.
     pub(crate) fn end_all(&mut self, queue: usize, out: &mut Egress) {
         let names = self.names.keys().filter(|(of, _)| *of == queue);
         let ids: Vec<SpliceId> = names.map(|(_, id)| *id).collect();
         ids.into_iter().for_each(|id| self.end(queue, id, out));
     }
 
-    /// Ends what has been idle, or closed, for long enough.
+    /// Ends pairs that have been idle or closed for long enough.
     pub(crate) fn run_timers(&mut self, now: Instant, out: &mut Egress) {
         while let Some(place) = self.alarms.pop(now) {
             let key = self.pairs.key_at(place);
@@ -57,7 +59,7 @@ impl SpliceEngine {
                 continue;
             };
             if pair.due() > now {
-                // Packets came meanwhile.
+                // Packets were relayed since the alarm was set.
                 self.set_alarm(key);
             } else if matches!(pair.phase, Phase::Lingering(_)) {
                 self.finish(out, key);
@@ -69,13 +71,13 @@ impl SpliceEngine {
         }
     }
 
-    /// When to call [`Self::run_timers`].
+    /// Returns the time at which to call [`Self::run_timers`].
     pub(crate) fn due(&self) -> Option<Instant> {
         self.alarms.next()
     }
 
-    /// Both directions are closed and acknowledged: the host hears of it, and the pair is kept for
-    /// a while, as TIME-WAIT is, without a name.
+    /// Reports a pair whose directions are both closed and acknowledged, and keeps it for a while
+    /// without its ID, similar to TIME-WAIT.
     pub(super) fn linger(&mut self, out: &mut Egress, now: Instant, key: Key) {
         let Some(pair) = self.pairs.get_mut(key) else {
             internal_error!(self.counters.nic_internal_errors, "no such pair lingers");
@@ -93,7 +95,7 @@ impl SpliceEngine {
         self.set_alarm(key);
     }
 
-    /// Forgets the pair that was closed the longest ago; says whether there was one.
+    /// Removes the pair that was closed first. Returns whether there was one.
     pub(super) fn make_room(&mut self, out: &mut Egress) -> bool {
         while let Some(key) = self.lingering.pop_front() {
             if self.pairs.get(key).is_some() {
@@ -105,7 +107,7 @@ impl SpliceEngine {
         false
     }
 
-    /// Forgets a pair that was closed in order, of which the host knows.
+    /// Removes a pair whose orderly close was reported to the host.
     pub(super) fn finish(&mut self, out: &mut Egress, key: Key) {
         self.close(out, key, SpliceEnd::Closed);
         while self.lingering.front().is_some_and(|&key| self.pairs.get(key).is_none()) {
@@ -113,7 +115,7 @@ impl SpliceEngine {
         }
     }
 
-    /// Forgets a pair, and says so, unless it lingered.
+    /// Removes a pair, and reports that unless its close was reported before.
     pub(super) fn close(&mut self, out: &mut Egress, key: Key, end: SpliceEnd) {
         let Some(mut pair) = self.pairs.remove(key) else {
             internal_error!(self.counters.nic_internal_errors, "no such pair ends");
@@ -147,15 +149,17 @@ impl SpliceEngine {
         };
         let runs = [0, 1].map(|side| {
             let (_, back) = pair.both(side);
-            // What was relayed last is what the peer expects, unless it is still on its way: then
-            // the number lies in its window, it asks, and the host answers (RFC 5961 section 3.2).
+            // The receiver expects the number after the last one relayed. If bytes are still in
+            // flight, the number lies in its window; it sends a challenge ACK, and the host answers
+            // (RFC 5961 section 3.2).
             own_segment(pair, side, back.translation.seq(back.end), None)
         });
         runs.into_iter().for_each(|run| out.send(run));
         self.counters.splice_resets_sent += 2;
     }
 
-    /// RFC 5961 sections 3.2 and 4.2: the peer of that side says whether it meant it.
+    /// Sends a challenge ACK to the peer of side `end`, so that it confirms or discards its SYN or
+    /// reset (RFC 5961 sections 3.2 and 4.2).
     pub(super) fn challenge(&mut self, out: &mut Egress, now: Instant, end: End) {
         let Some(pair) = self.pairs.get_mut(end.key) else {
             internal_error!(self.counters.nic_internal_errors, "no such pair is challenged");
@@ -173,7 +177,7 @@ impl SpliceEngine {
 }
 
 impl Pair {
-    /// What the host is told at its end.
+    /// Builds the final report for the host.
     fn closed(&self, end: SpliceEnd) -> SpliceClosed {
         let [a, b] = &self.ways;
         let (bytes, packets) = ([a.bytes, b.bytes], [a.packets, b.packets]);
@@ -181,7 +185,8 @@ impl Pair {
     }
 }
 
-/// A segment of our own for that side's peer: an acknowledgment, or a reset.
+/// Builds a segment from the device to the peer of `side`: an acknowledgment if `ack` is given,
+/// otherwise a reset.
 fn own_segment(pair: &Pair, side: usize, seq: SeqNum, ack: Option<SeqNum>) -> Option<Run> {
     let (way, back) = pair.both(side);
     let to = &back.translation;

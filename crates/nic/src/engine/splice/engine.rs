@@ -1,4 +1,4 @@
-//! Splicing as the device sees it: its operations, and the segments that are offered to it.
+//! The splice engine's interface to the device: operations and received segments.
 
 use abi::{Capabilities, Event, Op, Refusal};
 use base::Instant;

@@ -1,17 +1,16 @@
-//! Splicing: two connections that the host has joined, relayed packet by packet (AccelTCP section
-//! 4.3).
+//! Splicing: the device relays packets between two connections that the host has joined (AccelTCP
+//! section 4.3).
 //!
-//! The peers at both ends run one TCP connection between them, and do not know: what one sends goes
-//! to the other with headers translated. The device keeps a constant number of words for each
-//! direction, no payload once a pair has begun, and has no timers but for idleness and for the end.
+//! The two peers effectively share one TCP connection without knowing it: each one's segments are
+//! sent to the other with translated headers. The device keeps constant state per direction, no
+//! payload once a pair has started, and only timers for idleness and for the end.
 //!
-//! - `segment` reads, `pair` decides what may pass and follows it, `translate` writes;
-//! - `begin` takes pairs over, `close` ends them; `engine` is what the device sees.
+//! - `segment` parses, `pair` decides what may pass and tracks it, `translate` rewrites headers;
+//! - `begin` takes pairs over, `close` ends them; `engine` is the [`super::Engine`] implementation.
 //!
-//! Invariants: both tuples of a pair lead to it
-//! and to no other; what is kept is bounded by [`SpliceConfig`]; a frame of a pair never reaches
-//! the host, but for a SYN that begins something new. It is not the place for retransmission,
-//! congestion control or reassembly: those are the peers' own.
+//! Invariants: both tuples of a pair lead to it and to no other; kept frames are bounded by
+//! [`SpliceConfig`]; a frame of a pair never reaches the host, except a SYN that starts a new
+//! connection. Retransmission, congestion control and reassembly are left to the peers.
 
 mod begin;
 mod close;
@@ -44,10 +43,10 @@ use segment::Segment;
 use structures::slab::{Key, Slab};
 use translate::Unfit;
 
-/// Shared buffers without a packet that are kept for later: as many as frames may be on their way.
+/// Maximum number of spare packet handles: about the number of frames in flight.
 const SHELLS_MAX: usize = 4096;
 
-/// The engine's state.
+/// The splice engine.
 #[derive(Debug)]
 pub(crate) struct SpliceEngine {
     config: SpliceConfig,
@@ -55,27 +54,27 @@ pub(crate) struct SpliceEngine {
     seed: u64,
     pairs: Slab<Pair>,
     routes: HashTable<Route>,
-    /// Pairs by the host's name for them; each queue has its own names.
+    /// Pairs by queue and the host's ID.
     names: BTreeMap<(usize, SpliceId), Key>,
     alarms: Alarms,
-    /// Closed pairs, oldest first; some may be gone.
+    /// Closed pairs, oldest first. Some may have been removed already.
     lingering: VecDeque<Key>,
-    /// Frames kept for pairs that have not begun, and the memory that they occupy.
+    /// Number and memory of the frames kept for pairs that have not started.
     kept: usize,
     kept_bytes: usize,
-    /// For packets that go on: so that a steady state does not allocate.
+    /// Spare packet handles, reused so that a steady state does not allocate.
     shells: Vec<Arc<PacketBuf>>,
     counters: SpliceCounters,
 }
 
-/// What a tuple leads to: a pair, and which of its sides it is.
+/// Routing entry: maps a tuple to one side of a pair.
 #[derive(Debug)]
 struct Route {
     hash: u64,
     end: End,
 }
 
-/// One end of a pair.
+/// One side of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct End {
     key: Key,
@@ -108,7 +107,7 @@ impl SpliceEngine {
         self.pairs.is_empty()
     }
 
-    /// Takes a frame of a spliced connection, and says so; leaves any other.
+    /// Consumes a frame of a spliced connection and returns true; returns false for other frames.
     pub(crate) fn receive(
         &mut self,
         now: Instant,
@@ -123,8 +122,8 @@ impl SpliceEngine {
         };
         let waiting = matches!(pair.phase, Phase::Waiting(_));
         if matches!(pair.phase, Phase::Lingering(_)) && is_syn(received, at) {
-            // RFC 9293 section 3.6.1: a tuple in TIME-WAIT is used again, by a peer or, where a SYN
-            // is answered, by our host. All bytes of the old connection are acknowledged.
+            // RFC 9293 section 3.6.1: a tuple in TIME-WAIT is reused, by a peer or, if this is a
+            // SYN-ACK, by our host. All bytes of the old connection are acknowledged.
             self.counters.splice_lingers_cut_short += 1;
             self.finish(out, end.key);
             return false;
@@ -142,7 +141,7 @@ impl SpliceEngine {
         true
     }
 
-    /// Takes back a frame that the wire has sent: buffers that nobody else shares go to the pool.
+    /// Reclaims a transmitted frame: buffers that are no longer shared return to the pool.
     pub(crate) fn recycle(&mut self, frame: TxFrame, pool: &mut PacketPool) {
         for payload in frame.payload {
             let Payload::Packet { mut packet, .. } = payload else { continue };
@@ -161,7 +160,7 @@ impl SpliceEngine {
         *self = Self { counters, ..fresh };
     }
 
-    /// The pairs, in no order.
+    /// Describes the pairs, in no particular order.
     pub(crate) fn infos(&self, now: Instant) -> impl Iterator<Item = SpliceInfo> + '_ {
         self.pairs.iter().map(move |(_, pair)| pair.info(now))
     }
@@ -173,7 +172,7 @@ impl SpliceEngine {
         f("splice_kept_frames", self.kept as u64);
     }
 
-    /// The pair that a tuple is of, and which side.
+    /// Returns the pair and side of a tuple.
     fn find(&self, tuple: &Tuple) -> Option<End> {
         let hash = hash_tuple(self.seed, tuple);
         let same = |route: &Route| {
@@ -192,7 +191,7 @@ impl SpliceEngine {
         }
     }
 
-    /// Sends a frame of that side's peer on to the other's, if it may pass.
+    /// Relays a frame to the other side if it may pass.
     fn relay(
         &mut self,
         out: &mut Egress,
@@ -205,7 +204,7 @@ impl SpliceEngine {
             self.counters.splice_dropped_malformed += 1;
             return out.put(frame.packet);
         };
-        // What was kept may have ended its pair.
+        // A frame relayed before this one may have ended the pair.
         let Some(pair) = self.pairs.get(end.key) else { return out.put(frame.packet) };
         if let Err(fault) = pair.examine(end.side, &segment) {
             out.put(frame.packet);
@@ -220,7 +219,7 @@ impl SpliceEngine {
         }
     }
 
-    /// A segment may not pass.
+    /// Counts a segment that may not pass, and challenges its sender if necessary.
     fn refuse(&mut self, out: &mut Egress, now: Instant, end: End, fault: Fault) {
         let c = &mut self.counters;
         *match fault {
@@ -235,7 +234,7 @@ impl SpliceEngine {
         }
     }
 
-    /// A segment passes. Says whether both directions are closed with it.
+    /// Relays a segment that may pass. Returns whether both directions are now closed.
     fn pass(
         &mut self,
         out: &mut Egress,
@@ -279,7 +278,7 @@ impl SpliceEngine {
         self.counters.splice_relayed_packets += packets;
         self.counters.splice_relayed_bytes += len as u64;
         let payload = self.payload(out, packet, segment);
-        // What is longer than the other side takes is cut, as is a run in any case.
+        // Segments above the other side's MSS are segmented again, and so are merged frames.
         let size = match segment_size {
             0 => translated.payload_max,
             size => size.min(translated.payload_max),
@@ -296,7 +295,8 @@ impl SpliceEngine {
         closed
     }
 
-    /// The payload of a frame, as what goes out shares it; a buffer without any is not needed.
+    /// Returns a frame's payload for sharing with the outgoing frame. The buffer of a frame without
+    /// payload is released.
     fn payload(&mut self, out: &mut Egress, packet: PacketBuf, segment: &Segment) -> Payloads {
         let mut payloads = Payloads::new();
         let place = (u32::try_from(segment.payload.start), u32::try_from(segment.payload.len()));
@@ -321,9 +321,9 @@ impl SpliceEngine {
         }
     }
 
-    /// A reset passes, and the pair is over. It gets the number behind everything that was relayed:
-    /// the receiver expects that, or, where some of it is still on its way, has it in its window
-    /// and asks (RFC 5961 section 3.2), which the host answers.
+    /// Relays a reset and ends the pair. The reset gets the number after everything that was
+    /// relayed. The receiver expects that number; or, if bytes are still in flight, the number lies
+    /// in its window, and the host answers its challenge ACK (RFC 5961 section 3.2).
     fn relay_reset(
         &mut self,
         out: &mut Egress,
@@ -363,7 +363,7 @@ impl SpliceEngine {
     }
 }
 
-/// Whether a frame belongs to the beginning of a new connection.
+/// Returns whether a frame starts a new connection.
 fn is_syn(received: &Received, at: &TransportAt) -> bool {
     let flags = received.packet.as_slice().get(at.l4 + 13);
     flags.is_some_and(|&flags| {

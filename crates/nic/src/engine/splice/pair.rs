@@ -1,8 +1,9 @@
-//! A spliced pair and what is known of its two directions: constant state, however much passes.
+//! A spliced pair and the state of its two directions, of constant size.
 //!
-//! A [`Way`] is what one side's peer sends, in that peer's own numbers. [`Pair::examine`] decides
-//! whether a segment may pass, by RFC 5961 and RFC 9293 section 3.10.7.4; [`Pair::note`] remembers
-//! what has passed. Retransmission, congestion and flow control are the two peers' own.
+//! A [`Way`] is the stream sent by one side's peer, in that peer's own numbers. [`Pair::examine`]
+//! decides whether a segment may pass, by RFC 5961 and RFC 9293 section 3.10.7.4; [`Pair::note`]
+//! records a segment that has passed. Retransmission, congestion control and flow control are left
+//! to the peers.
 
 use abi::splice::{SpliceId, SpliceSide};
 use alloc::vec::Vec;
@@ -17,14 +18,14 @@ use super::segment::Segment;
 use super::translate::Translation;
 use crate::pipeline::rx::TransportAt;
 
-/// Two connections that are one.
+/// Two connections spliced together.
 #[derive(Debug)]
 pub(super) struct Pair {
     pub(super) id: SpliceId,
     /// The host's queue.
     pub(super) queue: usize,
     pub(super) idle_timeout: Duration,
-    /// When it was taken over.
+    /// When the pair was taken over.
     pub(super) begun_at: Instant,
     /// When a packet was last relayed.
     pub(super) heard_at: Instant,
@@ -33,17 +34,17 @@ pub(super) struct Pair {
     pub(super) ways: [Way; 2],
 }
 
-/// How far a pair is.
+/// The life cycle of a pair.
 #[derive(Debug)]
 pub(super) enum Phase {
-    /// The host has not yet given back what came before; this came since.
+    /// The host has not returned its frames yet; these have arrived meanwhile.
     Waiting(Vec<Kept>),
     Live,
-    /// Both directions are closed and acknowledged; kept until then for what is sent again.
+    /// Both directions are closed and acknowledged; kept until this time for retransmitted FINs.
     Lingering(Instant),
 }
 
-/// A frame that waits for the pair to begin.
+/// A frame that waits for the pair to start.
 #[derive(Debug)]
 pub(super) struct Kept {
     pub(super) side: usize,
@@ -51,29 +52,29 @@ pub(super) struct Kept {
     pub(super) at: TransportAt,
 }
 
-/// One direction: what that side's peer sends.
+/// One direction: the stream sent by one side's peer.
 #[derive(Debug)]
 pub(super) struct Way {
-    /// The connection that it comes on.
+    /// The connection on which the stream arrives.
     pub(super) tuple: Tuple,
-    /// What becomes of it.
+    /// Translation of the headers for the other side.
     pub(super) translation: Translation,
-    /// Shift of the windows that this side's peer offers.
+    /// Window scale of the peer that sends this stream.
     peer_scale: u8,
-    /// Behind the last sequence number relayed.
+    /// Sequence number after the last one relayed.
     pub(super) end: SeqNum,
-    /// What the other side's peer has acknowledged, and so expects next.
+    /// Sequence number that the other side's peer has acknowledged and expects next.
     pub(super) acked: SeqNum,
-    /// Right edge of what the peer was ever allowed to send.
+    /// Right edge of the largest window offered to the sender.
     edge: SeqNum,
-    /// The widest window that it was ever given: how far back what it repeats may reach.
+    /// Largest window ever offered to the sender: how far back its retransmissions may reach.
     window_max: u32,
-    /// Number of the FIN, once it was relayed.
+    /// Sequence number of the FIN, once it was relayed.
     fin: Option<SeqNum>,
     fin_acked: bool,
-    /// Window field that the other side's peer offered last, as it was relayed to this one.
+    /// Window field last offered by the other side's peer, as relayed to this side's peer.
     pub(super) window: u16,
-    /// Latest TSval of this side's peer.
+    /// Latest TSval of the peer that sends this stream.
     pub(super) recent: u32,
     /// Payload bytes acknowledged.
     pub(super) bytes: u64,
@@ -81,29 +82,29 @@ pub(super) struct Way {
     pub(super) packets: u64,
 }
 
-/// What an operator is shown of a pair.
+/// Description of a pair for operators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpliceInfo {
     /// Both connections, in the order that the host gave.
     pub tuples: [Tuple; 2],
-    /// `BEGINNING` while the host gives back what came before; `SPLICED`; `CLOSED` when both
-    /// directions are, for as long as what is sent again is awaited.
+    /// `BEGINNING` until the host has returned its frames; `SPLICED`; `CLOSED` once both directions
+    /// are closed, while retransmitted FINs are still answered.
     pub state: &'static str,
-    /// Payload bytes that each side's peer sent and the other's acknowledged.
+    /// Payload bytes that each side's peer sent and the other acknowledged.
     pub bytes: [u64; 2],
-    /// Packets relayed that each side's peer sent.
+    /// Packets relayed from each side's peer.
     pub packets: [u64; 2],
-    /// How long the device has had it.
+    /// Time since the device took over the pair.
     pub age: Duration,
-    /// How long nothing has been relayed.
+    /// Time since a packet was last relayed.
     pub idle: Duration,
 }
 
-/// Why a segment does not pass.
+/// Reason for which a segment may not pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     Syn,
-    /// A reset with another number than the one expected; in the window or not.
+    /// A reset with another number than the expected one, in the window or not.
     BlindReset {
         in_window: bool,
     },
@@ -113,7 +114,7 @@ pub(super) enum Fault {
 }
 
 impl Way {
-    /// What `from`'s peer sends, and `to`'s shall get.
+    /// Creates the direction from `from`'s peer to `to`'s.
     pub(super) fn new(from: &SpliceSide, to: &SpliceSide, translation: Translation) -> Self {
         let window_max = from.own_window.max(to.peer_window).max(u32::from(u16::MAX));
         Self {
@@ -122,8 +123,8 @@ impl Way {
             peer_scale: from.peer_scale,
             end: from.rcv_nxt,
             acked: from.rcv_nxt,
-            // A window that was offered holds, though the other peer's may be smaller: what does
-            // not fit there is sent again.
+            // An offered window stays valid even if the other peer's is smaller; bytes that do not
+            // fit there are retransmitted.
             edge: from.rcv_nxt + from.own_window.max(to.peer_window),
             window_max,
             fin: None,
@@ -135,15 +136,16 @@ impl Way {
         }
     }
 
-    /// Whether a segment of `len` numbers at `seq` can be meant for the receiver: in its window, or
-    /// a repetition from which it learns that its acknowledgment was lost.
+    /// Returns whether a segment of `len` sequence numbers at `seq` can concern the receiver: it
+    /// lies in the window, or it is a retransmission that shows that an acknowledgment was lost.
     fn takes(&self, seq: SeqNum, len: u32) -> bool {
         let start = i64::from(seq.distance(self.acked));
         start <= i64::from(self.edge.distance(self.acked))
             && start + i64::from(len) >= -i64::from(self.window_max)
     }
 
-    /// The receiver acknowledges everything before `ack`, and offers `window` bytes from there on.
+    /// Records that the receiver has acknowledged everything before `ack` and offers `window` bytes
+    /// from there on.
     fn acknowledge(&mut self, ack: SeqNum, window: u32) {
         let ahead = ack.distance(self.acked);
         if ahead > 0 {
@@ -160,7 +162,7 @@ impl Way {
 }
 
 impl Pair {
-    /// Begins to relay, and gives what was kept; none if it has begun before.
+    /// Starts relaying and returns the kept frames; `None` if the pair was started before.
     pub(super) fn go_live(&mut self) -> Option<Vec<Kept>> {
         let Phase::Waiting(kept) = &mut self.phase else { return None };
         let kept = core::mem::take(kept);
@@ -168,10 +170,10 @@ impl Pair {
         Some(kept)
     }
 
-    /// Whether a segment of that side's peer may pass.
+    /// Checks whether a segment from `side`'s peer may pass.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason for which it may not.
     pub(super) fn examine(&self, side: usize, segment: &Segment) -> Result<(), Fault> {
         let (way, back) = self.both(side);
         let flags = segment.flags;
@@ -202,8 +204,8 @@ impl Pair {
         Ok(())
     }
 
-    /// Remembers a segment of that side's peer that has passed, as `packets` packets, with `window`
-    /// in its window field. Says whether both directions are closed now.
+    /// Records a segment of `side`'s peer that was relayed as `packets` packets with `window` in
+    /// its window field. Returns whether both directions are now closed.
     pub(super) fn note(
         &mut self,
         side: usize,
@@ -220,15 +222,16 @@ impl Pair {
         let offered = u32::from(segment.window) << way.peer_scale;
         let ack = way.translation.ack(segment.ack);
         if !ack.lt(back.acked) {
-            // RFC 9293 section 3.10.7.4: what was overtaken says nothing about the window any more.
-            // A challenge with it and the latest number would promise what nobody offered.
+            // RFC 9293 section 3.10.7.4: an overtaken segment does not update the window. A
+            // challenge ACK with its window and the latest number would offer a window that no peer
+            // offered.
             back.window = window;
         }
         back.acknowledge(ack, offered);
         way.fin_acked && back.fin_acked
     }
 
-    /// What an operator is shown.
+    /// Describes the pair for operators.
     pub(super) fn info(&self, now: Instant) -> SpliceInfo {
         let [a, b] = &self.ways;
         SpliceInfo {
@@ -245,19 +248,19 @@ impl Pair {
         }
     }
 
-    /// The direction from that side, and the one to it.
+    /// Returns the direction from `side` and the one to it.
     pub(super) fn both(&self, side: usize) -> (&Way, &Way) {
         let [a, b] = &self.ways;
         if side == 0 { (a, b) } else { (b, a) }
     }
 
-    /// As [`Self::both`], to change them.
+    /// As [`Self::both`], mutably.
     pub(super) fn both_mut(&mut self, side: usize) -> (&mut Way, &mut Way) {
         let [a, b] = &mut self.ways;
         if side == 0 { (a, b) } else { (b, a) }
     }
 
-    /// When to look at it again, if nothing happens before.
+    /// Returns when the pair ends if nothing else happens before.
     pub(super) fn due(&self) -> Instant {
         match self.phase {
             Phase::Lingering(until) => until,

@@ -1,6 +1,6 @@
-//! The TCP segment in a frame of a spliced connection: what tracking and translation ask of it.
+//! The TCP segment in a frame of a spliced connection, as tracking and translation need it.
 //!
-//! Read once for each frame, from the place that the receiver found. Nothing is copied.
+//! Parsed once per frame, at the position that the receiver found. Nothing is copied.
 
 use core::ops::Range;
 
@@ -10,25 +10,26 @@ use wire::tcp::Flags;
 
 use crate::pipeline::rx::TransportAt;
 
-/// A segment, by its fields.
+/// Fields of a TCP segment.
 #[derive(Clone, Debug)]
 pub(super) struct Segment {
     pub(super) seq: SeqNum,
     pub(super) ack: SeqNum,
     pub(super) flags: Flags,
     pub(super) window: u16,
-    /// Where its header lies in the frame.
+    /// Range of the TCP header in the frame.
     pub(super) header: Range<usize>,
-    /// Where its payload lies in the frame.
+    /// Range of the payload in the frame.
     pub(super) payload: Range<usize>,
-    /// DSCP and ECN: the traffic class.
+    /// Traffic class: DSCP and ECN.
     pub(super) class: u8,
-    /// Time to live, or hop limit.
+    /// Time to live or hop limit.
     pub(super) hop_limit: u8,
 }
 
 impl Segment {
-    /// The segment at `at`, or `None` where its header has not the length that it says.
+    /// Parses the segment at `at`. Returns `None` if the header is shorter than its length field
+    /// states.
     pub(super) fn read(frame: &[u8], at: &TransportAt) -> Option<Self> {
         let fixed: &[u8; TCP_BYTES] = frame.get(at.l4..at.end)?.first_chunk()?;
         let header_len = usize::from(fixed[12] >> 4) * 4;
@@ -53,7 +54,7 @@ impl Segment {
         })
     }
 
-    /// Sequence numbers that it takes. A frame is at most 66 KiB.
+    /// Sequence numbers that the segment occupies. A frame is at most 66 KiB.
     #[expect(clippy::cast_possible_truncation, reason = "less than 2^17")]
     pub(super) const fn len(&self) -> u32 {
         let fin = if self.flags.has(Flags::FIN) { 1 } else { 0 };

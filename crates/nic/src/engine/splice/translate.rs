@@ -1,12 +1,12 @@
-//! From one side's header to the other's (AccelTCP section 4.3, figures 7 and 8).
+//! Translation of one side's headers to the other's (AccelTCP section 4.3, figures 7 and 8).
 //!
-//! Addresses, ports, numbers, timestamps, SACK blocks and the window become what the other peer
-//! expects of the connection that it has with us. The checksum is changed by what changed: the sum
-//! of addresses and ports once for all packets, the rest field by field, which is exact where a
-//! number wraps around. So payload is not read, and a packet that was damaged on the way through
-//! this device is still a damaged one for the peer.
+//! Rewrites addresses, ports, numbers, timestamps, SACK blocks and the window to what the other
+//! peer expects on its connection with this host. The checksum is updated incrementally: the
+//! difference of addresses and ports is computed once, that of other fields per packet, which stays
+//! exact if a number wraps. The payload is therefore not read, and a packet that is damaged inside
+//! this device still arrives with a wrong checksum.
 //!
-//! It decides nothing about whether a packet may pass; that is [`super::pair`]'s.
+//! Whether a packet may pass is decided by [`super::pair`].
 
 use core::net::IpAddr;
 use core::ops::Range;
@@ -23,79 +23,79 @@ use wire::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, TCP_BYTES, Tuple};
 use super::segment::Segment;
 use crate::pipeline::rx::TransportAt;
 
-/// Ethernet and the longer of the two IP headers.
+/// Size of the Ethernet header and the longer of the two IP headers.
 const PREFIX_BYTES: usize = ETHERNET_BYTES + IPV6_BYTES;
-/// Bytes of the timestamps option with its padding (RFC 7323 appendix A).
+/// Size of the timestamps option with its padding (RFC 7323 appendix A).
 const TIMESTAMP_BYTES: u16 = 12;
-/// Numbers that an echo or a block may lie behind the latest one and still be told from one before
-/// the splice.
+/// How far a timestamp echo or SACK block may be behind the latest one and still be distinguished
+/// from one before the splice.
 const ECHO_REACH: u32 = 1 << 29;
-/// End of the list of options, and no operation (RFC 9293 section 3.2).
+/// Option kinds: end of the list, and no operation (RFC 9293 section 3.2).
 const END: u8 = 0;
 const NOP: u8 = 1;
 const SACK: u8 = 5;
 const TIMESTAMPS: u8 = 8;
 
-/// What becomes of the headers of one direction.
+/// Header translation of one direction.
 #[derive(Debug)]
 pub(super) struct Translation {
-    /// Added to sequence numbers, and to acknowledgment numbers.
+    /// Offsets added to sequence numbers and to acknowledgment numbers.
     seq: u32,
     ack: u32,
     clocks: Option<Clocks>,
-    /// Shift of the windows that come, and of those that go.
+    /// Window scale of the sender, and of the windows that the receiver is offered.
     peer_scale: u8,
     own_scale: u8,
-    /// The receiver agreed to SACK; both agreed to ECN.
+    /// Whether the receiver negotiated SACK, and whether both sides negotiated ECN.
     sack: bool,
     ecn: bool,
-    /// No SACK block that is meant to pass begins before this: at first our own next byte at the
-    /// splice, for what precedes it the receiver did not send.
+    /// SACK blocks that begin before this number are not relayed. Initially our next number at the
+    /// splice: the receiver did not send the bytes before it.
     sack_floor: SeqNum,
-    /// Bytes of options and payload that one segment for the receiver may have.
+    /// Maximum bytes of options and payload per segment to the receiver.
     room: u16,
-    /// The connection that it leaves on, as we see it.
+    /// The outgoing connection, seen from this host.
     pub(super) to: Tuple,
-    /// Ethernet and IP header of what leaves.
+    /// Ethernet and IP header of outgoing packets.
     prefix: [u8; PREFIX_BYTES],
     l4: usize,
-    /// What addresses and ports change of the two checksums.
+    /// Checksum differences caused by addresses and ports, for TCP and for IPv4.
     tcp_sum: Difference,
     ip_sum: Difference,
 }
 
-/// How the clocks of both sides lie to each other (RFC 7323).
+/// Offsets between the timestamp clocks of both sides (RFC 7323).
 #[derive(Debug)]
 struct Clocks {
     /// Added to TSval.
     value: u32,
     /// Added to TSecr.
     echo: u32,
-    /// No echo that is meant to pass lies before this: at first our own clock at the splice.
+    /// Echoes before this value are clamped to it. Initially our clock at the splice.
     echo_floor: u32,
-    /// The latest TSval that the sender was given: it cannot echo a later one.
+    /// The latest TSval that was sent to the sender of this direction: it cannot echo a later one.
     echo_latest: u32,
 }
 
-/// A header on its way out: lengths and checksums are still those of the packet that came.
+/// A translated header whose lengths and checksums are still those of the received packet.
 #[derive(Debug)]
 pub(super) struct Translated {
     pub(super) header: Header,
-    /// The window field in it.
+    /// The header's window field.
     pub(super) window: u16,
-    /// TSval as it came.
+    /// TSval as received.
     pub(super) tsval: Option<u32>,
-    /// An option with SACK blocks that the receiver can do nothing with is left out.
+    /// True if a SACK option that the receiver cannot interpret was removed.
     pub(super) sack_left_out: bool,
-    /// What changed of what the TCP checksum covers.
+    /// Difference of the TCP checksum.
     difference: Difference,
-    /// The IP header is a new one: lengths and identification are to be set.
+    /// True if the IP header is a new one, whose lengths and identification must be set.
     rebuilt: bool,
-    /// Payload bytes that fit a segment under this header.
+    /// Maximum payload of a segment with this header.
     pub(super) payload_max: u16,
 }
 
-/// Why a packet cannot be translated.
+/// Reason for which a packet cannot be translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unfit {
     Malformed,
@@ -103,7 +103,8 @@ pub(super) enum Unfit {
 }
 
 impl Translation {
-    /// From `from`'s peer to `to`'s, on a wire with that MTU, by a device with that address.
+    /// Creates the translation from `from`'s peer to `to`'s, for a link with MTU `mtu` and a device
+    /// with address `mac`.
     pub(super) fn new(from: &SpliceSide, to: &SpliceSide, mac: [u8; 6], mtu: u16) -> Self {
         let clocks = from.timestamps.zip(to.timestamps).map(|(from, to)| Clocks {
             value: to.value.wrapping_sub(from.recent),
@@ -142,37 +143,39 @@ impl Translation {
         }
     }
 
-    /// A sequence number of the sender, as the receiver has it.
+    /// Translates a sequence number of the sender.
     pub(super) fn seq(&self, seq: SeqNum) -> SeqNum {
         seq + self.seq
     }
 
-    /// An acknowledgment number of the sender: in the receiver's own numbers.
+    /// Translates an acknowledgment number of the sender.
     pub(super) fn ack(&self, ack: SeqNum) -> SeqNum {
         ack + self.ack
     }
 
-    /// A TSval of the sender, as the receiver has it.
+    /// Translates a TSval of the sender; `None` without timestamps.
     pub(super) fn tsval(&self, value: u32) -> Option<u32> {
         self.clocks.as_ref().map(|clocks| value.wrapping_add(clocks.value))
     }
 
-    /// The sender is given that TSval: it may echo it from now on.
+    /// Records a TSval that was sent to the sender of this direction, which may echo it from now
+    /// on.
     pub(super) fn note_given(&mut self, value: u32) {
         if let Some(clocks) = &mut self.clocks {
             clocks.note_given(value);
         }
     }
 
-    /// Ethernet and IP header of what leaves.
+    /// Returns the Ethernet and IP header of outgoing packets.
     pub(super) fn prefix(&self) -> &[u8] {
         &self.prefix[..self.l4]
     }
 
-    /// The headers of a segment for the other side, whose own bytes before `sent` were relayed.
+    /// Translates the headers of a segment. `sent` is the number after the last byte that was
+    /// relayed from the receiver.
     ///
     /// # Errors
-    /// Why it cannot go there.
+    /// The reason for which the segment cannot be relayed.
     pub(super) fn translate(
         &mut self,
         frame: &[u8],
@@ -180,7 +183,7 @@ impl Translation {
         segment: &Segment,
         sent: SeqNum,
     ) -> Result<Translated, Unfit> {
-        // RFC 791 section 3.2, RFC 8200 section 3: who sends on counts it down.
+        // RFC 791 section 3.2, RFC 8200 section 3: each forwarder decrements it.
         let hop_limit = match segment.hop_limit {
             0 | 1 => return Err(Unfit::HopLimit),
             limit => limit - 1,
@@ -198,7 +201,7 @@ impl Translation {
         let (fixed, options) = out.split_first_chunk_mut().ok_or(Unfit::Malformed)?;
         let mut difference = self.tcp_sum;
         let window = self.write_fixed(segment, fixed, &mut difference);
-        // Numbers wrap: the floor follows, a good way behind.
+        // Numbers wrap, so the floor follows at a distance.
         let ahead = segment.ack.distance(self.sack_floor).max(0).unsigned_abs();
         self.sack_floor += ahead.saturating_sub(ECHO_REACH);
         let (tsval, sack_left_out) =
@@ -208,14 +211,15 @@ impl Translation {
         Ok(Translated { header, window, tsval, sack_left_out, difference, rebuilt, payload_max })
     }
 
-    /// What stays of the IP header; the rest is in the template already. Says no where the packet
-    /// needs a header of its own: another IP version, or options, which end here.
+    /// Writes the IP fields taken from the received header; the others are in the template. Returns
+    /// false if the packet needs a header of its own because it changes the IP version or loses
+    /// options.
     fn write_ip(&self, old: &[u8], class: u8, hop_limit: u8, prefix: &mut [u8]) -> bool {
         let ip = &mut prefix[ETHERNET_BYTES..];
         let same = old.len() == ip.len() && old[0] >> 4 == ip[0] >> 4;
         match (same, ip.len()) {
             (true, IPV4_BYTES) => {
-                // Length, identification, flags and, until it is changed below, the checksum.
+                // Length, identification, flags, and the checksum, which is updated below.
                 ip[2..12].copy_from_slice(&old[2..12]);
                 (ip[1], ip[8]) = (class, hop_limit);
                 let mut sum = self.ip_sum;
@@ -227,7 +231,7 @@ impl Translation {
             (false, IPV4_BYTES) => (ip[1], ip[8]) = (class, hop_limit),
             _ => {
                 if same {
-                    // The flow label, and the length.
+                    // The flow label and the length.
                     ip[1..6].copy_from_slice(&old[1..6]);
                 }
                 ip[0] = 0x60 | class >> 4;
@@ -238,7 +242,7 @@ impl Translation {
         same
     }
 
-    /// Ports, numbers, flags and the window, which it gives.
+    /// Writes ports, numbers, flags and the window. Returns the window field.
     fn write_fixed(
         &self,
         segment: &Segment,
@@ -261,7 +265,7 @@ impl Translation {
         }
         difference.u16(u16::from(segment.flags.0), u16::from(flags.0));
         out[13] = flags.0;
-        // RFC 7323 section 2.3: both shifts are at most 14.
+        // RFC 7323 section 2.3: both scales are at most 14.
         let bytes = u32::from(segment.window) << self.peer_scale;
         let window = u16::try_from(bytes >> self.own_scale).unwrap_or(u16::MAX);
         difference.u16(segment.window, window);
@@ -269,15 +273,15 @@ impl Translation {
         window
     }
 
-    /// Timestamps and SACK blocks; what else there is passes as it is. Returns TSval as it came and
-    /// whether SACK blocks were left out, or `None` if the list of options is malformed.
+    /// Translates timestamps and SACK blocks; other options pass unchanged. Returns the received
+    /// TSval and whether a SACK option was removed, or `None` if the option list is malformed.
     fn write_options(
         &self,
         options: &mut [u8],
         sent: SeqNum,
         difference: &mut Difference,
     ) -> Option<(Option<u32>, bool)> {
-        // RFC 7323 appendix A: what nearly every segment has.
+        // RFC 7323 appendix A: the layout of nearly all segments.
         if let [NOP, NOP, TIMESTAMPS, 10, ..] = options {
             if options.len() == usize::from(TIMESTAMP_BYTES) {
                 let tsval = self.write_timestamps(options, 4, difference)?;
@@ -312,7 +316,7 @@ impl Translation {
         Some((tsval, left_out))
     }
 
-    /// TSval and TSecr at `at`; gives TSval as it came.
+    /// Translates TSval and TSecr at `at`. Returns the received TSval.
     fn write_timestamps(
         &self,
         options: &mut [u8],
@@ -328,10 +332,10 @@ impl Translation {
         Some(value)
     }
 
-    /// Translates SACK blocks: they name the receiver's own bytes, as `ack` does (RFC 2018). Says
-    /// whether they pass. An option does not pass if one of its blocks names bytes from before the
-    /// splice, which reports a duplicate (RFC 2883) of the host's own bytes; or bytes behind
-    /// `sent`, which the receiver never sent; or none.
+    /// Translates SACK blocks. Like `ack`, they name bytes of the receiver (RFC 2018). Returns
+    /// whether the option may pass. It may not if it is malformed, or if a block is empty, names
+    /// bytes from before the splice (it reports a duplicate of the host's own bytes, RFC 2883), or
+    /// names bytes after `sent`, which the receiver never sent.
     fn write_sack(
         &self,
         options: &mut [u8],
@@ -356,8 +360,8 @@ impl Translation {
 }
 
 impl Clocks {
-    /// The sender is given that TSval. Clocks wrap: the floor follows the latest one, a good way
-    /// behind.
+    /// Records a TSval that was sent to the sender. Clocks wrap, so the floor follows the latest
+    /// value at a distance.
     fn note_given(&mut self, value: u32) {
         let ahead = value.wrapping_sub(self.echo_latest);
         if ahead <= i32::MAX.unsigned_abs() {
@@ -367,10 +371,10 @@ impl Clocks {
         }
     }
 
-    /// An echo of our clock, as an echo of the receiver's. One from before the splice is of a
-    /// moment that the receiver's clock cannot name; it says the moment of the splice, so that the
-    /// receiver measures too short a time and not a wrong one. One of a moment to come is of a
-    /// TSval that was never sent, and says the latest that was.
+    /// Translates an echo of our clock into an echo of the receiver's. An echo from before the
+    /// splice has no equivalent; it is set to the moment of the splice, so that the receiver
+    /// measures a time that is too short rather than an arbitrary one. An echo of a TSval that was
+    /// never sent is set to the latest that was.
     fn echo(&self, echo: u32) -> u32 {
         let ahead = echo.wrapping_sub(self.echo_floor);
         let latest = self.echo_latest.wrapping_sub(self.echo_floor);
@@ -380,7 +384,7 @@ impl Clocks {
 }
 
 impl Translated {
-    /// The whole header of a packet with `payload` bytes, whose TCP checksum was right.
+    /// Completes the header of a packet with `payload` bytes whose TCP checksum was correct.
     pub(super) fn finish(mut self, payload: usize) -> Header {
         let (l3, l4, end) = (self.header.l3(), self.header.l4(), self.header.len() + payload);
         let out = self.header.as_mut_slice();
@@ -398,7 +402,7 @@ fn read(options: &[u8], at: usize) -> Option<u32> {
     options.get(at..)?.first_chunk().map(|field| u32::from_be_bytes(*field))
 }
 
-/// Changes four bytes. Options begin at an even place of the segment.
+/// Writes four bytes and updates `difference`. Options begin at an even offset of the segment.
 fn write(options: &mut [u8], at: usize, new: u32, difference: &mut Difference) {
     if let Some(field) = options.get_mut(at..).and_then(|f| f.first_chunk_mut::<4>()) {
         difference.u32(u32::from_be_bytes(*field), new, at % 2 == 1);
@@ -406,7 +410,7 @@ fn write(options: &mut [u8], at: usize, new: u32, difference: &mut Difference) {
     }
 }
 
-/// Overwrites an option that the receiver did not agree to.
+/// Overwrites an option that the receiver did not negotiate with no-operations.
 fn blank(options: &mut [u8], at: usize, len: usize, difference: &mut Difference) {
     for (at, byte) in options.iter_mut().enumerate().skip(at).take(len) {
         let shift = if at % 2 == 0 { 8 } else { 0 };
@@ -415,8 +419,8 @@ fn blank(options: &mut [u8], at: usize, len: usize, difference: &mut Difference)
     }
 }
 
-/// What the change from one connection's addresses to the other's does to a sum. Here the source is
-/// the one side's peer, there it is us.
+/// Checksum difference between the addresses of two connections. On `from` the peer is the source;
+/// on `to` this host is.
 fn address_difference(from: &Tuple, to: &Tuple) -> Difference {
     let mut difference = Difference::new();
     for (old, new) in [(from.remote.addr, to.local.addr), (from.local.addr, to.remote.addr)] {
@@ -426,8 +430,8 @@ fn address_difference(from: &Tuple, to: &Tuple) -> Difference {
     difference
 }
 
-/// The same, with the ports (figure 8, line 3). Protocol and length are the same in both
-/// pseudo-headers, whatever the IP versions (RFC 8200 section 8.1).
+/// Checksum difference including the ports (figure 8, line 3). Protocol and length are equal in
+/// both pseudo-headers for all IP versions (RFC 8200 section 8.1).
 fn tcp_difference(from: &Tuple, to: &Tuple) -> Difference {
     let mut difference = address_difference(from, to);
     difference.u16(from.remote.port, to.local.port);

@@ -1,28 +1,29 @@
-//! Ends of connections in sums: a queue's host is told of many at once (AccelTCP appendix A).
+//! Summaries of ended connections: a host gets one event for many of them (AccelTCP appendix A).
 //!
-//! Told is when [`SUM`] have ended, or [`SUM_DELAY`] after the first that was not told of,
-//! whichever comes first.
+//! A queue's event is sent when [`SUM`] connections have ended, or [`SUM_DELAY`] after the first
+//! unreported one, whichever comes first.
 
 use abi::teardown::TeardownDone;
 use alloc::vec::Vec;
 use base::{Duration, Instant};
 
-/// Ends that are told at once.
+/// Number of ended connections at which an event is sent.
 const SUM: u32 = 64;
-/// How long an end may be kept back.
+/// Maximum delay of a report.
 const SUM_DELAY: Duration = Duration::from_millis(10);
 
-/// What the hosts have not been told.
+/// Ended connections that have not been reported yet.
 #[derive(Debug, Default)]
 pub(super) struct Ends {
-    /// By queue, with the time at which it is told at the latest.
+    /// The summary of each queue, and the time at which it must be reported.
     queues: Vec<(TeardownDone, Instant)>,
-    /// The first of these times.
+    /// The earliest of these times.
     due: Option<Instant>,
 }
 
 impl Ends {
-    /// A connection of `queue` has ended: `count` adds it. Gives what the host is told now.
+    /// Records that a connection of `queue` has ended; `count` adds it to the summary. Returns the
+    /// summary if it is to be reported now.
     pub(super) fn add(
         &mut self,
         now: Instant,
@@ -42,7 +43,7 @@ impl Ends {
         if sum.total() < SUM { None } else { self.take(queue) }
     }
 
-    /// The next queue whose time has come, and what its host is told.
+    /// Returns the next queue whose summary is due, with the summary.
     pub(super) fn poll(&mut self, now: Instant) -> Option<(usize, TeardownDone)> {
         if self.due.is_none_or(|due| due > now) {
             return None;
@@ -51,12 +52,12 @@ impl Ends {
         self.take(queue).map(|sum| (queue, sum))
     }
 
-    /// When the next is due.
+    /// Returns when the next summary is due.
     pub(super) const fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Forgets everything.
+    /// Discards all summaries.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }

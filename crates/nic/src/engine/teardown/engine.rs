@@ -1,4 +1,4 @@
-//! Tear-down as the device sees it: what is handed over, and the segments that are offered to it.
+//! The tear-down engine's interface to the device: handed-over connections and received segments.
 
 use abi::teardown::{Teardown, TeardownRefused};
 use abi::{Capabilities, Event, Refusal};
@@ -13,7 +13,7 @@ use crate::engine::{Engine, Request};
 use crate::pipeline::Egress;
 use crate::pipeline::rx::Offered;
 
-/// Takes over a connection that a host has closed, with the files that it needs; or refuses it.
+/// Takes over a connection that a host has closed, and pins the files that it needs; or refuses it.
 pub(crate) fn take_over(
     engine: Option<&mut TeardownEngine>,
     files: Option<&mut FileEngine>,
@@ -40,7 +40,7 @@ impl Engine for TeardownEngine {
 
     fn from_config(config: &DeviceConfig) -> Option<Self> {
         let teardown = config.teardown.clone()?;
-        // What is handed over goes out as one transmit.
+        // The unsent bytes go out as one transmit.
         let most = config.transmit_bytes_max.max(RUN_BYTES_MAX);
         let bytes_max = teardown.bytes_max.min(most);
         Some(Self::new(TeardownConfig { bytes_max, ..teardown }, config.rss_seed))

@@ -1,16 +1,17 @@
-//! One connection in our hands: what is sent, what a segment does to it, and its retransmissions.
+//! One connection that is being torn down: transmission, received segments, and retransmission.
 //!
-//! From when it is taken over all that was given has been sent once, the FIN too. So the states
-//! are three bits: the peer's FIN came before that or not (LAST-ACK, or one of the others), it has
-//! come by now, our FIN is acknowledged. FIN-WAIT-1 is neither of the last two, FIN-WAIT-2 the
-//! last, CLOSING the other, and with both the connection has ended (RFC 9293 section 3.3.2).
+//! When the connection is taken over, everything that was given, including the FIN, is sent at
+//! once. Its state is therefore three bits: `passive` (the peer closed first: LAST-ACK),
+//! `fin_received`, and whether our FIN is acknowledged. With neither of the last two the state is
+//! FIN-WAIT-1, with only the acknowledgment FIN-WAIT-2, with only the peer's FIN CLOSING, and with
+//! both the connection has ended (RFC 9293 section 3.3.2).
 //!
-//! A timer runs as long as the connection is here: the retransmission's until everything is
-//! acknowledged, then that of FIN-WAIT-2. There is no congestion control (AccelTCP section 4.2):
-//! the host hands over no more than both windows let go at once, and what is sent again is at most
-//! that, with exponential back-off.
+//! A timer always runs: the retransmission timer until everything is acknowledged, then the
+//! FIN-WAIT-2 timer. There is no congestion control (AccelTCP section 4.2): the host hands over no
+//! more than both windows allow at once, and retransmissions are at most that, with exponential
+//! back-off.
 //!
-//! Called by the engine, which finds the connection, keeps the timer and ends it.
+//! Called by the engine, which finds the connection, keeps the timer and removes the connection.
 
 use abi::teardown::{ClosingState, LateData, Teardown};
 use abi::{FlowId, Parts, Transmit};
@@ -27,72 +28,72 @@ use super::counters::TeardownCounters;
 use super::segments::{Facts, Stamp, kept_extent, recovers, segment};
 use super::time_wait::Remains;
 
-/// RFC 6298 section 2 asks for an upper bound of at least 60 seconds; Linux's TCP_RTO_MAX.
+/// Maximum RTO. RFC 6298 section 2 requires at least 60 seconds; this is Linux's TCP_RTO_MAX.
 const RTO_MAX: Duration = Duration::from_secs(120);
-/// Shorter ones make no sense at the wheel's grain.
+/// Minimum RTO: one tick of the timer wheel.
 const RTO_MIN: Duration = Duration::from_millis(16);
-/// RFC 9293 section 3.4.2: two maximum segment lifetimes.
+/// Maximum TIME-WAIT: two maximum segment lifetimes (RFC 9293 section 3.4.2).
 const TIME_WAIT_MAX: Duration = Duration::from_secs(240);
-/// RFC 5681 section 3.2.
+/// Duplicate acknowledgments before a fast retransmit: RFC 5681 section 3.2.
 const DUP_ACKS: u8 = 3;
-/// An acknowledgment may be so old at least: RFC 5961 section 5.2, where the peer's largest window
-/// is not known.
+/// Minimum age, in bytes, that an acceptable acknowledgment may have: RFC 5961 section 5.2, for a
+/// peer whose largest window is unknown.
 const OLD_ACK_MIN: i32 = 1 << 16;
 
-/// What a connection may reach outside itself.
+/// The part of the engine that a connection can access.
 pub(super) struct Cx<'a> {
     pub(super) now: Instant,
     pub(super) counters: &'a mut TeardownCounters,
     pub(super) transmits: &'a mut VecDeque<(usize, Transmit)>,
     pub(super) actions: &'a mut VecDeque<Action>,
-    /// When its timer is to run out, counted from now; none to leave it as it is.
+    /// Time from now at which the connection's timer expires; `None` leaves the timer unchanged.
     pub(super) arm: Option<Duration>,
 }
 
-/// How a connection ends.
+/// The way in which a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// Both directions are closed, and the peer knows.
+    /// Both directions are closed, and the peer knows that.
     Closed,
-    /// The same, but the peer may not know: its FIN may come again.
+    /// Both directions are closed, but the peer may not know that and may retransmit its FIN.
     TimeWait,
-    /// By a reset, or with one.
+    /// A reset was sent or received.
     Reset,
     /// The peer was silent for too long.
     TimedOut,
 }
 
-/// A connection.
+/// A connection that is being torn down.
 #[derive(Debug)]
 pub(super) struct Flow {
-    /// As it was handed over. `una`, `nxt`, `edge` and `rcv_nxt` go on from there; `parts` are
-    /// those not yet wholly acknowledged.
+    /// The connection as it was handed over. `una`, `nxt`, `edge` and `rcv_nxt` are kept up to
+    /// date; `parts` are those not completely acknowledged.
     t: Box<Teardown>,
-    /// First byte of the parts.
+    /// Sequence number of the first byte of `parts`.
     start: SeqNum,
-    /// Our FIN.
+    /// Sequence number of our FIN.
     fin: SeqNum,
-    /// TS.Recent and our clock, where there are timestamps.
+    /// TS.Recent and our timestamp clock, if timestamps are in use.
     stamps: Option<(TsRecent, Stamp)>,
     challenges: ChallengeLimiter,
     queue: u32,
-    /// The window that we offer, and that the peer last offered, as they stand in headers.
+    /// The window that we offer and the one that the peer last offered, as unscaled header fields.
     window: u16,
     peer_window: Option<u16>,
-    /// LAST-ACK: the peer closed first.
+    /// True in LAST-ACK: the peer closed first.
     passive: bool,
-    /// The peer's FIN has come.
+    /// True once the peer's FIN has arrived.
     fin_received: bool,
-    /// Retransmissions after time-outs since the last progress.
+    /// Time-outs since the last progress.
     tries: u8,
     dup_acks: u8,
-    /// Where in the wheel its timer is, and the tick at which it runs out.
+    /// The timer's slot in the wheel, and the tick at which it expires.
     pub(super) slot: u32,
     pub(super) due: u64,
 }
 
 impl Flow {
-    /// A connection that [`super::segments::check`] has found fit.
+    /// Creates a connection that [`super::segments::check`] has accepted.
     pub(super) fn new(now: Instant, queue: usize, facts: &Facts, mut t: Box<Teardown>) -> Self {
         let past_us = t.timestamp.map_or(0, |ts| ts.past_us);
         t.rto = t.rto.clamp(RTO_MIN, RTO_MAX);
@@ -122,7 +123,7 @@ impl Flow {
         self.queue as usize
     }
 
-    /// What is kept of it in TIME-WAIT.
+    /// Returns the state to keep in TIME-WAIT.
     pub(super) fn remains(&self) -> Remains {
         Remains {
             queue: self.queue(),
@@ -148,7 +149,7 @@ impl Flow {
         self.send(cx, sent_parts, nxt, false);
     }
 
-    /// A segment with `payload` bytes came. Says whether the connection has ended.
+    /// Handles a segment with `payload` bytes. Returns how the connection ended, if it did.
     pub(super) fn receive(
         &mut self,
         cx: &mut Cx<'_>,
@@ -167,7 +168,7 @@ impl Flow {
             self.answer_unacceptable(cx, flags, payload);
             return None;
         }
-        // Second: resets, by RFC 5961 section 3.2 only with the exact number.
+        // Second: resets. RFC 5961 section 3.2 requires the exact number.
         if flags.has(Flags::RST) {
             if segment.seq == self.t.rcv_nxt {
                 cx.counters.teardown_reset_by_peer += 1;
@@ -176,7 +177,7 @@ impl Flow {
             self.challenge(cx);
             return None;
         }
-        // Fourth: SYNs, by RFC 5961 section 4.2 whatever the number.
+        // Fourth: SYNs, challenged regardless of the number (RFC 5961 section 4.2).
         if flags.has(Flags::SYN) {
             self.challenge(cx);
             return None;
@@ -190,14 +191,14 @@ impl Flow {
         self.take_payload(cx, segment, payload)
     }
 
-    /// The timer ran out. Says whether the connection has ended.
+    /// Handles the expired timer. Returns how the connection ended, if it did.
     pub(super) fn time_out(&mut self, cx: &mut Cx<'_>, retries_max: u8) -> Option<End> {
         if self.fin_acked() {
             cx.counters.teardown_fin_wait_expired += 1;
             return Some(self.end(cx, End::TimedOut));
         }
-        // A transmit that the pipeline dropped, because its file failed or its context is gone, is
-        // to us a loss like any other; so such a connection ends here, with a reset.
+        // A transmit dropped by the pipeline, because its file failed or its context is gone, is
+        // treated as a loss; such a connection ends here with a reset.
         if self.tries >= retries_max {
             cx.counters.teardown_timed_out += 1;
             self.reset(cx);
@@ -214,9 +215,9 @@ impl Flow {
         None
     }
 
-    /// Resets the connection. A peer that has all that was sent expects the segment behind it, one
-    /// that has acknowledged what it has expects the segment there: only a reset with the number
-    /// that is expected counts (RFC 5961 section 3.2).
+    /// Resets the connection. A peer that has everything expects the number after the last byte
+    /// sent; another one expects the number that it last acknowledged. Only a reset with the
+    /// expected number counts (RFC 5961 section 3.2), so both are sent.
     pub(super) fn abort(&mut self, cx: &mut Cx<'_>) -> End {
         let flags = Flags::RST.with(Flags::ACK);
         if self.t.una != self.t.nxt {
@@ -230,15 +231,16 @@ impl Flow {
         self.t.una == self.fin + 1
     }
 
-    /// The window in the template, unscaled: less than was offered where there is a scale, so that
-    /// of what comes far ahead some is answered and not looked at.
+    /// Returns the receive window with the template's unscaled window field. If a scale is in use,
+    /// that is less than was offered, so some segments far ahead are answered rather than
+    /// processed.
     fn offered(&self) -> ReceiveWindow {
         ReceiveWindow { next: self.t.rcv_nxt, len: self.window.into() }
     }
 
-    /// An unacceptable segment is answered, so that a peer that is out of step finds back; bare
-    /// ones at a limited rate, for two ends that are out of step must not answer each other for
-    /// ever.
+    /// Answers an unacceptable segment, so that a peer out of step can recover. Segments without
+    /// payload and FIN are answered at a limited rate, so that two ends out of step do not answer
+    /// each other forever.
     fn answer_unacceptable(&mut self, cx: &mut Cx<'_>, flags: Flags, payload: u32) {
         cx.counters.teardown_out_of_window += 1;
         if flags.has(Flags::RST) {
@@ -247,21 +249,22 @@ impl Flow {
         if flags.has(Flags::SYN) {
             self.challenge(cx);
         } else if payload == 0 && !flags.has(Flags::FIN) {
-            // A keep-alive, most often: no sign of an attack.
+            // Most often a keep-alive, which is no sign of an attack.
             self.acknowledge_stray(cx);
         } else {
             self.acknowledge(cx);
         }
     }
 
-    /// Everything received is acknowledged at once.
+    /// Updates TS.Recent. RCV.NXT serves as Last.ACK.sent, since received data is acknowledged at
+    /// once.
     fn note_timestamp(&mut self, now: Instant, segment: &Segment) {
         if let Some((recent, _)) = &mut self.stamps {
             recent.note(now, segment, self.t.rcv_nxt);
         }
     }
 
-    /// Fifth: the acknowledgment. Says whether the rest of the segment counts.
+    /// Fifth: the acknowledgment. Returns whether the rest of the segment is to be processed.
     fn take_acknowledgment(&mut self, cx: &mut Cx<'_>, segment: &Segment, payload: u32) -> bool {
         let una = self.t.una;
         // RFC 5961 section 5.2: not beyond what was sent, and not older than a window.
@@ -273,8 +276,8 @@ impl Flow {
         if segment.ack.lt(una) {
             return true;
         }
-        // Nothing changes before the acknowledgment is known to be acceptable, and one that is
-        // older than the last says nothing about the peer's clock, as in Linux.
+        // State changes only after the acknowledgment was found acceptable. One older than the last
+        // does not update TS.Recent, as in Linux.
         self.note_timestamp(cx.now, segment);
         let same_window = self.peer_window.replace(segment.window) == Some(segment.window);
         self.t.edge = segment.ack + (u32::from(segment.window) << self.t.peer_scale);
@@ -282,7 +285,7 @@ impl Flow {
             self.advance(cx, segment.ack);
         } else if same_window && payload == 0 && !segment.flags.has(Flags::FIN) && !self.fin_acked()
         {
-            // RFC 5681 section 2 says what a duplicate is, and section 3.2 what three of them are.
+            // Duplicates: RFC 5681 section 2. Three of them: section 3.2.
             self.dup_acks = self.dup_acks.saturating_add(1);
             if self.dup_acks == DUP_ACKS {
                 cx.counters.teardown_dup_ack_retransmits += 1;
@@ -293,7 +296,7 @@ impl Flow {
         true
     }
 
-    /// The peer has everything before `una`.
+    /// Handles an acknowledgment of everything before `una`.
     fn advance(&mut self, cx: &mut Cx<'_>, una: SeqNum) {
         self.t.una = una;
         (self.tries, self.dup_acks) = (0, 0);
@@ -314,13 +317,13 @@ impl Flow {
         }
     }
 
-    /// Enters FIN-WAIT-2, which ends though the peer never closes (Linux: tcp_fin_timeout).
+    /// Enters FIN-WAIT-2, which is bounded even if the peer never closes (Linux: tcp_fin_timeout).
     fn await_fin(&mut self, cx: &mut Cx<'_>) {
         self.destroy_contexts(cx);
         cx.arm = Some(self.t.time_wait);
     }
 
-    /// Seventh and eighth: payload and FIN.
+    /// Seventh and eighth: payload and FIN. Returns how the connection ended, if it did.
     fn take_payload(&mut self, cx: &mut Cx<'_>, segment: &Segment, payload: u32) -> Option<End> {
         let end = segment.seq + payload;
         let is_late = payload > 0 && end.gt(self.t.rcv_nxt) && !self.fin_received;
@@ -335,7 +338,7 @@ impl Flow {
             self.fin_received = true;
         }
         if fin || segment.flags.has(Flags::FIN) || payload > 0 {
-            // Also where something before the FIN is missing: the peer counts duplicates.
+            // Also acknowledges a FIN after a hole: the peer counts duplicates.
             self.acknowledge(cx);
         }
         if !self.fin_received || !self.fin_acked() {
@@ -346,13 +349,14 @@ impl Flow {
         Some(self.end(cx, how))
     }
 
-    /// Takes data from `seq` to `end`, some of it new, and discards it, if that is what the host
-    /// asked for and the bound allows. Data behind a hole is left to the peer to send again.
+    /// Consumes and discards data from `seq` to `end`, some of it new. Returns false if the host
+    /// did not request that or the bound is exceeded. Data after a hole is not consumed; the peer
+    /// will retransmit it.
     ///
-    /// The template's window is offered beyond every byte taken, so its right edge never moves
+    /// The template's window is offered from the last byte consumed, so its right edge never moves
     /// back. With TLS the data is not decrypted: the last record that we send, close_notify, was
-    /// numbered before the hand-over, so that no application data follows for which a KeyUpdate
-    /// would want an answer (RFC 8446 sections 4.6.3 and 6.1).
+    /// numbered before the hand-over, so no application data follows for which a KeyUpdate would
+    /// require an answer (RFC 8446 sections 4.6.3 and 6.1).
     fn discard(&mut self, cx: &mut Cx<'_>, seq: SeqNum, end: SeqNum) -> bool {
         let LateData::Discard { bytes_max } = &mut self.t.late_data else { return false };
         if seq.gt(self.t.rcv_nxt) {
@@ -367,9 +371,9 @@ impl Flow {
         true
     }
 
-    /// Sends the parts from the given one on, which begins at `seq`, and the FIN: as one transmit,
-    /// which the pipeline segments. Beyond the peer's window nothing goes but the first part, where
-    /// the window has shrunk: that is the probe then (RFC 9293 section 3.8.6.1).
+    /// Sends the parts from index `skip` on, which begin at `seq`, and the FIN, as one transmit
+    /// that the pipeline segments. Beyond the peer's window only the first part is sent, which then
+    /// serves as a window probe (RFC 9293 section 3.8.6.1).
     fn send(&self, cx: &mut Cx<'_>, skip: usize, seq: SeqNum, again: bool) {
         let (mut parts, mut at) = (Parts::new(), seq);
         for part in self.t.parts.iter().skip(skip) {
@@ -399,8 +403,8 @@ impl Flow {
         });
     }
 
-    /// Sends a segment without payload that nothing holds up: behind a transmit that waits for a
-    /// disk an acknowledgment would come too late.
+    /// Sends a segment without payload, on no flow, so that it does not wait behind a transmit that
+    /// waits for a disk.
     fn send_bare(&self, cx: &mut Cx<'_>, flags: Flags) {
         self.transmit(cx, FlowId::NONE, self.t.nxt, flags, |transmit| transmit);
     }
@@ -433,12 +437,12 @@ impl Flow {
         self.send_bare(cx, Flags::ACK);
     }
 
-    /// RFC 9293 section 3.5.2. What of ours still waits for a disk must not follow it.
+    /// Sends a reset (RFC 9293 section 3.5.2). Pending transmits must not follow it.
     fn reset(&self, cx: &mut Cx<'_>) {
         self.send_bare(cx, Flags::RST.with(Flags::ACK));
     }
 
-    /// A challenge acknowledgment, unless one went out just now.
+    /// Sends a challenge ACK, subject to the rate limit.
     fn challenge(&mut self, cx: &mut Cx<'_>) {
         if self.acknowledge_stray(cx) {
             cx.counters.teardown_challenge_acks += 1;
@@ -447,8 +451,7 @@ impl Flow {
         }
     }
 
-    /// Acknowledges a segment that does not count, unless another was just now. Says whether it
-    /// did.
+    /// Acknowledges an unacceptable segment, subject to the rate limit. Returns whether it did.
     fn acknowledge_stray(&mut self, cx: &mut Cx<'_>) -> bool {
         let may = self.challenges.allow(cx.now);
         if may {
@@ -457,7 +460,7 @@ impl Flow {
         may
     }
 
-    /// Lets go of everything that is held outside.
+    /// Releases all outside resources: pending transmits, files and contexts.
     fn end(&mut self, cx: &mut Cx<'_>, how: End) -> End {
         if !self.fin_acked() {
             cx.actions.push_back(Action::Cancel(self.queue(), self.t.flow));
@@ -480,7 +483,7 @@ impl Flow {
 mod tests {
     use super::*;
 
-    /// Beside a bit per slot of the wheel, an entry of the index and the bytes themselves.
+    /// Excludes one bit per slot of the wheel, the index entry, and the payload.
     #[test]
     fn a_connection_is_small() {
         let bytes = size_of::<Flow>() + size_of::<Teardown>() + size_of::<wire::Tuple>();

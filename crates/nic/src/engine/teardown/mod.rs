@@ -1,21 +1,22 @@
-//! Connection tear-down: AccelTCP section 4.2.
+//! Connection tear-down offload: AccelTCP section 4.2.
 //!
-//! The host hands over a connection that its application has closed, with the bytes that are not
-//! acknowledged, and forgets it; from then on the TCB is ours. What was not sent goes out with the
-//! FIN, through the same pipeline as what a host sends, so that files, sealed parts, the order
-//! behind a transmit that waits for a disk, and segmentation are nothing new here. What is lost is
-//! sent again; the peer's FIN is awaited and acknowledged, and TIME-WAIT kept. The host hears of
-//! ends in sums.
+//! The host hands over a connection that its application has closed, with all unacknowledged bytes,
+//! and forgets it; the TCB is then here. Unsent bytes go out with the FIN through the same pipeline
+//! as a host's transmits, so files, encrypted parts, ordering behind a transmit that waits for a
+//! disk, and segmentation need no code here. The engine retransmits losses, awaits and acknowledges
+//! the peer's FIN, and keeps TIME-WAIT. Hosts get summaries of ended connections.
 //!
-//! Called by [`crate::Device`]: with what is handed over, with each TCP segment whose checksum is
-//! right, and when time has passed. What it wants sent and done is polled after each call, until
-//! there is nothing.
+//! Called by [`crate::Device`] with handed-over connections, with each TCP segment whose checksum
+//! is correct, and when time has passed. Transmits and actions are polled after each call until
+//! there are none.
 //!
-//! Invariants: a connection is here or with the host, never both; nothing is sent that the host did
-//! not give, and each part of it as often as it was given is whole; every connection has a timer
-//! and so an end; memory is bounded by [`TeardownConfig`]. Everything from the ring and the wire is
-//! checked. Files: `segments` (checks, headers), `flow` (one connection), `table` (by tuple),
-//! `time_wait`, `done` (sums), `engine` (what the device sees), `counters`.
+//! Invariants: a connection is either here or on the host, never both; only bytes that the host
+//! gave are sent, and parts are always retransmitted whole; every connection has a timer and
+//! therefore an end; memory is bounded by [`TeardownConfig`]. All input from the ring and the link
+//! is checked.
+//!
+//! Files: `segments` (validation, headers), `flow` (one connection), `table` (by tuple),
+//! `time_wait`, `done` (summaries), `engine` (the [`super::Engine`] implementation), `counters`.
 
 mod counters;
 mod done;
@@ -45,46 +46,46 @@ use crate::pipeline::rx::TransportAt;
 use structures::TimerBitmapWheel;
 use structures::slab::Key;
 
-/// The grain of time-outs. With [`SLOTS`] of them those from 200 ms (the least that the host's
-/// stack takes) to 4 s are in the wheel once and at most 8 % late, at 32 bytes a flow.
+/// Tick of the timer wheel. With [`SLOTS`] ticks, time-outs from 200 ms (the host's minimum RTO) to
+/// 4 s need one round of the wheel and are at most 8 % late, at 32 bytes per flow.
 const TICK: Duration = Duration::from_millis(16);
-/// Bitmaps of the wheel.
+/// Number of ticks in the wheel: one bitmap each.
 const SLOTS: u16 = 256;
 
-/// What the engine wants of the device, besides to send.
+/// A request of the engine to the device, other than a transmit.
 #[derive(Debug)]
 pub(crate) enum Action {
-    /// Of this flow nothing that still waits is to be sent.
+    /// Drop all pending transmits of a flow.
     Cancel(usize, FlowId),
-    /// The peer has these bytes of a file, or never will; the part that they were in needs the file
-    /// no more.
+    /// The peer has acknowledged this extent of a file, or never will; its part needs the file no
+    /// longer.
     FileDone(FileExtent),
-    /// Nobody needs this context any more.
+    /// The connection needs this context no longer.
     Destroy(usize, L5oId),
-    /// Tell the host of that queue.
+    /// Send a summary to the host of that queue.
     Done(usize, TeardownDone),
 }
 
-/// What becomes of a TCP segment.
+/// The treatment of a TCP segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It is of no connection that is being torn down.
+    /// The segment belongs to no connection here.
     Pass,
-    /// The engine has dealt with it.
+    /// The engine has consumed the segment.
     Taken,
 }
 
-/// The engine's state.
+/// The tear-down engine.
 #[derive(Debug)]
 pub(crate) struct TeardownEngine {
     config: TeardownConfig,
     flows: Table<Flow>,
     time_wait: TimeWait,
-    /// Timers, made when the first connection comes.
+    /// Timers of `flows`, created with the first connection.
     wheel: Option<TimerBitmapWheel>,
-    /// The tick that the wheel stands at.
+    /// Current tick of the wheel.
     tick: u64,
-    /// Places of flows whose timers have run out; empty between calls.
+    /// Slab indices of flows whose timers have expired; empty between calls.
     expired: Vec<u32>,
     ends: Ends,
     transmits: VecDeque<(usize, Transmit)>,
@@ -93,7 +94,7 @@ pub(crate) struct TeardownEngine {
 }
 
 impl TeardownEngine {
-    /// An engine without connections.
+    /// Creates an engine without connections.
     pub(crate) fn new(config: TeardownConfig, seed: u64) -> Self {
         Self {
             flows: Table::new(seed),
@@ -109,23 +110,23 @@ impl TeardownEngine {
         }
     }
 
-    /// What it offers.
+    /// Returns the limits to announce.
     pub(crate) const fn limits(&self) -> TeardownLimits {
         TeardownLimits { flows_max: self.config.flows_max, bytes_max: self.config.bytes_max }
     }
 
-    /// Whether a segment can be of no connection here.
+    /// True if the engine has no connections.
     pub(crate) const fn is_idle(&self) -> bool {
         self.flows.is_empty() && self.time_wait.len() == 0
     }
 
-    /// Takes a connection over, on a wire whose packets have at most `mtu` bytes above Ethernet.
-    /// `pin` is called once it is found fit: it sees to it that the files in the parts stay open
-    /// until [`Action::FileDone`], and may give them other names; or it says that it cannot, and
-    /// has changed nothing.
+    /// Takes over a connection on a link whose packets have at most `mtu` bytes above Ethernet.
+    /// `pin` is called after validation: it keeps the files in the parts open until
+    /// [`Action::FileDone`] and may replace their IDs, or returns false with nothing changed.
     ///
     /// # Errors
-    /// Gives it back as it was, with the reason: the table is full, or it does not fit.
+    /// Returns the unchanged connection with the reason: the table is full, or the connection is
+    /// invalid.
     pub(crate) fn begin(
         &mut self,
         now: Instant,
@@ -158,9 +159,9 @@ impl TeardownEngine {
         Ok(())
     }
 
-    /// A TCP segment came in.
+    /// Handles a TCP segment.
     pub(crate) fn receive(&mut self, now: Instant, frame: &[u8], tcp: &TransportAt) -> Verdict {
-        // A malformed segment is the host's to count.
+        // Malformed segments are left to the host, which counts them.
         let Some(Ok((segment, header))) = frame.get(tcp.l4..tcp.end).map(Segment::parse) else {
             return Verdict::Pass;
         };
@@ -195,7 +196,7 @@ impl TeardownEngine {
         Verdict::Taken
     }
 
-    /// Does what is due.
+    /// Handles all expired timers and due summaries.
     pub(crate) fn run_timers(&mut self, now: Instant) {
         while !self.flows.is_empty() && self.tick < ticks(now) {
             self.turn(now);
@@ -206,7 +207,8 @@ impl TeardownEngine {
         }
     }
 
-    /// Resets every connection of a queue, whose host ends and will not send what they still need.
+    /// Resets every connection of a queue whose host shuts down and will not send what they still
+    /// need.
     pub(crate) fn abort_all(&mut self, now: Instant, queue: usize) {
         for index in 0..self.flows.places() {
             let Some(key) = self.flows.key_at(index) else { continue };
@@ -218,26 +220,26 @@ impl TeardownEngine {
         }
     }
 
-    /// When something is due. While there are connections that is the next tick of the wheel:
-    /// whose timer is next is not known without looking through all bitmaps.
+    /// Returns when to call [`Self::run_timers`]. While there are connections, that is the next
+    /// tick: finding the next timer would require a scan of all bitmaps.
     pub(crate) fn due(&self) -> Option<Instant> {
         let next = self.tick.saturating_add(1).saturating_mul(TICK.as_nanos());
         let tick = (!self.flows.is_empty()).then(|| Instant::from_nanos(next));
         Instant::earliest([tick, self.time_wait.due(), self.ends.due()])
     }
 
-    /// The next thing to be sent, as if the host of that queue had asked. Its files have the names
-    /// that `pin` gave them: see [`Self::begin`].
+    /// Returns the next transmit and its queue. Its files have the IDs set by `pin`; see
+    /// [`Self::begin`].
     pub(crate) fn poll_transmit(&mut self) -> Option<(usize, Transmit)> {
         self.transmits.pop_front()
     }
 
-    /// The next thing to be done, once all is sent.
+    /// Returns the next action, to be done after all transmits.
     pub(crate) fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// Forgets everything, and who was to be told. The file engine forgets its part by itself.
+    /// Discards all state except counters. The file engine discards its pins itself.
     pub(crate) fn forget(&mut self) {
         self.flows.clear();
         self.time_wait.clear();
@@ -247,14 +249,14 @@ impl TeardownEngine {
         self.actions.clear();
     }
 
-    /// Counters and gauges by name.
+    /// Calls `f` with the name and value of each counter and gauge.
     pub(crate) fn visit_counters(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
         f("teardown_flows", self.flows.len() as u64);
         f("teardown_time_wait", self.time_wait.len() as u64);
     }
 
-    /// Lets a connection do something, then sets its timer, or ends it.
+    /// Calls `f` on a connection, then sets its timer or ends it.
     fn with_flow(
         &mut self,
         now: Instant,
@@ -277,13 +279,13 @@ impl TeardownEngine {
             .wheel
             .get_or_insert_with(|| TimerBitmapWheel::new(self.config.flows_max.max(1), SLOTS));
         wheel.cancel(key.index(), flow.slot);
-        // Not early: at the first tick behind it.
+        // Never early: the first tick at or after the deadline.
         let at = (now + after).as_nanos().div_ceil(TICK.as_nanos());
         flow.due = at.max(self.tick + 1);
         flow.slot = set(wheel, key, flow.due - self.tick);
     }
 
-    /// A tick has passed.
+    /// Advances the wheel by one tick.
     fn turn(&mut self, now: Instant) {
         self.tick += 1;
         let Some(wheel) = &self.wheel else { return };
@@ -296,7 +298,7 @@ impl TeardownEngine {
                 internal_error!(self.counters.nic_internal_errors, "a timer of no flow");
                 continue;
             };
-            // A time-out longer than the wheel: the paper's counter.
+            // The time-out exceeds the wheel: continue with the rest (the counter in the paper).
             if let (true, Some(wheel)) = (flow.due > self.tick, &self.wheel) {
                 flow.slot = set(wheel, key, flow.due - self.tick);
                 continue;
@@ -341,7 +343,7 @@ const fn ticks(now: Instant) -> u64 {
     now.as_nanos() / TICK.as_nanos()
 }
 
-/// Sets a flow's timer to so many ticks from now, or as far as the wheel goes.
+/// Sets a flow's timer to expire in `ticks` ticks, or at the wheel's limit.
 fn set(wheel: &TimerBitmapWheel, key: Key, ticks: u64) -> u32 {
     let ticks = u32::try_from(ticks).unwrap_or(u32::MAX).min(wheel.ticks_max());
     wheel.insert(key.index(), ticks)

@@ -1,8 +1,8 @@
-//! What is handed over is checked here, and segments are made of it.
+//! Validation of handed-over connections, and construction of their segments.
 //!
-//! [`check`] accepts only a [`Teardown`] on whose numbers, parts and header template everything
-//! else in this folder can rely without looking again. Called once per connection; [`segment`]
-//! once per segment.
+//! [`check`] accepts only a [`Teardown`] whose numbers, parts and header template the rest of this
+//! folder can rely on without further checks. It is called once per connection, [`segment`] once
+//! per segment.
 
 use abi::teardown::{ClosingState, Teardown};
 use abi::{FileExtent, FileLimits, Header, Part, Parts, TsOption};
@@ -14,26 +14,26 @@ use wire::{Endpoint, IPV4_BYTES, TCP_BYTES, Tuple};
 
 use crate::pipeline::headers::{Kind, classify};
 
-/// Parts of one connection; a host that has more sends some of them itself.
+/// Maximum number of parts per connection; a host that has more sends some of them itself.
 const PARTS_MAX: usize = 64;
-/// RFC 7323 section 2.3.
+/// Maximum window scale: RFC 7323 section 2.3.
 const SCALE_MAX: u8 = 14;
 /// Offsets in a TCP header.
 const SEQ_AT: usize = 4;
 const ACK_AT: usize = 8;
 const FLAGS_AT: usize = 13;
 
-/// Our timestamp clock: milliseconds, as the host's went.
+/// The connection's timestamp clock in milliseconds, continuing the host's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
-    /// By how much the clock is ahead of our milliseconds.
+    /// Offset of the timestamp clock from the device's clock, in milliseconds.
     offset: u32,
-    /// Microseconds (0..1000) by which the host's milliseconds began before ours.
+    /// Phase in microseconds (0..1000) by which the host's milliseconds began before the device's.
     phase: u16,
 }
 
 impl Stamp {
-    /// The clock that stood at `value` and `past_us` microseconds at `now`.
+    /// Creates the clock that showed `value` since `past_us` microseconds at `now`.
     pub(super) fn new(now: Instant, value: u32, past_us: u16) -> Self {
         let (past, micros) = (u64::from(past_us % 1000), now.as_micros());
         let phase = (past + 1000 - micros % 1000) % 1000;
@@ -41,7 +41,7 @@ impl Stamp {
         Self { offset, phase: u16::try_from(phase).unwrap_or(0) }
     }
 
-    /// TSval, and the microseconds since it became that.
+    /// Returns TSval, and the microseconds since it took that value.
     pub(super) fn value(self, now: Instant) -> (u32, u16) {
         let micros = now.as_micros().saturating_add(u64::from(self.phase));
         let past_us = u16::try_from(micros % 1000).unwrap_or(0);
@@ -49,24 +49,23 @@ impl Stamp {
     }
 }
 
-/// What [`check`] finds out about what was handed over.
+/// Properties of a connection, derived by [`check`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Facts {
-    /// The connection.
+    /// The connection's tuple.
     pub(super) tuple: Tuple,
     /// Sequence number of the FIN.
     pub(super) fin: SeqNum,
-    /// Parts before `nxt`.
+    /// Number of parts before `nxt`.
     pub(super) sent_parts: usize,
-    /// The window that the template offers, as it stands there.
+    /// The template's window field.
     pub(super) window: u16,
-    /// TSval and TSecr of the template, where there are timestamps.
+    /// TSval and TSecr of the template, if it has timestamps.
     pub(super) stamps: Option<(u32, u32)>,
 }
 
-/// What is to be known of a connection that fits this engine. None for one that does not: more
-/// bytes than `bytes_max` or more parts than we take, segments longer than `mtu`, numbers that
-/// contradict each other, no headers of TCP.
+/// Validates a connection. Returns `None` if it has more than `bytes_max` bytes or too many parts,
+/// its segments are longer than `mtu`, its numbers are inconsistent, or its header is not TCP.
 pub(super) fn check(t: &Teardown, bytes_max: u32, mtu: u16) -> Option<Facts> {
     let extents = t.parts.iter().filter(|part| part.extent().is_some()).count();
     if t.parts.len() > PARTS_MAX || extents > FileLimits::EXTENTS_PER_TRANSMIT_MAX {
@@ -74,7 +73,7 @@ pub(super) fn check(t: &Teardown, bytes_max: u32, mtu: u16) -> Option<Facts> {
     }
     let mut len = 0_u32;
     let sent = t.nxt.distance(t.una);
-    // A part begins at nxt: there, or behind all of them.
+    // `nxt` must lie at the start of a part or after the last one.
     let mut sent_parts = (sent == 0).then_some(0);
     for (index, part) in (1..).zip(&t.parts) {
         len = len.checked_add(part.len()).filter(|&len| len <= bytes_max)?;
@@ -92,7 +91,7 @@ pub(super) fn check(t: &Teardown, bytes_max: u32, mtu: u16) -> Option<Facts> {
     };
     let fin_sent = t.nxt == fin + 1;
     let sent_parts = if fin_sent { t.parts.len() } else { sent_parts? };
-    // What was never sent fits the window; a FIN alone is bound by none.
+    // Unsent bytes must fit the window; a FIN alone may exceed it.
     let new = i64::from(len) - i64::from(sent);
     if new > 0 && t.edge.distance(fin) < 0 || t.mss == 0 || t.peer_scale > SCALE_MAX {
         return None;
@@ -109,7 +108,7 @@ pub(super) fn check(t: &Teardown, bytes_max: u32, mtu: u16) -> Option<Facts> {
     Some(Facts { tuple, fin, sent_parts, window: segment.window, stamps })
 }
 
-/// The connection that a template is of, and its segment.
+/// Parses a header template: returns its connection and segment.
 fn read(header: &Header) -> Option<(Tuple, Segment)> {
     if classify(header)? != Kind::Tcp {
         return None;
@@ -127,7 +126,7 @@ fn read(header: &Header) -> Option<(Tuple, Segment)> {
     Some((Tuple { local, remote }, segment))
 }
 
-/// Whether the timestamp's place is named where there is one, and rightly.
+/// Returns whether `at` names the position of the timestamps option, or is `None` without one.
 fn stamp_is_where_it_should(header: &Header, at: Option<TsOption>, there: bool) -> bool {
     let Some(ts) = at else { return !there };
     let at = usize::from(ts.offset);
@@ -135,7 +134,7 @@ fn stamp_is_where_it_should(header: &Header, at: Option<TsOption>, there: bool) 
     at >= header.l4() + TCP_BYTES + 2 && there && option.is_some_and(|o| o.starts_with(&[8, 10]))
 }
 
-/// The headers of a segment of ours, and where its timestamp stands.
+/// Builds the headers of a segment. Returns them with the position of the timestamp.
 pub(super) fn segment(
     t: &Teardown,
     seq: SeqNum,
@@ -156,15 +155,15 @@ pub(super) fn segment(
     (header, Some(TsOption { past_us, ..ts }))
 }
 
-/// [`check`] has seen to it that the fields are there.
+/// [`check`] has verified that the field exists.
 fn put(header: &mut Header, range: Range<usize>, bytes: &[u8]) {
     if let Some(field) = header.as_mut_slice().get_mut(range) {
         field.copy_from_slice(bytes);
     }
 }
 
-/// The range of a file that a part keeps, and that nobody needs once the peer has the part: not
-/// what precedes it in its message, which was another part's.
+/// Returns the file range that only this part needs: not its prefix, which belongs to another part
+/// of the same message.
 pub(super) fn kept_extent(part: &Part) -> Option<FileExtent> {
     let extent = *part.extent()?;
     let prefix = part.extent_prefix().min(extent.len);
@@ -172,7 +171,7 @@ pub(super) fn kept_extent(part: &Part) -> Option<FileExtent> {
     Some(FileExtent { offset, len: extent.len - prefix, ..extent })
 }
 
-/// Whether the content that precedes a part in its message comes with it: that is held already.
+/// True if a part carries a prefix, whose bytes are already held for another part.
 pub(super) fn recovers(parts: &Parts) -> bool {
     parts.iter().any(Part::has_prefix)
 }
@@ -183,7 +182,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// The clock goes on as the host's would have.
+        /// The clock continues as the host's would have.
         #[test]
         fn stamps_go_on(
             begin in 0..1_u64 << 50, value: u32, past in 0..1000_u16, by in 0..1_u64 << 40,

@@ -1,8 +1,8 @@
-//! Values by the full tuple of their connection.
+//! Values by connection tuple.
 //!
-//! The hash is keyed, and what it finds is compared whole: two peers that differ in one bit of an
-//! address are two connections, whatever the table's size. Called by the engine and by
-//! [`super::time_wait`]; who inserts looks first.
+//! The hash is keyed and candidates are compared by their full tuple, so different connections are
+//! never confused. Used by the engine and by [`super::time_wait`]; callers must check that a tuple
+//! is absent before inserting it.
 
 use hashbrown::HashTable;
 use tcp_rules::tuple::hash_tuple;
@@ -10,7 +10,7 @@ use wire::Tuple;
 
 use structures::slab::{Key, Slab};
 
-/// The table.
+/// Values by connection tuple.
 #[derive(Debug)]
 pub(super) struct Table<T> {
     values: Slab<(Tuple, T)>,
@@ -19,22 +19,22 @@ pub(super) struct Table<T> {
 }
 
 impl<T> Table<T> {
-    /// Nothing in it.
+    /// Creates an empty table.
     pub(super) const fn new(seed: u64) -> Self {
         Self { values: Slab::new(), index: HashTable::new(), seed }
     }
 
-    /// Connections in it.
+    /// Number of connections.
     pub(super) const fn len(&self) -> usize {
         self.values.len()
     }
 
-    /// Whether there are none.
+    /// True if the table is empty.
     pub(super) const fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
 
-    /// The connection of a tuple.
+    /// Returns the key of a tuple.
     pub(super) fn find(&self, tuple: &Tuple) -> Option<Key> {
         if self.values.is_empty() {
             return None;
@@ -43,7 +43,7 @@ impl<T> Table<T> {
         self.index.find(hash_tuple(self.seed, tuple), same).copied()
     }
 
-    /// Stores the value of a connection that is not in the table.
+    /// Inserts a connection that is not in the table.
     pub(super) fn insert(&mut self, tuple: Tuple, value: T) -> Key {
         let key = self.values.insert((tuple, value));
         let (values, seed) = (&self.values, self.seed);
@@ -52,27 +52,27 @@ impl<T> Table<T> {
         key
     }
 
-    /// What `key` names.
+    /// Returns the connection with this key.
     pub(super) fn get(&self, key: Key) -> Option<&(Tuple, T)> {
         self.values.get(key)
     }
 
-    /// What `key` names, to change it.
+    /// Returns the value with this key, mutably.
     pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut T> {
         self.values.get_mut(key).map(|(_, value)| value)
     }
 
-    /// The key of what is at a place: see [`Key::index`].
+    /// Returns the current key of a slab index; see [`Key::index`].
     pub(super) fn key_at(&self, index: u32) -> Option<Key> {
         self.values.key_at(index)
     }
 
-    /// Places that there are: every key's index is below.
+    /// Upper bound of all keys' indices.
     pub(super) fn places(&self) -> u32 {
         self.values.places()
     }
 
-    /// Takes what `key` names.
+    /// Removes and returns the connection with this key.
     pub(super) fn remove(&mut self, key: Key) -> Option<(Tuple, T)> {
         let (tuple, value) = self.values.remove(key)?;
         let hash = hash_tuple(self.seed, &tuple);
@@ -82,7 +82,7 @@ impl<T> Table<T> {
         Some((tuple, value))
     }
 
-    /// Forgets everything.
+    /// Removes all connections.
     pub(super) fn clear(&mut self) {
         self.values.drain(drop);
         self.index.clear();

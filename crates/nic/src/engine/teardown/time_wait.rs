@@ -1,10 +1,11 @@
-//! TIME-WAIT: connections that are closed and whose tuple is kept (RFC 9293 section 3.4.2), in a
-//! fraction of a connection's memory.
+//! TIME-WAIT: closed connections whose tuples are kept (RFC 9293 section 3.4.2), in a fraction of a
+//! connection's memory.
 //!
-//! Called by the engine for segments whose tuple is here, and when time has passed. Entries end in
-//! the order in which their time began; one whose time is shorter than that of the entry before it
-//! waits for that one. Bounded: the oldest goes for a new one. No payload and no header template is
-//! kept: an answer's headers are the segment's own, turned around.
+//! Called by the engine for segments whose tuple is here, and when time has passed. Entries expire
+//! in the order in which they started; one with a shorter time than its predecessor waits for that.
+//! Bounded: if the table is full, the oldest entry is evicted. Neither payload nor header template
+//! is kept: the headers of an answer are those of the segment with source and destination
+//! exchanged.
 
 use abi::Header;
 use base::{Duration, Instant, SeqNum};
@@ -19,21 +20,21 @@ use super::table::Table;
 use crate::pipeline::rx::TransportAt;
 use structures::slab::Key;
 
-/// As the host's stack, and RFC 1700.
+/// Hop limit, as on the host and in RFC 1700.
 const HOP_LIMIT: u8 = 64;
-/// Bytes of an IEEE 802.1Q tag.
+/// Size of an IEEE 802.1Q tag.
 const VLAN_BYTES: usize = 4;
 
-/// What is kept of a connection.
+/// State of a connection in TIME-WAIT.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Remains {
     /// The host's queue.
     pub(super) queue: usize,
     pub(super) snd_nxt: SeqNum,
     pub(super) rcv_nxt: SeqNum,
-    /// The window that was last offered, as in a header.
+    /// The window field last offered.
     pub(super) window: u16,
-    /// The peer's last timestamp and our clock, where there were timestamps.
+    /// TS.Recent and our timestamp clock, if timestamps are in use.
     pub(super) stamps: Option<(u32, Stamp)>,
     /// How long the tuple is kept.
     pub(super) time: Duration,
@@ -47,20 +48,20 @@ struct Entry {
     newer: Key,
 }
 
-/// What became of a segment.
+/// The result of handling a segment.
 #[derive(Debug)]
 pub(super) enum Reaction {
-    /// It is of no connection here.
+    /// The segment belongs to no connection here.
     Unknown,
-    /// Nothing is to be done.
+    /// The segment is ignored.
     Nothing,
-    /// This is the answer, for the host's queue.
+    /// This answer is to be sent, for the host of that queue.
     Answer(usize, Header),
-    /// It opens a new connection; the old one is forgotten.
+    /// The segment opens a new connection; the old one was removed.
     Reused,
 }
 
-/// The connections, oldest first.
+/// The connections in TIME-WAIT, oldest first.
 #[derive(Debug)]
 pub(super) struct TimeWait {
     entries: Table<Entry>,
@@ -70,18 +71,18 @@ pub(super) struct TimeWait {
 }
 
 impl TimeWait {
-    /// Nothing in it; at most `entries_max` at a time.
+    /// Creates an empty table for up to `entries_max` connections.
     pub(super) const fn new(entries_max: u32, seed: u64) -> Self {
         let entries_max = entries_max as usize;
         Self { entries: Table::new(seed), oldest: Key::NONE, newest: Key::NONE, entries_max }
     }
 
-    /// Connections in TIME-WAIT.
+    /// Number of connections in TIME-WAIT.
     pub(super) const fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Keeps a connection. Says whether another, or it itself, had to go early.
+    /// Adds a connection. Returns whether an entry was evicted for it, or it could not be kept.
     pub(super) fn insert(&mut self, now: Instant, tuple: Tuple, remains: Remains) -> bool {
         self.forget(&tuple);
         if self.entries_max == 0 {
@@ -98,14 +99,14 @@ impl TimeWait {
         evicted
     }
 
-    /// Forgets a connection, if it is here: its tuple is in use again.
+    /// Removes a connection whose tuple is in use again.
     pub(super) fn forget(&mut self, tuple: &Tuple) {
         if let Some(key) = self.entries.find(tuple) {
             self.remove(key);
         }
     }
 
-    /// A segment came.
+    /// Handles a segment.
     pub(super) fn receive(
         &mut self,
         now: Instant,
@@ -138,19 +139,19 @@ impl TimeWait {
         }
     }
 
-    /// Forgets those whose time is over.
+    /// Removes expired connections.
     pub(super) fn expire(&mut self, now: Instant) {
         while self.due().is_some_and(|until| until <= now) {
             self.remove(self.oldest);
         }
     }
 
-    /// When the oldest one's time is over.
+    /// Returns when the oldest entry expires.
     pub(super) fn due(&self) -> Option<Instant> {
         self.entries.get(self.oldest).map(|(_, entry)| entry.until)
     }
 
-    /// Forgets everything.
+    /// Removes all connections.
     pub(super) fn clear(&mut self) {
         self.entries.clear();
         (self.oldest, self.newest) = (Key::NONE, Key::NONE);
@@ -161,7 +162,7 @@ impl TimeWait {
         self.entries.remove(key);
     }
 
-    /// Puts an entry behind the newest.
+    /// Appends an entry as the newest.
     fn link(&mut self, key: Key) {
         let older = core::mem::replace(&mut self.newest, key);
         match self.entries.get_mut(older) {
@@ -187,14 +188,14 @@ impl TimeWait {
 }
 
 impl Remains {
-    /// What segments are judged by.
+    /// Returns the state by which segments are judged.
     fn tcb(&self) -> TimeWaitTcb {
         let ts_recent = self.stamps.map(|(recent, _)| recent);
         TimeWaitTcb { snd_nxt: self.snd_nxt, rcv_nxt: self.rcv_nxt, ts_recent }
     }
 
-    /// The acknowledgment that answers `frame`, back where that came from: addresses and VLAN are
-    /// its own, turned around. None for what came to a group address.
+    /// Builds the acknowledgment that answers `frame`, with the frame's addresses exchanged and its
+    /// VLAN tag. Returns `None` if the frame was sent to a group address.
     fn answer(&self, now: Instant, frame: &[u8], tcp: &TransportAt) -> Option<Header> {
         let (destination, source) = (*frame.get(6..)?.first_chunk()?, *frame.first_chunk::<6>()?);
         if source[0] & 1 == 1 {
@@ -231,7 +232,7 @@ impl Remains {
     }
 }
 
-/// The same header with an IEEE 802.1Q tag.
+/// Inserts an IEEE 802.1Q tag into a header.
 fn with_tag(header: &Header, tag: &[u8]) -> Option<Header> {
     let (bytes, at) = (header.as_slice(), ETHERNET_BYTES - 2);
     let (l3, l4) = (header.l3() + VLAN_BYTES, header.l4() + VLAN_BYTES);
@@ -247,7 +248,7 @@ fn with_tag(header: &Header, tag: &[u8]) -> Option<Header> {
 mod tests {
     use super::*;
 
-    /// Beside an entry of the index: a fifth of what a connection takes.
+    /// Excludes the index entry. About a fifth of a connection's size.
     #[test]
     fn an_entry_is_small() {
         let bytes = size_of::<Tuple>() + size_of::<Entry>();
