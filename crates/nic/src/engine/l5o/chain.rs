@@ -1,8 +1,8 @@
 //! What a receive context knows of its stream: boundaries of consecutive messages, and which of
 //! them are incomplete.
 //!
-//! `rx` passes each packet from its first byte to its last (`walk`). Messages whose boundaries are
-//! known may arrive in any order: their ranges are decrypted as they arrive, and the tag is
+//! `rx` processes each packet from its first byte to its last (`walk`). Messages whose boundaries
+//! are known may arrive in any order: their ranges are decrypted as they arrive, and the tag is
 //! verified when the last range of a message has arrived. If a header lies in a hole, the chain may
 //! continue on an assumption ([`Chain::assume`]): all messages are equally long and numbers are
 //! consecutive.
