@@ -1,15 +1,14 @@
-//! One end of an NVMe/TCP connection, with the handshake of its secure channel in front of the PDUs
-//! where there is one.
+//! One end of an NVMe/TCP connection, with an optional TLS handshake before the first PDU.
 //!
-//! [`super::target`] and [`super::initiator`] own a [`Channel`] for each connection and give it its
-//! turn after each notice about the socket. With a [`Handshake`] it takes records off the plain
-//! connection one at a time, so that what is sealed behind the handshake stays where the host's
-//! TLS finds it, and sends what the handshake has to say; when there are keys, the host speaks TLS
-//! from the next byte on ([`Host::attach_tls`]), and PDUs begin. Without one, or where the socket
-//! speaks TLS itself, PDUs begin at once.
+//! [`super::target`] and [`super::initiator`] own one [`Channel`] per connection and poll it after
+//! each notice about the socket. With a [`Handshake`], the channel takes TLS records off the plain
+//! connection one at a time, so that the first encrypted record after the handshake stays in the
+//! socket's receive buffer for the host's TLS, and sends the handshake's output. When the keys are
+//! known, the host speaks TLS from the next byte on ([`Host::attach_tls`]), and PDUs begin. Without
+//! a handshake, or if the socket itself speaks TLS, PDUs begin at once.
 //!
-//! What a peer may send before there are keys is bounded by [`HANDSHAKE_BYTES_MAX`]; for how long
-//! it may do so is the owner's to bound. No key is looked at here.
+//! Bytes received during the handshake are limited by [`HANDSHAKE_BYTES_MAX`]; its duration is
+//! limited by the owner. This module does not inspect keys.
 
 use base::Instant;
 use bytes::Bytes;
@@ -20,25 +19,25 @@ use wire::tls::{HEADER_BYTES, RECORD_BYTES_MAX_13, content, fatal_alert};
 
 use super::handshake::{Agreed, Handshake, Handshakes, Progress};
 
-/// Most bytes that a peer may send before there are keys. With pre-shared keys there are no
-/// certificates: what is needed is about one KiB.
+/// Most bytes that a peer may send before the handshake is complete. A handshake with pre-shared
+/// keys carries no certificates and needs about 1 KiB.
 const HANDSHAKE_BYTES_MAX: usize = 32 << 10;
 
-/// Why there is no secure channel.
+/// Reason for which a connection has no secure channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Insecure {
-    /// We speak TLS, and what came is no record of it.
+    /// TLS was expected, but the peer's first byte is not that of a TLS record.
     #[error("the peer does not speak TLS")]
     Plain,
-    /// We do not speak TLS, and a record came.
+    /// TLS was not expected, but the peer sent a TLS record.
     #[error("the peer speaks TLS only")]
     Tls,
-    /// The handshake failed, by an alert of the peer's or at this end.
+    /// The handshake failed: with the alert of the peer, or locally if `None`.
     #[error("the TLS handshake failed: {}", describe(*.0))]
     Handshake(Option<u8>),
 }
 
-/// Alerts by which peers refuse a pre-shared key: RFC 8446 section 6.
+/// Describes the alerts by which peers refuse a pre-shared key (RFC 8446 section 6).
 fn describe(alert: Option<u8>) -> String {
     let name = match alert {
         None => return "at this end".to_owned(),
@@ -54,7 +53,7 @@ fn describe(alert: Option<u8>) -> String {
     format!("the peer says: {name}")
 }
 
-/// Whose key a connection's are from.
+/// Host NQN and subsystem NQN in the identity of the connection's pre-shared key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     pub(super) host: Nqn,
@@ -62,8 +61,8 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    /// Reads `NVMe1R01 HOSTNQN SUBNQN DIGEST`, or version 0 without the digest (NVMe/TCP transport
-    /// 1.0, section 3.6.1.3; TP8018).
+    /// Parses `NVMe1R01 HOSTNQN SUBNQN DIGEST`, or version 0, which has no digest (NVMe/TCP
+    /// transport 1.0, section 3.6.1.3; TP8018).
     fn parse(text: &[u8]) -> Option<Self> {
         let mut words = core::str::from_utf8(text).ok()?.split(' ');
         words.next().filter(|kind| kind.starts_with("NVMe"))?;
@@ -74,17 +73,17 @@ impl Identity {
 
 enum Stage {
     Shaking(Box<Shaking>),
-    /// An initiator's that has heard nothing yet.
+    /// An initiator without a handshake that has not received a byte yet.
     Fresh,
     Open,
-    /// There was no handshake to be had; that is still to be said.
+    /// No handshake could be created; the error has not been reported yet.
     Without,
     Failed,
 }
 
-/// One end of a connection.
+/// One end of an NVMe/TCP connection.
 pub(super) struct Channel {
-    /// Sends PDUs, once it was [`Incoming::Ready`].
+    /// Sends PDUs, after [`Incoming::Ready`].
     pub(super) transport: Transport,
     stage: Stage,
     identity: Option<Identity>,
@@ -97,7 +96,7 @@ impl core::fmt::Debug for Channel {
     }
 }
 
-/// No keys.
+/// Prints no keys.
 impl core::fmt::Debug for dyn Handshakes {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str("Handshakes")
@@ -105,12 +104,12 @@ impl core::fmt::Debug for dyn Handshakes {
 }
 
 impl Channel {
-    /// The initiator's end.
+    /// Creates the initiator's end; `psk` creates its TLS handshake.
     pub(super) fn initiate(transport: Transport, psk: Option<&dyn Handshakes>) -> Self {
         Self::new(transport, psk.map(Handshakes::client), Stage::Fresh)
     }
 
-    /// The target's end.
+    /// Creates the target's end; `psk` creates its TLS handshake.
     pub(super) fn serve(transport: Transport, psk: Option<&dyn Handshakes>) -> Self {
         Self::new(transport, psk.map(Handshakes::server), Stage::Open)
     }
@@ -124,27 +123,26 @@ impl Channel {
         Self { transport, stage, identity: None, insecure: None }
     }
 
-    /// The socket.
     pub(super) const fn socket(&self) -> SocketId {
         self.transport.socket()
     }
 
-    /// Whether keys are being agreed on.
+    /// Returns whether the TLS handshake is in progress.
     pub(super) const fn is_shaking(&self) -> bool {
         matches!(self.stage, Stage::Shaking(_))
     }
 
-    /// Whose pre-shared key the connection's keys are from; none where they are not from one.
+    /// Returns the identity of the connection's pre-shared key; `None` if it has none.
     pub(super) const fn identity(&self) -> Option<&Identity> {
         self.identity.as_ref()
     }
 
-    /// Why the connection has ended, where that was before it was secure.
+    /// Returns the reason if the connection ended before it was secure.
     pub(super) const fn insecure(&self) -> Option<Insecure> {
         self.insecure
     }
 
-    /// As [`Transport::poll`].
+    /// Returns the next event of the connection, as [`Transport::poll`] does.
     pub(super) fn poll(&mut self, now: Instant, host: &mut Host) -> Option<Incoming> {
         match &mut self.stage {
             Stage::Open => self.transport.poll(now, host),
@@ -168,7 +166,7 @@ impl Channel {
         }
     }
 
-    /// There are keys: PDUs begin.
+    /// Switches the socket to TLS with the agreed keys; PDUs begin.
     fn secure(&mut self, now: Instant, host: &mut Host, agreed: &Agreed) -> Option<Incoming> {
         let attached = host.attach_tls(now, self.socket(), &agreed.keys).is_ok();
         match Identity::parse(&agreed.identity).filter(|_| attached) {
@@ -182,7 +180,8 @@ impl Channel {
 
     fn fail(&mut self, host: &mut Host, lost: Lost) -> Incoming {
         self.stage = Stage::Failed;
-        // What was not read would turn the close into a reset, and take our alert with it.
+        // Closing a socket with unread data sends a reset, and our alert would be lost (RFC 2525
+        // section 2.17).
         loop {
             let len = host.peek(self.socket()).len();
             if len == 0 {
@@ -200,28 +199,28 @@ impl Channel {
     }
 }
 
-/// What ends a handshake early.
+/// Reason for which a handshake ended early.
 enum Lost {
     Insecure(Insecure),
     Connection(Ended),
 }
 
-/// Whether a byte begins a record of TLS. No type of a PDU is one of these.
+/// Returns whether `first` is the content type of a TLS record. No PDU type has these values.
 const fn is_record(first: u8) -> bool {
     matches!(first, content::CHANGE_CIPHER_SPEC..=content::APPLICATION_DATA)
 }
 
-/// A handshake under way.
+/// A handshake in progress.
 struct Shaking {
     handshake: Box<dyn Handshake>,
     begun: bool,
-    /// Whole records that the handshake has not used, and the one that is coming.
+    /// Complete records that the handshake has not consumed, and the beginning of the next one.
     came: Vec<u8>,
-    /// Where that one begins.
+    /// Offset in `came` of the record that is being received.
     record: usize,
-    /// All that came.
+    /// Bytes received so far.
     total: usize,
-    /// What the peer's alert said.
+    /// Description of the peer's plaintext alert.
     alert: Option<u8>,
 }
 
@@ -230,7 +229,8 @@ impl Shaking {
         Self { handshake, begun: false, came: Vec::new(), record: 0, total: 0, alert: None }
     }
 
-    /// Takes what came and answers it; gives what was agreed on, once it was.
+    /// Feeds received records to the handshake and sends its output. Returns the result once the
+    /// handshake is complete.
     fn turn(
         &mut self,
         now: Instant,
@@ -249,7 +249,7 @@ impl Shaking {
                 return Ok(Some(agreed));
             }
         }
-        // What came before the end was read first.
+        // Bytes received before the end were processed above.
         if let Some(error) = ready.error {
             return Err(Lost::Connection(Ended::Lost(error)));
         }
@@ -259,7 +259,7 @@ impl Shaking {
         Ok(None)
     }
 
-    /// Takes bytes up to the end of a record; says whether it is whole.
+    /// Receives bytes up to the end of one record. Returns whether the record is complete.
     fn take_record(
         &mut self,
         now: Instant,
@@ -293,7 +293,7 @@ impl Shaking {
         }
     }
 
-    /// Bytes that are missing from the record, or from its header.
+    /// Returns the number of bytes missing from the record, or from its header.
     fn wanted(&self) -> usize {
         let record = self.came.get(self.record..).unwrap_or_default();
         match record.first_chunk::<HEADER_BYTES>() {
@@ -305,14 +305,14 @@ impl Shaking {
         }
     }
 
-    /// Keeps what an alert that is not sealed says.
+    /// Keeps the description of an alert that is not encrypted.
     fn note_alert(&mut self) {
         if let Some(&[content::ALERT, _, _, 0, 2, _, code]) = self.came.get(self.record..) {
             self.alert = Some(code);
         }
     }
 
-    /// Gives the handshake what there is, and sends what it says.
+    /// Calls the handshake with all received records, and sends its output.
     fn advance(
         &mut self,
         now: Instant,
@@ -331,16 +331,16 @@ impl Shaking {
         };
         self.came.drain(..used.min(self.came.len()));
         self.record = self.came.len();
-        // What is left of the handshake's own records would be missing from what follows.
+        // Handshake records left over here would be missing from the socket's TLS stream.
         if !sent || (agreed.is_some() && !self.came.is_empty()) {
             return Err(failed);
         }
         Ok(agreed)
     }
 
-    /// Says why we end, where the handshake does not: RFC 8446 section 6.
+    /// Sends a fatal alert for errors found here rather than by the handshake (RFC 8446 section 6).
     fn send_alert(&self, now: Instant, host: &mut Host, socket: SocketId, code: u8) {
-        // Where it cannot be sent, the end of the connection has to do.
+        // If the alert cannot be sent, the peer learns only that the connection ends.
         let _ = host.send(now, socket, Bytes::copy_from_slice(&fatal_alert(code)));
     }
 }

@@ -1,62 +1,63 @@
-//! The handshake of NVMe/TCP's secure channel, as target and initiator see it.
+//! Interface to the TLS handshake of NVMe/TCP's secure channel (NVMe/TCP transport 1.0, section
+//! 3.6.1.3).
 //!
-//! NVM Express over TCP, section 3.6.1.3: before the first PDU both ends agree on keys by TLS 1.3
-//! with a pre-shared key. [`super::target`] and [`super::initiator`] run a [`Handshake`] over the
-//! plain bytes of a connection, and hand the keys that it ends with to
-//! [`host::Host::attach_tls`]. Who has the pre-shared keys, and which library speaks TLS, is the
-//! business of whoever implements [`Handshakes`]; in tests that may be a script.
+//! Before the first PDU, both ends agree on keys by TLS 1.3 with a pre-shared key.
+//! [`super::target`] and [`super::initiator`] run a [`Handshake`] over the plain connection and
+//! pass the resulting keys to [`host::Host::attach_tls`]. The store of pre-shared keys and the TLS
+//! library are the concern of the implementation of [`Handshakes`]; tests use a scripted one.
 
 use host::TlsKeys;
 
-/// A TLS handshake over a plain connection, until its keys are known.
+/// A TLS handshake over a plain connection, up to the point at which its keys are known.
 pub trait Handshake: Send {
-    /// Takes bytes that came, and appends to `out` what has to be sent, whatever it returns. To be
-    /// called once with nothing received when the connection is there (a client begins), and then
-    /// with bytes that came: those that it did not use come again, with more after them.
+    /// Consumes received bytes, and appends bytes to be sent to `out`; these are sent whatever the
+    /// result. Called once with no bytes when the connection is established (a client starts then),
+    /// and again when bytes arrive. Bytes that were not used are passed again, followed by newer
+    /// ones.
     ///
-    /// Bytes behind the handshake's last record are never used: they are sealed under the keys that
-    /// were agreed on. After [`Progress::Done`] or [`Progress::Failed`] it is not called again.
+    /// Bytes after the handshake's last record are never used: they are encrypted with the agreed
+    /// keys. Not called again after [`Progress::Done`] or [`Progress::Failed`].
     fn advance(&mut self, received: &[u8], out: &mut Vec<u8>) -> Progress;
 }
 
-/// What a call of [`Handshake::advance`] led to. `used` counts bytes of what it was given.
+/// Result of [`Handshake::advance`].
 #[derive(Debug)]
 pub enum Progress {
-    /// More has to come.
+    /// The handshake needs more bytes.
     More {
-        /// How many bytes were used.
+        /// Bytes of `received` that were used.
         used: usize,
     },
-    /// Both ends have the keys. What is in `out` is sent in the clear, as it is; everything behind
-    /// it is sealed.
+    /// Both ends have the keys. The bytes in `out` are sent as they are; everything after them is
+    /// encrypted by the socket.
     Done {
-        /// How many bytes were used.
+        /// Bytes of `received` that were used.
         used: usize,
-        /// The keys, and whose.
+        /// The keys, and the identity that they belong to.
         agreed: Box<Agreed>,
     },
-    /// There will be no keys. An alert for the peer may be in `out`; then the connection ends.
+    /// The handshake failed. `out` may hold an alert for the peer; then the connection ends.
     Failed {
-        /// How many bytes were used.
+        /// Bytes of `received` that were used.
         used: usize,
     },
 }
 
-/// What a handshake ends with.
+/// Result of a complete handshake.
 #[derive(Debug)]
 pub struct Agreed {
     /// Keys of both directions.
     pub keys: TlsKeys,
-    /// The identity of the pre-shared key, as `NVMe1R01 HOSTNQN SUBNQN DIGEST`.
+    /// Identity of the pre-shared key: `NVMe1R01 HOSTNQN SUBNQN DIGEST`.
     pub identity: Vec<u8>,
 }
 
-/// Makes handshakes: one for each connection.
+/// Creates handshakes, one for each connection.
 pub trait Handshakes: Send + Sync {
-    /// A handshake with an initiator that has connected to us. None where there are no keys, or no
-    /// memory: the connection ends.
+    /// Creates the target's side of a handshake. Returns `None` if there are no keys or no memory;
+    /// the connection then ends.
     fn server(&self) -> Option<Box<dyn Handshake>>;
 
-    /// A handshake with a target that we have connected to. None as for [`Self::server`].
+    /// Creates the initiator's side of a handshake. Returns `None` as [`Self::server`] does.
     fn client(&self) -> Option<Box<dyn Handshake>>;
 }

@@ -1,8 +1,8 @@
-//! NVMe over TCP, above [`host::nvme`]: commands and what they mean.
+//! NVMe over TCP applications on top of [`host::nvme`].
 //!
-//! [`initiator`] is the end that uses namespaces (a host, in the words of NVMe), [`target`] the one
-//! that has them; [`handshake`] is how both come by keys where the connection is secure, and
-//! `channel` a connection with that in front.
+//! [`target`] serves namespaces and [`initiator`] uses them (NVMe's "host" is called initiator
+//! here). [`handshake`] is the interface to the TLS handshake with pre-shared keys; `channel` is a
+//! connection that starts with that handshake if one is configured.
 
 mod channel;
 pub mod handshake;

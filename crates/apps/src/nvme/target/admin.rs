@@ -1,4 +1,4 @@
-//! Commands of the admin queue, and Fabrics commands on it, but for Connect.
+//! Commands of a connected admin queue: admin commands, and Fabrics commands except Connect.
 
 use wire::nvme::command::{Abort, Command, Features, GetLogPage, admin, feature};
 use wire::nvme::fabrics::Fabrics;
@@ -8,21 +8,20 @@ use super::features;
 use super::pages;
 use super::shared::{Aborting, Shared};
 
-/// One less than the most aborts at one time.
+/// ACL: largest number of concurrent Abort commands, minus one.
 pub(super) const ACL: u8 = 3;
-/// Dword 0 of an Abort whose command goes on.
+/// Dword 0 of the completion of an Abort whose command was not aborted.
 pub(super) const NOT_ABORTED: u64 = 1;
 
-/// How a command is answered.
+/// Response to an admin command.
 #[derive(Debug)]
 pub(super) enum Answer {
-    /// With this in dwords 0 and 1.
+    /// Success, with this value in dwords 0 and 1.
     Value(u64),
-    /// With data, and then well.
+    /// Success, with data.
     Data(Vec<u8>),
-    /// It failed.
     Failed(Status),
-    /// Not yet: it waits for an event.
+    /// Completed later: an event or an abort is pending.
     Held,
 }
 
@@ -41,7 +40,7 @@ impl From<Result<Vec<u8>, Status>> for Answer {
 const INVALID: Status = Status::INVALID_FIELD.do_not_retry();
 const NO_OPCODE: Status = Status::INVALID_OPCODE.do_not_retry();
 
-/// Answers a Fabrics command of a connected admin queue.
+/// Executes a Fabrics command of a connected admin queue.
 pub(super) fn fabrics(shared: &mut Shared, cntlid: u16, command: &Command) -> Answer {
     let mqes = shared.config.queue_entries_max - 1;
     let opening = shared.is_opening();
@@ -51,16 +50,16 @@ pub(super) fn fabrics(shared: &mut Shared, cntlid: u16, command: &Command) -> An
     match Fabrics::of(command) {
         Some(Fabrics::PropertyGet(get)) => controller.property(get, mqes, opening).into(),
         Some(Fabrics::PropertySet(set)) => controller.set_property(set).map(|()| 0).into(),
-        // It is connected.
+        // The queue is connected already.
         Some(Fabrics::Connect(_)) => Answer::Failed(Status::COMMAND_SEQUENCE.do_not_retry()),
-        // It is for I/O queues (fabrics, section 3.4).
+        // Disconnect is for I/O queues only (fabrics section 3.4).
         Some(Fabrics::Disconnect(_)) => Answer::Failed(Status::INVALID_QUEUE_TYPE.do_not_retry()),
-        // There is no authentication.
+        // In-band authentication is not supported.
         _ => Answer::Failed(NO_OPCODE),
     }
 }
 
-/// Answers an admin command.
+/// Executes an admin command.
 pub(super) fn admin(shared: &mut Shared, cntlid: u16, command: &Command) -> Answer {
     let Some(controller) = shared.controllers.get_mut(cntlid) else {
         return Answer::Failed(Status::INTERNAL);
@@ -90,8 +89,8 @@ pub(super) fn admin(shared: &mut Shared, cntlid: u16, command: &Command) -> Answ
     }
 }
 
-/// Abort (base, section 5.1): what its command waits for is looked at when this turn is over, since
-/// it may be another connection's.
+/// Queues an Abort (base section 5.1). It is executed after this turn, since its command may belong
+/// to another connection.
 fn abort(shared: &mut Shared, cntlid: u16, command: &Command) -> Answer {
     let controller = shared.controllers.get(cntlid);
     let Some((controller, admin)) = controller.and_then(|one| Some((one, one.queue(0)?))) else {
@@ -108,14 +107,14 @@ fn abort(shared: &mut Shared, cntlid: u16, command: &Command) -> Answer {
     Answer::Held
 }
 
-/// Get Features: a value, or the host's identifier.
+/// Executes Get Features: returns a value, or the host identifier as data.
 fn get_features(shared: &Shared, cntlid: u16, command: &Command) -> Answer {
     let Some(controller) = shared.controllers.get(cntlid) else {
         return Answer::Failed(Status::INTERNAL);
     };
     let asked = Features::of(command);
     if asked.fid == feature::HOST_IDENTIFIER && controller.subsystem.is_some() {
-        // EXHID: fabrics have identifiers of 16 bytes only.
+        // EXHID: over Fabrics only 16-byte identifiers exist.
         return if asked.value & 1 == 1 {
             Answer::Data(controller.hostid.to_vec())
         } else {

@@ -1,50 +1,51 @@
-//! Answers that a connection was given and whose bytes its peer has not acknowledged.
+//! Responses that were sent on a connection and are not yet acknowledged by the peer's TCP.
 //!
-//! A command is over for its host when it reads the answer; until then the answer is memory here,
-//! and where it is a read, a range that nobody may write. Called by `queue`, which takes nothing
-//! more of a connection that has too many of them: what its peer sends stays in the window of its
-//! TCP. A host that waits for answers never gets there, since the acknowledgment of an answer comes
-//! before the command that takes its place.
+//! A command has ended for the initiator when it reads the response; until then the response
+//! occupies memory here, or a locked range of the namespace in case of a read. Called by `queue`,
+//! which stops reading from a connection with too many unacknowledged responses, so that further
+//! commands stay in the TCP receive window. An initiator that waits for responses never reaches the
+//! limit, since it acknowledges a response before it sends the command that takes its place.
 //!
-//! Invariant: marks ascend, so that what is acknowledged is in front.
+//! Invariant: marks ascend, so acknowledged responses are at the front.
 
 use std::collections::VecDeque;
 
 use super::locks::LockId;
 
-/// Most bytes of memory that answers are made of before no more commands are taken. The last one
-/// may go above that.
+/// Bytes of response data in memory from which no further commands are taken. The last response may
+/// exceed it.
 const BYTES_MAX: usize = 64 << 10;
 
-/// What was sent for a command.
+/// A response to a command.
 #[derive(Debug)]
 pub(super) struct Answer {
-    /// What the peer has to acknowledge up to.
+    /// Position in the send stream up to which the peer has to acknowledge.
     pub(super) mark: u64,
-    /// Bytes of memory of its data.
+    /// Bytes of response data kept in memory.
     pub(super) bytes: usize,
-    /// The namespace, in the table of all, and the range of it that the device may read again.
+    /// Index of the namespace in `Shared::namespaces`, and the lock on the range that the device
+    /// may read again for a retransmission.
     pub(super) kept: Option<(usize, LockId)>,
 }
 
-/// Those of a connection.
+/// Unacknowledged responses of one connection, the oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
     queue: VecDeque<Answer>,
     bytes: usize,
-    /// Those that keep a range.
+    /// Number of responses that keep a range locked.
     keeping: usize,
 }
 
 impl Answers {
-    /// Takes one in that was sent after all others.
+    /// Adds a response that was sent after all others.
     pub(super) fn push(&mut self, answer: Answer) {
         self.bytes += answer.bytes;
         self.keeping += usize::from(answer.kept.is_some());
         self.queue.push_back(answer);
     }
 
-    /// Takes the oldest out, if it is acknowledged.
+    /// Removes the oldest response if it is acknowledged.
     pub(super) fn pop(&mut self, acknowledged: u64) -> Option<Answer> {
         self.queue.front().filter(|answer| answer.mark <= acknowledged)?;
         let answer = self.queue.pop_front()?;
@@ -53,22 +54,22 @@ impl Answers {
         Some(answer)
     }
 
-    /// Whether there are none.
     pub(super) fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// Whether there are as many as a queue has entries, or too large ones.
+    /// Returns whether the limit is reached: as many responses as the queue has `entries`, or
+    /// [`BYTES_MAX`].
     pub(super) fn are_too_many(&self, entries: u16) -> bool {
         self.queue.len() >= usize::from(entries) || self.bytes >= BYTES_MAX
     }
 
-    /// Whether a range is kept.
+    /// Returns whether a range is kept locked.
     pub(super) const fn keep(&self) -> bool {
         self.keeping > 0
     }
 
-    /// The ranges that are kept.
+    /// Returns the namespaces and locks of all kept ranges.
     pub(super) fn kept(&self) -> impl Iterator<Item = (usize, LockId)> + '_ {
         self.queue.iter().filter_map(|answer| answer.kept)
     }

@@ -1,50 +1,49 @@
-//! Memory for the data of writes: page-aligned buffers out of one budget, used again.
+//! Memory for write data: reusable page-aligned buffers out of one budget.
 //!
-//! Buffers have sizes that are powers of two of pages, so that few kinds are kept. A buffer that
-//! went to a connection which then ended never comes back; its bytes do.
+//! Buffer sizes are powers of two of pages, to limit the number of free lists. If a connection ends
+//! while its transport or the disk has a buffer, the buffer is lost, but its bytes return to the
+//! budget.
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
 
-/// The budget, and what is not in use of it.
+/// The budget and its free buffers.
 #[derive(Debug)]
 pub(super) struct Buffers {
-    /// By the power of two of their pages.
+    /// Free buffers, indexed by the logarithm (base 2) of their pages.
     free: Vec<Vec<AlignedBuf>>,
     free_bytes: usize,
     used_bytes: usize,
     bytes_max: usize,
 }
 
-/// Bytes of a budget that somebody uses.
+/// Bytes of the budget that are in use; to be returned with [`Buffers::give`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Lease {
     bytes: usize,
 }
 
-/// Bytes of a buffer for so many bytes of data.
+/// Returns the size of the buffer for `len` bytes of data.
 pub(super) const fn bytes_for(len: usize) -> usize {
     let pages = if len == 0 { 1 } else { len.div_ceil(PAGE_BYTES) };
     pages.next_power_of_two().saturating_mul(PAGE_BYTES)
 }
 
 impl Buffers {
-    /// A budget of so many bytes.
+    /// Creates a budget of `bytes_max` bytes.
     pub(super) const fn new(bytes_max: usize) -> Self {
         Self { free: Vec::new(), free_bytes: 0, used_bytes: 0, bytes_max }
     }
 
-    /// Bytes in use.
     pub(super) const fn used_bytes(&self) -> usize {
         self.used_bytes
     }
 
-    /// Whether there is room for `len` bytes now.
+    /// Returns whether a buffer for `len` bytes is within the budget now.
     pub(super) fn fits(&self, len: usize) -> bool {
         self.used_bytes.saturating_add(bytes_for(len)) <= self.bytes_max
     }
 
-    /// A buffer of `len` bytes at least, and what has to be given back for it; none where there is
-    /// no room now.
+    /// Takes a buffer of at least `len` bytes. Returns `None` if it would exceed the budget.
     pub(super) fn take(&mut self, len: usize) -> Option<(AlignedBuf, Lease)> {
         if !self.fits(len) {
             return None;
@@ -60,7 +59,7 @@ impl Buffers {
         Some((kept.unwrap_or_else(|| AlignedBuf::new(pages)), Lease { bytes }))
     }
 
-    /// Gives a lease back, with the buffer unless that is lost.
+    /// Returns a lease to the budget, and the buffer to its free list unless it is lost.
     pub(super) fn give(&mut self, lease: Lease, buffer: Option<AlignedBuf>) {
         self.used_bytes -= lease.bytes;
         let Some(buffer) = buffer.filter(|buffer| buffer.len() == lease.bytes) else { return };
@@ -74,7 +73,7 @@ impl Buffers {
         }
     }
 
-    /// What is kept counts as well: buffers of other sizes make room.
+    /// Drops free buffers, which count against the budget too, until the budget is kept.
     fn trim(&mut self) {
         for free in &mut self.free {
             while self.used_bytes + self.free_bytes > self.bytes_max {

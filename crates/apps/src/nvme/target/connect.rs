@@ -1,4 +1,4 @@
-//! Connect: which host comes to which controller, with which queue (fabrics, section 3.3).
+//! The Connect command: admission of initiators to controllers and queues (fabrics section 3.3).
 
 use base::Instant;
 use wire::nvme::command::Command;
@@ -13,18 +13,18 @@ use super::log::Name;
 use super::shared::Shared;
 use crate::nvme::channel::Identity;
 
-/// A queue that was connected.
+/// Parameters of a connected queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Connected {
     pub(super) cntlid: u16,
     pub(super) qid: u16,
-    /// Entries.
+    /// Number of entries.
     pub(super) size: u16,
-    /// Completions say how far the queue was taken.
+    /// Completions report the submission queue head.
     pub(super) flow_control: bool,
 }
 
-/// A Connect that was refused: what the host is told, and what the log says.
+/// A refused Connect: the result for the initiator, and the reason for the log.
 #[derive(Debug)]
 pub(super) struct Refused {
     pub(super) result: ConnectResult,
@@ -44,21 +44,22 @@ impl Refused {
         Self::new(ConnectResult::Refused(status.do_not_retry()), why)
     }
 
-    /// A field of the command is wrong.
+    /// Creates a refusal for an invalid field of the command, at `offset`.
     fn command(offset: u16, why: impl Into<String>) -> Self {
         Self::new(ConnectResult::InvalidCommand(offset), why)
     }
 
-    /// A field of the data is wrong.
+    /// Creates a refusal for an invalid field of the data, at `offset`.
     fn data(offset: u16, why: impl Into<String>) -> Self {
         Self::new(ConnectResult::InvalidData(offset), why)
     }
 }
 
-/// Does the first command of a connection, whose keys are those of `identity`.
+/// Executes the first command of a connection. `identity` is that of its pre-shared key, if it has
+/// one.
 ///
 /// # Errors
-/// The status of a command that failed, and the reason.
+/// The result for the initiator, and the reason.
 pub(super) fn connect(
     now: Instant,
     shared: &mut Shared,
@@ -87,11 +88,11 @@ pub(super) fn connect(
     let no_name = |offset, of| Refused::data(offset, format!("the name of the {of} is not valid"));
     let subnqn = data.subnqn.ok_or_else(|| no_name(ipo::SUBNQN, "subsystem"))?;
     let hostnqn = data.hostnqn.ok_or_else(|| no_name(ipo::HOSTNQN, "host"))?;
-    // Zero is no identifier (base, section 5.27.1.25); Linux and SPDK never send it.
+    // Zero is not a valid identifier (base section 5.27.1.25); Linux and SPDK never send it.
     if data.hostid == [0; 16] {
         return Err(Refused::data(ipo::HOSTID, "the host identifier is zero"));
     }
-    // A key is one host's, and for one subsystem (tcp, section 3.6.1.3).
+    // A key belongs to one host and one subsystem (tcp section 3.6.1.3).
     if let Some(own) = identity.filter(|own| *own != Identity { host: hostnqn, subsystem: subnqn })
     {
         shared.counters.nvmet_refused_identity += 1;
@@ -112,7 +113,7 @@ pub(super) fn connect(
     })
 }
 
-/// An admin queue: a new controller.
+/// Connects an admin queue, which creates a controller.
 fn connect_admin(
     now: Instant,
     shared: &mut Shared,
@@ -132,7 +133,7 @@ fn connect_admin(
     if !admitted {
         return Err(Refused::status(Status::INVALID_HOST, "the host is not on the list"));
     }
-    // Controllers are dynamic: none can be named (fabrics, section 4.2).
+    // The dynamic controller model: no specific controller can be requested (fabrics section 4.2).
     if data.cntlid != CNTLID_DYNAMIC {
         let why = format!("it asks for controller {:#x}, and they are dynamic", data.cntlid);
         return Err(Refused::data(ipo::CNTLID, why));
@@ -150,7 +151,7 @@ fn connect_admin(
     shared.controllers.create(now, admission, key).ok_or_else(busy)
 }
 
-/// An I/O queue of a controller that there is.
+/// Connects an I/O queue of an existing controller.
 fn connect_io(
     shared: &mut Shared,
     key: ConnKey,
@@ -173,9 +174,9 @@ fn connect_io(
         let why = format!("controller {cntlid} is another subsystem's");
         return Err(Refused::data(ipo::SUBNQN, why));
     }
-    // Another host's controller is none of this host's business. Its name tells it from others, as
-    // SPDK has it: some hosts send another identifier with each Connect, and that of the admin
-    // queue counts.
+    // Another host's controller is refused. Hosts are told apart by NQN, as in SPDK: some
+    // initiators send another host identifier with each Connect, and that of the admin queue is
+    // used.
     if controller.hostnqn != hostnqn {
         let (owner, hostnqn) = (Name(&controller.hostnqn), Name(&hostnqn));
         let why = format!("controller {cntlid} is of host {owner}, not of {hostnqn}");

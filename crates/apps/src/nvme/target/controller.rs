@@ -1,8 +1,8 @@
-//! Controllers: what a host's association with a subsystem is, from its admin connect on to the end
-//! of that connection (fabrics, section 1.5).
+//! Controllers. A controller is one association of an initiator with a subsystem; it exists from
+//! the Connect of its admin queue to the end of that connection (fabrics section 1.5).
 //!
-//! No connection is touched here. Commands about a controller are answered in `admin`, `features`
-//! and `pages`.
+//! This module accesses no connection. Commands about a controller are executed in `admin`,
+//! `features` and `pages`.
 
 use std::collections::VecDeque;
 
@@ -19,33 +19,34 @@ use wire::nvme::status::Status;
 use super::features::Values;
 use super::shares::Share;
 
-/// Names a connection of the target.
+/// Identifies a connection of the target: the slot of its socket, and a serial number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ConnKey {
     pub(super) index: usize,
     pub(super) serial: u32,
 }
 
-/// Entries that the error log keeps: one more than ELPE.
+/// Entries of the error log: ELPE plus one.
 pub(super) const ERRORS_MAX: u8 = 16;
-/// Asynchronous event requests at one time: one more than AERL.
+/// Concurrent Asynchronous Event Requests: AERL plus one.
 pub(super) const EVENT_REQUESTS_MAX: u8 = 4;
-/// Granularity of the keep alive timer, in milliseconds: KAS in units of 100 ms.
+/// Granularity of the keep alive timer in milliseconds. KAS has units of 100 ms.
 pub(super) const KEEP_ALIVE_MS: u32 = 100;
-/// Version that controllers say: 1.4.
+/// NVMe version that controllers report: 1.4.
 pub(super) const VERSION: u32 = version::V1_4;
 
-/// Asynchronous events (base, section 5.2): each kind is reported once, until its log was read.
+/// Asynchronous events (base section 5.2). An event is reported once until its log page is read.
 #[derive(Debug, Default)]
 pub(super) struct Events {
-    /// Commands that wait for one.
+    /// Identifiers of open Asynchronous Event Requests.
     requests: VecDeque<u16>,
-    /// Which ones the host wants: [`events`].
+    /// Events enabled by the initiator: bits of [`events`].
     pub(super) wanted: u32,
-    /// Those that came and are not reported, and those that are reported and not read.
+    /// Progress of the event for changed namespaces.
     namespaces: Report,
     discovery: Report,
-    /// Namespaces that have changed since the log was read; more than it has room for are not kept.
+    /// Namespaces that changed since the log page was read; at most one more than the page can
+    /// list.
     pub(super) changed: Vec<u32>,
 }
 
@@ -58,7 +59,7 @@ enum Report {
 }
 
 impl Events {
-    /// Keeps a request; not where there are too many.
+    /// Keeps an event request. Returns false if there are too many.
     pub(super) fn request(&mut self, cid: u16) -> bool {
         let room = self.requests.len() < usize::from(EVENT_REQUESTS_MAX);
         if room {
@@ -67,14 +68,14 @@ impl Events {
         room
     }
 
-    /// Gives a request up; says whether there was such.
+    /// Cancels an event request. Returns false if it does not exist.
     pub(super) fn cancel(&mut self, cid: u16) -> bool {
         let before = self.requests.len();
         self.requests.retain(|open| *open != cid);
         self.requests.len() < before
     }
 
-    /// A namespace has come, or changed.
+    /// Records a namespace that was added, removed or changed.
     pub(super) fn note_namespace(&mut self, nsid: u32) {
         if !self.changed.contains(&nsid) && self.changed.len() <= CHANGED_MAX {
             self.changed.push(nsid);
@@ -84,25 +85,25 @@ impl Events {
         }
     }
 
-    /// What can be discovered has changed.
+    /// Records a change of the discovery log.
     pub(super) fn note_discovery(&mut self) {
         if self.wanted & events::DISCOVERY != 0 && self.discovery == Report::Nothing {
             self.discovery = Report::Due;
         }
     }
 
-    /// The log of changed namespaces was read, and the next change is reported.
+    /// Resets the event after the log page of changed namespaces was read.
     pub(super) fn read_namespaces(&mut self) {
         self.changed.clear();
         self.namespaces = Report::Nothing;
     }
 
-    /// The discovery log was read, and the next change is reported.
+    /// Resets the event after the discovery log was read.
     pub(super) fn read_discovery(&mut self) {
         self.discovery = Report::Nothing;
     }
 
-    /// The next event, and the command that it ends.
+    /// Returns the next event and the request that it completes.
     pub(super) fn poll(&mut self) -> Option<(u16, AsyncEvent)> {
         let (report, event) = match (self.namespaces, self.discovery) {
             (Report::Due, _) => (&mut self.namespaces, AsyncEvent::NAMESPACE_CHANGED),
@@ -115,63 +116,63 @@ impl Events {
     }
 }
 
-/// Most changed namespaces that their log names.
+/// Namespaces that the log page of changed namespaces can list.
 pub(super) const CHANGED_MAX: usize = 1024;
 
 /// A controller.
 #[derive(Debug)]
 pub(super) struct Controller {
     pub(super) cntlid: u16,
-    /// Which subsystem; none is the discovery subsystem.
+    /// Index of the subsystem; `None` for a discovery controller.
     pub(super) subsystem: Option<usize>,
     pub(super) hostnqn: Nqn,
     pub(super) hostid: [u8; 16],
     configuration: Configuration,
     status: ControllerStatus,
-    /// Keep alive time-out in milliseconds; zero for none.
+    /// Keep alive timeout in milliseconds; zero if disabled.
     kato: u32,
-    /// When the host was heard last.
+    /// Time of the last command.
     pub(super) heard: Instant,
-    /// By queue ID: the admin queue is the first.
+    /// Connections indexed by queue ID; 0 is the admin queue.
     queues: Vec<Option<ConnKey>>,
-    /// I/O queues that the host may connect.
+    /// Number of I/O queues granted by Set Features; zero if not set.
     pub(super) granted: u16,
     pub(super) values: Values,
     pub(super) events: Events,
-    /// The newest first.
+    /// Error log, the newest entry first.
     pub(super) errors: VecDeque<ErrorEntry>,
     pub(super) error_count: u64,
     pub(super) share: Share,
 }
 
 impl Controller {
-    /// Whether I/O commands, and admin commands but Fabrics', can be done.
+    /// Returns whether I/O commands, and admin commands other than Fabrics commands, are accepted.
     pub(super) const fn is_ready(&self) -> bool {
         self.status.ready && matches!(self.status.shutdown, ShutdownStatus::Normal)
     }
 
-    /// Keep alive time-out in milliseconds.
+    /// Returns the keep alive timeout in milliseconds.
     pub(super) const fn kato(&self) -> u32 {
         self.kato
     }
 
-    /// Sets it, rounded up to what the timer can do; zero is none.
+    /// Sets the keep alive timeout, rounded up to the timer's granularity; zero disables it.
     pub(super) fn set_kato(&mut self, ms: u32) {
         self.kato = ms.div_ceil(KEEP_ALIVE_MS).saturating_mul(KEEP_ALIVE_MS);
     }
 
-    /// When the host has been silent for too long (base, section 3.9); any command counts, on any
-    /// queue.
+    /// Returns the time at which the keep alive timer expires (base section 3.9). Any command on
+    /// any queue restarts it.
     pub(super) fn expires(&self) -> Option<Instant> {
         (self.kato > 0).then(|| self.heard + Duration::from_millis(u64::from(self.kato)))
     }
 
-    /// The connection of a queue.
+    /// Returns the connection of a queue.
     pub(super) fn queue(&self, qid: u16) -> Option<ConnKey> {
         self.queues.get(usize::from(qid)).copied().flatten()
     }
 
-    /// Takes a queue in, whose ID is free.
+    /// Adds a queue, whose ID must be free.
     pub(super) fn add_queue(&mut self, qid: u16, key: ConnKey) {
         let index = usize::from(qid);
         if self.queues.len() <= index {
@@ -182,23 +183,24 @@ impl Controller {
         }
     }
 
-    /// A queue's connection is gone.
+    /// Removes a queue whose connection has ended.
     pub(super) fn remove_queue(&mut self, qid: u16) {
         if let Some(queue) = self.queues.get_mut(usize::from(qid)) {
             *queue = None;
         }
     }
 
-    /// I/O queues that are connected.
+    /// Returns the connections of the I/O queues.
     pub(super) fn io_queues(&self) -> impl Iterator<Item = ConnKey> + '_ {
         self.queues.iter().skip(1).copied().flatten()
     }
 
-    /// Property Get. `opening`: namespaces are being opened. A host that came back to a target
-    /// which has just started would take them for gone: it is told to wait (CSTS.RDY).
+    /// Executes Property Get. While namespaces are being opened (`opening`), CSTS.RDY reads as
+    /// zero, so that an initiator that reconnects to a restarted target waits, rather than taking
+    /// its namespaces for removed.
     ///
     /// # Errors
-    /// Offsets that fabrics do not have, and the wrong size.
+    /// The offset does not exist over Fabrics, or the size is wrong.
     pub(super) fn property(
         &self,
         get: PropertyGet,
@@ -216,10 +218,10 @@ impl Controller {
         })
     }
 
-    /// Property Set, of which there is only CC.
+    /// Executes Property Set. Only CC can be set.
     ///
     /// # Errors
-    /// Other offsets, and the wrong size.
+    /// The offset or the size is wrong, or the value has more than 32 bits.
     pub(super) fn set_property(&mut self, set: PropertySet) -> Result<(), Status> {
         let value = match (set.offset, set.attribute) {
             (property::CC, 0) => u32::try_from(set.value).ok(),
@@ -230,29 +232,29 @@ impl Controller {
         Ok(())
     }
 
-    /// CC was written (base, section 3.1.3.5).
+    /// Handles a write of CC (base section 3.1.3.5).
     fn configure(&mut self, new: Configuration) {
         let old = core::mem::replace(&mut self.configuration, new);
         if new.enable && !old.enable {
-            // Only what CAP has: the NVM command set, pages of 4 KiB, round robin.
+            // Only values that CAP announces: the NVM command set, 4 KiB pages, round robin.
             let known = matches!(new.css, 0 | 6) && new.mps == 0 && new.ams == 0;
             let entries = self.subsystem.is_none() || (new.iosqes, new.iocqes) == (6, 4);
             let shutdown = ShutdownStatus::Normal;
             let good = known && entries;
             self.status = ControllerStatus { ready: good, fatal: !good, shutdown };
         } else if !new.enable && old.enable {
-            // Controller reset: what the host has set is gone, its queues stay.
+            // Controller reset: features return to their defaults, queues stay connected.
             self.status = ControllerStatus::default();
             self.values = Values::default();
             self.events.wanted = 0;
         }
         if !matches!(new.shutdown, Shutdown::None) && old.shutdown != new.shutdown {
-            // What was written is the disk's: there is nothing to wait for.
+            // Written data is at the disk already, so shutdown completes at once.
             self.status.shutdown = ShutdownStatus::Complete;
         }
     }
 
-    /// Notes a command that failed.
+    /// Adds a failed command to the error log.
     pub(super) fn note_error(&mut self, sqid: u16, cid: u16, status: Status) {
         self.error_count += 1;
         self.errors.truncate(usize::from(ERRORS_MAX) - 1);
@@ -262,7 +264,7 @@ impl Controller {
     }
 }
 
-/// CAP. A time-out of 5 s: enabling takes no time at all.
+/// Returns CAP. The timeout is 5 s; enabling takes no time.
 fn capabilities(mqes: u16) -> Capabilities {
     Capabilities {
         mqes,
@@ -275,7 +277,7 @@ fn capabilities(mqes: u16) -> Capabilities {
     }
 }
 
-/// Who makes a controller.
+/// Parameters of a new controller, from Connect.
 pub(super) struct Admission {
     pub(super) subsystem: Option<usize>,
     pub(super) hostnqn: Nqn,
@@ -286,14 +288,13 @@ pub(super) struct Admission {
 /// The table of controllers.
 #[derive(Debug, Default)]
 pub(super) struct Controllers {
-    /// By identifier, ascending; few, and looked up by binary search.
+    /// Sorted by identifier, for binary search.
     table: Vec<Controller>,
-    /// The identifier that was given last: a new one is not an old one's as long as possible.
+    /// Identifier assigned last. Identifiers are reused as late as possible.
     last: u16,
 }
 
 impl Controllers {
-    /// Controllers that there are.
     pub(super) fn len(&self) -> usize {
         self.table.len()
     }
@@ -316,7 +317,7 @@ impl Controllers {
         self.table.get_mut(index)
     }
 
-    /// Makes a controller for a new admin queue; none where no identifier is free.
+    /// Creates a controller for a new admin queue. Returns `None` if no identifier is free.
     pub(super) fn create(
         &mut self,
         now: Instant,
@@ -350,7 +351,6 @@ impl Controllers {
         Some(cntlid)
     }
 
-    /// Takes a controller out.
     pub(super) fn remove(&mut self, cntlid: u16) -> Option<Controller> {
         let index = self.table.binary_search_by_key(&cntlid, |one| one.cntlid).ok()?;
         Some(self.table.remove(index))

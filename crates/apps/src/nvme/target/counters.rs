@@ -1,99 +1,101 @@
-//! What the target counts.
+//! Counters of the target.
 
 use wire::nvme::status::Status;
 
 base::counters! {
     /// Counters of one target.
     pub struct Counters {
-        /// States that the code excludes: each is a bug.
+        /// States that cannot occur: each is a bug.
         nvmet_internal_errors: alarm,
         /// Connections accepted.
         nvmet_connections,
-        /// Connections reset at once: `connections_max` were there.
+        /// Connections reset at once because `connections_max` were open.
         nvmet_connections_refused: alarm,
-        /// Connections that ended otherwise than closed by the peer after its last command.
+        /// Connections that ended because TCP or TLS failed, or the peer never sent ICReq.
         nvmet_connections_lost,
-        /// Of these, those that ended since the disk could not read what was being sent.
+        /// Lost connections that ended because the disk could not read data that was being sent.
         nvmet_connections_unreadable: alarm,
-        /// Connections that speak TLS by a pre-shared key.
+        /// Connections with TLS by a pre-shared key.
         nvmet_tls_handshakes,
-        /// Of the connections that were lost, those that never were secure, and had to be.
+        /// Lost connections that ended before a required TLS handshake was complete.
         nvmet_tls_handshakes_failed,
-        /// Of these, those whose host did not speak TLS.
+        /// Of these, connections whose initiator did not speak TLS.
         nvmet_tls_plain: alarm,
-        /// Connections that ended since a PDU was wrong, as this side or the peer said.
+        /// Connections terminated because of a wrong PDU, by this side or the peer.
         nvmet_connections_terminated: alarm,
-        /// Times that no more was taken of a connection, since its host had not acknowledged what
-        /// it was answered.
+        /// Times that the target stopped reading from a connection because its initiator had not
+        /// acknowledged responses.
         nvmet_stalls,
-        /// Connections ended since no command came that connects them.
+        /// Connections ended because no Connect command came in time.
         nvmet_timeouts_connect,
-        /// Connections ended since data of a write did not come.
+        /// Connections ended because data of a write did not come in time.
         nvmet_timeouts_data,
-        /// Connections ended since reads were not acknowledged: others waited too long for their
-        /// blocks, or the connection was over and could not be closed.
+        /// Connections ended because sent data was not acknowledged in time: commands of others
+        /// waited for the same blocks, or the connection had ended and could not be closed.
         nvmet_timeouts_acknowledge,
-        /// Controllers ended since their host was silent for too long.
+        /// Controllers ended because their keep alive timer expired.
         nvmet_timeouts_keep_alive,
-        /// Controllers made, of discovery and of subsystems.
+        /// Controllers created, discovery controllers included.
         nvmet_controllers,
         /// I/O queues connected.
         nvmet_queues,
-        /// Connects refused since the host may not.
+        /// Connects refused because the host NQN is not allowed.
         nvmet_refused_host: alarm,
-        /// Of these, those that named another host, or another subsystem, than their key is for.
+        /// Connects refused because their host NQN or subsystem NQN is not that of the pre-shared
+        /// key.
         nvmet_refused_identity: alarm,
-        /// Connects refused since there are too many controllers.
+        /// Connects refused because `controllers_max` controllers exist.
         nvmet_refused_busy: alarm,
         /// Connects refused for other reasons.
         nvmet_refused_connect: alarm,
-        /// Commands refused since their host had more open than the queue has entries.
+        /// Commands refused because the initiator had more open than the queue has entries.
         nvmet_queue_overflows: alarm,
         /// Admin and Fabrics commands.
         nvmet_admin_commands,
         /// Reads.
         nvmet_reads,
-        /// Bytes of reads, as they were sent.
+        /// Bytes of reads, counted when they are sent.
         nvmet_read_bytes,
         /// Writes.
         nvmet_writes,
-        /// Bytes of writes, as they were written.
+        /// Bytes of writes, counted when they are written.
         nvmet_written_bytes,
-        /// Writes whose data came in their capsules.
+        /// Writes with in-capsule data.
         nvmet_writes_in_capsule,
-        /// Writes that waited for memory.
+        /// Commands that waited for memory for their data.
         nvmet_waits_memory,
-        /// Commands that waited for others on the same blocks.
+        /// Commands that waited for a lock on their blocks.
         nvmet_waits_range,
-        /// Flushes, of commands and for others that wanted it.
+        /// Flushes of the disk, by Flush commands and for FUA of Write Zeroes.
         nvmet_flushes,
-        /// Writes of zeroes.
+        /// Write Zeroes commands.
         nvmet_zeroes,
-        /// Reads of blocks that were looked at before: a read that was being sent has failed.
+        /// Reads whose blocks were first read and checked, because sending them had failed before.
         nvmet_reads_probed,
-        /// Compares.
+        /// Compare commands.
         nvmet_compares,
-        /// Ranges deallocated.
+        /// Ranges deallocated by Dataset Management commands.
         nvmet_deallocations,
-        /// Aborts asked for.
+        /// Abort commands.
         nvmet_aborts,
-        /// Commands that were not done, since they were aborted or their queue was disconnected.
+        /// Commands that were not executed because they were aborted or their queue was
+        /// disconnected.
         nvmet_aborted,
         /// I/O queues disconnected.
         nvmet_disconnects,
         /// Asynchronous events reported.
         nvmet_events,
-        /// Commands that failed since something in them was wrong.
+        /// Commands that failed because of an error in the command.
         nvmet_errors_command,
-        /// Commands that failed since their data came with a wrong digest.
+        /// Commands that failed because of a wrong data digest.
         nvmet_errors_digest: alarm,
-        /// Commands that failed since too much data of others in capsules waits for memory.
+        /// Commands that failed because too much in-capsule data waits for memory.
         nvmet_errors_memory,
-        /// Commands that failed since the disk did.
+        /// Commands that failed because of a disk error.
         nvmet_errors_disk: alarm,
-        /// Commands that failed since the disk has no room.
+        /// Commands that failed because the disk is full.
         nvmet_errors_full: alarm,
-        /// Ends of disk operations whose connection was gone.
+        /// Disk operations that ended after their connection.
         nvmet_orphans,
         /// Namespaces that could not be opened.
         nvmet_namespaces_failed: alarm,
@@ -101,7 +103,7 @@ base::counters! {
 }
 
 impl Counters {
-    /// Counts how a command failed.
+    /// Counts a failed command by its status.
     pub(super) fn count_failed(&mut self, status: Status) {
         *match status.code() {
             Status::TRANSIENT_TRANSPORT => &mut self.nvmet_errors_digest,

@@ -1,4 +1,4 @@
-//! The discovery log page (fabrics, section 5.4): where a host finds the subsystems that it may
+//! The discovery log page (fabrics section 5.4): addresses of the subsystems that an initiator may
 //! connect to.
 
 use wire::nvme::fabrics::CNTLID_DYNAMIC;
@@ -9,8 +9,8 @@ use wire::nvme::nqn::Nqn;
 
 use super::shared::Shared;
 
-/// The page for a host: a record for each of our addresses and each subsystem that admits the host,
-/// and one for this discovery service.
+/// Returns the page for a host NQN: a record for each address of the target and each subsystem that
+/// admits the host, and one for this discovery service.
 pub(super) fn page(shared: &Shared, host: &Nqn) -> Vec<u8> {
     let admitted = shared.subsystems.iter().filter(|subsystem| subsystem.admits(host));
     let named = admitted.map(|subsystem| (subsystem.nqn, Kind::Nvm));
@@ -45,5 +45,5 @@ fn entries(shared: &Shared, nqn: Nqn, kind: Kind) -> impl Iterator<Item = Discov
     })
 }
 
-/// ASQSZ: entries of an admin queue that any host may ask for.
+/// ASQSZ: largest number of entries of an admin queue that any initiator may use.
 const ADMIN_QUEUE: u16 = 32;

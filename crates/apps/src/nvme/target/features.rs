@@ -1,12 +1,12 @@
-//! Get Features and Set Features (base, sections 5.15 and 5.27).
+//! Get Features and Set Features (base sections 5.15 and 5.27).
 
 use wire::nvme::command::{Features, QueueCounts, Select, events, feature};
 use wire::nvme::status::Status;
 
 use super::controller::Controller;
 
-/// Features whose value is kept and means nothing here, with the bits that they have, since the
-/// specification wants every controller to have them.
+/// Mandatory features without effect here, with the bits that may be set: their values are only
+/// stored.
 const KEPT: [(u8, u32); 5] = [
     (feature::ARBITRATION, 0xffff_ff07),
     (feature::POWER_MANAGEMENT, 0),
@@ -15,11 +15,11 @@ const KEPT: [(u8, u32); 5] = [
     (feature::WRITE_ATOMICITY, 1),
 ];
 
-/// What a host has set.
+/// Feature values that the initiator has set.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Values {
     kept: [u32; KEPT.len()],
-    /// Writes may stay in memory until they are flushed.
+    /// Volatile Write Cache: written data may stay in memory until it is flushed.
     pub(super) write_cache: bool,
 }
 
@@ -29,17 +29,18 @@ impl Default for Values {
     }
 }
 
-/// Bits of a feature's capabilities: saveable, of a namespace, changeable.
+/// Bit "changeable" of a feature's capabilities; not saveable, not namespace specific.
 const CHANGEABLE: u32 = 1 << 2;
 
 const INVALID: Status = Status::INVALID_FIELD.do_not_retry();
 
-/// Events that can be asked for.
+/// Returns the asynchronous events that can be enabled, for a discovery controller or others.
 pub(super) const fn events_known(discovery: bool) -> u32 {
     if discovery { events::DISCOVERY } else { events::NAMESPACES | events::HEALTH }
 }
 
-/// Whether a controller has a feature. Those of discovery have what keeps them alive and reports.
+/// Returns whether a controller supports a feature. Discovery controllers have only Keep Alive
+/// Timer and Asynchronous Event Configuration.
 fn is_known(controller: &Controller, fid: u8) -> bool {
     let common = matches!(fid, feature::KEEP_ALIVE | feature::ASYNC_EVENT);
     let others = matches!(
@@ -50,10 +51,10 @@ fn is_known(controller: &Controller, fid: u8) -> bool {
     common || controller.subsystem.is_some() && (others || kept)
 }
 
-/// Get Features: the value in dword 0.
+/// Executes Get Features. Returns the value of dword 0.
 ///
 /// # Errors
-/// Features that are not known, or have no value of that kind.
+/// The feature is unknown, or the selected kind of value is.
 pub(super) fn get(
     controller: &Controller,
     asked: Features,
@@ -74,7 +75,7 @@ pub(super) fn get(
     match asked.select {
         Select::Capabilities => return Ok(CHANGEABLE),
         Select::Other(_) => return Err(INVALID),
-        // Nothing is saved: what is said to be is the default.
+        // No feature is saveable: the saved value is the default.
         Select::Current | Select::Default | Select::Saved => {}
     }
     Ok(match asked.fid {
@@ -99,10 +100,10 @@ pub(super) fn get(
     })
 }
 
-/// Set Features: what dword 0 of the completion says.
+/// Executes Set Features. Returns dword 0 of the completion.
 ///
 /// # Errors
-/// Features that are not known, values out of their range, and changes that come too late.
+/// The feature is unknown, the value is out of range, or the change is too late.
 pub(super) fn set(
     controller: &mut Controller,
     asked: Features,
@@ -125,7 +126,7 @@ pub(super) fn set(
         feature::NUMBER_OF_QUEUES => return set_queues(controller, asked.value, queues_max),
         feature::VOLATILE_WRITE_CACHE if asked.value > 1 => return Err(INVALID),
         feature::VOLATILE_WRITE_CACHE => controller.values.write_cache = asked.value == 1,
-        // Fabrics have it from the connect command (fabrics, section 3.6).
+        // Over Fabrics the identifier is in Connect (fabrics section 3.6).
         feature::HOST_IDENTIFIER => return Err(Status::COMMAND_SEQUENCE.do_not_retry()),
         fid => {
             let place = KEPT.iter().position(|kept| kept.0 == fid).ok_or(INVALID)?;
@@ -140,7 +141,8 @@ pub(super) fn set(
     Ok(0)
 }
 
-/// Number of Queues, before there are any (base, section 5.27.1.5).
+/// Sets Number of Queues, which is allowed only before I/O queues are connected (base section
+/// 5.27.1.5).
 fn set_queues(controller: &mut Controller, value: u32, queues_max: u16) -> Result<u32, Status> {
     let asked = QueueCounts::from_value(value).ok_or(INVALID)?;
     if controller.io_queues().next().is_some() {

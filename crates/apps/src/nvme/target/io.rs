@@ -1,9 +1,10 @@
-//! Commands of I/O queues, as operations: data from the host, the range, the disk, the completion.
+//! Execution of I/O commands as operations: fetch data from the initiator, lock the range, use the
+//! disk, complete the command.
 //!
-//! Data is fetched before the range is taken, so that a host that never sends it holds nobody up.
-//! A read is over for its host when it is sent, and its range is kept until TCP has it
-//! acknowledged; all others keep theirs until the disk is done. Whatever an operation waits for,
-//! others go on.
+//! Data is fetched before the range is locked, so that an initiator that never sends its data
+//! blocks no other. A read is completed when its data is sent, and its range stays locked until the
+//! data is acknowledged by TCP; all other operations hold their range until the disk is done. An
+//! operation that waits never blocks others, except for conflicting ranges.
 
 use std::ops::Range as Span;
 
@@ -22,31 +23,31 @@ use super::locks::Mode;
 use super::queue::{SGL_LENGTH, SGL_TYPE, Turn, check, in_capsule};
 use super::shared::{Op, OpId, Stage, Verb};
 
-/// Most bytes that ranges of a dataset management command are described in: 256 of 16 (NVM command
-/// set, section 3.2.3).
+/// Largest SGL length accepted for the ranges of a Dataset Management command: 256 ranges of 16
+/// bytes (nvm section 3.2.3).
 const RANGES_BYTES_MAX: u64 = 4096;
-/// Bytes that are read at a time, to be looked at.
+/// Bytes per disk read for a comparison or a check of suspect blocks.
 const LOOK_BYTES: u32 = 128 << 10;
 
 const INVALID: Status = Status::INVALID_FIELD.do_not_retry();
 const OUT_OF_RANGE: Status = Status::LBA_OUT_OF_RANGE.do_not_retry();
 
-/// What is asked of a namespace.
+/// A command checked against its namespace.
 struct Asked {
     verb: Verb,
-    /// Its bytes.
+    /// Byte range of the namespace.
     bytes: Span<u64>,
-    /// Bytes of data from the host.
+    /// Bytes of data from the initiator.
     data_len: u64,
     fua: bool,
 }
 
-/// What a command asks of a namespace with so many blocks.
+/// Checks a command against a namespace of `blocks` blocks of `1 << shift` bytes.
 fn asked(command: &Command, blocks: u64, shift: u8, data_max: u64) -> Result<Asked, Status> {
     let range = || {
         let range = Blocks::of(command);
         let end = range.end().filter(|end| *end <= blocks).ok_or(OUT_OF_RANGE)?;
-        // Blocks of a file that there is: none of its bytes is above 2^64.
+        // Cannot overflow: `blocks` is the size of a file, so byte offsets fit in 64 bits.
         Ok((range, range.slba << shift..end << shift))
     };
     let (verb, bytes, data_len, fua) = match command.opcode {
@@ -73,11 +74,12 @@ fn asked(command: &Command, blocks: u64, shift: u8, data_max: u64) -> Result<Ask
             let manage = DatasetManagement::of(command);
             let ranges = if manage.deallocate { manage.ranges } else { 0 };
             let verb = Verb::Deallocate { next: 0, ranges };
-            // Room for more ranges than there are may be described: Linux always has it for all.
+            // The SGL may describe room for more ranges than are used: Linux always describes all
+            // 256.
             let described = u64::from(command.sgl.len());
             (verb, 0..0, described.clamp(manage.data_len() as u64, RANGES_BYTES_MAX), false)
         }
-        // Reservations among them: ONCS says that there are none.
+        // This includes reservations: ONCS does not report them.
         _ => return Err(Status::INVALID_OPCODE.do_not_retry()),
     };
     let moved = if verb == Verb::Read { bytes.end - bytes.start } else { data_len };
@@ -87,7 +89,7 @@ fn asked(command: &Command, blocks: u64, shift: u8, data_max: u64) -> Result<Ask
     Ok(Asked { verb, bytes, data_len, fua })
 }
 
-/// Whether the data of a command is described as it has to be.
+/// Checks that the SGL type and length match the command's data.
 fn check_data(command: &Command, asked: &Asked, capsule: &[u8]) -> Result<(), Status> {
     let (wanted, to_host) = match asked.verb {
         Verb::Read => (asked.bytes.end - asked.bytes.start, true),
@@ -106,7 +108,7 @@ fn check_data(command: &Command, asked: &Asked, capsule: &[u8]) -> Result<(), St
 }
 
 impl<L: Link> Turn<'_, L> {
-    /// A command of an I/O queue.
+    /// Handles a command of an I/O queue.
     pub(super) fn handle_io(&mut self, command: &Command, data: Bytes, digest_ok: bool) {
         if let (Some(Fabrics::Disconnect(recfmt)), Ok(())) =
             (Fabrics::of(command), check(command, digest_ok))
@@ -188,11 +190,12 @@ impl<L: Link> Turn<'_, L> {
         })
     }
 
-    /// Gets memory for the data of an operation, and the data. `waited`: it is its turn.
+    /// Allocates memory for an operation's data and requests the data. `waited` is true if the
+    /// operation was first in the queue for memory.
     pub(super) fn fetch(&mut self, id: OpId, waited: bool) {
         let shared = &mut *self.shared;
         let admitted = waited || shared.admit(id);
-        // Nobody overtakes those that wait.
+        // Operations that wait are served first.
         let room = admitted && (waited || shared.thirsty.is_empty());
         let Some(op) = shared.ops.get_mut(id) else {
             internal_error!(shared.counters.nvmet_internal_errors, "memory for no operation");
@@ -202,7 +205,7 @@ impl<L: Link> Turn<'_, L> {
         let Some((mut buffer, lease)) = taken else {
             shared.counters.nvmet_waits_memory += u64::from(!waited);
             if !shared.wait_for_memory(id, admitted) {
-                // The host may send it again.
+                // Do Not Retry is not set: the initiator may retry.
                 self.finish(id, Status::COMMAND_INTERRUPTED);
             }
             return;
@@ -228,13 +231,13 @@ impl<L: Link> Turn<'_, L> {
             return self.finish(id, Status::INTERNAL);
         };
         op.stage = Stage::Data { tag };
-        // A tag is free again only when its buffer came back.
+        // A tag is free again only after its buffer was returned.
         let refused = self.conn.link.expect(self.host, (cid, tag), len, buffer);
         debug_assert!(refused.is_none(), "the tag is free, and the buffer long enough");
         self.conn.link.send_r2t(self.now, self.host, cid, tag, len);
     }
 
-    /// All of an operation's data is there.
+    /// Continues an operation whose data has been received.
     pub(super) fn handle_buffer(&mut self, id: OpId, buffer: AlignedBuf) {
         let Some(op) = self.shared.ops.get_mut(id) else { return };
         op.buffer = Some(buffer);
@@ -245,7 +248,7 @@ impl<L: Link> Turn<'_, L> {
         if all_in { self.take_range(id) } else { self.finish(id, OUT_OF_RANGE) }
     }
 
-    /// Whether all ranges of a dataset management command are in the namespace.
+    /// Returns whether all ranges of a Dataset Management command are within the namespace.
     fn ranges_are_in(&self, id: OpId) -> bool {
         let Some(op) = self.shared.ops.get(id) else { return false };
         let Verb::Deallocate { ranges, .. } = op.verb else { return true };
@@ -257,7 +260,7 @@ impl<L: Link> Turn<'_, L> {
         })
     }
 
-    /// Takes the range of an operation, and goes on with it once it is held.
+    /// Locks the range of an operation, and executes the operation once the lock is held.
     fn take_range(&mut self, id: OpId) {
         let shared = &mut *self.shared;
         let op = shared.ops.get_mut(id);
@@ -266,7 +269,7 @@ impl<L: Link> Turn<'_, L> {
             internal_error!(shared.counters.nvmet_internal_errors, "a range for no operation");
             return;
         };
-        // It may have been removed since its data was asked for.
+        // The namespace may have been removed since the data was requested.
         if let Err(status) = namespace.check(&(0..0)) {
             return self.finish(id, status);
         }
@@ -298,7 +301,7 @@ impl<L: Link> Turn<'_, L> {
         }
     }
 
-    /// Does what an operation is for: its range is held.
+    /// Executes an operation that holds its lock.
     pub(super) fn perform(&mut self, id: OpId) {
         let file = match self.current_file(id) {
             Ok(file) => file,
@@ -336,7 +339,7 @@ impl<L: Link> Turn<'_, L> {
             Verb::Probe { .. } | Verb::Compare { .. } => self.read_on(id, file),
             Verb::Zero { deallocate } => self.host.zero(token, at, op.len, deallocate),
             Verb::Deallocate { .. } => self.host.zero(token, at, op.len, true),
-            // Nothing was written.
+            // A read-only namespace has no unwritten data.
             Verb::Flush if namespace.read_only => self.finish(id, Status::SUCCESS),
             Verb::Flush => {
                 shared.counters.nvmet_flushes += 1;
@@ -345,7 +348,8 @@ impl<L: Link> Turn<'_, L> {
         }
     }
 
-    /// Sends what a read is for. The range is kept until the peer has it.
+    /// Completes a read and sends its data from the file. The range stays locked until the peer
+    /// acknowledges it.
     fn send(&mut self, id: OpId, file: FileId) {
         let Some(op) = self.shared.ops.remove(id) else {
             internal_error!(
@@ -354,7 +358,7 @@ impl<L: Link> Turn<'_, L> {
             );
             return;
         };
-        // No longer than MDTS.
+        // At most MDTS.
         let len = u32::try_from(op.len).unwrap_or(u32::MAX);
         let data = Source::File { file, offset: op.offset, len };
         self.complete_with_data(op.cid, &data, op.lock.map(|lock| (op.place, lock)));
@@ -362,7 +366,7 @@ impl<L: Link> Turn<'_, L> {
         self.shared.health.read_bytes += op.len;
     }
 
-    /// Reads what a compare, or a read, has to look at next.
+    /// Reads the next part of the range for a Compare or a check of suspect blocks.
     fn read_on(&mut self, id: OpId, file: FileId) {
         let op = self.shared.ops.get_mut(id);
         let found = op.and_then(|op| match op.verb {
@@ -373,7 +377,7 @@ impl<L: Link> Turn<'_, L> {
             internal_error!(self.shared.counters.nvmet_internal_errors, "no such operation reads");
             return;
         };
-        // No longer than MDTS.
+        // At most MDTS.
         let len = u32::try_from(op.len).unwrap_or(u32::MAX).saturating_sub(done).min(LOOK_BYTES);
         let extent = FileExtent { file, offset: op.offset + u64::from(done), len };
         op.reading = Some(extent);
@@ -384,7 +388,7 @@ impl<L: Link> Turn<'_, L> {
         }
     }
 
-    /// The disk has read something that is looked at.
+    /// Handles the end of a disk read of [`Self::read_on`].
     pub(super) fn handle_read(&mut self, id: OpId, result: Result<Bytes, FileFault>) {
         let Some(op) = self.shared.ops.get_mut(id) else {
             internal_error!(self.shared.counters.nvmet_internal_errors, "bytes for no operation");
@@ -450,8 +454,9 @@ impl<L: Link> Turn<'_, L> {
         }
     }
 
-    /// Returns the file of an operation's namespace, if that has the operation's range. A resize
-    /// replaces the file, and closes the old one, between two reads of the same operation.
+    /// Returns the file of an operation's namespace, if the namespace still contains the
+    /// operation's range. A resize may replace the file, and close the old one, between two reads
+    /// of one operation.
     fn current_file(&self, id: OpId) -> Result<FileId, Status> {
         let gone = Status::INVALID_NAMESPACE.do_not_retry();
         let op = self.shared.ops.get(id).ok_or(Status::INTERNAL)?;
@@ -460,7 +465,7 @@ impl<L: Link> Turn<'_, L> {
         namespace.file.ok_or(gone)
     }
 
-    /// The disk has changed something.
+    /// Handles the end of a write, a flush or a change of the file.
     pub(super) fn handle_changed(
         &mut self,
         id: OpId,
@@ -483,7 +488,7 @@ impl<L: Link> Turn<'_, L> {
         }
         match op.verb {
             Verb::Zero { .. } if op.fua && op.stage == Stage::Disk => {
-                // A disk has no zeroes that are through at once.
+                // The disk has no Write Zeroes with FUA: flush afterwards.
                 op.stage = Stage::Flush;
                 shared.counters.nvmet_flushes += 1;
                 if let Some(file) = shared.namespaces.get(op.place).and_then(|one| one.file) {
@@ -507,8 +512,8 @@ impl<L: Link> Turn<'_, L> {
         }
     }
 
-    /// Ends a command that waits for memory, its range or an event. Says whether it does: what data
-    /// was asked for comes, and what the disk does cannot be taken back.
+    /// Aborts a command that waits for memory, its range or an event. Returns whether it was
+    /// aborted. A command whose data was requested or that is at the disk is not.
     pub(super) fn abort(&mut self, cid: u16) -> bool {
         let queue = self.conn.queue.as_ref().filter(|queue| queue.is.qid == 0);
         let controller = queue.and_then(|queue| self.shared.controllers.get_mut(queue.is.cntlid));
@@ -528,8 +533,8 @@ impl<L: Link> Turn<'_, L> {
         aborted
     }
 
-    /// Disconnect (fabrics, section 3.4): the queue's other commands are over, this is its last
-    /// answer, and then the connection ends.
+    /// Handles Disconnect (fabrics section 3.4): aborts the queue's other commands, completes this
+    /// one last, and ends the connection.
     fn disconnect(&mut self, cid: u16, recfmt: u16) {
         if recfmt != 0 {
             return self.complete(cid, 0, Status::INCOMPATIBLE_FORMAT.do_not_retry());
@@ -539,11 +544,11 @@ impl<L: Link> Turn<'_, L> {
         }
         self.shared.counters.nvmet_disconnects += 1;
         self.complete(cid, 0, Status::SUCCESS);
-        // Looked at when the turn is over.
+        // `Turn::run` ends the connection, at the end of the turn.
         let _stays = self.leave();
     }
 
-    /// An operation is over.
+    /// Completes an operation with a status and releases its resources.
     fn finish(&mut self, id: OpId, status: Status) {
         let Some(mut op) = self.shared.ops.remove(id) else {
             internal_error!(self.shared.counters.nvmet_internal_errors, "no such operation ends");
@@ -554,7 +559,7 @@ impl<L: Link> Turn<'_, L> {
     }
 }
 
-/// How a command fails when the disk does.
+/// Returns the status of a command whose disk operation failed.
 fn status_of(verb: Verb, fault: FileFault) -> Status {
     match (verb, fault) {
         (_, FileFault::NoSpace) => Status::CAPACITY_EXCEEDED.do_not_retry(),

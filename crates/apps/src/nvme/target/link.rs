@@ -1,8 +1,7 @@
-//! What the target asks of a connection and of the host's disk.
+//! The target's interface to a connection and to the host's disk.
 //!
-//! One implementation is [`Channel`] over a [`Host`], call by call; the other is the fake of this
-//! module's tests, which shows a disk that is slow, full or broken without a TCP below. Nothing
-//! else is meant to implement it.
+//! It has two implementations: [`Channel`] over a [`Host`], which forwards every call, and the fake
+//! of this module's tests, which simulates a slow, full or broken disk without TCP.
 
 use abi::aligned::AlignedBuf;
 use abi::{FileExtent, FileFault, FileId, FileStat};
@@ -15,20 +14,20 @@ use wire::nvme::pdu::Fault;
 
 use crate::nvme::channel::{Channel, Identity, Insecure};
 
-/// A change of a namespace that has ended: the token, the buffer of a write, how it went.
+/// End of a disk operation that changes a file: its token, the buffer of a write, the result.
 pub(super) type Changed = (u64, Option<AlignedBuf>, Result<(), FileFault>);
 
-/// One end of a connection; see [`Channel`] and [`host::nvme::Transport`] for what each call
-/// promises.
+/// One end of a connection. [`Channel`] and [`host::nvme::Transport`] define the calls.
 pub(super) trait Link {
-    /// What it is on.
+    /// The host that the connection belongs to.
     type Host: Disk;
 
     fn poll(&mut self, now: Instant, host: &mut Self::Host) -> Option<Incoming>;
     fn poll_timeout(&self) -> Option<Instant>;
-    /// Gives a mark.
+    /// Returns the position in the send stream after the response (see `acknowledged`).
     fn send_response(&mut self, now: Instant, host: &mut Self::Host, entry: &[u8; 16]) -> u64;
-    /// All of a command's data; with `success` no response follows. Gives a mark.
+    /// Sends all data of a command; with `success` set in the PDU, no response follows. Returns the
+    /// position in the send stream after it.
     fn send_data(
         &mut self,
         now: Instant,
@@ -47,30 +46,30 @@ pub(super) trait Link {
     ) -> Option<AlignedBuf>;
     fn terminate(&mut self, now: Instant, host: &mut Self::Host, why: Fault);
     fn acknowledged(&self, host: &Self::Host) -> u64;
-    /// Why nothing more can be sent: TCP, or TLS, has ended.
+    /// Returns the error that ended TCP or TLS, if any; nothing can be sent after it.
     fn error(&self, host: &Self::Host) -> Option<SocketError>;
-    /// The peer's address and port, while the connection is known.
+    /// Returns the peer's address and port while the connection exists.
     fn remote(&self, host: &Self::Host) -> Option<Endpoint>;
-    /// Returns whether headers, and data, have digests.
+    /// Returns whether header digests and data digests are in use.
     fn digests(&self) -> (bool, bool);
-    /// Whose pre-shared key it has; none where it has none.
+    /// Returns the identity of the connection's pre-shared key; `None` if it has none.
     fn identity(&self) -> Option<Identity>;
-    /// Why it has ended, where that was before it was secure.
+    /// Returns the reason if the connection ended before it was secure.
     fn insecure(&self) -> Option<Insecure>;
-    /// Ends the connection as it stands: `gently` where all that was sent shall still arrive.
+    /// Ends the connection: `gently` if sent data is still to be delivered, or with a reset.
     fn end(&mut self, now: Instant, host: &mut Self::Host, gently: bool);
 }
 
-/// Files; see [`Host`] for what each call promises.
+/// Files and disk operations. [`Host`] defines the calls.
 pub(super) trait Disk {
     fn new_user(&mut self) -> DiskUser;
     fn open(&mut self, path: &str, read_only: bool) -> Option<FileId>;
-    /// The file is no longer used, except for reads that are being sent.
+    /// Closes a file, which is no longer used except for reads that are being sent.
     fn close(&mut self, file: FileId);
     fn stat(&self, file: FileId) -> Option<Result<FileStat, FileFault>>;
-    /// Begins to read some of an extent; not where the file has no such bytes.
+    /// Starts to read some bytes of an extent. Returns false if the file does not have them.
     fn read(&mut self, token: DiskToken, extent: FileExtent) -> bool;
-    /// The extent of a read that has ended is not used any more.
+    /// Releases the extent of a read that has ended.
     fn release(&mut self, extent: FileExtent);
     fn write(
         &mut self,
@@ -184,7 +183,7 @@ impl Disk for Host {
     }
 
     fn read(&mut self, token: DiskToken, extent: FileExtent) -> bool {
-        // Who reads it matters to what is sent, and this is not.
+        // Whether the device or the host reads the file matters only to data that is sent.
         let held = self.extent_hold(extent.file, extent.offset, u64::from(extent.len)).is_some();
         if held {
             self.extent_read(token, extent);

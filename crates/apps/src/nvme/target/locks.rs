@@ -1,27 +1,27 @@
-//! Range locks of a namespace: what is being read is not written, and what is being written is
-//! neither read nor written.
+//! Range locks of a namespace: a range that is being read is not written, and a range that is being
+//! written is neither read nor written.
 //!
-//! A read holds its range until its bytes are acknowledged: the device reads them again for a
-//! retransmission, and has to find the same ones. Locks are granted in the order in which they were
-//! asked for wherever ranges overlap, so that nobody waits for ever behind others that came later.
-//! Reads alone cost nothing but a slot: nobody searches while there is no writer.
+//! A read holds its range until its data is acknowledged: the device reads it again for a
+//! retransmission and has to find the same bytes. Overlapping locks are granted in the order of
+//! their requests, so no request starves. Without writers a read lock costs only a slot: no list is
+//! searched.
 //!
-//! Invariants: held ranges overlap only where all of them are shared; nobody waits who could be
-//! granted; a lock that is released or given up is never granted.
+//! Invariants: held ranges overlap only if all of them are shared; no grantable lock waits; a
+//! released lock is never granted.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// A lock that is held, or waited for.
+/// Identifies a lock that is held or waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct LockId(usize);
 
-/// How a range is used.
+/// Lock mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// With others that read.
+    /// For reading, together with other readers.
     Shared,
-    /// Alone.
+    /// For writing.
     Exclusive,
 }
 
@@ -30,7 +30,7 @@ struct Lock {
     range: Range<u64>,
     mode: Mode,
     held: bool,
-    /// Who waits for it; given back when it is granted.
+    /// Number of the operation, returned when the lock is granted.
     owner: u64,
 }
 
@@ -50,15 +50,15 @@ impl Lock {
 pub(super) struct Locks {
     locks: Vec<Option<Lock>>,
     free: Vec<usize>,
-    /// Those that are not held, in the order in which they came.
+    /// Indexes of locks that are not held, in the order of their requests.
     waiting: VecDeque<usize>,
-    /// Locks for writing, held and waited for.
+    /// Number of exclusive locks, held and waiting.
     exclusive: usize,
 }
 
 impl Locks {
-    /// Asks for a range, for an owner. Says whether it is held at once; else [`Self::release`] or
-    /// another gives the owner when it is.
+    /// Requests a lock on a range for `owner`. Returns true if it is held at once; otherwise a
+    /// later [`Self::release`] of another lock reports `owner` when it is granted.
     pub(super) fn lock(&mut self, range: Range<u64>, mode: Mode, owner: u64) -> (LockId, bool) {
         let held = self.is_free(&range, mode, self.waiting.len());
         let index = self.free.pop().unwrap_or_else(|| {
@@ -75,8 +75,8 @@ impl Locks {
         (LockId(index), held)
     }
 
-    /// Gives a lock back, held or not, and hands the owners of those that are held now to
-    /// `granted`.
+    /// Releases a lock, held or not, and calls `granted` with the owners of locks that are held as
+    /// a consequence.
     pub(super) fn release(&mut self, id: LockId, granted: &mut impl FnMut(u64)) {
         let Some(lock) = self.locks.get_mut(id.0).and_then(Option::take) else { return };
         self.free.push(id.0);
@@ -89,18 +89,17 @@ impl Locks {
         }
     }
 
-    /// The range of a lock.
     pub(super) fn range(&self, id: LockId) -> Option<Range<u64>> {
         Some(self.locks.get(id.0)?.as_ref()?.range.clone())
     }
 
-    /// The owners of locks that are waited for.
+    /// Returns the owners of waiting locks.
     pub(super) fn owners(&self) -> impl Iterator<Item = u64> + '_ {
         let lock = |index: &usize| self.locks.get(*index).and_then(Option::as_ref);
         self.waiting.iter().filter_map(lock).map(|lock| lock.owner)
     }
 
-    /// The locks that are held and exclude one that is waited for.
+    /// Returns the held locks that conflict with a waiting one.
     pub(super) fn holders(&self, id: LockId) -> impl Iterator<Item = LockId> + '_ {
         let waits = self.locks.get(id.0).and_then(Option::as_ref);
         let excludes = move |lock: &Lock| {
@@ -112,17 +111,17 @@ impl Locks {
             .map(|(index, _)| LockId(index))
     }
 
-    /// Locks that are waited for.
+    /// Returns the number of waiting locks.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Locks that are held.
+    /// Returns the number of held locks.
     pub(super) fn held(&self) -> usize {
         self.locks.iter().flatten().filter(|lock| lock.held).count()
     }
 
-    /// Grants what waits behind a range that was released.
+    /// Grants waiting locks that overlapped a released range.
     fn grant(&mut self, released: &Range<u64>, granted: &mut impl FnMut(u64)) {
         let mut place = 0;
         while let Some(&index) = self.waiting.get(place) {
@@ -140,8 +139,8 @@ impl Locks {
         }
     }
 
-    /// Whether nobody who holds a lock, or who is among the first `before` that wait for one,
-    /// excludes this.
+    /// Returns whether no held lock and none of the first `before` waiting ones conflicts with
+    /// `range`.
     fn is_free(&self, range: &Range<u64>, mode: Mode, before: usize) -> bool {
         if mode == Mode::Shared && self.exclusive == 0 {
             return true;
@@ -201,13 +200,14 @@ mod tests {
     }
 
     proptest! {
-        /// Against the rules, read off the list of all that was asked for.
+        /// Compares with a model: a lock is held if and only if no earlier request and no later
+        /// held lock conflicts with it.
         #[test]
         fn any_order_keeps_the_rules(steps in proptest::collection::vec(
             (any::<bool>(), 0..32_u64, 1..8_u64, any::<bool>(), any::<usize>()), 1..200,
         )) {
             let mut locks = Locks::default();
-            // In the order in which they came: id, range, mode, owner, held.
+            // In the order of the requests: id, range, mode, owner, held.
             let mut all: Vec<(LockId, Range<u64>, Mode, u64, bool)> = Vec::new();
             for (owner, (ask, start, len, shared, which)) in steps.into_iter().enumerate() {
                 if ask || all.is_empty() {

@@ -1,9 +1,9 @@
-//! The connection log: who connected, who was refused and why, how connections ended, and which
-//! namespaces came, went or changed.
+//! The connection log: connects, refusals and ends of connections with their reasons, and changes
+//! of namespaces.
 //!
 //! Called by `queue`, `server` and `namespaces`; the program takes the lines with
-//! [`super::Target::poll_log`]. Bounded: lines that nobody takes are dropped and counted. What a
-//! host sent is escaped, so that no line can be forged.
+//! [`super::Target::poll_log`]. The log is bounded: lines that do not fit are dropped and counted.
+//! Names from initiators are escaped, so no line can be forged.
 
 use core::fmt::{self, Write as _};
 
@@ -15,17 +15,18 @@ use wire::nvme::nqn::Nqn;
 use crate::content::date::Clock;
 use crate::content::log::{Log, quoted};
 
-/// The log of a target.
+/// The connection log of a target.
 #[derive(Debug)]
 pub(super) struct ConnectionLog {
     log: Log,
     clock: Clock,
-    /// Lines for which there was no room.
+    /// Lines dropped because the log was full.
     pub(super) lost: u64,
 }
 
 impl ConnectionLog {
-    /// A log that keeps lines if it is `enabled`. `unix_epoch`: Unix time at [`Instant::ZERO`].
+    /// Creates a log that keeps lines if `enabled`. `unix_epoch` is the Unix time at
+    /// [`Instant::ZERO`].
     pub(super) fn new(enabled: bool, unix_epoch: Duration) -> Self {
         Self { log: Log::new(enabled), clock: Clock::new(unix_epoch), lost: 0 }
     }
@@ -48,13 +49,13 @@ impl ConnectionLog {
         self.lost += u64::from(!self.log.push(line));
     }
 
-    /// The oldest line.
+    /// Removes and returns the oldest line.
     pub(super) fn poll(&mut self) -> Option<String> {
         self.log.poll()
     }
 }
 
-/// A name in a line: quoted, and escaped.
+/// Formats an NQN for a line: quoted and escaped.
 pub(super) struct Name<'a>(pub(super) &'a Nqn);
 
 impl fmt::Display for Name<'_> {
@@ -65,7 +66,7 @@ impl fmt::Display for Name<'_> {
     }
 }
 
-/// A host identifier, as a UUID is written.
+/// Formats a host identifier as a UUID.
 pub(super) struct HostId(pub(super) [u8; 16]);
 
 impl fmt::Display for HostId {
@@ -80,7 +81,7 @@ impl fmt::Display for HostId {
     }
 }
 
-/// The sender of a Connect, by its data.
+/// Formats the initiator's names in the data of a Connect command.
 pub(super) struct Caller<'a>(pub(super) &'a [u8]);
 
 impl fmt::Display for Caller<'_> {

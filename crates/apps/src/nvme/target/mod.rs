@@ -1,20 +1,21 @@
-//! The NVMe/TCP target: namespaces on files, for hosts (NVMe over Fabrics 1.1, NVMe/TCP Transport
+//! The NVMe/TCP target: namespaces on files (NVMe over Fabrics 1.1, NVMe/TCP Transport
 //! specification 1.0).
 //!
-//! [`Target`] is a handler over [`host::Host`]'s sockets: the driver, real or simulated, gives it
-//! what [`Host::poll_notice`] says, calls it at [`Target::poll_timeout`], and runs the host
-//! afterwards. It never blocks, reads no clock, and touches no byte of a read: data goes from the
-//! file to the wire where the device can, and data of writes comes into the buffers that are
-//! written to the disk.
+//! [`Target`] is an application over [`host::Host`]'s sockets: the driver, real or simulated,
+//! passes it the notices of [`Host::poll_notice`], calls it at [`Target::poll_timeout`], and runs
+//! the host afterwards. It never blocks and reads no clock. It copies no read data: the device
+//! sends it directly from the file if it can. Write data arrives in the buffers that are written to
+//! the disk.
 //!
 //! From the outside in: `server` (connections, deadlines), `queue` (one connection), `connect`,
 //! `admin` with `features`, `pages` and `discovery`, `io` (operations); below them `controller`,
-//! `subsystem`, `answers`, `locks`, `shares`, `buffers`, and `shared`, which all connections share.
-//! `link` is what is asked of the host. `namespaces` are changes by an operator, `log` tells of
-//! connections.
+//! `subsystem`, `answers`, `locks`, `shares`, `buffers`, and `shared` (state of all connections).
+//! `link` is the interface to the host. `namespaces` holds changes by an operator, `log` the
+//! connection log. Specifications are cited by the names that [`wire::nvme`] defines. NVMe's "host"
+//! is called initiator in comments.
 //!
-//! There is no in-band authentication, no namespace management by hosts, no reservations, no
-//! firmware, no sanitize, no protection information, no copy; commands for them are refused.
+//! Not supported, and refused: in-band authentication, namespace management by initiators,
+//! reservations, firmware commands, sanitize, protection information and Copy.
 
 mod admin;
 mod answers;
@@ -58,56 +59,55 @@ use server::Server;
 use super::channel::Channel;
 use super::handshake::Handshakes;
 
-/// How the target works. The default has no subsystem, and listens on the port of the discovery
-/// service and of subsystems.
+/// Configuration of the target. The default has no subsystem and listens on port 4420.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where to listen.
+    /// Addresses and ports to listen on.
     pub listen: Vec<Listen>,
-    /// Speak TLS there, with these certificates.
+    /// Certificates for TLS on these ports; `None` for no TLS with certificates.
     pub tls: Option<TlsServer>,
-    /// Speak TLS there, with these pre-shared keys; not with certificates too.
+    /// Pre-shared keys for TLS on these ports; excludes `tls`.
     pub psk: Option<Arc<dyn Handshakes>>,
-    /// Where hosts find us, for the discovery log.
+    /// Addresses of the target for the discovery log.
     pub addresses: Vec<Endpoint>,
-    /// What there is.
+    /// The subsystems.
     pub subsystems: Vec<SubsystemConfig>,
-    /// Whether hosts may have digests of headers.
+    /// Grant header digests to initiators that request them.
     pub header_digest: bool,
-    /// Whether hosts may have digests of data.
+    /// Grant data digests to initiators that request them.
     pub data_digest: bool,
-    /// Alignment of data to us: one less than the dwords, 0 to 31.
+    /// CPDA: alignment of data sent to the target, in dwords minus one; 0 to 31.
     pub cpda: u8,
-    /// Most bytes of data in a capsule; never below what the admin queue has.
+    /// Largest in-capsule data in bytes; the admin queue always accepts its specified minimum.
     pub in_capsule_bytes: u32,
-    /// Most bytes of data in an H2CData: a multiple of four, 4096 or more.
+    /// Largest data of an H2CData PDU in bytes: a multiple of 4, at least 4096.
     pub maxh2cdata: u32,
-    /// Most data of a command: 4 KiB times two to the power of this.
+    /// Largest data of a command, as MDTS: 4 KiB times two to the power of this.
     pub mdts: u8,
-    /// I/O queues of a controller.
+    /// Largest number of I/O queues of a controller.
     pub queues_max: u16,
-    /// Entries of a queue.
+    /// Largest number of entries of a queue.
     pub queue_entries_max: u16,
-    /// Controllers at one time; more connects are told that we are busy.
+    /// Largest number of controllers; further Connects are refused with Controller Busy.
     pub controllers_max: usize,
-    /// Connections at one time; more are reset.
+    /// Largest number of connections; further ones are reset.
     pub connections_max: usize,
-    /// Bytes of memory for the data of writes, of which a controller may have half.
+    /// Bytes of memory for write data, of which one controller may use half.
     pub buffer_bytes_max: usize,
-    /// Most bytes of data in capsules that wait for that memory, of which a controller may have
-    /// half; commands with more fail, and may be sent again.
+    /// Largest amount of in-capsule data, in bytes, that may wait for that memory; one controller
+    /// may use half. Commands above it fail with a status that allows a retry.
     pub capsule_bytes_max: usize,
-    /// Time for a new connection's Connect.
+    /// Time in which a new connection has to send Connect.
     pub connect_timeout: Duration,
-    /// How long a host may send nothing of the data that it was asked for. All data of one write
-    /// may take four times as long.
+    /// Time in which requested write data has to make progress. All data of one write may take four
+    /// times as long.
     pub data_timeout: Duration,
-    /// Keep a log of connections, for [`Target::poll_log`].
+    /// Keep a connection log, read by [`Target::poll_log`].
     pub log: bool,
     /// Unix time at [`Instant::ZERO`], for the log.
     pub unix_epoch: Duration,
-    /// How long a peer may acknowledge nothing, and how long others wait for blocks that it has
-    /// read and not acknowledged.
+    /// Time in which a peer has to acknowledge data, and for which other commands wait for blocks
+    /// that the peer has read and not acknowledged.
     pub send_timeout: Duration,
 }
 
@@ -140,17 +140,17 @@ impl Default for Config {
     }
 }
 
-/// Why there is no target.
+/// Reason for which a target cannot be started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StartError {
-    /// A port cannot be listened on.
+    /// Listening failed on a port.
     Listen(ListenError),
-    /// A field of [`Config`] is out of its range: its name.
+    /// A field of [`Config`], by its name, is out of range.
     Field(&'static str),
-    /// Two subsystems have this name, or it is the discovery subsystem's.
+    /// Two subsystems have this name, or it is that of the discovery subsystem.
     Nqn(String),
-    /// Two namespaces have this file.
+    /// Two namespaces use this file.
     Path(String),
 }
 
@@ -174,7 +174,7 @@ impl From<ListenError> for StartError {
 }
 
 impl Config {
-    /// Says what is wrong with it.
+    /// Checks the ranges of all fields, and that names and paths are unique.
     fn check(&self) -> Result<(), StartError> {
         let data_max = 4096_usize << self.mdts.min(16);
         let fields = [
@@ -214,7 +214,7 @@ impl Config {
         self.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces)
     }
 
-    /// What connections offer.
+    /// Returns the parameters that connections offer.
     fn serve(&self) -> Serve {
         Serve {
             header_digest: self.header_digest,
@@ -226,7 +226,7 @@ impl Config {
     }
 }
 
-/// The target.
+/// The NVMe/TCP target.
 pub struct Target {
     listeners: Vec<ListenerId>,
     crypto: Arc<dyn CryptoProvider>,
@@ -234,10 +234,10 @@ pub struct Target {
 }
 
 impl Target {
-    /// A target that listens where `config` says, and opens its namespaces.
+    /// Creates a target, listens on the ports of `config`, and opens its namespaces.
     ///
     /// # Errors
-    /// What is wrong with `config`, or the first port that cannot be listened on.
+    /// An invalid field of `config`, or the first port on which listening failed.
     pub fn new(
         config: Config,
         crypto: Arc<dyn CryptoProvider>,
@@ -256,20 +256,21 @@ impl Target {
 
     fn accept(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         let config = &self.server.shared.config;
-        // PDUs are written whole, so Nagle's algorithm could only hold their ends back.
+        // PDUs are written whole, so Nagle's algorithm could only delay their last segments.
         host.set_option(now, socket, SocketOption::NoDelay(true));
-        // A host without a keep alive of its own that is gone without a word would stay for ever.
+        // Finds dead initiators that do not use NVMe keep alive.
         let probes = SocketOption::KeepAlive(Some(config.send_timeout));
         host.set_option(now, socket, probes);
-        // Who acknowledges nothing would keep others from writing.
+        // A peer that acknowledges nothing would block other initiators' writes to the same blocks.
         host.set_option(now, socket, SocketOption::UserTimeout(config.send_timeout));
         let transport = Transport::serve(socket, Arc::clone(&self.crypto), config.serve());
         let link = Channel::serve(transport, config.psk.as_deref());
         self.server.handle_accepted(now, host, socket.index(), link);
     }
 
-    /// Lets these hosts, or all, connect to a subsystem from now on; those that are connected stay.
-    /// Discovery controllers are told. Says whether there is that subsystem.
+    /// Replaces the list of hosts that may connect to a subsystem (`None`: all). Existing
+    /// connections stay, discovery controllers are notified. Returns false if the subsystem does
+    /// not exist.
     pub fn admit(
         &mut self,
         now: Instant,
@@ -280,11 +281,11 @@ impl Target {
         self.server.admit(now, host, subsystem, hosts)
     }
 
-    /// Adds a namespace to a subsystem while hosts use it, under an ID that is free or under the
-    /// next that was never used. Returns the ID; hosts are told when its file is open.
+    /// Adds a namespace to a subsystem in use, under the given ID if it is free, or else under the
+    /// next ID that was never used. Returns the ID. Initiators are notified when its file is open.
     ///
     /// # Errors
-    /// Why it cannot be added.
+    /// The reason for which the namespace cannot be added.
     pub fn add_namespace(
         &mut self,
         now: Instant,
@@ -295,11 +296,12 @@ impl Target {
         self.server.add_namespace(now, host, (subsystem, nsid), config)
     }
 
-    /// Removes a namespace while hosts use it: they are told, and commands for it fail. Its file is
-    /// closed when the disk is done with it; [`Self::poll_closed`] says when.
+    /// Removes a namespace from a subsystem in use. Initiators are notified, and commands for it
+    /// fail. [`Self::poll_closed`] reports when its file is closed, which is after the last disk
+    /// operation on it.
     ///
     /// # Errors
-    /// If there is no such namespace.
+    /// The namespace does not exist.
     pub fn remove_namespace(
         &mut self,
         now: Instant,
@@ -310,11 +312,12 @@ impl Target {
         self.server.remove_namespace(now, host, subsystem, nsid)
     }
 
-    /// Looks at the length of a namespace's file again; hosts are told if it has changed. No more
-    /// than `most` bytes are used from now on, if that is given: then the file may be cut.
+    /// Reads the length of a namespace's file again; initiators are notified if it changed. If
+    /// `most` is given, at most that many bytes are used from now on, so that the file may then be
+    /// truncated.
     ///
     /// # Errors
-    /// Why that cannot be.
+    /// The reason for which the namespace cannot be resized.
     pub fn resize_namespace(
         &mut self,
         now: Instant,
@@ -325,24 +328,24 @@ impl Target {
         self.server.resize_namespace(now, host, (subsystem, nsid), most)
     }
 
-    /// All namespaces.
+    /// Returns the state of all namespaces.
     #[must_use]
     pub fn namespaces(&self) -> Vec<NamespaceInfo> {
         self.server.namespaces()
     }
 
-    /// The queues that hosts have connected.
+    /// Returns the connected queues.
     #[must_use]
     pub fn queues(&self) -> Vec<QueueInfo> {
         self.server.queues()
     }
 
-    /// The path of the next namespace that was removed and whose file is closed.
+    /// Returns the path of the next removed namespace whose file has been closed.
     pub fn poll_closed(&mut self) -> Option<String> {
         self.server.shared.closed.pop_front()
     }
 
-    /// Returns whether no operation of the disk is under way for the target.
+    /// Returns whether the target has no operation in progress.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.server.shared.ops.len() == 0
@@ -350,7 +353,7 @@ impl Target {
 }
 
 impl Application for Target {
-    /// Notices about listeners, sockets, files and operations of others are passed over.
+    /// Ignores notices about listeners, sockets, files and operations of other users.
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         match notice {
             Notice::Accepted(listener, socket) => {
@@ -366,8 +369,7 @@ impl Application for Target {
             }
             Notice::File(file) => self.server.handle_file(now, host, file),
             Notice::DiskDone(user) => self.server.handle_disk(now, host, user),
-            // It splices nothing, and speaks nothing above UDP. What the device lost is the
-            // transport's business.
+            // The target splices nothing and uses no UDP. The transport handles device resets.
             Notice::Spliced(_)
             | Notice::SpliceRefused(..)
             | Notice::SpliceClosed(_)
@@ -386,26 +388,26 @@ impl Application for Target {
         self.server.poll_timeout()
     }
 
-    /// Stops accepting connections and ends those that there are. Operations of the disk that are
-    /// under way complete.
+    /// Stops accepting connections and ends the existing ones. Disk operations in progress
+    /// complete.
     fn drain(&mut self, now: Instant, host: &mut Host) {
         self.listeners.iter().for_each(|&listener| host.unlisten(listener));
         self.server.drain(now, host);
     }
 
-    /// The log has a line for each connection that ends, even if no drain came before.
+    /// Ends all connections, so that each has a line in the log even without a previous drain.
     fn end(&mut self, now: Instant, host: &mut Host) {
         self.drain(now, host);
     }
 
-    /// The next line of the connection log: [`Config::log`].
+    /// Returns the next line of the connection log ([`Config::log`]).
     fn poll_log(&mut self) -> Option<String> {
         self.server.shared.log.poll()
     }
 
-    /// Calls `f` with the name and value of each counter, and of gauges: connections, controllers,
-    /// operations under way, bytes of memory in use for writes and of capsules that wait for it,
-    /// and locks on ranges.
+    /// Calls `f` with the name and value of each counter and gauge: connections, controllers,
+    /// operations in progress, bytes of memory in use for writes, bytes of in-capsule data that
+    /// waits for memory, and locks.
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         let shared = &self.server.shared;
         shared.counters.visit(f);

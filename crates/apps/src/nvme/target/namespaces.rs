@@ -1,11 +1,11 @@
-//! Namespaces that come, go and change their size while hosts use the subsystem.
+//! Addition, removal and resizing of namespaces while initiators use the subsystem.
 //!
-//! Called by [`super::Target`] for an operator, and by `server` when commands have ended. Every
-//! controller of the subsystem learns of a change by the asynchronous event Namespace Attribute
-//! Changed and the changed namespace list (base, sections 5.2 and 5.16.1.5). Commands for a
-//! namespace that is removed fail, but for those that the disk works on; its file is closed when
-//! the last of them is over. A size is looked at by opening the file once more: what is being sent
-//! of the old open still is.
+//! Called by [`super::Target`] for an operator, and by `server` when commands have ended. A change
+//! is reported to every controller of the subsystem by the asynchronous event Namespace Attribute
+//! Changed and the changed namespace list (base sections 5.2 and 5.16.1.5). Commands for a removed
+//! namespace fail, except those at the disk; the file is closed when the last of them has ended. A
+//! resize opens the file a second time to read its length, so that data being sent from the first
+//! open is not disturbed.
 
 use abi::FileId;
 use base::Instant;
@@ -18,88 +18,88 @@ use super::server::Server;
 use super::shared::Shared;
 use super::subsystem::{Namespace, NamespaceConfig, State};
 
-/// The reason for which a namespace cannot be added, removed or resized.
+/// Reason for which a namespace cannot be added, removed or resized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChangeError {
-    /// There is no subsystem of that name.
+    /// The subsystem does not exist.
     #[error("there is no such subsystem")]
     NoSubsystem,
-    /// There is no namespace of that ID.
+    /// The namespace does not exist.
     #[error("there is no such namespace")]
     NoNamespace,
     /// The ID is in use, or out of range.
     #[error("the namespace ID is in use, or is not from 1 to 1024")]
     BadId,
-    /// Another namespace is on this file.
+    /// Another namespace uses this file.
     #[error("a namespace on this file is there, or still being closed")]
     InUse,
-    /// Blocks have 512 to 4096 bytes, in powers of two.
+    /// The block size is not a power of two from 512 to 4096.
     #[error("blocks have 512, 1024, 2048 or 4096 bytes")]
     BadBlockSize,
-    /// Its file is being opened.
+    /// The namespace's file is being opened.
     #[error("the namespace is being opened")]
     Opening,
-    /// The host's disk opens no more files.
+    /// The disk's table of open files is full.
     #[error("too many files are open")]
     TooManyFiles,
 }
 
-/// The present state of a namespace.
+/// Present state of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamespaceInfo {
-    /// Its subsystem.
+    /// NQN of its subsystem.
     pub subsystem: Nqn,
-    /// Its ID.
+    /// Namespace ID.
     pub nsid: u32,
-    /// Its file, beneath the disk's root.
+    /// Path of its file beneath the disk's root.
     pub path: String,
-    /// The identifier by which hosts tell it from others.
+    /// Identifier that it has for initiators.
     pub uuid: [u8; 16],
-    /// Bytes of a block.
+    /// Block size in bytes.
     pub block_bytes: u32,
-    /// Hosts may not write to it.
+    /// Initiators may not write to it.
     pub read_only: bool,
-    /// Its file is being opened, for the first time or to see its length.
+    /// Its file is being opened, for the first time or for a resize.
     pub opening: bool,
-    /// The number of its blocks, or why it cannot be used.
+    /// Number of blocks, or the reason for which its file could not be opened.
     pub blocks: Result<u64, abi::FileFault>,
 }
 
-/// A queue that a host has connected.
+/// A connected queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueInfo {
-    /// The host's address and port.
+    /// Address and port of the initiator.
     pub remote: Option<Endpoint>,
-    /// The host's name.
+    /// Host NQN of the initiator.
     pub host: Nqn,
-    /// The host's identifier, as its admin queue's Connect has it.
+    /// Host identifier from the admin queue's Connect.
     pub host_id: [u8; 16],
-    /// The subsystem.
+    /// NQN of the subsystem.
     pub subsystem: Nqn,
-    /// The controller.
+    /// Controller ID.
     pub controller: u16,
-    /// The queue; zero is the admin queue.
+    /// Queue ID; zero is the admin queue.
     pub queue: u16,
-    /// Entries of the queue.
+    /// Number of entries of the queue.
     pub entries: u16,
-    /// Commands that are open.
+    /// Number of open commands.
     pub open: u16,
-    /// Headers have digests.
+    /// Header digests are in use.
     pub header_digest: bool,
-    /// Data has digests.
+    /// Data digests are in use.
     pub data_digest: bool,
-    /// The connection's keys are from a pre-shared key.
+    /// The connection uses TLS with a pre-shared key.
     pub pre_shared_key: bool,
 }
 
 impl Shared {
-    /// Tells the controllers of a namespace's subsystem that it has changed.
+    /// Records a change of a namespace in all controllers of its subsystem.
     pub(super) fn note_namespace(&mut self, subsystem: usize, nsid: u32) {
         let its = |one: &&mut Controller| one.subsystem == Some(subsystem);
         self.controllers.iter_mut().filter(its).for_each(|one| one.events.note_namespace(nsid));
     }
 
-    /// The subsystem and the ID of a namespace of the table.
+    /// Returns the subsystem's index and the ID of a namespace of the table.
     pub(super) fn name_of(&self, place: usize) -> Option<(usize, u32)> {
         let mut subsystems = self.subsystems.iter().enumerate();
         subsystems.find_map(|(index, one)| Some((index, one.nsid(place)?)))
@@ -110,7 +110,7 @@ impl Shared {
         index.ok_or(ChangeError::NoSubsystem)
     }
 
-    /// Finds a namespace: the index of its subsystem, and its place in the table of all.
+    /// Finds a namespace. Returns the indexes of its subsystem and of itself in the table.
     fn namespace(&self, nqn: &Nqn, nsid: u32) -> Result<(usize, usize), ChangeError> {
         let index = self.subsystem(nqn)?;
         let place = self.subsystems.get(index).and_then(|one| one.place(nsid));
@@ -119,7 +119,8 @@ impl Shared {
 }
 
 impl Namespace {
-    /// Returns whether nothing refers to one that was removed.
+    /// Returns whether the namespace was removed and nothing refers to it, so its slot can be
+    /// reused.
     fn is_free(&self) -> bool {
         let idle = self.locks.held() == 0 && self.locks.waiting() == 0;
         self.state == State::Removed && self.file.is_none() && idle
@@ -127,10 +128,11 @@ impl Namespace {
 }
 
 impl<L: Link> Server<L> {
-    /// Adds a namespace and opens its file; hosts are told when that has ended. Returns its ID.
+    /// Adds a namespace and opens its file. Initiators are notified when the open has ended.
+    /// Returns the ID.
     ///
     /// # Errors
-    /// Why it cannot be added.
+    /// The reason for which the namespace cannot be added.
     pub(super) fn add_namespace(
         &mut self,
         now: Instant,
@@ -161,10 +163,10 @@ impl<L: Link> Server<L> {
         Ok(nsid)
     }
 
-    /// Takes a namespace away from hosts, at once.
+    /// Removes a namespace at once.
     ///
     /// # Errors
-    /// Where there is none.
+    /// The namespace does not exist.
     pub(super) fn remove_namespace(
         &mut self,
         now: Instant,
@@ -188,11 +190,12 @@ impl<L: Link> Server<L> {
         Ok(())
     }
 
-    /// Looks at the length of a namespace's file again; hosts are told if it is another. From now
-    /// on no more than `most` bytes are used, if that is given: the file is about to be cut.
+    /// Reads the length of a namespace's file again; initiators are notified if it changed. If
+    /// `most` is given, at most that many bytes are used from now on, so that the file may be
+    /// truncated.
     ///
     /// # Errors
-    /// Why that cannot be.
+    /// The reason for which the namespace cannot be resized.
     pub(super) fn resize_namespace(
         &mut self,
         now: Instant,
@@ -223,7 +226,8 @@ impl<L: Link> Server<L> {
         Ok(())
     }
 
-    /// The second open of a file has ended, if it is one of those. Says so.
+    /// Handles the end of a second open by [`Self::resize_namespace`]. Returns false if `file` is
+    /// not one.
     pub(super) fn handle_reopened(
         &mut self,
         now: Instant,
@@ -250,7 +254,7 @@ impl<L: Link> Server<L> {
         true
     }
 
-    /// Closes the files of namespaces that were removed, once no command is about them.
+    /// Closes the files of removed namespaces that no operation refers to.
     pub(super) fn close_files(&mut self, host: &mut L::Host) {
         let Shared { leaving, ops, namespaces, closed, .. } = &mut self.shared;
         leaving.retain(|&place| {
@@ -263,7 +267,7 @@ impl<L: Link> Server<L> {
         });
     }
 
-    /// All namespaces.
+    /// Returns the state of all namespaces.
     pub(super) fn namespaces(&self) -> Vec<NamespaceInfo> {
         let Shared { subsystems, namespaces, .. } = &self.shared;
         let mut all = Vec::new();

@@ -1,6 +1,4 @@
-//! What Identify and Get Log Page answer.
-//!
-//! Called for admin commands by `admin`. Every page is made when it is asked for.
+//! Data of Identify and Get Log Page. Called by `admin`; every page is built on request.
 
 use wire::nvme::command::{Command, GetLogPage, Identify, NSID_ALL, admin, events, io};
 use wire::nvme::fabrics::ADMIN_IN_CAPSULE_BYTES;
@@ -23,13 +21,13 @@ use super::subsystem::Subsystem;
 
 const INVALID: Status = Status::INVALID_FIELD.do_not_retry();
 const NO_NAMESPACE: Status = Status::INVALID_NAMESPACE.do_not_retry();
-/// Composite temperature, in kelvin: files have none, and zero would be below absolute cold for a
-/// monitor that converts it (-273 degrees). 40 degrees is below every threshold.
+/// Composite temperature in kelvin: 40 degrees Celsius, below every threshold. Files have no
+/// temperature, and monitors show zero as -273 degrees.
 const TEMPERATURE_K: u16 = 313;
 const MODEL: &str = "Outboard";
 const REVISION: &str = env!("CARGO_PKG_VERSION");
 
-/// Optional commands of the NVM command set that there are.
+/// Supported optional commands of the NVM command set.
 const ONCS: u16 = oncs::COMPARE | oncs::DATASET_MANAGEMENT | oncs::WRITE_ZEROES | oncs::SAVE_SELECT;
 const LOGS: [u8; 6] = [
     lid::SUPPORTED,
@@ -41,10 +39,10 @@ const LOGS: [u8; 6] = [
 ];
 const DISCOVERY_LOGS: [u8; 3] = [lid::SUPPORTED, lid::ERRORS, lid::DISCOVERY];
 
-/// A page of Identify.
+/// Builds the data structure that an Identify command requests.
 ///
 /// # Errors
-/// Kinds that are not supported, and namespaces that there are not.
+/// The structure is not supported, or the namespace does not exist.
 pub(super) fn identify(
     shared: &Shared,
     controller: &Controller,
@@ -66,7 +64,7 @@ pub(super) fn identify(
             if asked.cns == cns::ACTIVE_NAMESPACES_IO {
                 nvm(&asked)?;
             }
-            // The two largest IDs are reserved (base, section 5.17.2.2).
+            // The two largest IDs are reserved (base section 5.17.2.2).
             if command.nsid >= NSID_ALL - 1 {
                 return Err(NO_NAMESPACE);
             }
@@ -83,7 +81,7 @@ pub(super) fn identify(
         }
         (cns::NAMESPACE_IO, Some(subsystem)) => {
             nvm(&asked)?;
-            // Formats have no protection information: there is nothing to say.
+            // All fields are about protection information, which is not supported: zeros.
             namespace(shared, subsystem, command.nsid, true)?;
         }
         (cns::CONTROLLER_IO, Some(_)) => {
@@ -107,8 +105,8 @@ pub(super) fn identify(
     Ok(page.to_vec())
 }
 
-/// A namespace of a subsystem; none where it is not active. `all`: the ID of all of them gives what
-/// they have in common.
+/// Returns a namespace of a subsystem; `None` if it is inactive. If `all`, [`NSID_ALL`] returns the
+/// common attributes of all namespaces.
 fn namespace(
     shared: &Shared,
     subsystem: &Subsystem,
@@ -127,7 +125,8 @@ fn namespace(
     Ok(place.and_then(|namespace| namespace.identify()))
 }
 
-/// Identify Controller: what Linux's initiator wants of it is in `fabrics.c` and `core.c` there.
+/// Builds Identify Controller. The requirements of Linux's initiator are in its `fabrics.c` and
+/// `core.c`.
 fn identify_controller(shared: &Shared, controller: &Controller) -> Identified {
     let config = &shared.config;
     let subsystem = controller.subsystem.and_then(|index| shared.subsystems.get(index));
@@ -151,12 +150,12 @@ fn identify_controller(shared: &Shared, controller: &Controller) -> Identified {
         oacs: 0,
         acl: ACL,
         aerl: EVENT_REQUESTS_MAX - 1,
-        // One slot, which is read only.
+        // One firmware slot, which is read only.
         frmw: 1 << 1 | 1,
         lpa: lpa::EFFECTS | lpa::EXTENDED,
         elpe: ERRORS_MAX - 1,
         npss: 0,
-        // Where a disk would get too warm, which has to be said: 70 and 100 degrees.
+        // WCTEMP and CCTEMP are mandatory: 70 and 100 degrees Celsius.
         temperatures: [343, 373],
         kas: 1,
         sqes: if io { 0x66 } else { 0 },
@@ -175,16 +174,16 @@ fn identify_controller(shared: &Shared, controller: &Controller) -> Identified {
         icdoff: 0,
         fcatt: 0,
         msdbd: 1,
-        // Disconnect.
+        // Disconnect is supported.
         ofcs: u16::from(io),
     }
 }
 
-/// A range of a log page.
+/// Returns the requested range of a log page.
 ///
 /// # Errors
-/// Pages that are not known, ranges that begin behind their end, and those that go on behind it and
-/// are longer than 4 KiB.
+/// The page is unknown, the range begins after the page's end, or it extends beyond the end and is
+/// longer than 4 KiB.
 pub(super) fn log(shared: &mut Shared, cntlid: u16, asked: &GetLogPage) -> Result<Vec<u8>, Status> {
     if asked.len > shared.data_max() || asked.by_index || asked.offset % 4 != 0 {
         return Err(INVALID);
@@ -211,7 +210,7 @@ pub(super) fn log(shared: &mut Shared, cntlid: u16, asked: &GetLogPage) -> Resul
     let offset = usize::try_from(asked.offset).map_err(|_| INVALID)?;
     let rest = page.get(offset..).ok_or(INVALID)?;
     let len = usize::try_from(asked.len).map_err(|_| INVALID)?;
-    // What is behind the page's end reads as zeros; but nobody needs to be sent many of them.
+    // Bytes after the page's end read as zeros, but at most 4 KiB are returned in that case.
     if len > rest.len().max(BYTES) {
         return Err(INVALID);
     }

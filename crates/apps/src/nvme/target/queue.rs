@@ -1,9 +1,9 @@
-//! One connection: from what comes on it to commands, and back to completions.
+//! One connection of the target: from received PDUs to commands, and from completions to responses.
 //!
 //! A queue begins with Connect, which makes it the admin queue of a new controller or an I/O queue
-//! of one that there is. `admin` answers the commands of the former at once; those of the latter
-//! are operations, which `io` does. Invariants: a command is completed once; its identifier is not
-//! taken for another before that; no more commands are open than the queue has entries.
+//! of an existing one. `admin` answers admin commands at once; I/O commands become operations,
+//! executed by `io`. Invariants: a command is completed once; its identifier is not accepted again
+//! before that; no more commands are open than the queue has entries.
 
 use std::collections::VecDeque;
 
@@ -26,50 +26,53 @@ use super::locks::LockId;
 use super::log::Caller;
 use super::shared::{OpId, Shared};
 
-/// SQHD of a queue without flow control (fabrics, section 3.3).
+/// SQHD of a queue without flow control (fabrics section 3.3).
 const NO_FLOW_CONTROL: u16 = 0xffff;
-/// Answers that are not acknowledged before there is a queue, which has entries.
+/// Limit of unacknowledged responses of a connection that has no queue yet.
 const UNCONNECTED: u16 = 32;
-/// How often it is looked whether answers are acknowledged, and more is taken: the host tells of
-/// that when everything is, but for bytes that the device still reads.
+/// Interval at which a connection that is stalled or leaving checks for acknowledgments. The host
+/// sends a notice only when everything is acknowledged, except for bytes that the device still
+/// reads.
 const STALL: Duration = Duration::from_millis(500);
-/// How many times as long as a host may send nothing all the data of one write may take.
+/// Multiple of `data_timeout` in which all data of one write has to arrive.
 const WHOLE_WRITE: u64 = 4;
 
-/// A connection.
+/// A connection of the target.
 pub(super) struct Conn<L> {
     pub(super) link: L,
     pub(super) key: ConnKey,
     /// The peer's address.
     pub(super) remote: Option<Endpoint>,
-    /// The host that has connected it, for the log line of its end.
+    /// The initiator that sent Connect, for the log line at the end.
     pub(super) who: Option<String>,
-    /// Until when it has to be connected; once it leaves, until when it may stay.
+    /// Deadline for Connect; for a leaving connection, deadline for its acknowledgments.
     until: Instant,
-    /// It is over for its peer, and stays only until that has what the device may read again.
+    /// The connection has ended for its peer, and stays only until the peer has acknowledged data
+    /// that the device may read again.
     leaves: bool,
     pub(super) queue: Option<Queue>,
     pub(super) answers: Answers,
-    /// When to look whether more can be taken of what came, or it can end; none where it could.
+    /// Time of the next check whether reading can continue or a leaving connection can end; `None`
+    /// if neither is pending.
     stalled: Option<Instant>,
 }
 
-/// A queue that is connected.
+/// A connected queue.
 pub(super) struct Queue {
     pub(super) is: Connected,
     /// Submission queue head.
     sqhd: u16,
-    /// Commands that are open.
+    /// Number of open commands.
     open: u16,
-    /// Identifiers of open commands, a bit for each.
+    /// Bitmap of the identifiers of open commands.
     cids: Box<[u64; 1024]>,
-    /// Operations that wait for data, by their tags.
+    /// Operations that wait for data, indexed by transfer tag (TTAG).
     tags: Vec<Option<OpId>>,
-    /// Tags in use.
+    /// Number of tags in use.
     tags_used: usize,
-    /// Since when nothing came of the data that was asked for; none where none was.
+    /// Time at which requested data last arrived or was first requested; `None` if none is awaited.
     data_since: Option<Instant>,
-    /// When what is under a tag was asked for, the oldest first.
+    /// Tags with the times of their R2Ts, the oldest first.
     asked: VecDeque<(Instant, u16)>,
 }
 
@@ -87,12 +90,11 @@ impl Queue {
         }
     }
 
-    /// Commands that are open.
     pub(super) const fn open(&self) -> u16 {
         self.open
     }
 
-    /// Takes a command in; says whether its identifier was free.
+    /// Opens a command. Returns false if its identifier is in use.
     fn begin(&mut self, cid: u16) -> bool {
         let Some(word) = self.cids.get_mut(usize::from(cid / 64)) else { return false };
         let bit = 1 << (cid % 64);
@@ -102,7 +104,7 @@ impl Queue {
         free
     }
 
-    /// A command is over: what its completion says of the queue.
+    /// Closes a command. Returns the SQHD for its completion.
     fn finish(&mut self, cid: u16) -> u16 {
         if let Some(word) = self.cids.get_mut(usize::from(cid / 64)) {
             *word &= !(1 << (cid % 64));
@@ -111,7 +113,7 @@ impl Queue {
         self.advance()
     }
 
-    /// The queue's head moves on, one entry for each completion.
+    /// Advances the queue's head by one entry, as every completion does. Returns SQHD.
     fn advance(&mut self) -> u16 {
         if !self.is.flow_control {
             return NO_FLOW_CONTROL;
@@ -120,7 +122,7 @@ impl Queue {
         self.sqhd
     }
 
-    /// A tag for an operation.
+    /// Allocates a transfer tag for an operation.
     pub(super) fn tag(&mut self, now: Instant, id: OpId) -> Option<u16> {
         let index = self.tags.iter().position(Option::is_none).unwrap_or(self.tags.len());
         let tag = u16::try_from(index).ok()?;
@@ -143,7 +145,7 @@ impl Queue {
     fn untag(&mut self, tag: u16) -> Option<OpId> {
         let id = self.tags.get_mut(usize::from(tag))?.take()?;
         self.tags_used -= 1;
-        // Hosts send in the order in which they were asked.
+        // Initiators usually send data in the order of the R2Ts.
         let place = self.asked.iter().position(|(_, asked)| *asked == tag);
         place.and_then(|place| self.asked.remove(place));
         if self.tags_used == 0 {
@@ -154,8 +156,8 @@ impl Queue {
 }
 
 impl Queue {
-    /// When data has to have come: some of it, and all that was asked for first. A few bytes now
-    /// and then would keep the memory of all writes.
+    /// Returns the deadline for awaited data: of any progress, and of all data of the oldest R2T.
+    /// The second limit keeps a peer that sends a few bytes now and then from holding memory.
     fn data_deadline(&self, timeout: Duration) -> Option<Instant> {
         let silent = self.data_since.map(|since| since + timeout);
         let whole = self.asked.front().map(|(since, _)| *since + timeout * WHOLE_WRITE);
@@ -163,7 +165,7 @@ impl Queue {
     }
 }
 
-/// A connection's turn: all that it may touch.
+/// One connection during its turn, with everything that it may access.
 pub(super) struct Turn<'a, L: Link> {
     pub(super) now: Instant,
     pub(super) host: &'a mut L::Host,
@@ -172,7 +174,7 @@ pub(super) struct Turn<'a, L: Link> {
 }
 
 impl<L: Link> Turn<'_, L> {
-    /// Takes all that came; says how the connection ended, if so.
+    /// Handles everything that was received. Returns how the connection ended, if it did.
     pub(super) fn run(&mut self) -> Option<Ended> {
         while !self.is_stalled() {
             let Some(incoming) = self.conn.link.poll(self.now, self.host) else { break };
@@ -195,27 +197,29 @@ impl<L: Link> Turn<'_, L> {
                     let secure = u64::from(self.conn.link.identity().is_some());
                     self.shared.counters.nvmet_tls_handshakes += secure;
                 }
-                // The rest is said to initiators only.
+                // Sent to initiators only.
                 Incoming::Response(_) | Incoming::ReadData { .. } | Incoming::R2t { .. } => {}
             }
         }
         self.release_acknowledged();
-        // What was sent may have to be read again until it has arrived.
+        // A leaving connection ends once all data that may have to be retransmitted is
+        // acknowledged.
         self.conn.leaves.then(|| self.leave()).flatten()
     }
 
-    /// Whether what the device may read again, for a retransmission, can still arrive.
+    /// Returns whether data that the device may read again can still be delivered.
     fn has_to_stay(&self) -> bool {
         let delivers = match self.conn.link.error(self.host) {
-            // TCP does, where our TLS has ended: what was sealed, and then the alert.
+            // After a TLS error, TCP still delivers the records that were encrypted before, and the
+            // alert.
             None | Some(SocketError::Tls(_) | SocketError::TlsHandshake) => true,
             Some(_) => false,
         };
         self.conn.answers.keep() && delivers
     }
 
-    /// The connection is over for its peer. Says whether it stays nevertheless: what was sent is
-    /// delivered before it is closed, and the ranges of that are kept until then.
+    /// Handles the end of the connection for its peer. Returns true if the connection stays until
+    /// sent data is delivered; the ranges of that data stay locked until then.
     pub(super) fn lingers(&mut self) -> bool {
         self.release_acknowledged();
         let stays = self.has_to_stay();
@@ -227,7 +231,8 @@ impl<L: Link> Turn<'_, L> {
         stays
     }
 
-    /// Nothing more is taken of what comes; says when the connection can end.
+    /// Stops handling received commands and data. Returns an end if the connection can be closed
+    /// now.
     pub(super) fn leave(&mut self) -> Option<Ended> {
         if !self.conn.leaves {
             self.conn.leaves = true;
@@ -238,8 +243,8 @@ impl<L: Link> Turn<'_, L> {
         (!stays).then_some(Ended::Closed)
     }
 
-    /// Whether nothing more is taken of what came, since the peer has not acknowledged what it was
-    /// answered. What comes on a connection that is lost is not answered, and goes nowhere.
+    /// Returns whether reading stops because the peer has too many unacknowledged responses. If the
+    /// connection is lost, reading continues: responses go nowhere then.
     fn is_stalled(&mut self) -> bool {
         let entries = self.conn.queue.as_ref().map_or(UNCONNECTED, |queue| queue.is.size);
         let before = self.conn.stalled.take();
@@ -256,7 +261,7 @@ impl<L: Link> Turn<'_, L> {
         true
     }
 
-    /// Forgets the answers whose bytes the peer has, and gives their ranges back.
+    /// Drops the responses that the peer has acknowledged, and unlocks their ranges.
     pub(super) fn release_acknowledged(&mut self) {
         if self.conn.answers.is_empty() {
             return;
@@ -269,8 +274,9 @@ impl<L: Link> Turn<'_, L> {
         }
     }
 
-    /// The disk could not read something that was being sent. What that was is not known: the next
-    /// reads of any of it look first whether they can be answered, and fail if not.
+    /// Marks all unacknowledged read ranges as suspect, after the disk failed to read data that was
+    /// being sent; it is not known which. The next reads of these ranges are checked before data is
+    /// sent, and fail if the disk cannot read them.
     pub(super) fn suspect_reads(&mut self) {
         for (place, lock) in self.conn.answers.kept() {
             let Some(namespace) = self.shared.namespaces.get_mut(place) else { continue };
@@ -290,7 +296,7 @@ impl<L: Link> Turn<'_, L> {
             return self.refuse_overflow(cid);
         }
         if !queue.begin(cid) {
-            // Nothing is said of the command that is open; this entry was taken nevertheless.
+            // The open command with this identifier is unaffected, but this entry was consumed.
             let sqhd = queue.advance();
             let status = Status::COMMAND_ID_CONFLICT.do_not_retry();
             self.note_failed(cid, status);
@@ -316,11 +322,11 @@ impl<L: Link> Turn<'_, L> {
         }
     }
 
-    /// Refuses a command of a host that has sent more than the queue has entries; the others are
-    /// done. Linux's and SPDK's targets end such a connection without a word, as a controller may.
-    /// The status and the log say here what the host did wrong: of the generic status codes Command
-    /// Sequence Error is that for a violation of the protocol by several commands together, without
-    /// Do Not Retry, since the command itself is good.
+    /// Refuses a command that exceeds the queue's entries; the open ones are executed. The targets
+    /// of Linux and SPDK end such a connection without a reason, as a controller may. Here the
+    /// status and the log name the error. Command Sequence Error is the generic status code for a
+    /// protocol violation by several commands together; Do Not Retry is not set, since the command
+    /// itself is valid.
     fn refuse_overflow(&mut self, cid: u16) {
         let Some(queue) = &mut self.conn.queue else { return };
         let Connected { size, qid, .. } = queue.is;
@@ -335,7 +341,7 @@ impl<L: Link> Turn<'_, L> {
         self.answer(&Completion { result: 0, sqhd, cid, status });
     }
 
-    /// The first command: it has to be Connect.
+    /// Handles the first command of a connection, which has to be Connect.
     fn handle_first(&mut self, command: &Command, data: &[u8], digest_ok: bool) {
         let key = self.conn.key;
         let checked = check(command, digest_ok).and_then(|()| in_capsule(command, data));
@@ -374,7 +380,7 @@ impl<L: Link> Turn<'_, L> {
         self.answer(&completion);
     }
 
-    /// Says in the log how a Connect went.
+    /// Logs the result of a Connect.
     fn log_connect(&mut self, connected: &Result<Connected, Refused>, data: &[u8]) {
         let caller = Caller(data);
         let line = match connected {
@@ -399,8 +405,8 @@ impl<L: Link> Turn<'_, L> {
         self.shared.log.add(self.now, self.conn.remote, line);
     }
 
-    /// A part of a write's data came. The transport has checked its command, its place and whether
-    /// it may be the last: it ends the connection at the header, before any data.
+    /// Handles a part of a write's data. The transport has checked its command, its offset and
+    /// whether it may be the last; it ends a violating connection at the header, before any data.
     fn handle_write_data(&mut self, tag: u16, digest_ok: bool) {
         let Some(queue) = &mut self.conn.queue else { return };
         let Some(op) = queue.tagged(tag).and_then(|id| self.shared.ops.get_mut(id)) else {
@@ -410,7 +416,7 @@ impl<L: Link> Turn<'_, L> {
         queue.data_since = Some(self.now);
     }
 
-    /// Ends a command.
+    /// Completes a command.
     pub(super) fn complete(&mut self, cid: u16, result: u64, status: Status) {
         if !status.is_success() {
             self.note_failed(cid, status);
@@ -420,14 +426,14 @@ impl<L: Link> Turn<'_, L> {
         self.answer(&Completion { result, sqhd, cid, status });
     }
 
-    /// Ends a command well, with all of its data, whose range is kept until the peer has it.
+    /// Completes a read with its data. The range `kept` stays locked until the peer acknowledges.
     pub(super) fn complete_with_data(
         &mut self,
         cid: u16,
         data: &Source,
         kept: Option<(usize, LockId)>,
     ) {
-        // Only a completion says how far the queue was taken (tcp, section 3.3.2.2).
+        // With flow control a completion is needed to report SQHD (tcp section 3.3.2.2).
         let success = self.conn.queue.as_ref().is_some_and(|queue| !queue.is.flow_control);
         let mut mark = self.conn.link.send_data(self.now, self.host, cid, data, success);
         let sqhd = self.conn.queue.as_mut().map_or(0, |queue| queue.finish(cid));
@@ -442,7 +448,7 @@ impl<L: Link> Turn<'_, L> {
         self.conn.answers.push(Answer { mark, bytes, kept });
     }
 
-    /// A page of which the host wants as much as it has described.
+    /// Completes a command with a page, which must be as long as the host's SGL describes.
     fn complete_with_page(&mut self, command: &Command, page: Vec<u8>) {
         let wanted = match command.sgl {
             Sgl::Transport { len } => len as usize,
@@ -471,8 +477,8 @@ impl<L: Link> Turn<'_, L> {
         self.conn.link.terminate(self.now, self.host, why);
     }
 
-    /// Gives up all operations, and gives their commands. What the disk still does goes on without
-    /// them, and keeps its range until then.
+    /// Detaches all operations of the connection and returns their command identifiers. Disk
+    /// operations continue without an owner and keep their range locked until they end.
     pub(super) fn let_go(&mut self) -> Vec<u16> {
         let mut cids = Vec::new();
         for id in self.shared.ops.of(self.conn.key) {
@@ -487,7 +493,7 @@ impl<L: Link> Turn<'_, L> {
         cids
     }
 
-    /// The connection is over: what it held is given back.
+    /// Releases everything that an ended connection held.
     pub(super) fn abandon(&mut self) {
         self.let_go();
         let answers = core::mem::take(&mut self.conn.answers);
@@ -505,14 +511,14 @@ impl<L: Link> Turn<'_, L> {
                 controller.remove_queue(qid);
             }
         } else if let Some(controller) = self.shared.controllers.remove(cntlid) {
-            // Without its admin queue there is no association.
+            // The association ends with its admin queue.
             self.shared.doomed.extend(controller.io_queues());
         }
     }
 }
 
 impl<L: Link> Conn<L> {
-    /// A connection that has to say Connect by then.
+    /// Creates a connection that has to send Connect before `until`.
     pub(super) fn new(link: L, (key, remote): (ConnKey, Option<Endpoint>), until: Instant) -> Self {
         Self {
             link,
@@ -527,7 +533,7 @@ impl<L: Link> Conn<L> {
         }
     }
 
-    /// When it wants its turn, whatever happens.
+    /// Returns the time of the connection's next turn if nothing is received before.
     pub(super) fn deadline(&self, shared: &Shared) -> Option<Instant> {
         let queue = self.queue.as_ref().filter(|_| !self.leaves);
         let until = queue.is_none().then_some(self.until);
@@ -540,12 +546,12 @@ impl<L: Link> Conn<L> {
         own.into_iter().flatten().min()
     }
 
-    /// Returns whether it is over for its peer, and stays only to deliver what was sent.
+    /// Returns whether the connection has ended for its peer and stays only to deliver sent data.
     pub(super) const fn is_leaving(&self) -> bool {
         self.leaves
     }
 
-    /// Looks whether a time is over; says why the connection has to end, if it has to.
+    /// Counts an expired deadline and returns it as the reason for which the connection has to end.
     pub(super) fn overdue(&self, now: Instant, shared: &mut Shared) -> Option<&'static str> {
         let Some(queue) = self.queue.as_ref().filter(|_| !self.leaves) else {
             let counters = &mut shared.counters;
@@ -568,15 +574,15 @@ impl<L: Link> Conn<L> {
     }
 }
 
-/// The reason in the log of a connection whose peer does not acknowledge.
+/// Reason in the log if a peer does not acknowledge.
 pub(super) const NOT_ACKNOWLEDGED: &str = "what was sent was not acknowledged in time";
 pub(super) const SGL_TYPE: Status = Status::SGL_TYPE_INVALID.do_not_retry();
 pub(super) const SGL_LENGTH: Status = Status::SGL_LENGTH_INVALID.do_not_retry();
 
-/// What holds of every command over fabrics.
+/// Checks the requirements of every command over Fabrics.
 pub(super) fn check(command: &Command, digest_ok: bool) -> Result<(), Status> {
     if !digest_ok {
-        // The host may send it again (tcp, section 3.3.1.2).
+        // The initiator may retry (tcp section 3.3.1.2).
         return Err(Status::TRANSIENT_TRANSPORT);
     }
     if command.is_fused() || !command.has_sgl() {
@@ -585,7 +591,7 @@ pub(super) fn check(command: &Command, digest_ok: bool) -> Result<(), Status> {
     Ok(())
 }
 
-/// Whether the data of a command is all in its capsule, where it begins behind the entry.
+/// Checks that all data of a command is in its capsule, immediately after the queue entry.
 pub(super) fn in_capsule(command: &Command, data: &[u8]) -> Result<(), Status> {
     match command.sgl {
         Sgl::InCapsule { offset, .. } if offset != 0 => {

@@ -1,8 +1,8 @@
-//! The table of connections, their deadlines, and what one connection's turn means to others.
+//! The table of connections, their deadlines, and effects of one connection's turn on others.
 //!
-//! [`super::Target`] hands on what the host told it. A range that is given back, memory that is
-//! free again, an association that has lost its admin queue: whoever these concern has its turn
-//! before the call returns.
+//! [`super::Target`] passes on the host's notices. If a turn releases a range or memory, or an
+//! association loses its admin queue, the affected connections have their turn before the call
+//! returns ([`Server::settle`]).
 
 use abi::FileId;
 use base::{Alarms, Duration, Instant};
@@ -24,19 +24,19 @@ use super::shared::{Aborting, Health, OpId, Ops, Shared, Stage};
 use super::subsystem::{State, open_all};
 use crate::nvme::Insecure;
 
-/// How often it is looked whether ranges are acknowledged that others wait for: the host tells of
-/// acknowledgments only when all is.
+/// Interval of checks for acknowledgments of locked ranges that other commands wait for. The host
+/// sends a notice only when everything is acknowledged.
 const RECHECK: Duration = Duration::from_millis(5);
 
-/// The target over any connections.
+/// The target, generic over connections.
 pub(super) struct Server<L> {
     pub(super) shared: Shared,
-    /// By the socket's index.
+    /// Connections, indexed by the slot of their socket.
     slots: Vec<Option<Conn<L>>>,
     connections: usize,
     deadlines: Alarms,
     next_serial: u32,
-    /// When to look for acknowledgments.
+    /// Time of the next check for acknowledgments.
     recheck: Option<Instant>,
 }
 
@@ -77,12 +77,11 @@ impl<L: Link> Server<L> {
         }
     }
 
-    /// Connections in the table.
     pub(super) const fn connections(&self) -> usize {
         self.connections
     }
 
-    /// A connection was accepted, in a slot of the host's table.
+    /// Adds an accepted connection at the index of its socket's slot.
     pub(super) fn handle_accepted(
         &mut self,
         now: Instant,
@@ -90,7 +89,7 @@ impl<L: Link> Server<L> {
         index: usize,
         mut link: L,
     ) {
-        // One that was there before has ended without a word.
+        // A previous connection in this slot has ended without a notice.
         self.remove(now, host, index, "lost");
         let remote = link.remote(host);
         if self.connections >= self.shared.config.connections_max {
@@ -114,7 +113,7 @@ impl<L: Link> Server<L> {
         self.handle_socket(now, host, index);
     }
 
-    /// Something may have come on a connection.
+    /// Handles a notice about a connection.
     pub(super) fn handle_socket(&mut self, now: Instant, host: &mut L::Host, index: usize) {
         let ended = self.with(now, host, index, |turn| turn.run()).flatten();
         if let Some(how) = ended {
@@ -123,7 +122,7 @@ impl<L: Link> Server<L> {
         self.settle(now, host);
     }
 
-    /// The queues that are connected.
+    /// Returns the connected queues.
     pub(super) fn queues(&self) -> Vec<QueueInfo> {
         let Shared { subsystems, controllers, .. } = &self.shared;
         let info = |conn: &Conn<L>| {
@@ -148,12 +147,11 @@ impl<L: Link> Server<L> {
         self.slots.iter().flatten().filter_map(info).collect()
     }
 
-    /// The link of a connection.
     pub(super) fn link(&self, index: usize) -> Option<&L> {
         Some(&self.slots.get(index)?.as_ref()?.link)
     }
 
-    /// The open of a namespace has ended.
+    /// Handles the end of an open of a namespace's file.
     pub(super) fn handle_file(&mut self, now: Instant, host: &mut L::Host, file: FileId) {
         if self.handle_reopened(now, host, file) {
             return;
@@ -181,7 +179,8 @@ impl<L: Link> Server<L> {
         self.settle(now, host);
     }
 
-    /// Another list of hosts that may connect to a subsystem; says whether there is that subsystem.
+    /// Replaces the list of hosts that may connect to a subsystem. Returns false if the subsystem
+    /// does not exist.
     pub(super) fn admit(
         &mut self,
         now: Instant,
@@ -202,7 +201,7 @@ impl<L: Link> Server<L> {
         true
     }
 
-    /// Operations of the disk have ended.
+    /// Handles ended disk operations.
     pub(super) fn handle_disk(&mut self, now: Instant, host: &mut L::Host, user: DiskUser) {
         if user != self.shared.disk_user {
             return;
@@ -230,7 +229,7 @@ impl<L: Link> Server<L> {
         self.settle(now, host);
     }
 
-    /// Where the connection of an operation is.
+    /// Returns the index of the connection of an operation.
     fn owner(&self, id: OpId) -> Option<usize> {
         self.find(self.shared.ops.get(id)?.owner?)
     }
@@ -240,7 +239,7 @@ impl<L: Link> Server<L> {
         (conn.key == key).then_some(key.index)
     }
 
-    /// Time has passed.
+    /// Handles expired deadlines.
     pub(super) fn handle_timeout(&mut self, now: Instant, host: &mut L::Host) {
         while let Some(key) = self.deadlines.pop(now) {
             let index = key as usize;
@@ -263,9 +262,9 @@ impl<L: Link> Server<L> {
         self.settle(now, host);
     }
 
-    /// Ends connections that have not acknowledged what others have waited for for too long. TCP
-    /// does not: a peer that answers may keep its window closed for ever (RFC 9293 section
-    /// 3.8.6.1), or take a byte now and then.
+    /// Ends connections that have not acknowledged ranges for which other commands have waited too
+    /// long. TCP does not end them: a peer that responds may keep its window closed forever (RFC
+    /// 9293 section 3.8.6.1), or accept a byte now and then.
     fn expire_ranges(&mut self, now: Instant, host: &mut L::Host) {
         let ranges = self.shared.overdue(now);
         if ranges.is_empty() {
@@ -281,12 +280,12 @@ impl<L: Link> Server<L> {
         }
     }
 
-    /// When to call [`Self::handle_timeout`]; may be early.
+    /// Returns the time for [`Self::handle_timeout`]; may be early.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.deadlines.next().into_iter().chain(self.recheck).min()
     }
 
-    /// Accepts no more; who is there is told by the end of the connection.
+    /// Ends all connections. The caller has stopped listening.
     pub(super) fn drain(&mut self, now: Instant, host: &mut L::Host) {
         for index in 0..self.slots.len() {
             self.remove(now, host, index, "the target ends");
@@ -294,7 +293,7 @@ impl<L: Link> Server<L> {
         self.settle(now, host);
     }
 
-    /// What a turn has made possible to others, until nothing more is.
+    /// Runs the connections affected by the previous turns until no work is left.
     pub(super) fn settle(&mut self, now: Instant, host: &mut L::Host) {
         loop {
             if let Some(key) = self.shared.doomed.pop() {
@@ -319,7 +318,7 @@ impl<L: Link> Server<L> {
         self.recheck = wanted.then(|| self.recheck.filter(|at| *at > now).unwrap_or(now + RECHECK));
     }
 
-    /// Ends what an Abort is about, if it can; then that.
+    /// Aborts a command if possible, then completes the Abort command.
     fn abort(&mut self, now: Instant, host: &mut L::Host, abort: Aborting) {
         let Aborting { admin, cid, queue, target } = abort;
         let index = self.find(queue);
@@ -331,7 +330,8 @@ impl<L: Link> Server<L> {
         }
     }
 
-    /// The operation that has waited longest for memory, if there is room for it.
+    /// Removes and returns the operation that has waited longest for memory, if its buffer is
+    /// available.
     fn next_thirsty(&mut self) -> Option<OpId> {
         let shared = &mut self.shared;
         loop {
@@ -363,7 +363,7 @@ impl<L: Link> Server<L> {
         }
     }
 
-    /// Lets a connection work.
+    /// Runs `work` on a connection and updates the connection's deadline.
     fn with<R>(
         &mut self,
         now: Instant,
@@ -380,7 +380,7 @@ impl<L: Link> Server<L> {
         Some(result)
     }
 
-    /// A connection has ended.
+    /// Handles the end of a connection.
     fn end(&mut self, now: Instant, host: &mut L::Host, index: usize, how: Ended) {
         self.log_end(now, index, how);
         let counters = &mut self.shared.counters;
@@ -411,15 +411,16 @@ impl<L: Link> Server<L> {
         self.take_out(now, host, index, gently);
     }
 
-    /// A connection was lost: was that before it was secure? Says whether TLS has ended it, and so
-    /// with an alert that is still to arrive.
+    /// Counts a connection lost before it was secure. Returns whether our TLS ended it, with an
+    /// alert that is still to be delivered.
     fn count_insecure(&mut self, index: usize, why: SocketError) -> bool {
         let ours = matches!(why, SocketError::TlsHandshake | SocketError::Tls(_));
         let Some(conn) = self.slots.get(index).and_then(Option::as_ref) else { return ours };
         let counters = &mut self.shared.counters;
         if conn.queue.is_none() && (ours || matches!(why, SocketError::TlsPeer(_))) {
             counters.nvmet_tls_handshakes_failed += 1;
-            // Where the socket's own TLS has it, that is what a first byte of a PDU is.
+            // TLS with certificates runs in the socket: a PDU's first byte is an unexpected message
+            // there.
             let plain = conn.link.insecure() == Some(Insecure::Plain)
                 || why == SocketError::Tls(Alert::UnexpectedMessage);
             counters.nvmet_tls_plain += u64::from(plain);
@@ -427,14 +428,14 @@ impl<L: Link> Server<L> {
         ours
     }
 
-    /// Says in the log how a connection ended, once.
+    /// Logs the end of a connection, once.
     fn log_end(&mut self, now: Instant, index: usize, how: impl core::fmt::Display) {
         let Some(conn) = self.slots.get_mut(index).and_then(Option::as_mut) else { return };
         let log = &mut self.shared.log;
         match (conn.who.take(), conn.link.insecure()) {
             (Some(who), _) => log.add(now, conn.remote, format!("closed {who}: {how}")),
             (None, Some(why)) => log.add(now, conn.remote, format!("refused: {why}")),
-            // The line was written when it began to leave.
+            // The line was logged when it began to leave.
             (None, None) if conn.is_leaving() => {}
             (None, None) => log.add(now, conn.remote, format!("closed without a queue: {how}")),
         }

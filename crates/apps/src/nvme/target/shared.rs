@@ -1,4 +1,4 @@
-//! What all connections of a target share, and the operations that they have under way.
+//! State shared by all connections of a target, and the table of operations.
 
 use std::collections::VecDeque;
 
@@ -17,8 +17,8 @@ use super::locks::LockId;
 use super::log::ConnectionLog;
 use super::subsystem::{Namespace, State, Subsystem};
 
-/// An operation: a slot, and how often it was used before. Also the token of what it asks the disk,
-/// and the owner of its lock.
+/// Identifies an operation: slot and generation. Also the token of its disk operations and the
+/// owner of its lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OpId(pub(super) u64);
 
@@ -34,23 +34,24 @@ impl From<Key> for OpId {
     }
 }
 
-/// What an operation does.
+/// Kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verb {
     Read,
     Write,
-    /// A read whose bytes are looked at before they are sent: so many could be read.
+    /// A read whose range is checked by reading it before it is sent. `done` bytes have been read.
     Probe {
         done: u32,
     },
-    /// Of which so many bytes were found the same.
+    /// `done` bytes were compared and are equal.
     Compare {
         done: u32,
     },
     Zero {
         deallocate: bool,
     },
-    /// The ranges that the buffer begins with, one after the other.
+    /// `buffer` starts with `ranges` ranges, which are deallocated in turn; `next` is the index of
+    /// the next.
     Deallocate {
         next: u16,
         ranges: u16,
@@ -59,82 +60,82 @@ pub(super) enum Verb {
 }
 
 impl Verb {
-    /// Returns whether it changes what is stored.
+    /// Returns whether the operation changes stored data.
     pub(super) const fn changes(self) -> bool {
         match self {
             Self::Write | Self::Zero { .. } => true,
-            // Without ranges it is a hint that nothing comes of.
+            // Other attributes of Dataset Management are hints, which are ignored.
             Self::Deallocate { ranges, .. } => ranges > 0,
             Self::Read | Self::Probe { .. } | Self::Compare { .. } | Self::Flush => false,
         }
     }
 }
 
-/// How far it is.
+/// What an operation waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// It waits for memory.
+    /// Memory for its data.
     Memory,
-    /// It waits for data, under this tag.
+    /// Data from the initiator, under this tag (TTAG).
     Data { tag: u16 },
-    /// It waits for its range.
+    /// A lock on its range.
     Range,
-    /// The disk works.
+    /// The disk.
     Disk,
-    /// The disk makes last what it did.
+    /// A flush after the disk operation.
     Flush,
 }
 
-/// A command of an I/O queue.
+/// An operation: a command of an I/O queue that is being executed.
 #[derive(Debug)]
 pub(super) struct Op {
-    /// Its connection; none when that is gone.
+    /// Connection of the command; `None` after the connection has ended.
     pub(super) owner: Option<ConnKey>,
     pub(super) cid: u16,
-    /// Its controller, which may be gone.
+    /// Controller of the command, which may have been removed.
     pub(super) cntlid: u16,
     pub(super) verb: Verb,
     pub(super) stage: Stage,
-    /// Since when it waits for its range.
+    /// Time since which it waits for its lock; meaningful in [`Stage::Range`].
     pub(super) since: Instant,
-    /// The namespace, in the table of all.
+    /// Index of the namespace in [`Shared::namespaces`].
     pub(super) place: usize,
-    /// First byte.
+    /// First byte of the range in the namespace.
     pub(super) offset: u64,
-    /// Bytes of the namespace.
+    /// Length of the range in bytes.
     pub(super) len: u64,
-    /// Bytes of data from the host.
+    /// Bytes of data from the initiator.
     pub(super) data_len: u32,
-    /// It ends on the medium.
+    /// Force unit access: the data has to be on the medium at the end.
     pub(super) fua: bool,
-    /// Data came with a wrong digest.
+    /// Data arrived with a wrong digest.
     pub(super) spoilt: bool,
-    /// Data that came in the capsule, and is not copied yet.
+    /// In-capsule data that has not been copied to `buffer`.
     pub(super) capsule: Bytes,
-    /// Bytes of it that are counted as waiting.
+    /// Bytes of `capsule` that are counted as waiting.
     pub(super) waits: usize,
-    /// Bytes of its controller's share.
+    /// Bytes charged to its controller's quota.
     pub(super) admitted: usize,
     pub(super) buffer: Option<AlignedBuf>,
     pub(super) lease: Option<Lease>,
     pub(super) lock: Option<LockId>,
-    /// What the disk reads.
+    /// Extent of the disk read in progress.
     pub(super) reading: Option<FileExtent>,
 }
 
 impl Op {
-    /// Whether the disk works for it.
+    /// Returns whether a disk operation is in progress for it.
     pub(super) const fn at_disk(&self) -> bool {
         matches!(self.stage, Stage::Disk | Stage::Flush)
     }
 
-    /// A range of its data.
+    /// Returns a range of its data.
     pub(super) fn data(&self, from: usize, len: usize) -> Option<&[u8]> {
         self.buffer.as_ref()?.as_slice().get(from..from.checked_add(len)?)
     }
 }
 
-/// Operations under way.
+/// Operations in progress.
 #[derive(Debug, Default)]
 pub(super) struct Ops(Slab<Op>);
 
@@ -143,7 +144,6 @@ impl Ops {
         OpId::from(self.0.insert(op))
     }
 
-    /// Operations that there are.
     pub(super) const fn len(&self) -> usize {
         self.0.len()
     }
@@ -160,38 +160,38 @@ impl Ops {
         self.0.remove(id.key())
     }
 
-    /// That of a command.
+    /// Finds the operation of a command.
     pub(super) fn find(&self, key: ConnKey, cid: u16) -> Option<OpId> {
         let is = |op: &Op| op.owner == Some(key) && op.cid == cid;
         self.0.iter().find(|(_, op)| is(op)).map(|(key, _)| OpId::from(key))
     }
 
-    /// Returns whether an operation is about a namespace of the table.
+    /// Returns whether an operation refers to the namespace at an index of the table.
     pub(super) fn any_at(&self, place: usize) -> bool {
         self.0.iter().any(|(_, op)| op.place == place)
     }
 
-    /// Those of a connection.
+    /// Returns the operations of a connection.
     pub(super) fn of(&self, key: ConnKey) -> Vec<OpId> {
         let own = self.0.iter().filter(|(_, op)| op.owner == Some(key));
         own.map(|(key, _)| OpId::from(key)).collect()
     }
 }
 
-/// An Abort.
+/// A pending Abort command.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Aborting {
-    /// Where it is answered, and as what command.
+    /// Connection and identifier of the Abort command itself.
     pub(super) admin: ConnKey,
     pub(super) cid: u16,
-    /// The connection of what is to be aborted, and its identifier there.
+    /// Connection and identifier of the command to abort.
     pub(super) queue: ConnKey,
     pub(super) target: u16,
 }
 
-/// What all connections share.
+/// State shared by all connections.
 pub(super) struct Shared {
-    /// The target as a user of the disk.
+    /// The target's identity as a user of the host's disk.
     pub(super) disk_user: DiskUser,
     pub(super) config: Config,
     pub(super) counters: Counters,
@@ -200,28 +200,29 @@ pub(super) struct Shared {
     pub(super) controllers: Controllers,
     pub(super) buffers: Buffers,
     pub(super) ops: Ops,
-    /// Operations that hold their range now.
+    /// Operations that were granted their lock and have not continued yet.
     pub(super) ready: VecDeque<OpId>,
-    /// Operations that wait for memory, within their controllers' shares, and some that are gone.
+    /// Operations within their controllers' quotas that wait for memory. May contain operations
+    /// that have ended.
     pub(super) thirsty: VecDeque<OpId>,
-    /// Bytes of capsules that wait for memory.
+    /// Bytes of in-capsule data that waits for memory.
     pub(super) capsules: usize,
-    /// Commands to be aborted.
+    /// Pending Abort commands.
     pub(super) aborts: VecDeque<Aborting>,
-    /// Connections that have to end.
+    /// Connections to be ended.
     pub(super) doomed: Vec<ConnKey>,
     /// GENCTR of the discovery log.
     pub(super) generation: u64,
-    /// Data read and written, in blocks of 512 bytes, and commands that did: for the health log.
+    /// Values for the health log that no counter holds.
     pub(super) health: Health,
     pub(super) log: ConnectionLog,
-    /// Namespaces that were removed and whose files are open, by their places.
+    /// Indexes of removed namespaces whose files are still open.
     pub(super) leaving: Vec<usize>,
-    /// Files of namespaces that were closed, until the program takes them.
+    /// Paths of closed files of removed namespaces, until the program takes them.
     pub(super) closed: VecDeque<String>,
 }
 
-/// For the health log.
+/// Values for the SMART / health information log.
 #[derive(Debug, Default)]
 pub(super) struct Health {
     pub(super) read_bytes: u64,
@@ -230,12 +231,12 @@ pub(super) struct Health {
 }
 
 impl Shared {
-    /// Most bytes of data in a command: MDTS.
+    /// Returns MDTS in bytes.
     pub(super) const fn data_max(&self) -> u64 {
         4096 << self.config.mdts
     }
 
-    /// Gives back what an operation holds, but for its slot.
+    /// Releases the lock, memory and quota of an operation that ends.
     pub(super) fn relinquish(&mut self, op: &mut Op) {
         if let Some(lock) = op.lock.take() {
             self.unlock(op.place, lock);
@@ -247,16 +248,16 @@ impl Shared {
         self.dismiss(op);
     }
 
-    /// Gives a range back: who waited for it goes on.
+    /// Releases a lock; operations that are granted theirs become ready.
     pub(super) fn unlock(&mut self, place: usize, lock: LockId) {
         let Some(namespace) = self.namespaces.get_mut(place) else { return };
         let ready = &mut self.ready;
         namespace.locks.release(lock, &mut |owner| ready.push_back(OpId(owner)));
     }
 
-    /// The ranges that exclude what an operation has waited for for too long, in their order. It is
-    /// asked again about the same operation only after another such time: what the disk does may
-    /// take long.
+    /// Returns the locks, sorted, that conflict with operations that have waited longer than
+    /// `send_timeout`. The time of each such operation is restarted: the conflicting operation may
+    /// be at the disk, which may take long.
     pub(super) fn overdue(&mut self, now: Instant) -> Vec<(usize, LockId)> {
         let mut found = Vec::new();
         for (place, namespace) in self.namespaces.iter().enumerate() {
@@ -274,12 +275,12 @@ impl Shared {
         found
     }
 
-    /// Whether it is not known yet of some namespace whether there is one.
+    /// Returns whether the first open of any namespace is in progress.
     pub(super) fn is_opening(&self) -> bool {
         self.namespaces.iter().any(|namespace| namespace.state == State::Opening)
     }
 
-    /// Commands that wait for others on the same blocks.
+    /// Returns the number of operations that wait for a lock.
     pub(super) fn waiting(&self) -> usize {
         self.namespaces.iter().map(|namespace| namespace.locks.waiting()).sum()
     }

@@ -1,43 +1,44 @@
-//! What one controller may have of the memory for writes: half of it, so that a host that asks for
-//! much, and then sends little, leaves the other half to others.
+//! Each controller's quota of the memory for write data: half of the total, so that an initiator
+//! that sends many commands but little data leaves the other half to others.
 //!
-//! Called by `io`, before an operation gets memory, and by `shared`, when it is over. Operations
-//! within their controllers' shares wait for memory with those of all others, in one order; those
-//! above wait here, behind their own controller's alone. Data that came in capsules waits with
-//! them: that is memory as well, and bounded likewise.
+//! Called by `io` before an operation gets memory, and by `shared` when the operation has ended.
+//! Operations within their controller's quota wait for memory in one queue shared by all
+//! controllers; operations above the quota wait in their controller's own queue. In-capsule data
+//! that waits with them is also memory, and is limited in the same way.
 //!
-//! Invariant: where operations wait here, others of the same controller have memory, or are about
-//! to get it; when they give it back, these are looked at.
+//! Invariant: while operations wait in a controller's queue, other operations of that controller
+//! have memory or wait in the shared queue; when one of these ends, the controller's queue is
+//! examined again.
 
 use std::collections::VecDeque;
 
 use super::buffers;
 use super::shared::{Op, OpId, Shared, Stage};
 
-/// What a controller has of the memory for writes.
+/// A controller's use of its quota.
 #[derive(Debug, Default)]
 pub(super) struct Share {
-    /// Bytes of operations that have memory, or wait for it with all others.
+    /// Bytes of operations that have memory or wait for it in the shared queue.
     pub(super) bytes: usize,
-    /// Operations that wait for their controller's others, and some that are gone.
+    /// Operations that wait for others of this controller. May contain operations that have ended.
     pub(super) waiting: VecDeque<OpId>,
-    /// Bytes of capsules that wait.
+    /// Bytes of in-capsule data of waiting operations.
     capsules: usize,
 }
 
 impl Shared {
-    /// Most bytes of a controller; a command's data always fits.
+    /// Returns the quota of a controller in bytes; at least the data of the largest command.
     fn share_max(&self) -> usize {
         let largest = usize::try_from(self.data_max()).map_or(usize::MAX, buffers::bytes_for);
         (self.config.buffer_bytes_max / 2).max(largest)
     }
 
-    /// Takes the bytes of an operation out of its controller's share; not where there are too few
-    /// left, or others wait for them.
+    /// Charges an operation to its controller's quota. Returns false if the quota is used up or
+    /// other operations of the controller wait for it.
     pub(super) fn admit(&mut self, id: OpId) -> bool {
         let most = self.share_max();
         let Some(op) = self.ops.get_mut(id) else { return false };
-        // Its controller goes only with its connection.
+        // A controller is removed only together with its connections.
         let Some(controller) = self.controllers.get_mut(op.cntlid) else { return false };
         let bytes = buffers::bytes_for(op.data_len as usize);
         let share = &mut controller.share;
@@ -49,8 +50,8 @@ impl Shared {
         admitted
     }
 
-    /// An operation has to wait, with all others where it was admitted. Says whether what came in
-    /// its capsule can.
+    /// Makes an operation wait for memory, in the shared queue if `admitted` (within the quota).
+    /// Returns false if there is no room to keep its in-capsule data meanwhile.
     pub(super) fn wait_for_memory(&mut self, id: OpId, admitted: bool) -> bool {
         let all = self.config.capsule_bytes_max;
         let Some(op) = self.ops.get_mut(id) else { return false };
@@ -68,7 +69,7 @@ impl Shared {
         true
     }
 
-    /// So many bytes of capsules wait no more.
+    /// Subtracts in-capsule data that no longer waits.
     pub(super) fn note_capsule(&mut self, cntlid: u16, bytes: usize) {
         self.capsules -= bytes;
         if let Some(controller) = self.controllers.get_mut(cntlid).filter(|_| bytes > 0) {
@@ -76,15 +77,15 @@ impl Shared {
         }
     }
 
-    /// Gives the bytes of an operation back to its controller's share: others of it wait with all
-    /// others now.
+    /// Returns an operation's bytes to its controller's quota, and moves operations that now fit to
+    /// the shared queue.
     pub(super) fn dismiss(&mut self, op: &mut Op) {
         let most = self.share_max();
         let bytes = core::mem::take(&mut op.admitted);
         if bytes == 0 && op.stage != Stage::Memory {
             return;
         }
-        // Operations outlive their controller while the disk works.
+        // An operation at the disk may outlive its controller.
         let Some(controller) = self.controllers.get_mut(op.cntlid) else { return };
         let share = &mut controller.share;
         share.bytes = share.bytes.saturating_sub(bytes);

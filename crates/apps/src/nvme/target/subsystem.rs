@@ -1,4 +1,4 @@
-//! Subsystems: namespaces on files, and the hosts that may come.
+//! Subsystems: their namespaces on files, and the hosts that may connect.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -13,40 +13,40 @@ use wire::nvme::status::Status;
 use super::link::Disk;
 use super::locks::Locks;
 
-/// Namespaces of a subsystem.
+/// Largest number of namespaces of a subsystem, and largest namespace ID.
 pub(super) const NAMESPACES_MAX: usize = 1024;
-/// Ranges of a namespace that are remembered since a read failed.
+/// Largest number of suspect ranges that a namespace remembers.
 const SUSPECTS_MAX: usize = 1024;
 
-/// What a subsystem has.
+/// Configuration of a subsystem.
 #[derive(Clone, Debug)]
 pub struct SubsystemConfig {
-    /// Its name.
+    /// NQN of the subsystem.
     pub nqn: Nqn,
-    /// Serial number: up to 20 characters of ASCII.
+    /// Serial number: up to 20 ASCII characters.
     pub serial: String,
-    /// Hosts that may connect; none for all.
+    /// NQNs of the hosts that may connect; `None` for all.
     pub hosts: Option<Vec<Nqn>>,
-    /// Namespaces, from ID 1 on.
+    /// Namespaces, with consecutive IDs from 1.
     pub namespaces: Vec<NamespaceConfig>,
 }
 
-/// What a namespace is.
+/// Configuration of a namespace.
 #[derive(Clone, Debug)]
 pub struct NamespaceConfig {
-    /// A file, or a block device, beneath the disk's root. No other namespace may have it.
+    /// Path of a file or block device beneath the disk's root. No two namespaces share one.
     pub path: String,
-    /// Bytes of a block, as a power of two: 9 to 12.
+    /// Block size in bytes, as a power of two: 9 to 12.
     pub block_shift: u8,
-    /// What hosts tell it from others by, for good.
+    /// Permanent identifier by which initiators recognize the namespace.
     pub uuid: [u8; 16],
-    /// Hosts may not write to it.
+    /// Initiators may not write to it.
     pub read_only: bool,
 }
 
 impl NamespaceConfig {
-    /// A namespace with blocks of 4 KiB, whose UUID (RFC 9562, version 8) is that of a subsystem
-    /// and a path: the same every time.
+    /// Creates a namespace with 4 KiB blocks and a UUID (RFC 9562, version 8) derived from the
+    /// subsystem's NQN and the path.
     #[must_use]
     pub fn new(nqn: &Nqn, path: &str) -> Self {
         let mut hasher = SipHasher13::new();
@@ -60,14 +60,14 @@ impl NamespaceConfig {
     }
 }
 
-/// How far a namespace is.
+/// State of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Opening,
-    /// It has so many blocks.
+    /// Its number of blocks.
     Ready(u64),
     Failed(FileFault),
-    /// It was removed. Its slot is used again once no command and no lock refers to it.
+    /// Removed. The slot is reused once no operation and no lock refers to it.
     Removed,
 }
 
@@ -79,11 +79,11 @@ pub(super) struct Namespace {
     pub(super) read_only: bool,
     pub(super) uuid: [u8; 16],
     pub(super) file: Option<FileId>,
-    /// The file opened once more, to see its length anew.
+    /// The second open of the file, in progress, which reads its new length.
     pub(super) reopened: Option<FileId>,
     pub(super) state: State,
     pub(super) locks: Locks,
-    /// Bytes that the disk perhaps cannot read.
+    /// Byte ranges that the disk may be unable to read.
     suspects: VecDeque<Range<u64>>,
 }
 
@@ -107,19 +107,19 @@ impl Namespace {
         }
     }
 
-    /// The open of its file has ended.
+    /// Handles the end of the first open of the file.
     pub(super) fn handle_opened(&mut self, disk: &impl Disk) {
         if self.state != State::Removed {
             self.state = self.file.and_then(|file| self.look(disk, file)).unwrap_or(self.state);
         }
     }
 
-    /// The second open of its file has ended: returns the file that is used no more, if it has.
+    /// Handles the end of the second open. Returns the file to be closed, if the open has ended.
     pub(super) fn handle_reopened(&mut self, disk: &impl Disk) -> Option<FileId> {
         let new = self.reopened?;
         let state = self.look(disk, new)?;
         self.reopened = None;
-        // A file that can no longer be opened is served as it was.
+        // If the file can no longer be opened, the first open stays in use.
         if !matches!((state, self.state), (State::Ready(_), State::Ready(_))) {
             return Some(new);
         }
@@ -127,13 +127,13 @@ impl Namespace {
         self.file.replace(new)
     }
 
-    /// The result of the open of a file; none while it is under way.
+    /// Returns the result of opening a file; `None` while the open is in progress.
     fn look(&self, disk: &impl Disk, file: FileId) -> Option<State> {
         Some(match disk.stat(file)? {
             Ok(stat) if !matches!(stat.kind, FileKind::Regular | FileKind::Block) => {
                 State::Failed(FileFault::BadPath)
             }
-            // What is behind the last whole block is nobody's.
+            // A partial last block is not used.
             Ok(stat) => match stat.size >> self.shift {
                 0 => State::Failed(FileFault::BadExtent),
                 blocks => State::Ready(blocks),
@@ -142,8 +142,8 @@ impl Namespace {
         })
     }
 
-    /// Returns whether a range of bytes can be used: the namespace is there, and has them.
-    /// A command that waited may find otherwise.
+    /// Checks that the namespace is ready and contains a range of bytes. Both may change while a
+    /// command waits.
     pub(super) fn check(&self, range: &Range<u64>) -> Result<(), Status> {
         match self.state {
             State::Ready(blocks) if range.end <= blocks << self.shift => Ok(()),
@@ -153,7 +153,7 @@ impl Namespace {
         }
     }
 
-    /// These bytes were being sent when the disk could not read some that were.
+    /// Records a range that was being sent when a disk read failed.
     pub(super) fn suspect(&mut self, range: Range<u64>) {
         if self.suspects.contains(&range) {
             return;
@@ -164,17 +164,17 @@ impl Namespace {
         self.suspects.push_back(range);
     }
 
-    /// Whether the disk perhaps cannot read some of these bytes.
+    /// Returns whether a range overlaps a suspect one.
     pub(super) fn is_suspect(&self, range: &Range<u64>) -> bool {
         self.suspects.iter().any(|one| one.start < range.end && range.start < one.end)
     }
 
-    /// It can.
+    /// Removes the suspect ranges within a range that was read without error.
     pub(super) fn clear(&mut self, range: &Range<u64>) {
         self.suspects.retain(|one| one.start < range.start || one.end > range.end);
     }
 
-    /// Its blocks, once it is open.
+    /// Returns the number of blocks once the namespace is ready.
     pub(super) const fn blocks(&self) -> Option<u64> {
         match self.state {
             State::Ready(blocks) => Some(blocks),
@@ -182,15 +182,15 @@ impl Namespace {
         }
     }
 
-    /// What Identify says of it.
+    /// Returns the data of Identify Namespace once the namespace is ready.
     pub(super) fn identify(&self) -> Option<Identified> {
         let mut identified = Identified::new(self.blocks()?, self.shift);
-        // Whole pages of the disk are best: NPWG, NPWA, NPDG and NPDA count.
+        // NPWG, NPWA, NPDG and NPDA: whole 4 KiB pages are preferred.
         let page = (1_u16 << (12 - self.shift.min(12))) - 1;
         identified.nsfeat = 1 << 4;
         identified.preferred = [page, page, page, page, 0];
         identified.nmic = 1;
-        // Deallocated blocks read as zeros, and write zeroes may deallocate.
+        // Deallocated blocks read as zeros, and Write Zeroes may deallocate.
         identified.dlfeat = 1 | 1 << 3;
         identified.nguid = self.uuid;
         identified.nsattr = u8::from(self.read_only);
@@ -198,45 +198,46 @@ impl Namespace {
     }
 }
 
-/// A subsystem; its namespaces are in a table of all.
+/// A subsystem.
 #[derive(Debug)]
 pub(super) struct Subsystem {
     pub(super) nqn: Nqn,
     pub(super) serial: Text<20>,
     pub(super) hosts: Option<Vec<Nqn>>,
-    /// The place of each namespace in the table of all, by its ID less one.
+    /// Index of each namespace in [`Shared::namespaces`](super::shared::Shared::namespaces), by ID
+    /// minus one.
     places: Vec<Option<usize>>,
 }
 
 impl Subsystem {
-    /// Whether a host may connect.
+    /// Returns whether a host may connect.
     pub(super) fn admits(&self, host: &Nqn) -> bool {
         self.hosts.as_ref().is_none_or(|hosts| hosts.contains(host))
     }
 
-    /// The largest namespace ID that there is or was.
+    /// Returns NN: the largest namespace ID that is or was in use.
     pub(super) fn nn(&self) -> u32 {
         u32::try_from(self.places.len()).unwrap_or(u32::MAX)
     }
 
-    /// Where in the table of all a namespace is; none where there is none of that ID.
+    /// Returns the index of a namespace in the table of all; `None` if it does not exist.
     pub(super) fn place(&self, nsid: u32) -> Option<usize> {
         self.places.get(usize::try_from(nsid.checked_sub(1)?).ok()?).copied().flatten()
     }
 
-    /// Returns whether a namespace may have this ID: it is then there, or was.
+    /// Returns whether a namespace of this ID exists or existed.
     pub(super) fn is_valid(&self, nsid: u32) -> bool {
         (1..=self.nn()).contains(&nsid)
     }
 
-    /// The ID of a namespace of the table.
+    /// Returns the ID of a namespace of the table.
     pub(super) fn nsid(&self, place: usize) -> Option<u32> {
         let index = self.places.iter().position(|one| *one == Some(place))?;
         u32::try_from(index + 1).ok()
     }
 
-    /// Takes a namespace in: under an ID that is free, or under the next that was never used, so
-    /// that a host does not take it for one that is gone. None if there is no such ID.
+    /// Adds a namespace under `nsid` if that is free, or under the next ID that was never used, so
+    /// that initiators do not confuse it with a removed one. Returns `None` if there is no such ID.
     pub(super) fn add(&mut self, nsid: Option<u32>, place: usize) -> Option<u32> {
         let nsid = nsid.unwrap_or_else(|| self.nn() + 1);
         let index = usize::try_from(nsid.checked_sub(1)?).ok()?;
@@ -250,13 +251,13 @@ impl Subsystem {
         Some(nsid)
     }
 
-    /// Takes a namespace out; returns where it is in the table of all.
+    /// Removes a namespace and returns its index in the table of all.
     pub(super) fn remove(&mut self, nsid: u32) -> Option<usize> {
         let index = usize::try_from(nsid.checked_sub(1)?).ok()?;
         self.places.get_mut(index)?.take()
     }
 
-    /// IDs of namespaces that can be used.
+    /// Returns the IDs of namespaces that are ready.
     pub(super) fn active<'a>(
         &'a self,
         namespaces: &'a [Namespace],
