@@ -1,13 +1,13 @@
 //! An association: one controller with all its queues, from the first connection to its loss.
 //!
-//! The set-up is one step after the other (fabrics, section 3; base, section 3.5): connect the
-//! admin queue, look at the capabilities, enable the controller and wait until it is ready, ask
-//! what it is, how many queues it gives and which namespaces it has, then connect the I/O queues,
-//! each over a connection of its own. Then keep alives and asynchronous events go on until the
+//! The set-up is a sequence of steps (fabrics section 3; base section 3.5): connect the admin
+//! queue, read the capabilities, enable the controller and wait until it is ready, identify it,
+//! negotiate the number of I/O queues, list the namespaces, then connect the I/O queues, each over
+//! its own connection. Afterwards keep alives and asynchronous events continue until the
 //! association is lost or closed. A discovery controller has no I/O queues.
 //!
-//! The namespaces are `namespaces`'. Called by [`super::Initiator`], which owns the users'
-//! commands. Whatever goes wrong here is a [`Loss`], and ends the association.
+//! The submodule `namespaces` reads the namespaces. Called by [`super::Initiator`], which owns the
+//! users' commands. Any failure here is a [`Loss`] and ends the association.
 
 mod namespaces;
 
@@ -39,20 +39,20 @@ use crate::nvme::channel::Channel;
 
 /// Entries of the admin queue: Linux's NVMF_AQ_DEPTH.
 const ADMIN_ENTRIES: u16 = 32;
-/// How often a controller that is not ready is asked.
+/// Interval between reads of CSTS while the controller is not ready.
 const READY_POLL: Duration = Duration::from_millis(100);
-/// Places in the admin queue that aborts leave for others.
+/// Entries of the admin queue that Abort commands leave free.
 const ADMIN_LEFT: usize = 4;
 /// Unit of CAP.TO.
 const READY_UNIT: Duration = Duration::from_millis(500);
-/// Most bytes of a command's data where the controller names no limit.
+/// Largest data of a command in bytes if the controller has no limit.
 const DATA_BYTES_MAX: u64 = 1 << 30;
-/// Asynchronous event requests that are open.
+/// Number of Asynchronous Event Requests kept open.
 const EVENT_REQUESTS: u8 = 2;
-/// Bytes of a submission queue entry, in IOCCSZ's unit.
+/// Bytes of a submission queue entry in units of IOCCSZ (16 bytes).
 const ENTRY_UNITS: u32 = 4;
 
-/// What a turn needs.
+/// Environment of one call: host, time, configuration and counters.
 pub(super) struct Cx<'a> {
     pub(super) host: &'a mut Host,
     pub(super) now: Instant,
@@ -60,7 +60,7 @@ pub(super) struct Cx<'a> {
     pub(super) counters: &'a mut InitiatorCounters,
 }
 
-/// What the admin queue's answer is awaited for.
+/// Step of the set-up: the admin command whose completion is awaited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Transport,
@@ -68,7 +68,7 @@ enum Step {
     Capabilities,
     Version,
     Enable,
-    /// Asked whether it is ready; or to be asked at a time.
+    /// Reads CSTS; or waits until the time of the next read.
     Ready(Option<Instant>),
     Controller,
     Queues,
@@ -77,7 +77,7 @@ enum Step {
     Namespaces,
     Namespace(u32),
     Descriptors(u32),
-    /// Nothing: I/O queues are connected, or all is done.
+    /// None: I/O queues are being connected, or the set-up is complete.
     Idle,
 }
 
@@ -102,17 +102,16 @@ impl Step {
     }
 }
 
-/// What the initiator has to know of what happened.
+/// Event of an association for the initiator.
 #[derive(Debug)]
 pub(super) enum Progress {
     Nothing,
-    /// All queues stand.
+    /// All queues are connected.
     Live,
-    /// A command of a user's has ended.
+    /// A user's command has ended: serial number, completion, buffer, and whether digests matched.
     Answer(u64, Completion, Option<AlignedBuf>, bool),
-    /// The namespaces are known anew.
+    /// The namespaces were read again.
     Namespaces,
-    /// The discovery log has changed.
     DiscoveryChanged,
 }
 
@@ -123,7 +122,7 @@ pub(super) struct Association {
     /// The admin queue, then the I/O queues.
     pub(super) queues: Vec<Queue>,
     step: Step,
-    /// When the set-up, or the wait for the controller, has taken too long.
+    /// Deadline of the set-up, or of the controller to become ready.
     until: Option<Instant>,
     capabilities: Capabilities,
     cntlid: u16,
@@ -131,7 +130,7 @@ pub(super) struct Association {
     pub(super) limits: Limits,
     pub(super) namespaces: BTreeMap<u32, Namespace>,
     found: VecDeque<u32>,
-    /// They have changed since it was begun to look at them.
+    /// The namespaces changed while they were being read.
     rescan: bool,
     pub(super) live: bool,
     keep_alive: Option<Instant>,
@@ -141,7 +140,7 @@ pub(super) struct Association {
 }
 
 impl Association {
-    /// Begins to connect.
+    /// Starts to connect the admin queue.
     pub(super) fn begin(cx: &mut Cx<'_>, remote: Endpoint) -> Result<Self, Loss> {
         let limits = Limits { data_bytes_max: DATA_BYTES_MAX, oncs: 0 };
         let mut association = Self {
@@ -166,7 +165,7 @@ impl Association {
         Ok(association)
     }
 
-    /// Begins to connect the next queue.
+    /// Starts to connect the next queue.
     fn open_queue(&mut self, cx: &mut Cx<'_>, entries: u16) -> Result<(), Loss> {
         let id = u16::try_from(self.queues.len()).unwrap_or(u16::MAX);
         let tls = cx.config.tls.as_ref().filter(|_| cx.config.psk.is_none());
@@ -175,7 +174,7 @@ impl Association {
             None => cx.host.connect(cx.now, self.remote),
         };
         let socket = socket.map_err(Loss::Connect)?;
-        // PDUs are written whole: Nagle's algorithm could only hold back ends.
+        // PDUs are written whole, so Nagle's algorithm could only delay their last segments.
         cx.host.set_option(cx.now, socket, SocketOption::NoDelay(true));
         let Config { header_digest, data_digest, .. } = *cx.config;
         let params = Initiate { header_digest, data_digest, hpda: 0, maxr2t: 0 };
@@ -186,13 +185,13 @@ impl Association {
         Ok(())
     }
 
-    /// Which queue a socket is of.
+    /// Returns the index of a socket's queue.
     pub(super) fn queue_of(&self, socket: SocketId) -> Option<usize> {
         self.queues.iter().position(|queue| queue.socket() == socket)
     }
 
-    /// The I/O queue for the next command: one with the fewest that are open, the one after `last`
-    /// first. None where all are full.
+    /// Returns the index of the I/O queue for the next command: a queue with the fewest open
+    /// commands, searching from the one after `last`. `None` if all are full.
     pub(super) fn pick(&self, last: usize) -> Option<usize> {
         let io = self.queues.len().saturating_sub(1);
         let order = (0..io).map(|i| 1 + (last + i) % io);
@@ -200,12 +199,12 @@ impl Association {
         order.filter(room).min_by_key(|&index| self.queues.get(index).map_or(0, Queue::in_flight))
     }
 
-    /// Whether a command is open on an I/O queue.
+    /// Returns whether a command is open on any I/O queue.
     pub(super) fn is_busy(&self) -> bool {
         self.queues.iter().skip(1).any(|queue| queue.in_flight() > 0)
     }
 
-    /// Takes what has happened on a queue; to be called until it gives none.
+    /// Handles the next event of a queue. To be called until it returns `None`.
     pub(super) fn poll(&mut self, cx: &mut Cx<'_>, index: usize) -> Result<Option<Progress>, Loss> {
         let Some(queue) = self.queues.get_mut(index) else { return Ok(None) };
         match queue.poll(cx.now, cx.host, cx.counters) {
@@ -246,7 +245,7 @@ impl Association {
         Ok(Progress::Nothing)
     }
 
-    /// ICReq and ICResp are exchanged: Connect comes first on every queue (fabrics, section 3.3).
+    /// Sends Connect, which is the first command on every queue (fabrics section 3.3).
     fn send_connect(&mut self, cx: &mut Cx<'_>, index: usize) -> Result<Progress, Loss> {
         let Some(queue) = self.queues.get_mut(index) else { return Ok(Progress::Nothing) };
         let kato = if index == 0 { cx.config.keep_alive.as_millis() } else { 0 };
@@ -281,7 +280,7 @@ impl Association {
     ) -> Result<Progress, Loss> {
         let Some(queue) = self.queues.get_mut(index) else { return Ok(Progress::Nothing) };
         let sent = queue.send(cx.now, cx.host, (owner, timeout), command, data, cx.counters);
-        // The admin queue keeps room for what is sent here: `Initiator` leaves it.
+        // `Initiator` leaves `ADMIN_RESERVED` entries of the admin queue free.
         sent.map_err(|_| Loss::Timeout("places in the admin queue"))?;
         Ok(Progress::Nothing)
     }
@@ -311,7 +310,7 @@ impl Association {
         self.ask(cx, step, get.to_command(0, Sgl::NONE))
     }
 
-    /// The answer to a step: the next one.
+    /// Handles the completion of a step and starts the next one.
     fn next_step(
         &mut self,
         cx: &mut Cx<'_>,
@@ -328,7 +327,7 @@ impl Association {
             return Err(Loss::Refused { step: step.name(), status });
         }
         if !digest_ok {
-            // What was said is not known. To begin again is simpler than to ask again.
+            // The data of the answer is unusable. Reconnecting is simpler than repeating the step.
             let status = Status::TRANSIENT_TRANSPORT;
             return Err(Loss::Refused { step: step.name(), status });
         }
@@ -374,7 +373,7 @@ impl Association {
         self.ask_property(cx, Step::Capabilities, property::CAP)
     }
 
-    /// Enables the controller. It is a new one, made by Connect, and not enabled yet.
+    /// Enables the controller, which Connect has created disabled.
     fn enable(&mut self, cx: &mut Cx<'_>) -> Result<Progress, Loss> {
         if self.capabilities.css & 1 == 0 && !cx.config.subsystem.is_discovery() {
             return Err(Loss::Unusable("it has no NVM command set"));
@@ -396,7 +395,8 @@ impl Association {
             return Ok(Progress::Nothing);
         }
         self.until = Some(cx.now + cx.config.setup_timeout);
-        // Before it is ready its timer does not run (base, section 3.9), and it takes none.
+        // Before the controller is ready its keep alive timer does not run (base section 3.9), and
+        // it accepts no Keep Alive.
         let kato = cx.config.keep_alive;
         self.keep_alive = (kato > Duration::ZERO).then(|| cx.now + half(kato));
         let identify = Identify { cns: cns::CONTROLLER, ..Identify::default() };
@@ -463,7 +463,7 @@ impl Association {
         self.list_namespaces(cx, 0, None)
     }
 
-    /// Asks to be told what happens.
+    /// Keeps the asynchronous event requests open.
     fn request_events(&mut self, cx: &mut Cx<'_>) -> Result<(), Loss> {
         while self.events_open < self.events_max {
             self.events_open += 1;
@@ -476,7 +476,7 @@ impl Association {
     fn handle_event(&mut self, cx: &mut Cx<'_>, completion: &Completion) -> Result<Progress, Loss> {
         self.events_open = self.events_open.saturating_sub(1);
         if !completion.status.is_success() {
-            // It takes fewer at a time than it said, or none.
+            // The controller accepts fewer requests than AERL announces, or none.
             self.events_max = self.events_open;
             return Ok(Progress::Nothing);
         }
@@ -520,7 +520,7 @@ impl Association {
         Progress::Live
     }
 
-    /// Does what is due.
+    /// Handles expired deadlines.
     pub(super) fn handle_timeout(&mut self, cx: &mut Cx<'_>) -> Result<(), Loss> {
         if self.until.is_some_and(|until| cx.now >= until) {
             let shaking = self.queues.iter().any(|queue| queue.channel.is_shaking());
@@ -543,14 +543,15 @@ impl Association {
                 Data::None,
             )?;
         }
-        // A command before its abort, where neither was answered.
+        // Backwards: if neither a command nor its Abort on the admin queue was answered, the
+        // command is handled first.
         for index in (0..self.queues.len()).rev() {
             self.handle_late(cx, index)?;
         }
         Ok(())
     }
 
-    /// Commands that are late are asked to be aborted; those that stay so end the association.
+    /// Sends Abort for late commands. A command that stays unanswered ends the association.
     fn handle_late(&mut self, cx: &mut Cx<'_>, index: usize) -> Result<(), Loss> {
         let patience = cx.config.command_timeout;
         while let Some(queue) = self.queues.get_mut(index) {
@@ -578,7 +579,7 @@ impl Association {
         Ok(())
     }
 
-    /// When [`Self::handle_timeout`] has something to do, or a transport.
+    /// Returns the time at which [`Self::handle_timeout`] or a transport has work to do.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let ready = match self.step {
             Step::Ready(at) => at,
@@ -588,18 +589,18 @@ impl Association {
         [self.until, ready, self.keep_alive, queues].into_iter().flatten().min()
     }
 
-    /// Says good-bye: the controller shuts down in an orderly way (base, section 3.6.2).
+    /// Asks the controller for a normal shutdown (base section 3.6.2).
     pub(super) fn shut_down(&mut self, cx: &mut Cx<'_>) {
         let configuration = Configuration { shutdown: Shutdown::Normal, ..Configuration::ENABLED };
         let set = PropertySet::new(property::CC, configuration.to_value());
         let command = Fabrics::PropertySet(set).to_command(0, Sgl::NONE);
-        // Where there is no room for it, the end of the connections has to do.
+        // If the queue has no room, closing the connections has to suffice.
         let _ = self.send(cx, 0, (Owner::SetUp, None), command, Data::None);
     }
 }
 
-/// Whether there are the digests that were asked for: without them nobody would notice damage that
-/// the user wants to be noticed. Linux's initiator ends there, too.
+/// Checks that the requested digests were granted. Without them damage would go undetected that the
+/// user asked to detect. Linux's initiator ends the association in this case, too.
 fn check_digests(cx: &Cx<'_>, queue: &Queue) -> Result<(), Loss> {
     let Some(agreed) = queue.channel.transport.negotiated() else { return Ok(()) };
     if cx.config.header_digest && !agreed.header_digest {
@@ -611,7 +612,7 @@ fn check_digests(cx: &Cx<'_>, queue: &Queue) -> Result<(), Loss> {
     Ok(())
 }
 
-/// Keep alives are sent twice as often as they have to come.
+/// Returns half of the keep alive timeout, the interval of Keep Alive commands.
 fn half(kato: Duration) -> Duration {
     Duration::from_nanos(kato.as_nanos() / 2)
 }

@@ -1,4 +1,4 @@
-//! What a user asks for, and what comes of it.
+//! Requests of users, their results, and their translation to NVMe commands.
 
 use abi::aligned::AlignedBuf;
 use bytes::Bytes;
@@ -13,33 +13,33 @@ use crate::nvme::Insecure;
 
 /// Most blocks of a command: NLB has 16 bits.
 const BLOCKS_MAX: u32 = 1 << 16;
-/// The step in which an I/O queue is connected.
+/// Name of the set-up step that connects an I/O queue.
 pub(super) const IO_QUEUE: &str = "connect of an I/O queue";
 /// Most ranges of a dataset management command.
 const RANGES_MAX: usize = 256;
 
-/// A namespace that the controller has.
+/// A namespace of the controller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Namespace {
-    /// Its identifier.
+    /// Namespace ID.
     pub nsid: u32,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u64,
-    /// Bytes of one, as a power of two.
+    /// Block size in bytes, as a power of two.
     pub shift: u8,
-    /// Its globally unique identifier; zeros for none.
+    /// NGUID; zeros if it has none.
     pub nguid: [u8; 16],
-    /// The short one; zeros for none.
+    /// EUI-64; zeros if it has none.
     pub eui64: [u8; 8],
-    /// Its UUID; zeros for none.
+    /// UUID; zeros if it has none.
     pub uuid: [u8; 16],
-    /// It may not be written.
+    /// The controller does not accept writes.
     pub write_protected: bool,
 }
 
 impl Namespace {
-    /// Whether it is the same as one of that number before: by what names it for ever, and where
-    /// nothing does, by its size.
+    /// Returns whether this is the same namespace as `before`, which had the same ID: by their
+    /// permanent identifiers, or by size if they have none.
     pub(super) fn is_same(&self, before: &Self) -> bool {
         let ids = |of: &Self| (of.nguid, of.eui64, of.uuid);
         let named = ids(self) != ([0; 16], [0; 8], [0; 16]);
@@ -49,54 +49,54 @@ impl Namespace {
     }
 }
 
-/// What is to be done. What gives data needs a buffer besides.
+/// A request. Those that return data need a buffer in addition.
 #[derive(Clone, Debug)]
 pub enum Request {
-    /// Read blocks.
+    /// Reads blocks.
     Read {
         /// First block.
         lba: u64,
-        /// Blocks, at least one.
+        /// Number of blocks, at least one.
         blocks: u32,
     },
-    /// Write as many blocks as `data` has.
+    /// Writes blocks.
     Write {
         /// First block.
         lba: u64,
-        /// The bytes: whole blocks.
+        /// The data: whole blocks.
         data: Bytes,
-        /// They are on the medium before it ends.
+        /// Force unit access: the data is on the medium when the request completes.
         fua: bool,
     },
-    /// Bring to the medium what was written and answered before.
+    /// Writes all data of completed writes to the medium.
     Flush,
-    /// Make blocks read as zeros.
+    /// Sets blocks to zeros.
     WriteZeroes {
         /// First block.
         lba: u64,
-        /// Blocks, at least one.
+        /// Number of blocks, at least one.
         blocks: u32,
-        /// They need no room on the medium.
+        /// The blocks may be deallocated.
         deallocate: bool,
-        /// They are zeros on the medium before it ends.
+        /// Force unit access: the zeros are on the medium when the request completes.
         fua: bool,
     },
-    /// Compare blocks with `data`: [`Status::COMPARE_FAILURE`] where they differ.
+    /// Compares blocks with `data`; fails with [`Status::COMPARE_FAILURE`] if they differ.
     Compare {
         /// First block.
         lba: u64,
-        /// The bytes: whole blocks.
+        /// The data: whole blocks.
         data: Bytes,
     },
-    /// Blocks that are not needed any more: first block and count of each range.
+    /// Deallocates blocks that are no longer needed.
     Deallocate {
-        /// The ranges, 1 to 256.
+        /// First block and number of blocks of each range; 1 to 256 ranges.
         ranges: Vec<(u64, u32)>,
     },
-    /// Identify, which gives a page; the namespace of the request counts where it matters.
+    /// Identify, which returns a page. Uses the request's namespace if its CNS needs one.
     Identify(Identify),
-    /// An admin command as it is, but for its identifier and its data pointer. It is never sent a
-    /// second time by itself, unless all that it does is to give data.
+    /// An admin command as it is, except for its identifier and data pointer. Resent after a lost
+    /// association only if it is Identify, Get Log Page or Get Features.
     Admin {
         /// The command.
         command: Command,
@@ -108,111 +108,111 @@ pub enum Request {
 /// Data of an admin command.
 #[derive(Clone, Debug)]
 pub enum AdminData {
-    /// None.
+    /// No data.
     None,
-    /// To the controller.
+    /// Data to the controller.
     Out(Bytes),
-    /// From the controller: so many bytes.
+    /// Data from the controller, with this length in bytes.
     In(u32),
 }
 
-/// A request that has ended.
+/// A completed request.
 #[derive(Debug)]
 pub struct Done {
-    /// What [`super::Initiator::submit`] was told.
+    /// Token passed to [`super::Initiator::submit`].
     pub token: u64,
-    /// Dwords 0 and 1 of the completion, or what went wrong.
+    /// Dwords 0 and 1 of the completion, or the error.
     pub result: Result<u64, Error>,
-    /// The buffer of a request that has one: filled where nothing went wrong, else of no use.
+    /// Buffer of the request; its contents are valid only on success.
     pub buffer: Option<AlignedBuf>,
 }
 
-/// Too many requests are open: the request and its buffer, for later.
+/// Too many requests are open. Returns the request and its buffer.
 #[derive(Debug)]
 pub struct Busy(pub Request, pub Option<AlignedBuf>);
 
-/// Why a request failed.
+/// Error of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The controller says so.
+    /// The controller returned an error status.
     #[error("the controller says: {0}")]
     Status(Status),
-    /// Data came several times, and never with the digest that came with it.
+    /// Data arrived with a wrong digest in each of this many attempts.
     #[error("the data digest is wrong, {0} times in a row")]
     DataDigest(u8),
-    /// There is no such namespace, or it is another by now.
+    /// The namespace does not exist, or was replaced by another.
     #[error("there is no namespace {0}, or it has changed")]
     NoNamespace(u32),
-    /// Blocks behind the last, or none.
+    /// Blocks beyond the end of the namespace.
     #[error("no such blocks")]
     OutOfRange,
-    /// Data that is not as long as the blocks, or more of it than the controller takes at once.
+    /// The length is not that of the blocks, or exceeds the controller's limit.
     #[error("bad length: no whole blocks, or more than the controller takes")]
     BadLength,
-    /// The controller cannot do it.
+    /// The controller does not support the command.
     #[error("the controller does not support it")]
     NotSupported,
-    /// It was not answered, and may have been done or not: it is not sent a second time, or was
-    /// as often as [`super::Config::loss_retries`] has it.
+    /// The command was not answered and may have been executed. It must not be resent, or was
+    /// resent [`super::Config::loss_retries`] times.
     #[error("the connection was lost ({0}) and the command may have been done")]
     Lost(Loss),
-    /// The controller is gone for longer than it may.
+    /// The controller could not be reconnected in time.
     #[error("the controller is lost: {0}")]
     ControllerLost(Loss),
-    /// The controller did what it may not, again and again, when it was asked for this.
+    /// The controller violated the protocol repeatedly in response to this command.
     #[error("the controller breaks the protocol: {0}")]
     Protocol(Loss),
-    /// The user has closed the association.
+    /// The user closed the initiator.
     #[error("closed")]
     Closed,
 }
 
-/// Why an association was lost, or did not come to be.
+/// Reason for which an association was lost or could not be established.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Loss {
     /// A connection ended.
     #[error("{0}")]
     Connection(Ended),
-    /// There was no secure channel, or no other.
+    /// The connection is not secure, or the controller requires that it is.
     #[error("{0}")]
     Insecure(Insecure),
-    /// There is no way to connect.
+    /// The host could not open a connection.
     #[error("{0}")]
     Connect(host::ConnectError),
     /// A command of the set-up failed.
     #[error("{step} failed: {status}")]
     Refused {
-        /// Which.
+        /// Step of the set-up.
         step: &'static str,
-        /// How.
+        /// Status of its completion.
         status: Status,
     },
-    /// The controller wants to authenticate the host, which cannot.
+    /// The controller requires in-band authentication, which is not supported.
     #[error("the controller asks for in-band authentication, which is not supported")]
     Authentication,
-    /// The controller lacks something that is needed.
+    /// The controller lacks a required feature.
     #[error("the controller is of no use: {0}")]
     Unusable(&'static str),
-    /// Digests were asked for, and the controller gives none: of headers, or of data.
+    /// The controller did not grant the requested digests, of headers or of data.
     #[error("the target gives no {0} digests; try without --{0}-digest")]
     NoDigests(&'static str),
-    /// No answer in time.
+    /// A step or command timed out.
     #[error("no answer in time: {0}")]
     Timeout(&'static str),
-    /// The controller reports that it has failed.
+    /// The controller reports a fatal status (CSTS.CFS).
     #[error("the controller reports a fatal error")]
     Fatal,
 }
 
 impl Loss {
-    /// Whether to try again is of no use: the controller has said so, or can never be used.
+    /// Returns whether retrying is useless: the controller said so, or it can never be used.
     #[must_use]
     pub fn is_final(&self) -> bool {
         match self {
-            // A controller that does not know its I/O queues is another than it was a moment ago:
-            // the target has started again.
+            // An unknown controller ID on an I/O queue means that the target has been restarted
+            // since the admin queue was connected.
             Self::Refused { step: IO_QUEUE, .. } => false,
             Self::Refused { status, .. } => status.is_final(),
             Self::Authentication | Self::Unusable(_) | Self::NoDigests(_) => true,
@@ -220,7 +220,7 @@ impl Loss {
         }
     }
 
-    /// Whether the controller is told why, by a terminate request or an alert of TLS.
+    /// Returns whether a terminate request or a TLS alert tells the controller the reason.
     pub(super) const fn is_said(&self) -> bool {
         match self {
             Self::Connection(Ended::Lost(why)) => {
@@ -231,13 +231,13 @@ impl Loss {
         }
     }
 
-    /// Whether we ended the connection, for what the controller sent.
+    /// Returns whether this end terminated the connection because of a protocol error.
     pub(super) const fn is_protocol(&self) -> bool {
         matches!(self, Self::Connection(Ended::Terminated(_)))
     }
 }
 
-/// Blocks of a namespace that a request changes.
+/// Blocks of a namespace that a request changes, `from` inclusive, `to` exclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Extent {
     nsid: u32,
@@ -251,16 +251,16 @@ impl Extent {
     }
 }
 
-/// What a controller takes.
+/// Limits of the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// Most bytes of a command's data.
+    /// Largest data of a command in bytes.
     pub(super) data_bytes_max: u64,
-    /// Optional commands: [`wire::nvme::identify::oncs`].
+    /// Supported optional commands: bits of [`wire::nvme::identify::oncs`].
     pub(super) oncs: u16,
 }
 
-/// Data of a command on its way.
+/// Data of a command to be sent.
 #[derive(Debug)]
 pub(super) enum Data {
     None,
@@ -269,15 +269,15 @@ pub(super) enum Data {
 }
 
 impl Request {
-    /// Whether it goes to an I/O queue.
+    /// Returns whether the request is sent on an I/O queue.
     pub(super) const fn is_io(&self) -> bool {
         !matches!(self, Self::Identify(_) | Self::Admin { .. })
     }
 
-    /// Whether it may be sent again when nobody knows whether it was done.
-    ///
-    /// What only looks may, and what leaves the same state however often it is done, provided that
-    /// nothing else changed the blocks in between: see [`super::recovery`].
+    /// Returns whether the command may be sent again if it is unknown whether it was executed. That
+    /// holds for commands that change nothing, and for those that leave the same state however
+    /// often they are executed, provided that nothing else changes the blocks in between: see
+    /// [`super::recovery`].
     pub(super) fn is_repeatable(&self) -> bool {
         match self {
             Self::Admin { command, .. } => {
@@ -288,7 +288,7 @@ impl Request {
         }
     }
 
-    /// The blocks that it changes. Of several ranges what they span.
+    /// Returns the blocks that the request changes; for several ranges, from the first to the last.
     pub(super) fn change(&self, nsid: u32, shift: u8) -> Option<Extent> {
         let (from, blocks) = match self {
             Self::Write { lba, data, .. } => (*lba, data.len() as u64 >> shift),
@@ -303,7 +303,7 @@ impl Request {
         Some(Extent { nsid, from, to: from.saturating_add(blocks) })
     }
 
-    /// Bytes of data, and how many blocks from where it is about, if it is about blocks.
+    /// Returns the bytes of data, and the first block and number of blocks if it addresses blocks.
     fn shape(&self, shift: u8) -> (u64, Option<(u64, u64)>) {
         match self {
             Self::Read { lba, blocks } => {
@@ -320,10 +320,10 @@ impl Request {
         }
     }
 
-    /// Whether it can be sent at all.
+    /// Checks that the request is valid.
     ///
     /// # Errors
-    /// Why not.
+    /// The error with which the request fails.
     pub(super) fn check(
         &self,
         namespace: &Namespace,
@@ -370,7 +370,7 @@ impl Request {
                 return Err(Error::BadLength);
             }
         }
-        // Without a limit of its own (WZSL) Linux has MDTS count for zeroes, too.
+        // Like Linux, apply MDTS to Write Zeroes, which has no limit of its own without WZSL.
         let zeroes = matches!(self, Self::WriteZeroes { .. });
         let moved = if zeroes { blocks.map_or(0, |b| b.1 << namespace.shift) } else { bytes };
         if bytes > room || moved > limits.data_bytes_max || u32::try_from(bytes).is_err() {
@@ -379,7 +379,7 @@ impl Request {
         Ok(())
     }
 
-    /// The command, without its identifier. The buffer of a read goes along.
+    /// Returns the command, without an identifier, and its data or the buffer for it.
     pub(super) fn issue(
         &self,
         nsid: u32,
@@ -431,7 +431,7 @@ impl Request {
         }
     }
 
-    /// Bytes that count as read, or as written.
+    /// Returns the bytes to count as read and as written.
     pub(super) fn bytes(&self, shift: u8) -> (u64, u64) {
         match self {
             Self::Read { .. } => (self.shape(shift).0, 0),
@@ -442,7 +442,7 @@ impl Request {
 }
 
 impl AdminData {
-    /// Bytes of it.
+    /// Returns the length in bytes.
     fn len(&self) -> u64 {
         match self {
             Self::None => 0,
@@ -451,7 +451,7 @@ impl AdminData {
         }
     }
 
-    /// Whether an opcode moves data this way.
+    /// Returns whether an opcode transfers data in this direction.
     pub(super) fn fits(&self, opcode: u8) -> bool {
         match (self, Transfer::of(opcode)) {
             (Self::None, _) => true,

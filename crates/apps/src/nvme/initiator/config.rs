@@ -1,4 +1,4 @@
-//! What an initiator is told, and what it says of itself.
+//! Configuration, states and events of an initiator.
 
 use std::sync::Arc;
 
@@ -11,53 +11,54 @@ use super::command::Loss;
 use super::recovery::BackOff;
 use crate::nvme::handshake::Handshakes;
 
-/// How an initiator connects, and what it puts up with.
+/// Configuration of an initiator.
 pub struct Config {
-    /// Who we are.
+    /// Host NQN.
     pub host: Nqn,
-    /// The same as a UUID: of every association of the host the same.
+    /// Host identifier, a UUID: the same in all associations of this host.
     pub host_id: [u8; 16],
-    /// Whose namespaces are wanted; or [`Nqn::discovery`].
+    /// NQN of the subsystem, or [`Nqn::discovery`].
     pub subsystem: Nqn,
-    /// TLS with certificates on every connection, or none.
+    /// TLS with certificates on every connection; ignored if `psk` is set.
     pub tls: Option<TlsClient>,
-    /// TLS with pre-shared keys on every connection instead.
+    /// TLS with pre-shared keys on every connection.
     pub psk: Option<Arc<dyn Handshakes>>,
-    /// Sums digests that the device does not.
+    /// Computes digests that the device does not.
     pub crypto: Arc<dyn CryptoProvider>,
-    /// Headers shall have digests: a controller that gives none is not used. So with data.
+    /// Require header digests. The association fails if the controller does not grant them.
     pub header_digest: bool,
-    /// Data shall have digests.
+    /// Require data digests, likewise.
     pub data_digest: bool,
-    /// I/O queues: the controller may give fewer.
+    /// Number of I/O queues; the controller may grant fewer.
     pub queues: u16,
-    /// Entries of an I/O queue, 2 or more: one less commands can be open on it.
+    /// Entries of an I/O queue, at least 2. One entry stays unused.
     pub queue_entries: u16,
-    /// Requests that may be open, those that wait for a queue among them.
+    /// Largest number of open requests, including those that wait for a queue.
     pub requests_max: usize,
-    /// How long the controller lives without a sign of us; zero for ever.
+    /// Keep alive timeout (KATO) after which the controller ends the association; zero disables it.
     pub keep_alive: Duration,
-    /// From the first SYN until all queues stand; the time that the controller needs to get ready
-    /// comes on top.
+    /// Time limit of the set-up. It starts with the first connect, again when the controller has
+    /// been enabled (plus CAP.TO), and again when the controller is ready.
     pub setup_timeout: Duration,
-    /// Until a command is to be aborted; and once more, until the association is given up.
+    /// Time after which a command is aborted, and after which again the association is given up.
     pub command_timeout: Duration,
-    /// When to connect again.
+    /// Delays between attempts to connect.
     pub back_off: BackOff,
-    /// How often a command is sent again whose data came with a wrong digest.
+    /// Retries of a command whose data had a wrong digest.
     pub digest_retries: u8,
-    /// How often a command is sent again of which the controller says that its fault may pass.
+    /// Retries of a command that failed with a transient status.
     pub status_retries: u8,
-    /// How many associations a command may cost, by what the controller does against the protocol.
+    /// Associations that a command may end by protocol errors of the controller, before it fails.
     pub protocol_retries: u8,
-    /// How many associations a command may cost in another way: it was never answered, or was open
-    /// when its connection ended, or when the controller was lost as a whole. After that it fails
-    /// with [`super::Error::Lost`].
+    /// Associations that a command may end in other ways before it fails with
+    /// [`super::Error::Lost`]: it was not answered, or it was open when its connection ended or the
+    /// whole controller was lost.
     pub loss_retries: u8,
 }
 
 impl Config {
-    /// The defaults of Linux, where it has them: `loss_retries` is its nvme_max_retries.
+    /// Creates a configuration with Linux's defaults if it has them; `loss_retries` is its
+    /// nvme_max_retries.
     #[must_use]
     pub fn new(
         host: Nqn,
@@ -95,33 +96,33 @@ impl core::fmt::Debug for Config {
     }
 }
 
-/// What an initiator is at.
+/// State of an initiator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It was not told to connect.
+    /// [`super::Initiator::connect`] has not been called.
     Idle,
-    /// It connects, for the first time or again.
+    /// Connecting, for the first time or again.
     Connecting,
-    /// Its queues stand.
+    /// All queues are connected.
     Live,
-    /// It waits before it connects again.
+    /// Waiting before the next attempt to connect.
     Waiting,
-    /// It has given up.
+    /// Given up, for this reason.
     Failed(Loss),
-    /// It was closed.
+    /// Closed by the user.
     Closed,
 }
 
-/// Something that happened beyond requests.
+/// An event other than the completion of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// All queues stand.
+    /// All queues are connected.
     Connected,
-    /// The association was lost, or did not come to be; it is tried again.
+    /// The association was lost or could not be established; the initiator will retry.
     Lost(Loss),
-    /// The same, and it is not tried again.
+    /// The association was lost or could not be established; the initiator has given up.
     Failed(Loss),
-    /// The namespaces, or what is known of them, may have changed.
+    /// The namespaces or their attributes may have changed.
     NamespacesChanged,
     /// The discovery log has changed.
     DiscoveryChanged,

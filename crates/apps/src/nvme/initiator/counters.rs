@@ -1,63 +1,63 @@
 //! Counters of the initiator.
 
 base::counters! {
-    /// What an initiator did.
+    /// Counters of one initiator.
     pub struct InitiatorCounters {
-        /// Associations that came to be: controllers connected to, with all their queues.
+        /// Associations established: controllers connected with all their queues.
         nvmei_associations,
-        /// Associations, whole or not, that were lost.
+        /// Established associations that were lost.
         nvmei_associations_lost,
-        /// Attempts to connect that failed.
+        /// Associations that were lost before they were established.
         nvmei_connects_failed,
-        /// Connections that speak TLS by a pre-shared key.
+        /// Connections with TLS by a pre-shared key.
         nvmei_tls_handshakes,
-        /// Connections that ended since they were not secure, or were to be.
+        /// Connections that ended because TLS failed, or because only one end speaks TLS.
         nvmei_tls_handshakes_failed,
-        /// Requests that were taken.
+        /// Requests submitted.
         nvmei_requests,
-        /// Commands of requests that were sent, again ones included.
+        /// Commands of requests sent, retries included.
         nvmei_commands,
-        /// Requests that ended well.
+        /// Requests that succeeded.
         nvmei_done,
         /// Requests that failed.
         nvmei_failed,
-        /// Requests that were turned back, for too many are open.
+        /// Requests refused because `requests_max` were open.
         nvmei_busy,
-        /// Changes held back, for they overlap others that are not answered yet.
+        /// Changes held back because they overlap unanswered ones.
         nvmei_held,
         /// Bytes read.
         nvmei_read_bytes,
         /// Bytes written.
         nvmei_written_bytes,
-        /// Commands whose data went along in the capsule.
+        /// Commands with in-capsule data.
         nvmei_in_capsule,
-        /// R2Ts that were answered.
+        /// R2Ts received.
         nvmei_r2ts,
-        /// Commands sent again, for an association was lost.
+        /// Commands resent because an association was lost.
         nvmei_replayed,
-        /// Requests that failed since they may not be sent again.
+        /// Requests that failed because their command must not be resent.
         nvmei_not_replayed,
-        /// Requests that failed since they may have cost too many associations.
+        /// Requests that failed because they may have ended too many associations.
         nvmei_retries_exhausted,
-        /// Commands sent again with nothing beside them, for one of them may cost the associations.
+        /// Commands sent with no other in flight, because they may have ended associations.
         nvmei_alone,
-        /// Buffers replaced by others, for the device still had them when a connection ended.
+        /// Buffers replaced because the device still had them when their connection ended.
         nvmei_buffers_replaced,
-        /// Commands sent again, for a data digest was wrong at this end.
+        /// Commands resent because of a wrong digest of received data.
         nvmei_digest_retries: alarm,
-        /// Commands sent again, for the controller said that the fault may pass.
+        /// Commands resent because of a transient status.
         nvmei_status_retries,
-        /// Commands that were not answered in time.
+        /// Expired command timeouts.
         nvmei_timeouts,
-        /// Of these, those that were asked to be aborted.
+        /// Abort commands sent after these.
         nvmei_aborts,
-        /// Connections that we terminated: the controller did what it may not.
+        /// Connections terminated because of a protocol error of the controller.
         nvmei_protocol_errors: alarm,
-        /// Keep alives that were answered.
+        /// Keep Alive commands that succeeded.
         nvmei_keep_alives,
-        /// Asynchronous events.
+        /// Asynchronous events received.
         nvmei_events,
-        /// Namespaces that were listed, and then not described.
+        /// Namespaces that were listed but could not be identified.
         nvmei_namespaces_skipped: alarm,
     }
 }

@@ -1,9 +1,8 @@
-//! The discovery log: which subsystems are where (fabrics, section 5).
+//! Reads the discovery log: the addresses of subsystems (fabrics section 5).
 //!
-//! A [`Discovery`] is an initiator of the discovery subsystem that reads the whole log, in pieces,
-//! and looks at its generation before and after: a log that changed meanwhile is read again.
-//!
-//! Called as [`super::Initiator`] is.
+//! [`Discovery`] uses an initiator of the discovery subsystem. It reads the log in pieces and
+//! compares its header before and after; a log that changed meanwhile is read again. It is called
+//! as [`super::Initiator`] is.
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use base::Instant;
@@ -15,39 +14,39 @@ use wire::nvme::nqn::Nqn;
 
 use super::{AdminData, Config, Error, Event, Initiator, InitiatorCounters, Loss, Request};
 
-/// Most entries that are read.
+/// Largest number of entries that are read.
 const ENTRIES_MAX: u64 = 16_384;
-/// Times that a log is read again that changed meanwhile.
+/// Largest number of restarts because the log changed.
 const RESTARTS_MAX: u8 = 8;
-/// Bytes that are asked for at a time.
+/// Bytes per Get Log Page.
 const PIECE_BYTES: u64 = PAGE_BYTES as u64;
 
-/// Why there is no log.
+/// Reason for which the log could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DiscoveryError {
-    /// The controller is not to be had.
+    /// The controller could not be connected.
     #[error("{0}")]
     Controller(Loss),
-    /// It does not give its log.
+    /// Reading the log failed.
     #[error("the discovery log cannot be read: {0}")]
     Log(Error),
-    /// It changed each time that it was read.
+    /// The log changed in every attempt.
     #[error("the discovery log changes faster than it can be read")]
     Restless,
-    /// It says that it is larger than anything reasonable, or of another format.
+    /// The log claims to be unreasonably large, or has an unknown format.
     #[error("the discovery log makes no sense")]
     Senseless,
 }
 
-/// What is awaited.
+/// The response that is awaited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Connect,
-    /// The header; before the entries.
+    /// The header, before the entries.
     Begin,
     Entries(DiscoveryHeader),
-    /// The header again.
+    /// The header again, after the entries.
     Check(DiscoveryHeader),
     Over,
 }
@@ -63,8 +62,8 @@ pub struct Discovery {
 }
 
 impl Discovery {
-    /// Begins to read the log of the discovery controller at `remote`. What `config` says of the
-    /// subsystem, of queues and of keep alives does not matter.
+    /// Starts to read the log of the discovery controller at `remote`. The subsystem, queues and
+    /// keep alive of `config` are ignored.
     #[must_use]
     pub fn new(now: Instant, host: &mut Host, config: Config, remote: Endpoint) -> Self {
         let keep_alive = base::Duration::ZERO;
@@ -77,17 +76,17 @@ impl Discovery {
         discovery
     }
 
-    /// Ends a reading that is under way, as [`Initiator::close`] does.
+    /// Ends a reading in progress, as [`Initiator::close`] does.
     pub fn close(&mut self, now: Instant, host: &mut Host) {
         self.end(now, host, Err(DiscoveryError::Log(Error::Closed)));
     }
 
-    /// The log, or why there is none, once that is known; once.
+    /// Returns the log or the error, once, when the reading has ended.
     pub fn poll(&mut self) -> Option<Result<Vec<DiscoveryEntry>, DiscoveryError>> {
         self.result.take()
     }
 
-    /// What the initiator did.
+    /// Returns the counters of the initiator.
     #[must_use]
     pub const fn counters(&self) -> &InitiatorCounters {
         self.initiator.counters()
@@ -158,7 +157,7 @@ impl Discovery {
                 self.entries.extend(parsed.map(DiscoveryEntry::parse));
                 self.ask_entries(now, host, header);
             }
-            // A log that changed between the pieces is no log (fabrics, section 5.2).
+            // A log that changed between the pieces is inconsistent (fabrics section 5.2).
             Step::Check(before) if DiscoveryHeader::parse(page) != Some(before) => {
                 self.restarts += 1;
                 if self.restarts > RESTARTS_MAX {

@@ -1,25 +1,24 @@
-//! The initiator: reads and writes namespaces of an NVMe/TCP controller, as a sans-IO handler over
-//! the host's sockets.
+//! The initiator: a sans-IO application that reads and writes namespaces of one NVMe/TCP controller
+//! over the host's sockets.
 //!
-//! An [`Initiator`] keeps one association with one controller: an admin queue, and I/O queues, each
-//! over a connection of its own. Its user submits requests under tokens and takes their ends in any
-//! order. When the association is lost it is made anew, and what was not answered is sent again
-//! where that is safe (`recovery`); the user notices nothing but the time. Data that came with a
-//! wrong digest is never given: it is read again, and after that an error.
+//! An [`Initiator`] keeps one association: an admin queue and I/O queues, each over its own
+//! connection. Its user submits requests with tokens and takes their results in any order. If the
+//! association is lost, the initiator reconnects, and resends unanswered commands if that is safe
+//! (`recovery`); the user notices only the delay. Data with a wrong digest is never returned: the
+//! command is sent again, and fails after some retries.
 //!
-//! Called by whoever runs the host: [`Initiator::handle_notice`] with every notice,
-//! [`Initiator::handle_timeout`] when [`Initiator::poll_timeout`] says so, [`Initiator::poll_done`]
-//! and [`Initiator::poll_event`] after each of them and after [`Initiator::submit`].
+//! Called by the driver of the host: [`Initiator::handle_notice`] with every notice,
+//! [`Initiator::handle_timeout`] at [`Initiator::poll_timeout`], and [`Initiator::poll_done`] and
+//! [`Initiator::poll_event`] after each of these and after [`Initiator::submit`].
 //!
-//! What holds: every request that is taken ends once, with its buffer. Changes that overlap are
-//! made one after the other. No request is in two queues.
+//! Invariants: every accepted request completes once, with its buffer; overlapping changes are
+//! executed in the order of submission; no request is in two queues.
 //!
-//! What it does not do: multipathing, reservations, metadata, in-band authentication, fused
-//! commands.
+//! Not supported: multipathing, reservations, metadata, in-band authentication, fused commands.
 //!
-//! Files: `association` (set-up, keep alives, events), `queue` (a connection and its commands),
-//! `config`, `command` (requests), `recovery` (what is sent again, and when), `discovery`,
-//! `counters`.
+//! Files: `association` (set-up, keep alive, events), `queue` (a connection and its commands),
+//! `config`, `command` (requests), `recovery` (reconnects and replay), `discovery`, `counters`.
+//! Specifications are cited by the names that [`wire::nvme`] defines.
 
 mod association;
 mod command;
@@ -48,15 +47,16 @@ use self::queue::{Answer, Happened, Owner, Queue};
 pub use self::recovery::BackOff;
 use self::recovery::{Changes, Outage};
 
-/// Places in the admin queue that users' commands leave for others: keep alive, abort, events.
+/// Entries of the admin queue that are not used for users' commands but kept for keep alive, Abort
+/// and Asynchronous Event Request.
 const ADMIN_RESERVED: usize = 8;
-/// The admin queue.
+/// Index of the admin queue.
 const ADMIN: usize = 0;
-/// How long a controller may take to shut down. What it has is written: only caches are not, and
-/// whoever wants those written has sent a flush.
+/// Time in which a controller has to shut down. It is short because only the controller's volatile
+/// cache may be unwritten, and users who need that written have sent a flush.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A request that is open.
+/// A submitted request that has not completed.
 #[derive(Debug)]
 struct Pending {
     token: u64,
@@ -67,7 +67,8 @@ struct Pending {
     status_retries: u8,
     protocol_losses: u8,
     losses: u8,
-    /// It may well be what costs the associations: nothing goes beside it.
+    /// The request is suspected of ending associations: it is sent only while no other is in
+    /// flight.
     alone: bool,
     held: bool,
 }
@@ -76,7 +77,7 @@ struct Pending {
 enum Phase {
     Idle,
     Up(Box<Association>),
-    /// Closed by its user; until then the controller may say that it has shut down.
+    /// Closed by the user; waits until the deadline for the controller to confirm the shutdown.
     Closing(Box<Association>, Instant),
     Waiting(Instant),
     Failed(Loss),
@@ -90,14 +91,15 @@ pub struct Initiator {
     remote: Endpoint,
     phase: Phase,
     outage: Outage,
-    /// A connection of the last association that still has our last word to deliver.
+    /// Connection of the last association on which a terminate request or an alert is still being
+    /// delivered.
     lingering: Option<SocketId>,
-    /// By number, which is the order in which they were submitted.
+    /// By serial number, which is the order of submission.
     requests: BTreeMap<u64, Pending>,
     changes: Changes,
-    /// Those that wait for a place in the admin queue, and in an I/O queue.
+    /// Serial numbers of requests that wait for an entry: of the admin queue, of any I/O queue.
     ready: [VecDeque<u64>; 2],
-    /// What is in flight goes alone.
+    /// The I/O request in flight was sent alone.
     alone: bool,
     next_serial: u64,
     last_queue: usize,
@@ -109,7 +111,7 @@ pub struct Initiator {
 }
 
 impl Initiator {
-    /// An initiator that does nothing yet.
+    /// Creates an initiator that does not connect yet.
     #[must_use]
     pub fn new(config: Config, remote: Endpoint) -> Self {
         Self {
@@ -132,14 +134,14 @@ impl Initiator {
         }
     }
 
-    /// Begins to connect. [`Event::Connected`] or [`Event::Failed`] follows.
+    /// Starts to connect. [`Event::Connected`] or [`Event::Failed`] follows.
     pub fn connect(&mut self, now: Instant, host: &mut Host) {
         if matches!(self.phase, Phase::Idle) {
             self.begin(now, host);
         }
     }
 
-    /// What it is at.
+    /// Returns the state of the association.
     #[must_use]
     pub fn state(&self) -> State {
         match &self.phase {
@@ -152,36 +154,35 @@ impl Initiator {
         }
     }
 
-    /// The namespaces, as far as they are known.
+    /// Returns the known namespaces.
     pub fn namespaces(&self) -> impl Iterator<Item = &Namespace> {
         self.namespaces.values()
     }
 
-    /// Most bytes of a request's data; none before the first association.
+    /// Returns the largest data of a request in bytes; `None` before the first association.
     #[must_use]
     pub fn data_bytes_max(&self) -> Option<u64> {
         self.limits.map(|limits| limits.data_bytes_max)
     }
 
-    /// Requests that are open.
+    /// Returns the number of requests that have not completed.
     #[must_use]
     pub fn open_requests(&self) -> usize {
         self.requests.len()
     }
 
-    /// What it did so far.
+    /// Returns the counters.
     #[must_use]
     pub const fn counters(&self) -> &InitiatorCounters {
         &self.counters
     }
 
-    /// Takes a request of a namespace; what is about none has zero there. Before the first
-    /// association stands there are no namespaces. `buffer` is where data
-    /// goes that the controller gives. The end follows by [`Self::poll_done`], also of one that is
-    /// none.
+    /// Submits a request. `nsid` is 0 for commands without a namespace; no namespace is known
+    /// before the first association is established. `buffer` receives data from the controller.
+    /// Completion is always reported by [`Self::poll_done`], also for an invalid request.
     ///
     /// # Errors
-    /// [`Busy`], with the request, where [`Config::requests_max`] are open.
+    /// [`Busy`], with the request and its buffer, if [`Config::requests_max`] are open.
     pub fn submit(
         &mut self,
         now: Instant,
@@ -228,23 +229,24 @@ impl Initiator {
         Ok(())
     }
 
-    /// The next request that has ended.
+    /// Returns the next completed request.
     pub fn poll_done(&mut self) -> Option<Done> {
         self.done.pop_front()
     }
 
-    /// The next thing that happened.
+    /// Returns the next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// Ends the association in an orderly way: the I/O queues, then the controller, and when that
-    /// has shut down the admin queue. What is open fails with [`Error::Closed`].
+    /// Closes the association in an orderly way: first the I/O queues, then the controller is shut
+    /// down, and last the admin queue. Open requests fail with [`Error::Closed`].
     pub fn close(&mut self, now: Instant, host: &mut Host) {
         let phase = core::mem::replace(&mut self.phase, Phase::Closed);
         match phase {
             Phase::Up(mut association) => {
-                // Data has nowhere to go any more. Then the end of the connections has to do.
+                // The buffers of data in flight are gone, so the connections are closed without a
+                // shutdown.
                 let busy = association.queues.get(ADMIN).is_some_and(Queue::awaits_data);
                 let orderly = association.live && !busy;
                 let first = if orderly { ADMIN + 1 } else { ADMIN };
@@ -264,7 +266,8 @@ impl Initiator {
         self.fail_all(Error::Closed);
     }
 
-    /// Goes on with the end: the controller has answered, or has ended, or had its time.
+    /// Finishes closing if the controller has confirmed the shutdown or ended the connection, or at
+    /// the deadline.
     fn end_closing(&mut self, now: Instant, host: &mut Host) {
         let Phase::Closing(association, until) = &mut self.phase else { return };
         let Some(admin) = association.queues.get_mut(ADMIN) else { return };
@@ -282,7 +285,7 @@ impl Initiator {
         }
     }
 
-    /// Whether a request can be sent at all.
+    /// Checks a request against the namespace and the controller's limits.
     fn check(
         &self,
         nsid: u32,
@@ -306,7 +309,7 @@ impl Initiator {
     }
 
     fn begin(&mut self, now: Instant, host: &mut Host) {
-        // Behind what is sent again nothing old may arrive.
+        // No old data may arrive after the first resent command.
         if let Some(socket) = self.lingering.take() {
             host.abort(now, socket);
         }
@@ -317,7 +320,7 @@ impl Initiator {
         }
     }
 
-    /// Takes everything that has happened on a queue.
+    /// Handles everything that happened on a queue.
     fn turn(&mut self, now: Instant, host: &mut Host, index: usize) {
         loop {
             let Phase::Up(association) = &mut self.phase else { return };
@@ -349,7 +352,8 @@ impl Initiator {
         }
     }
 
-    /// The namespaces are known anew: what is open of one that is another by now fails.
+    /// Copies the association's namespaces, and fails the waiting requests whose namespace is gone
+    /// or has been replaced by another.
     fn look_at_namespaces(&mut self) {
         let Phase::Up(association) = &self.phase else { return };
         self.namespaces.clone_from(&association.namespaces);
@@ -371,14 +375,14 @@ impl Initiator {
                 self.finish(serial, Err(Error::NoNamespace(nsid)));
             }
         }
-        // What is open has to be answered first: a controller that is there each time and answers
-        // nothing is lost all the while.
+        // If requests are open, the outage ends only with the first answer: a controller that can
+        // be connected each time but answers nothing is still lost.
         if self.requests.is_empty() {
             self.outage.end();
         }
     }
 
-    /// Sends what waits, as far as there are places.
+    /// Sends waiting requests while the queues have room.
     fn pump(&mut self, now: Instant, host: &mut Host) {
         loop {
             let Phase::Up(association) = &mut self.phase else { return };
@@ -415,7 +419,7 @@ impl Initiator {
             }
             let sent = queue.send(now, host, owner, command, data, &mut self.counters);
             if let Err(data) = sent {
-                // The queue was found to have room: what it will not take is no command.
+                // The queue has room, so it refuses only an invalid command.
                 debug_assert!(false, "a queue with room takes a command");
                 if let Data::In { buffer, .. } = data {
                     pending.buffer = Some(buffer);
@@ -425,7 +429,7 @@ impl Initiator {
         }
     }
 
-    /// A command of a request has ended.
+    /// Handles the completion of a request's command: retries, or completes the request.
     fn answer(
         &mut self,
         serial: u64,
@@ -468,7 +472,7 @@ impl Initiator {
         }
     }
 
-    /// A request has ended.
+    /// Completes a request, and releases requests that were held back by it.
     fn finish(&mut self, serial: u64, result: Result<u64, Error>) {
         let Some(pending) = self.requests.remove(&serial) else { return };
         self.end(pending.token, result, pending.buffer);
@@ -487,7 +491,7 @@ impl Initiator {
         self.done.push_back(Done { token, result, buffer });
     }
 
-    /// A change has ended: those that overlap it and no other may be made.
+    /// Releases held requests that no longer overlap an earlier one.
     fn release_held(&mut self) {
         let free = |(serial, pending): (&u64, &mut Pending)| {
             let free = pending.held && self.changes.may_go(*serial);
@@ -537,7 +541,7 @@ impl Application for Initiator {
     }
 }
 
-/// Whether a fault may pass, so that the command is worth another try.
+/// Returns whether a failed command may succeed if it is sent again.
 fn may_pass(status: Status) -> bool {
     let passing =
         [Status::TRANSIENT_TRANSPORT, Status::COMMAND_INTERRUPTED, Status::ABORT_REQUESTED];

@@ -1,14 +1,14 @@
-//! One queue: a connection, and the commands that are open on it.
+//! One queue: a connection and its open commands.
 //!
-//! Called by [`super::Initiator`] and the set-up. A command is open from when it is sent until its
-//! completion has come *and* its buffer is back from the transport. Everything that the controller
-//! sends is checked against what is open: completions and R2Ts for commands that are not, R2Ts
-//! beyond the data or not in its order, and commands that succeed without all of their data ends
-//! the connection by a terminate request; the transport does the same for data that nobody awaits.
-//! Digests of data are not judged here, but said.
+//! Called by [`super::Initiator`] and by the set-up. A command is open from its transmission until
+//! its completion has arrived *and* its buffer was returned by the transport. Everything that the
+//! controller sends is checked against the open commands: a completion or R2T for another command,
+//! an R2T beyond the data or out of order, and a success without all data end the connection by a
+//! terminate request; the transport does the same for unexpected data. Data digests are only
+//! reported here.
 //!
-//! Identifiers are used again as late as can be, so that a late or doubled completion hits one that
-//! is not open.
+//! Command identifiers are reused as late as possible, so that a late or duplicate completion
+//! refers to one that is not open.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -24,37 +24,37 @@ use super::command::Data;
 use super::counters::InitiatorCounters;
 use crate::nvme::channel::Channel;
 
-/// Identifiers for each command that may be open.
+/// Identifiers per command that may be open.
 const IDENTIFIERS: u16 = 4;
-/// Where the identifier is in a completion queue entry.
+/// Offset of the command identifier in a completion queue entry.
 const CQE_CID: u32 = 12;
 
-/// Whose a command is.
+/// Origin of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// The set-up's.
+    /// The set-up.
     SetUp,
     KeepAlive,
-    /// It is answered when something happens, and has no time-out.
+    /// An Asynchronous Event Request, which completes when an event occurs and has no timeout.
     AsyncEvent,
-    /// Of a command of a queue.
+    /// Abort of a command on any queue.
     Abort,
-    /// A user's, by its number.
+    /// A user's request, by its serial number.
     Request(u64),
 }
 
-/// Bytes that a command moves.
+/// Data transfer of a command.
 #[derive(Debug)]
 enum Moves {
     None,
-    /// In the capsule, and away.
+    /// In-capsule data, which was sent.
     Sent,
-    /// To the controller, as it asks for them: so many so far.
+    /// To the controller on R2Ts; `asked` bytes were requested so far.
     Out {
         data: Bytes,
         asked: usize,
     },
-    /// To us.
+    /// From the controller.
     In {
         len: u32,
         received: u32,
@@ -66,7 +66,7 @@ enum Moves {
 #[derive(Debug)]
 struct Open {
     owner: Owner,
-    /// When it is late.
+    /// Time at which the command is late.
     deadline: Option<Instant>,
     moves: Moves,
     digest_ok: bool,
@@ -74,59 +74,61 @@ struct Open {
     aborted: bool,
 }
 
-/// A command that has ended.
+/// A completed command.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) owner: Owner,
     pub(super) completion: Completion,
     pub(super) buffer: Option<AlignedBuf>,
-    /// All data came with the digests that it has.
+    /// All received data had the right digests.
     pub(super) digest_ok: bool,
 }
 
-/// What happened on a queue.
+/// Event of a queue.
 #[derive(Debug)]
 pub(super) enum Happened {
-    /// Commands can be sent.
+    /// ICReq and ICResp are exchanged: commands can be sent.
     Ready,
     Answer(Answer),
     Ended(Ended),
 }
 
-/// A command that was not answered in time.
+/// A command that was not completed in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Late {
     pub(super) owner: Owner,
     pub(super) cid: u16,
-    /// That was said before, and it was to be aborted.
+    /// Second report: an Abort did not help.
     pub(super) again: bool,
 }
 
-/// A queue.
+/// A queue of the initiator.
 #[derive(Debug)]
 pub(super) struct Queue {
     pub(super) channel: Channel,
-    /// Zero is the admin queue.
+    /// Queue ID; zero is the admin queue.
     pub(super) id: u16,
-    /// Most commands that may be open: one less than its entries.
+    /// Largest number of open commands: the entries minus one.
     most: u16,
-    /// Most bytes of data in a capsule.
+    /// Largest in-capsule data in bytes.
     in_capsule: usize,
     open: Vec<Option<Open>>,
     free: VecDeque<u16>,
     in_flight: usize,
-    /// When which command is late.
+    /// Deadlines of open commands and their identifiers.
     deadlines: BTreeSet<(Instant, u16)>,
-    /// Connect was answered.
+    /// Connect has completed.
     pub(super) live: bool,
-    /// We have ended the connection: what still comes does not count.
+    /// This end has terminated the connection; commands and data that still arrive are ignored.
     terminated: bool,
-    /// The command that the controller broke the protocol with, or that it never answered.
+    /// Origin of the command in whose context the controller violated the protocol, or that timed
+    /// out.
     culprit: Option<Owner>,
 }
 
 impl Queue {
-    /// A queue of `entries`, of which one is never used, over a connection that is being opened.
+    /// Creates a queue of `entries`, of which one stays unused, over a connection that is being
+    /// opened.
     pub(super) fn new(channel: Channel, id: u16, entries: u16, in_capsule: usize) -> Self {
         let most = entries.saturating_sub(1).max(1);
         let identifiers = most.saturating_mul(IDENTIFIERS);
@@ -149,33 +151,33 @@ impl Queue {
         self.channel.socket()
     }
 
-    /// Commands that are open.
+    /// Returns the number of open commands.
     pub(super) const fn in_flight(&self) -> usize {
         self.in_flight
     }
 
-    /// Commands that may be sent.
+    /// Returns the number of commands that can be sent now.
     pub(super) const fn room(&self) -> usize {
         (self.most as usize).saturating_sub(self.in_flight)
     }
 
-    /// Whether data is to come for a command.
+    /// Returns whether a command expects data from the controller.
     pub(super) fn awaits_data(&self) -> bool {
         self.open.iter().flatten().any(|open| matches!(open.moves, Moves::In { .. }))
     }
 
-    /// SQSIZE: one less than its entries.
+    /// Returns SQSIZE: the entries minus one.
     pub(super) const fn sqsize(&self) -> u16 {
         self.most
     }
 
-    /// What a controller takes once the queue is connected. Fabrics commands may always have some.
+    /// Sets the limit of in-capsule data after Connect; Connect itself always uses in-capsule data.
     pub(super) const fn set_in_capsule(&mut self, bytes: usize) {
         self.in_capsule = bytes;
     }
 
-    /// Sends a command, which is late after `timeout` if it has one. To be called where there is
-    /// [`Self::room`]; else the data comes back.
+    /// Sends a command, which is late after `timeout` if that is given. Returns the data if there
+    /// is no [`Self::room`].
     pub(super) fn send(
         &mut self,
         now: Instant,
@@ -225,7 +227,7 @@ impl Queue {
         Ok(())
     }
 
-    /// What happened next. To be called until there is nothing more, after each notice about the
+    /// Returns the next event. To be called until it returns `None` after each notice about the
     /// socket.
     pub(super) fn poll(
         &mut self,
@@ -256,13 +258,13 @@ impl Queue {
                     counters.nvmei_r2ts += 1;
                     self.give_data(now, host, (cccid, ttag), offset, len)
                 }
-                // The transport takes them from no controller.
+                // The transport accepts these PDUs only from an initiator.
                 Incoming::Command { .. } | Incoming::WriteData { .. } => Err(Fault::SEQUENCE),
             };
             match happened {
                 Ok(Some(answer)) => return Some(Happened::Answer(answer)),
                 Ok(None) => {}
-                // Its end follows.
+                // `Incoming::Ended` follows.
                 Err(fault) => {
                     counters.nvmei_protocol_errors += 1;
                     (self.terminated, self.culprit) = (true, about);
@@ -272,7 +274,7 @@ impl Queue {
         }
     }
 
-    /// Whose command something is about.
+    /// Returns the origin of the command that a PDU or buffer belongs to.
     fn about(&self, incoming: &Incoming) -> Option<Owner> {
         let cid = match incoming {
             Incoming::Response(entry) => Completion::parse(entry).cid,
@@ -283,13 +285,13 @@ impl Queue {
         self.open.get(usize::from(cid))?.as_ref().map(|open| open.owner)
     }
 
-    /// The owner of the command whose data the transport did not take.
+    /// Returns the origin of the command for whose data the transport ended the connection.
     fn culprit_of_transport(&self) -> Option<Owner> {
         let cid = self.channel.transport.culprit()?;
         self.open.get(usize::from(cid))?.as_ref().map(|open| open.owner)
     }
 
-    /// Whose command ends the association, where that is known.
+    /// Returns the origin of the command that ends the association, if it is known.
     pub(super) const fn culprit(&self) -> Option<Owner> {
         self.culprit
     }
@@ -298,7 +300,7 @@ impl Queue {
         self.open.get_mut(usize::from(cid))?.as_mut()
     }
 
-    /// A completion has come, or was implied by SUCCESS.
+    /// Handles a completion that was received, or implied by the SUCCESS flag.
     fn complete(
         &mut self,
         host: &mut Host,
@@ -311,12 +313,12 @@ impl Queue {
         let open = open.ok_or(unknown)?;
         open.completion = Some(completion);
         if let Moves::In { buffer: None, len, .. } = open.moves {
-            // Said before the buffer is back: that may be with a device, and what comes meanwhile
-            // must not end the connection for another reason.
+            // Check now rather than when the buffer is returned: the device may hold it for a
+            // while, and another error must not end the connection first.
             if completion.status.is_success() && received.is_some_and(|bytes| bytes < len) {
                 return Err(Fault::SEQUENCE);
             }
-            // All that was awaited has come, or never will.
+            // All expected data has arrived, or will not arrive.
             self.channel.transport.reclaim(host, cid);
             return Ok(None);
         }
@@ -354,8 +356,8 @@ impl Queue {
         }
     }
 
-    /// Answers an R2T. They have to come in the order of the data and without holes, as Linux has
-    /// it: then a command whose data was asked for to the end was asked for all of it.
+    /// Answers an R2T. R2Ts have to be in the order of the data and without holes, as Linux
+    /// requires: then all data was requested if its end was.
     fn give_data(
         &mut self,
         now: Instant,
@@ -378,7 +380,7 @@ impl Queue {
         Ok(None)
     }
 
-    /// A command is over: its completion is here, and its buffer.
+    /// Closes a command if its completion has arrived and its buffer was returned.
     fn finish(&mut self, cid: u16) -> Result<Option<Answer>, Fault> {
         let Some(place) = self.open.get_mut(usize::from(cid)) else { return Ok(None) };
         let Some(Open { completion: Some(completion), moves, .. }) = place.as_ref() else {
@@ -389,7 +391,7 @@ impl Queue {
             Moves::Out { data, asked } => *asked == data.len(),
             Moves::In { len, received, .. } => len == received,
         };
-        // A success without all of the data is none.
+        // Success without all of the data is a protocol error.
         if completion.status.is_success() && !whole {
             return Err(Fault::SEQUENCE);
         }
@@ -409,13 +411,13 @@ impl Queue {
         Ok(Some(Answer { owner, completion, buffer, digest_ok }))
     }
 
-    /// When [`Self::poll`] or [`Self::poll_late`] has something to do, whatever happens.
+    /// Returns the time at which [`Self::poll`] or [`Self::poll_late`] has work to do.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let late = self.deadlines.first().map(|deadline| deadline.0);
         [self.channel.transport.poll_timeout(), late].into_iter().flatten().min()
     }
 
-    /// The next command that is late. It is said twice: `patience` later again.
+    /// Returns the next late command. Each is reported twice: the second time after `patience`.
     pub(super) fn poll_late(&mut self, now: Instant, patience: Duration) -> Option<Late> {
         let (_, cid) = self.deadlines.first().copied().filter(|&(at, _)| at <= now)?;
         self.deadlines.pop_first();
@@ -430,15 +432,16 @@ impl Queue {
         Some(Late { owner, cid, again })
     }
 
-    /// The connection is over: gives whose commands were open, with their buffers. Those that the
-    /// device still has are replaced.
+    /// Gives up an ended connection. Returns the origins of the open commands with their buffers;
+    /// buffers that the device still has are replaced by new ones.
     pub(super) fn abandon(
         &mut self,
         now: Instant,
         host: &mut Host,
         counters: &mut InitiatorCounters,
     ) -> Vec<(Owner, Option<AlignedBuf>)> {
-        // Data that still comes for what is taken back would be called the controller's fault.
+        // Otherwise data for reclaimed buffers would be reported as a protocol error of the
+        // controller.
         self.channel.transport.give_up();
         let awaited = |open: &Open| matches!(open.moves, Moves::In { buffer: None, .. });
         for cid in 0..u16::try_from(self.open.len()).unwrap_or(u16::MAX) {

@@ -1,28 +1,29 @@
-//! What survives the loss of an association: when to connect again, and what may be sent again.
+//! Recovery from a lost association: when to reconnect, and which commands to resend.
 //!
-//! *What is sent again.* When a connection is lost nobody knows which of the commands that were not
-//! answered have been done. Those that only look (read, compare, Identify) are sent again. Those
-//! that change blocks (write, write zeroes, deallocate) leave the same state however often they are
-//! done, as long as nothing else changed the blocks between the first time and the last: else an
-//! old write would come back over a newer one that was answered meanwhile. Therefore *changes that
-//! overlap are made one after the other*: one that overlaps an earlier one is held back until that
-//! is answered ([`Changes`]). So whatever was not answered overlaps nothing that was, and
-//! everything is sent again in the order in which it was submitted. For the same reason nothing
-//! that was written to a connection of the old association leaves once the next one begins: they
-//! are reset. Admin commands that do more than look are not sent again: they fail, with the word
-//! that they may have been done.
+//! *Which commands are resent.* When a connection is lost, it is unknown which of the unanswered
+//! commands were executed. Commands that change nothing (Read, Compare, Identify) are resent.
+//! Commands that change blocks (Write, Write Zeroes, Deallocate) leave the same state however often
+//! they are executed, provided that nothing else changed the blocks between the first execution and
+//! the last; otherwise an old write could overwrite a newer one that was answered meanwhile.
+//! Therefore *overlapping changes are executed one at a time*: a change that overlaps an earlier
+//! one is held until the earlier one is answered ([`Changes`]). Hence no unanswered change overlaps
+//! an answered later one, and all are resent in the order of submission. For the same reason no
+//! data written to a connection of the old association may leave after the next association begins:
+//! these connections are reset. Admin commands that may change something are not resent: they fail
+//! with an error that says that they may have been executed.
 //!
-//! *How often.* A command that the controller never answers, or ends the connection on, would come
-//! back for ever. So each is counted the associations that it may have cost, and fails after a few:
-//! not those that another command, or one on another queue, is known to have cost. Of several that
-//! may be it, each goes alone for the second half of its tries: it is answered, or it was the one.
-//! And an outage ends with the first answer to a command, or where none is open, not with the
-//! association: else [`BackOff::ctrl_loss`] would never end one that lasts until the first command.
+//! *How often.* A command that the controller never answers, or that makes it end the connection,
+//! would be resent forever. Therefore each command counts the associations that it may have ended,
+//! and fails after a few. Associations ended by another known command or on another queue do not
+//! count. If several commands are suspected, each is sent alone for the second half of its tries:
+//! either it is answered, or it is the cause. An outage ends with the first answer to a command, or
+//! with the association if no request is open; otherwise [`BackOff::ctrl_loss`] would never end an
+//! outage in which the controller accepts connections but answers nothing.
 //!
-//! What was answered and not flushed may be lost when the *controller* loses power, as with any
-//! disk that has a volatile cache; a flush that is sent again does not bring it back. And a
-//! controller that goes on with commands of a connection that it has lost may do them after they
-//! were sent again: controllers give them up with the connection (fabrics, section 3.6).
+//! Completed but unflushed writes may be lost if the *controller* loses power, as with any disk
+//! that has a volatile cache; a resent flush does not restore them. And a controller that continues
+//! to execute commands of a lost connection may execute them after they were resent: controllers
+//! are required to abort them with the connection (fabrics section 3.6).
 //!
 //! Called by [`super::Initiator`].
 
@@ -37,40 +38,40 @@ use super::config::Event;
 use super::queue::{Owner, Queue};
 use super::{ADMIN, Initiator, Phase};
 
-/// Changes that are not answered, in the order in which they were submitted.
+/// Unanswered changes by serial number, which is the order of submission.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     open: BTreeMap<u64, Extent>,
 }
 
 impl Changes {
-    /// A change was submitted; says whether it may be made now.
+    /// Adds a submitted change. Returns whether it may be sent now.
     pub(super) fn insert(&mut self, serial: u64, extent: Extent) -> bool {
         self.open.insert(serial, extent);
         self.may_go(serial)
     }
 
-    /// A change was answered, or failed.
+    /// Removes a change that was answered or failed. Returns whether it existed.
     pub(super) fn remove(&mut self, serial: u64) -> bool {
         self.open.remove(&serial).is_some()
     }
 
-    /// Whether no earlier change overlaps it.
+    /// Returns whether no earlier change overlaps this one.
     pub(super) fn may_go(&self, serial: u64) -> bool {
         let Some(extent) = self.open.get(&serial) else { return true };
         !self.open.range(..serial).any(|(_, earlier)| earlier.overlaps(extent))
     }
 }
 
-/// How long to wait before the next attempt to connect, and for how long there are attempts.
+/// Delays between attempts to connect, and the time after which they end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackOff {
-    /// Before the first attempt.
+    /// Delay before the first attempt.
     pub first: Duration,
-    /// Each wait is twice the one before it, up to this.
+    /// Largest delay; each is twice the previous one.
     pub most: Duration,
-    /// From the loss of the association to the end of all attempts, as long as no command is
-    /// answered; none where there is no end.
+    /// Time from the loss of the association, without an answer to any command, after which no
+    /// further attempt is made; `None` for no limit.
     pub ctrl_loss: Option<Duration>,
 }
 
@@ -85,7 +86,7 @@ impl Default for BackOff {
     }
 }
 
-/// How long the controller has been lost.
+/// Duration of the present outage.
 #[derive(Debug, Default)]
 pub(super) struct Outage {
     since: Option<Instant>,
@@ -93,8 +94,8 @@ pub(super) struct Outage {
 }
 
 impl Outage {
-    /// An association was lost, or an attempt failed; gives when to try again, or none where that
-    /// is over.
+    /// Records a lost association or a failed attempt. Returns the time of the next attempt, or
+    /// `None` to give up.
     pub(super) fn lost(&mut self, now: Instant, back_off: &BackOff) -> Option<Instant> {
         let since = *self.since.get_or_insert(now);
         let factor = 1_u64 << self.attempts.min(20);
@@ -105,15 +106,15 @@ impl Outage {
         (!over).then_some(next)
     }
 
-    /// It is back.
+    /// Ends the outage.
     pub(super) const fn end(&mut self) {
         (self.since, self.attempts) = (None, 0);
     }
 }
 
 impl Initiator {
-    /// The association is lost, by what happened on a queue or not: what was open on it waits for
-    /// the next one, or fails.
+    /// Handles the loss of the association, caused by an event on the queue `index` if that is
+    /// given: open requests wait for the next association, or fail.
     pub(super) fn lose(&mut self, now: Instant, host: &mut Host, loss: Loss, index: Option<usize>) {
         let phase = core::mem::replace(&mut self.phase, Phase::Idle);
         if let Phase::Up(mut association) = phase {
@@ -127,7 +128,8 @@ impl Initiator {
             let last_word = index.filter(|_| loss.is_said());
             self.lingering = hang_up(now, host, &association, last_word);
             let culprit = association.queues.iter().find_map(Queue::culprit);
-            // What ended an I/O queue is one of its own; a controller that goes may end any first.
+            // If an I/O connection ended, only its commands are suspected; a controller that stops
+            // may end any connection first.
             let one = matches!(loss, Loss::Connection(_)) && index != Some(ADMIN);
             let one = one || loss.is_protocol();
             for (at, serial) in open {
@@ -136,15 +138,15 @@ impl Initiator {
                 self.replay(serial, loss, suspect, culprit.is_some());
             }
         }
-        // In the order in which they were submitted.
+        // Restore the order of submission.
         for ready in &mut self.ready {
             ready.make_contiguous().sort_unstable();
         }
         self.give_up(now, loss);
     }
 
-    /// A command was open when the association was lost; `suspect`: perhaps it is what the
-    /// controller cannot answer, or not as it should; `known`: it is.
+    /// Resends or fails a request that was open when the association was lost. `suspect`: it may
+    /// have caused the loss; `known`: the cause is known.
     fn replay(&mut self, serial: u64, loss: Loss, suspect: bool, known: bool) {
         let Some(pending) = self.requests.get_mut(&serial) else { return };
         let (count, most) = if loss.is_protocol() {
@@ -153,7 +155,7 @@ impl Initiator {
             (&mut pending.losses, self.config.loss_retries)
         };
         *count = count.saturating_add(u8::from(suspect));
-        // So that it does not cost its neighbours, nor they it.
+        // Alone, it neither fails its neighbors nor counts their failures.
         pending.alone = !known && *count > most / 2;
         if *count > most {
             self.counters.nvmei_retries_exhausted += 1;
@@ -168,8 +170,8 @@ impl Initiator {
         self.ready[usize::from(pending.request.is_io())].push_back(serial);
     }
 
-    /// Gives the requests that were open on the queues, which have their buffers again, each with
-    /// the place of its queue. Queues before `first` go on.
+    /// Ends the commands of the queues from `first` on. Returns the requests among them, each with
+    /// the index of its queue, after their buffers were returned to them.
     pub(super) fn take_back(
         &mut self,
         now: Instant,
@@ -190,7 +192,7 @@ impl Initiator {
         serials
     }
 
-    /// Tries again later, or never.
+    /// Schedules the next attempt to connect, or gives up.
     pub(super) fn give_up(&mut self, now: Instant, loss: Loss) {
         let next =
             if loss.is_final() { None } else { self.outage.lost(now, &self.config.back_off) };
@@ -216,10 +218,10 @@ impl Initiator {
     }
 }
 
-/// Ends the connections of an association that is lost, but the one that has a last word of ours:
-/// that is closed behind it, and given. An orderly close delivers first what was written before,
-/// data of writes among it, perhaps long after these were sent again over other connections and
-/// answered; so the others are reset, and that one before the next association begins.
+/// Ends the connections of a lost association. The queue `last_word`, on which a terminate request
+/// or an alert is still being delivered, is closed and its socket returned, to be reset before the
+/// next association begins. All others are reset: an orderly close would first deliver data written
+/// before, perhaps long after it was resent over another connection and answered.
 fn hang_up(
     now: Instant,
     host: &mut Host,

@@ -1,6 +1,4 @@
-//! Which namespaces the controller has, and what they are like.
-//!
-//! Part of the set-up, and done again when the controller says that something has changed.
+//! Reading of the controller's namespaces, during the set-up and again after each change.
 
 use abi::aligned::AlignedBuf;
 use wire::nvme::command::{Command, GetLogPage, Identify, NSID_ALL, admin};
@@ -11,17 +9,17 @@ use wire::nvme::status::Status;
 use super::super::command::{Loss, Namespace};
 use super::{Association, Cx, Progress, Step};
 
-/// Most namespaces that are looked at.
+/// Largest number of namespaces that are read.
 const NAMESPACES_LIMIT: usize = 8 * NAMESPACES_MAX;
 
 impl Association {
-    /// Looks at the namespaces once more where they have changed, and nothing else is being asked;
-    /// says whether it does.
+    /// Starts to read the namespaces again if they have changed and no other step is in progress.
+    /// Returns whether it does.
     pub(super) fn look_again(&mut self, cx: &mut Cx<'_>) -> Result<bool, Loss> {
         if self.step != Step::Idle || !core::mem::take(&mut self.rescan) {
             return Ok(false);
         }
-        // Reading the list makes room for the next event of the kind (base, section 5.2.1).
+        // Reading the changed namespace list re-arms the event (base section 5.2.1).
         let len = CHANGED_NAMESPACES_BYTES as u64;
         let page = GetLogPage { lid: lid::CHANGED_NAMESPACES, len, ..GetLogPage::default() };
         let command = page.put(Command::new(admin::GET_LOG_PAGE, 0, NSID_ALL));
@@ -29,7 +27,7 @@ impl Association {
         Ok(true)
     }
 
-    /// Asks for the namespaces above one; from zero on, all is known anew.
+    /// Requests the list of namespace IDs above `above`; zero starts from the beginning.
     pub(super) fn list_namespaces(
         &mut self,
         cx: &mut Cx<'_>,
@@ -45,7 +43,7 @@ impl Association {
         self.ask_for(cx, Step::Namespaces, command, buffer)
     }
 
-    /// A list has come: the next one, or the first namespace of it.
+    /// Handles a list: requests the next part, or identifies the first namespace.
     pub(super) fn namespaces_listed(
         &mut self,
         cx: &mut Cx<'_>,
@@ -54,7 +52,7 @@ impl Association {
         let page = buffer.as_ref().and_then(|page| page.as_slice().first_chunk());
         let before = self.found.len();
         let last = self.found.back().copied().unwrap_or(0);
-        // Ascending, as it has to be: so that every list ends.
+        // Only ascending IDs are accepted, so that the requests end.
         let ids = page.into_iter().flat_map(identify::namespaces);
         let mut above = last;
         for nsid in ids {
@@ -70,7 +68,7 @@ impl Association {
         self.identify_namespace(cx, buffer)
     }
 
-    /// Asks about the next namespace of the list.
+    /// Identifies the next namespace of the list.
     fn identify_namespace(
         &mut self,
         cx: &mut Cx<'_>,
@@ -78,7 +76,8 @@ impl Association {
     ) -> Result<Progress, Loss> {
         let Some(nsid) = self.found.pop_front() else {
             self.step = Step::Idle;
-            // What was found is told even so: else one change after the other would hold it back.
+            // Report the namespaces even if another change is pending: continuous changes would
+            // otherwise delay the report forever.
             let again = self.look_again(cx)?;
             return Ok(match (self.live, again) {
                 (true, _) => Progress::Namespaces,
@@ -91,7 +90,7 @@ impl Association {
         self.ask_for(cx, Step::Namespace(nsid), command, buffer)
     }
 
-    /// A namespace has been described.
+    /// Handles Identify Namespace.
     pub(super) fn namespace_identified(
         &mut self,
         cx: &mut Cx<'_>,
@@ -100,7 +99,7 @@ impl Association {
     ) -> Result<Progress, Loss> {
         let page = buffer.as_ref().and_then(|page| page.as_slice().first_chunk());
         let said = page.map(identify::Namespace::parse);
-        // One with metadata, or blocks of an odd size, cannot be used.
+        // Formats with metadata or an unusual block size are not supported.
         let usable =
             |format: &identify::LbaFormat| format.metadata == 0 && (9..=16).contains(&format.shift);
         if let Some((said, format)) = said.and_then(|n| Some((n, n.format().filter(usable)?))) {
@@ -122,8 +121,8 @@ impl Association {
         self.identify_namespace(cx, buffer)
     }
 
-    /// The descriptors of a namespace have come: some targets, Linux's among them, say what names
-    /// it nowhere else.
+    /// Handles the namespace's identification descriptors. Some targets, Linux's included, report
+    /// the UUID only there.
     pub(super) fn namespace_named(
         &mut self,
         cx: &mut Cx<'_>,
@@ -144,7 +143,7 @@ impl Association {
         self.identify_namespace(cx, buffer)
     }
 
-    /// A namespace was asked about in vain. Where it is gone, or of no use, the others are not.
+    /// Handles a failed command about a namespace: skips a namespace that is gone or unusable.
     pub(super) fn namespace_refused(
         &mut self,
         cx: &mut Cx<'_>,
@@ -158,7 +157,7 @@ impl Association {
                 self.namespaces.remove(&nsid);
                 cx.counters.nvmei_namespaces_skipped += 1;
             }
-            // Controllers before NVMe 1.3 have none.
+            // Controllers before NVMe 1.3 have no descriptors.
             Step::Descriptors(_) if status.is_final() || status.code() == Status::INVALID_FIELD => {
             }
             Step::Namespace(_) if gone || status.is_final() => {
