@@ -71,7 +71,7 @@ impl Verb {
     }
 }
 
-/// What an operation waits for.
+/// Stage of an operation: the resource that it waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Memory for its data.

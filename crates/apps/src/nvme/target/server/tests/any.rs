@@ -1,4 +1,5 @@
-//! Any commands, in any order, with a disk, acknowledgments and ends of connections in between.
+//! Random commands in random order, interleaved with disk operations, acknowledgments and ends of
+//! connections.
 
 use super::*;
 use proptest::prelude::*;
@@ -48,10 +49,10 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a run keeps of its peers: data that they were asked for.
+/// Connections of a run, and the R2Ts that were received on them.
 struct Asked {
     peers: Vec<Peer>,
-    /// Those that have closed.
+    /// Closed connections.
     gone: Vec<Peer>,
     r2ts: Vec<Vec<(u16, u16, u32)>>,
 }
@@ -141,8 +142,8 @@ fn pattern(byte: u8, count: u32) -> Vec<u8> {
 }
 
 proptest! {
-    /// Nothing panics, memory stays within its budget, and in the end nothing is held. That what is
-    /// on the wire does not change the rig sees to when it is acknowledged.
+    /// Checks that nothing panics, memory stays within its budget, and no resource is held at the
+    /// end. `Rig::acknowledge` checks that data in flight does not change.
     #[test]
     fn any_order_ends_well(steps in prop::collection::vec(step(), 1..150)) {
         let bytes_max = 6 * BLOCK_BYTES;

@@ -1,9 +1,9 @@
-//! What a host that does not behave can take: memory, ranges, time.
+//! Limits on the memory, ranges and time that a misbehaving initiator can use.
 
 use super::rig::FakeLink;
 use super::*;
 
-/// Commands that come one behind the other.
+/// Delivers commands in one turn.
 fn come(rig: &mut Rig, peer: &Peer, commands: impl Iterator<Item = Command>) {
     let FakeLink(wire) = &peer.link;
     wire.borrow_mut().came.extend(commands.map(|command| Incoming::Command {
@@ -14,7 +14,7 @@ fn come(rig: &mut Rig, peer: &Peer, commands: impl Iterator<Item = Command>) {
     rig.server.handle_socket(rig.now, &mut rig.disk, peer.index);
 }
 
-/// Commands that were not taken.
+/// Returns the number of received commands that the target has not read.
 fn left(peer: &Peer) -> usize {
     peer.link.0.borrow().came.len()
 }
@@ -30,7 +30,7 @@ fn no_more_answers_than_entries_wait_for_acknowledgments() {
     assert_eq!((left(queue), status_of(&rig.sent(queue)).len()), (8, 32));
     assert_eq!(rig.moved(), ["stalls +1", "reads +32", "read_bytes +131072"]);
     assert_eq!(rig.server.shared.namespaces[0].locks.held(), 32);
-    // More comes, and stays where it is.
+    // Further commands are not read.
     come(&mut rig, queue, (40..50).map(|cid| blocks(io::READ, cid, 0, 1)));
     assert_eq!((left(queue), rig.sent(queue).len()), (18, 0));
     assert_eq!(rig.moved(), [""; 0]);
@@ -56,7 +56,7 @@ fn pages_wait_for_acknowledgments_by_their_bytes() {
     come(&mut rig, &admin, (0..40).map(page));
     assert_eq!((left(&admin), status_of(&rig.sent(&admin)).len()), (24, 16));
     assert_eq!(rig.moved(), ["stalls +1", "admin_commands +16"]);
-    // Acknowledged while nobody tells of it.
+    // Acknowledged without a notice.
     admin.link.0.borrow_mut().acknowledge_silently();
     rig.pass(Duration::from_millis(499));
     assert_eq!(left(&admin), 24);
@@ -65,7 +65,7 @@ fn pages_wait_for_acknowledgments_by_their_bytes() {
     rig.acknowledge(&admin);
     rig.acknowledge(&admin);
     rig.sent(&admin);
-    // What is behind a page is not worth a megabyte of zeros.
+    // At most 4 KiB after a page's end are returned as zeros.
     let invalid = Status::INVALID_FIELD.do_not_retry();
     assert_eq!(rig.status(&admin, &log(lid::DISCOVERY, 1 << 20, 0), &[]), invalid);
     assert_eq!(rig.status(&admin, &log(lid::SUPPORTED, 4100, 0), &[]), invalid);
@@ -120,7 +120,7 @@ fn a_slow_disk_is_nobodys_fault() {
     assert_eq!(status_of(&rig.sent(&all[2])), [(1, OK)]);
 }
 
-/// The ways in which a connection ends while its reads are on the wire.
+/// Every kind of end of a connection while its reads are in flight.
 #[test]
 fn ranges_are_kept_until_what_was_read_has_arrived() {
     let why = Fault::field(at::TTAG);
@@ -138,7 +138,7 @@ fn ranges_are_kept_until_what_was_read_has_arrived() {
         rig.disk_all();
         assert_eq!(status_of(&rig.sent(&all[2])), [], "{how}");
         assert_eq!((rig.server.connections(), rig.server.shared.buffers.used_bytes()), (3, 4096));
-        // Its queue can be had again meanwhile.
+        // The queue can be connected again meanwhile.
         let again = rig.accept();
         assert_eq!(rig.connect(&again, &Ask { qid: 1, cntlid: 1, ..Ask::default() }).status, OK);
         rig.moved();
@@ -162,7 +162,7 @@ fn who_has_closed_and_does_not_acknowledge_is_reset() {
         rig.end(peer);
     }
     rig.moved();
-    // Acknowledged while nobody tells of it.
+    // Acknowledged without a notice.
     all[3].link.0.borrow_mut().acknowledge_silently();
     rig.pass(Duration::from_millis(500));
     assert_eq!((rig.sent(&all[3]).pop(), rig.server.connections()), (Some(Sent::End(true)), 3));
@@ -178,7 +178,7 @@ fn who_has_closed_and_does_not_acknowledge_is_reset() {
     assert_eq!(rig.server.shared.namespaces[0].locks.held(), 0);
 }
 
-/// A target with memory for eight blocks, of which a controller may have four.
+/// Creates a target with memory for eight blocks, of which a controller may use four.
 fn small() -> Rig {
     Rig::with(|config| {
         (config.mdts, config.in_capsule_bytes) = (1, BLOCK_LEN);
@@ -186,7 +186,7 @@ fn small() -> Rig {
     })
 }
 
-/// Blocks of memory in use.
+/// Returns the blocks of memory in use.
 fn used(rig: &Rig) -> usize {
     rig.server.shared.buffers.used_bytes() / BLOCK_BYTES
 }
@@ -201,7 +201,7 @@ fn a_controller_has_half_of_the_memory() {
     }
     assert_eq!((rig.sent(&greedy[1]).len(), rig.sent(&greedy[2]).len(), used(&rig)), (2, 2, 4));
     assert_eq!(rig.moved(), ["writes +6", "waits_memory +2"]);
-    // There is room for others, up to the last of it; then all wait in one order.
+    // Others may use the remaining half; then all wait in one queue.
     come(&mut rig, &other[1], (1..=4).map(|cid| blocks(io::WRITE, cid, 16, 1)));
     assert_eq!((rig.sent(&other[1]).len(), used(&rig)), (4, 8));
     assert_eq!(rig.command(&third[1], &blocks(io::WRITE, 1, 24, 1), &[]), []);
@@ -210,13 +210,14 @@ fn a_controller_has_half_of_the_memory() {
         rig.disk_all();
         rig.sent(peer)
     };
-    // What the first gives back is the third's, which has waited for memory, not for a share.
+    // The memory released by the first goes to the third, which is first in the shared queue.
     assert_eq!(status_of(&done(&mut rig, &greedy[1], 1, 0)), [(1, OK)]);
     assert_eq!(rig.sent(&third[1]), [Sent::R2t { cid: 1, tag: 0, len: BLOCK_LEN }]);
     assert_eq!((rig.sent(&greedy[1]), rig.sent(&greedy[2]), used(&rig)), (vec![], vec![], 8));
     assert_eq!(status_of(&done(&mut rig, &other[1], 1, 0)), [(1, OK)]);
     assert_eq!(rig.sent(&greedy[1]), [Sent::R2t { cid: 3, tag: 0, len: BLOCK_LEN }]);
-    // Who waits may be aborted, or gone; the share is whole again.
+    // Operations that wait for the quota are aborted or end with their connection, and the quota is
+    // released.
     let aborted = rig.command(&greedy[0], &abort(2, 3), &[]);
     assert_eq!(status_of(&aborted), [(70, OK)]);
     assert_eq!(status_of(&rig.sent(&greedy[2])), [(3, Status::ABORT_REQUESTED)]);
@@ -263,7 +264,7 @@ fn capsules_that_wait_are_bounded() {
     let done = status_of(&rig.sent(&all[1])).into_iter().map(|(cid, _)| cid).collect::<Vec<_>>();
     assert_eq!(done, [1, 2, 5, 3, 6, 4, 7, 8]);
     assert_eq!((rig.server.shared.capsules, used(&rig)), (0, 0));
-    // And again, with an end while they wait.
+    // Again, with the end of the connection while they wait.
     come(&mut rig, &all[1], (1..=4).map(|cid| blocks(io::WRITE, cid, 0, 1)));
     assert_eq!(rig.command(&all[1], &inline(io::WRITE, 5, 8, 1), &bytes).len(), 4);
     assert_eq!(rig.server.shared.capsules, BLOCK_BYTES);
@@ -291,7 +292,7 @@ fn data_that_comes_byte_by_byte() {
         rig.pass(Duration::from_secs(20));
         rig.come(queue, some(2, second, at * 4));
     }
-    // The first was whole in time, and the other has a second more.
+    // The first write's data was complete in time, and the second has one second more.
     rig.data(queue, 1, first, &[1; BLOCK_BYTES], true);
     rig.disk_all();
     assert_eq!(status_of(&rig.sent(queue)), [(1, OK)]);

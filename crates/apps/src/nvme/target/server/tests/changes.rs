@@ -1,5 +1,5 @@
-//! Changes and queries by an operator: identifiers of hosts, the log, namespaces that are read
-//! only, and those that come, go and change their size.
+//! Operator actions and queries: host identifiers, the log, read-only namespaces, and namespaces
+//! that are added, removed and resized.
 
 use super::*;
 use crate::nvme::target::{ChangeError, NamespaceConfig};
@@ -12,14 +12,14 @@ fn logged(rig: &mut Rig) -> Vec<String> {
         .collect()
 }
 
-/// The identifiers of namespaces in the log of changed ones, which is read.
+/// Reads the log page of changed namespaces and returns their IDs.
 fn changed(rig: &mut Rig, admin: &Peer) -> Vec<u32> {
     let page = page(rig, admin, &log(lid::CHANGED_NAMESPACES, 4096, 0));
     let ids = page.chunks(4).map(|id| u32::from_le_bytes(id.try_into().unwrap()));
     ids.take_while(|id| *id != 0).collect()
 }
 
-/// Has changes of namespaces reported, on an event request that is command `cid`.
+/// Enables the event for changed namespaces and sends an event request with identifier `cid`.
 fn await_change(rig: &mut Rig, admin: &Peer, cid: u16) {
     let set = Command::new(admin::SET_FEATURES, 6, 0);
     let set = Features::set(feature::ASYNC_EVENT, events::NAMESPACES, set);
@@ -27,7 +27,7 @@ fn await_change(rig: &mut Rig, admin: &Peer, cid: u16) {
     assert_eq!(rig.command(admin, &Command::new(admin::ASYNC_EVENT, cid, 0), &[]), []);
 }
 
-/// The commands that were answered by the event of changed namespaces.
+/// Returns the identifiers of requests completed by the event for changed namespaces.
 fn reported(rig: &mut Rig, admin: &Peer) -> Vec<u16> {
     let event = u64::from(AsyncEvent::NAMESPACE_CHANGED.to_value());
     let cid = |sent: &Sent| match sent {
@@ -37,7 +37,7 @@ fn reported(rig: &mut Rig, admin: &Peer) -> Vec<u16> {
     rig.sent(admin).iter().map(cid).collect()
 }
 
-/// pynvmeof makes an identifier for each Connect.
+/// pynvmeof sends a new host identifier with each Connect.
 #[test]
 fn a_host_is_told_by_its_name_and_its_first_identifier() {
     let mut rig = Rig::with(|config| config.log = true);
@@ -53,7 +53,7 @@ fn a_host_is_told_by_its_name_and_its_first_identifier() {
         [[1; 16]; 2]
     );
 
-    // Zero is none, on any queue; another name is another host.
+    // Zero is invalid on any queue; another NQN is another host.
     logged(&mut rig);
     let mut refused = |ask: Ask| {
         let peer = rig.accept();
@@ -69,7 +69,7 @@ fn a_host_is_told_by_its_name_and_its_first_identifier() {
     }
     let (result, line) = refused(Ask { host: 2, qid: 2, ..io });
     assert_eq!(result, ConnectResult::InvalidData(ipo::HOSTNQN));
-    // Both values, and why.
+    // The line has both NQNs and the reason.
     let why = "controller 1 is of host \"nqn.2026-11.example:host1\", not of \
                \"nqn.2026-11.example:host2\" (connect invalid parameters";
     assert!(line.starts_with("refused host=\"nqn.2026-11.example:host2\" hostid=09090909-"));
@@ -91,7 +91,7 @@ fn the_log_has_who_came_and_how_it_ended() {
     let closed = format!("closed {who} queue=0: closed by the peer");
     let after = format!("closed {who} queue=1: its controller's admin queue is gone");
     assert_eq!(logged(&mut rig), [closed, after]);
-    // One that never says Connect.
+    // A connection that never sends Connect.
     let _silent = rig.accept();
     rig.pass(Duration::from_secs(10));
     assert_eq!(logged(&mut rig), ["closed without a queue: no Connect in time"]);
@@ -131,7 +131,7 @@ fn a_namespace_that_may_not_be_written() {
     let manage = manage.put(admin_data(io::DATASET_MANAGEMENT, 4, 1, 16));
     assert_eq!(rig.status(queue, &manage, &[]), protected);
     assert_eq!(rig.moved(), ["errors_command +4"]);
-    // Reads, compares and flushes are as ever; a flush has nothing to do.
+    // Reads, compares and flushes work; a flush does not reach the disk.
     assert_eq!(rig.command(queue, &blocks(io::READ, 5, 0, 1), &[]).len(), 2);
     assert_eq!(rig.status(queue, &Command::new(io::FLUSH, 6, 1), &[]), OK);
     let same = before[..BLOCK_BYTES].to_vec();
@@ -165,7 +165,6 @@ fn namespaces_come_and_go() {
     assert_eq!(rig.command(queue, &third(io::READ, 2), &[]).len(), 2);
     rig.acknowledge(queue);
 
-    // Changes that are refused.
     assert_eq!(add(&mut rig, None, &new), Err(ChangeError::InUse));
     let other = NamespaceConfig::new(&subnqn(), "d");
     assert_eq!(add(&mut rig, Some(2), &other), Err(ChangeError::BadId));
@@ -177,7 +176,7 @@ fn namespaces_come_and_go() {
         |rig: &mut Rig, nsid| rig.server.remove_namespace(now, &mut rig.disk, &subnqn(), nsid);
     assert_eq!(remove(&mut rig, 4), Err(ChangeError::NoNamespace));
 
-    // One is removed while the disk writes to it, and another write waits for its data.
+    // The namespace is removed while one write is at the disk and another waits for its data.
     await_change(&mut rig, admin, 32);
     let block = [7; BLOCK_BYTES];
     let inline = Command { nsid: 3, ..inline(io::WRITE, 3, 0, 1) };
@@ -201,7 +200,7 @@ fn namespaces_come_and_go() {
     let inactive = identify(&mut rig, admin, cns::NAMESPACE, 3);
     assert_eq!(inactive, [0; BYTES], "an ID that is valid, and not active");
 
-    // The next has another ID, and the slot again once what was read has arrived.
+    // The next namespace gets a new ID, and the slot is reused after the read was acknowledged.
     rig.acknowledge(queue);
     assert_eq!(add(&mut rig, None, &new), Ok(4));
     assert_eq!(rig.server.shared.namespaces.len(), 3);
@@ -222,7 +221,7 @@ fn a_namespace_grows_and_shrinks() {
     assert_eq!(resize(&mut rig, None), Err(ChangeError::Opening));
     rig.server.handle_file(now, &mut rig.disk, FileId(2));
     assert_eq!((reported(&mut rig, admin), &rig.disk.closed[..]), (vec![], &[FileId(0)][..]));
-    // It has grown by two blocks.
+    // The file has grown by two blocks.
     assert_eq!(resize(&mut rig, None), Ok(()));
     rig.disk.files[3].resize(usize::try_from((BLOCKS + 2) * BLOCK).unwrap(), 1);
     rig.server.handle_file(now, &mut rig.disk, FileId(3));
@@ -231,7 +230,7 @@ fn a_namespace_grows_and_shrinks() {
         |rig: &mut Rig| identify::Namespace::parse(&identify(rig, admin, cns::NAMESPACE, 1)).nsze;
     assert_eq!(size(&mut rig), BLOCKS + 2);
     assert_eq!(rig.command(queue, &blocks(io::READ, 1, BLOCKS + 1, 1), &[]).len(), 2);
-    // It is to be cut, while a write behind its new end waits for data.
+    // The file is to be truncated while a write beyond the new end waits for its data.
     await_change(&mut rig, admin, 32);
     let tag = tag_of(&rig.command(queue, &blocks(io::WRITE, 2, 1, 1), &[]));
     assert_eq!(resize(&mut rig, Some(BLOCK)), Ok(()));
@@ -239,7 +238,7 @@ fn a_namespace_grows_and_shrinks() {
     rig.data(queue, 2, tag, &[7; BLOCK_BYTES], true);
     let out_of_range = Status::LBA_OUT_OF_RANGE.do_not_retry();
     assert_eq!(status_of(&rig.sent(queue)), [(2, out_of_range)]);
-    // The file can no longer be opened: it is served as it was.
+    // The file can no longer be opened: the first open stays in use.
     rig.disk.open_fault = Some(FileFault::NotFound);
     rig.server.handle_file(now, &mut rig.disk, FileId(4));
     assert_eq!((size(&mut rig), rig.disk.closed.pop()), (1, Some(FileId(4))));
@@ -265,7 +264,8 @@ fn a_compare_and_a_probe_go_on_with_the_file_of_a_resize() {
         }
         rig.server.handle_file(now, &mut rig.disk, FileId(2));
         assert_eq!(rig.disk.closed, [FileId(0)]);
-        // The first pieces end before these bytes, which a later read of the old file would find.
+        // The first pieces end before these bytes; a later read of the old file would see the
+        // change.
         rig.disk.files[0][6 * BLOCK_BYTES - 1] ^= 1;
         rig.disk.files[0][8 * BLOCK_BYTES - 1] ^= 1;
         rig.disk_all();

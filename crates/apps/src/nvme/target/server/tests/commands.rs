@@ -1,8 +1,8 @@
-//! Commands: what they do to the disk, and how they fail.
+//! I/O and admin commands: effects on the disk, and errors.
 
 use super::*;
 
-/// What is in blocks of a namespace.
+/// Returns the contents of blocks of namespace 1.
 fn content(rig: &Rig, slba: u64, count: u64) -> &[u8] {
     let [from, to] = [slba, slba + count].map(|at| usize::try_from(at * BLOCK).unwrap());
     &rig.disk.files[0][from..to]
@@ -12,7 +12,7 @@ fn pattern(byte: u8, count: usize) -> Vec<u8> {
     vec![byte; count * BLOCK_BYTES]
 }
 
-/// Writes blocks with data after an R2T, up to the disk.
+/// Writes blocks with data after an R2T; the write is left at the disk.
 fn write(rig: &mut Rig, peer: &Peer, cid: u16, slba: u64, count: u32, byte: u8) {
     let sent = rig.command(peer, &blocks(io::WRITE, cid, slba, count), &[]);
     let tag = tag_of(&sent);
@@ -53,7 +53,7 @@ fn writes_with_data_in_the_capsule_and_after_an_r2t() {
     assert_eq!(sent, []);
     let sent = rig.command(&all[1], &blocks(io::WRITE, 2, 6, 3), &[]);
     assert_eq!(sent, [Sent::R2t { cid: 2, tag: 0, len: 3 * BLOCK_LEN }]);
-    // What is slow holds nobody up.
+    // A write that waits for data blocks no other command.
     assert_eq!(rig.command(&all[1], &blocks(io::READ, 3, 0, 1), &[]).len(), 2);
     rig.data(&all[1], 2, 0, &pattern(2, 3), true);
     assert_eq!(rig.sent(&all[1]), []);
@@ -95,7 +95,7 @@ fn what_has_to_last_lasts() {
     assert_eq!(rig.command(&all[1], &Command::new(io::FLUSH, 3, 1), &[]), []);
     rig.disk_all();
     assert_eq!(status_of(&rig.sent(&all[1])), [(3, OK)]);
-    // A write cache that is off.
+    // The write cache is disabled.
     let set = Features::set(feature::VOLATILE_WRITE_CACHE, 0, Command::new(9, 6, 0));
     assert_eq!(rig.status(&all[0], &set, &[]), OK);
     assert_eq!(rig.command(&all[1], &inline(io::WRITE, 4, 1, 1), &pattern(1, 1)), []);
@@ -121,7 +121,7 @@ fn what_is_read_is_not_written_until_it_arrived() {
     rig.command(&all[1], &blocks(io::READ, 2, 8, 1), &[]);
     write(&mut rig, &all[2], 1, 3, 2, 9);
     write(&mut rig, &all[2], 2, 10, 1, 9);
-    // Behind the write, since it came later.
+    // Queued behind the conflicting write, which came first.
     assert_eq!(rig.command(&all[2], &blocks(io::READ, 3, 4, 1), &[]), []);
     rig.disk_all();
     assert_eq!(status_of(&rig.sent(&all[2])), [(2, OK)], "the other one waits");
@@ -162,7 +162,7 @@ fn memory_is_bounded_and_given_in_order() {
     assert_eq!(tag_of(&first), 0);
     assert_eq!(rig.command(&all[2], &blocks(io::WRITE, 2, 8, 4), &[]), [], "no room");
     assert_eq!(rig.command(&all[1], &inline(io::WRITE, 3, 16, 1), &pattern(3, 1)), []);
-    // Reads need none.
+    // Reads need no memory.
     assert_eq!(rig.command(&all[1], &blocks(io::READ, 4, 0, 4), &[]).len(), 2);
     assert_eq!(rig.server.shared.buffers.used_bytes(), 2 * page, "there is room for the third");
     rig.acknowledge(&all[1]);
@@ -218,7 +218,7 @@ fn ranges_are_deallocated() {
     assert_eq!(content(&rig, 4, 3), pattern(0, 3));
     assert_eq!(content(&rig, 3, 1)[0], 3);
     assert_eq!(rig.disk.did.len(), 2);
-    // As Linux describes them: room for 256, whatever their number; in the capsule and behind an
+    // Linux's description: room for 256 ranges, whatever their number; in the capsule and after an
     // R2T.
     let roomy = |cid, sgl: fn(u32) -> Sgl, len: u32| {
         let (command, mut data) = manage(cid, &[(30, 1), (32, 2)], true);
@@ -245,7 +245,7 @@ fn ranges_are_deallocated() {
         let (command, data) = roomy(6, in_capsule, len);
         assert_eq!(rig.status(&all[1], &command, &data), length, "{len} bytes");
     }
-    // Hints alone do nothing; one range outside, and nothing is done.
+    // Hints alone have no effect; if one range is out of bounds, none is deallocated.
     let (command, data) = manage(2, &[(20, 1)], false);
     assert_eq!(rig.status(&all[1], &command, &data), OK);
     let outside = Status::LBA_OUT_OF_RANGE.do_not_retry();
@@ -385,7 +385,7 @@ fn admin_commands_that_are_wrong() {
     let abort = Abort { sqid: 1, cid: 1 }.put(Command::new(admin::ABORT, 1, 0));
     let abort = rig.completed(admin, &abort, &[]);
     assert_eq!((abort.status, abort.dword0()), (OK, 1), "not aborted");
-    // What went wrong is in the log, the newest first.
+    // The last error is the first entry of the error log.
     let errors = page(&mut rig, admin, &log(lid::ERRORS, 64, 0));
     let error = ErrorEntry::parse(&errors.try_into().unwrap());
     assert_eq!((error.sqid, error.cid, error.status.code()), (0, 3, Status::INVALID_FIELD));
@@ -432,7 +432,7 @@ fn events_are_held_and_bounded() {
     assert_eq!(rig.status(&all[0], &again, &[]).code(), Status::COMMAND_ID_CONFLICT);
     let set = Features::set(feature::ASYNC_EVENT, events::NAMESPACES, Command::new(9, 6, 0));
     assert_eq!(rig.status(&all[0], &set, &[]), OK);
-    // A namespace goes.
+    // A namespace fails.
     rig.disk.open_fault = Some(FileFault::Io);
     rig.server.handle_file(rig.now, &mut rig.disk, FileId(1));
     let sent = rig.sent(&all[0]);
@@ -522,7 +522,7 @@ fn identifiers_twice_and_too_many_commands() {
         assert_eq!(rig.command(&queue, &blocks(io::WRITE, cid, 0, 1), &[]).len(), 1);
     }
     rig.moved();
-    // Five commands in a queue of four entries.
+    // The fifth command in a queue of four entries.
     let fifth = rig.completed(&queue, &blocks(io::WRITE, 5, 0, 1), &[]);
     assert_eq!(fifth.status, Status::COMMAND_SEQUENCE.with_more());
     assert_eq!(rig.moved(), ["queue_overflows +1", "errors_command +1"]);
@@ -559,7 +559,7 @@ fn data_that_never_comes() {
     let mut rig = Rig::new();
     let all = rig.attach(1, 2);
     rig.command(&all[1], &blocks(io::WRITE, 1, 0, 1), &[]);
-    // It holds nobody up.
+    // It blocks no other connection.
     assert_eq!(rig.command(&all[2], &blocks(io::READ, 1, 0, 1), &[]).len(), 2);
     rig.pass(Duration::from_millis(29_999));
     assert_eq!(rig.server.connections(), 3);
@@ -581,7 +581,7 @@ fn a_connection_ends_while_the_disk_works() {
     rig.sent(&all[1]);
     rig.end(&all[1]);
     assert_eq!((rig.sent(&all[1]), rig.server.connections()), (vec![], 4), "it stays");
-    // What the disk does keeps its range, as does what is on the wire; what waited does not.
+    // Ranges at the disk or in flight stay locked; waiting operations are dropped.
     assert_eq!(rig.command(&all[2], &blocks(io::READ, 1, 3, 1), &[]), []);
     rig.command(&all[2], &inline(io::WRITE, 2, 20, 1), &pattern(9, 1));
     rig.disk_all();
@@ -596,7 +596,7 @@ fn a_connection_ends_while_the_disk_works() {
     assert_eq!(rig.server.shared.buffers.used_bytes(), 0);
     let moved = rig.moved();
     assert!(moved.contains(&String::from("orphans +1")), "{moved:?}");
-    // Without its admin queue no association.
+    // The end of the admin queue ends the association.
     rig.end(&all[0]);
     assert_eq!(rig.server.connections(), 0);
     assert_eq!(rig.sent(&all[3]), [Sent::End(false)]);
@@ -614,11 +614,11 @@ fn commands_that_wait_are_aborted() {
     let mut rig = Rig::with(|config| (config.mdts, config.buffer_bytes_max) = (2, 4 * page));
     let all = rig.attach(1, 2);
     let aborted = |rig: &mut Rig, sqid, cid| rig.completed(&all[0], &abort(sqid, cid), &[]).result;
-    // Its range is kept, and a write waits for it; behind that one, a read of the same blocks.
+    // A read in flight keeps its range; a write waits for it, and behind the write a read.
     rig.command(&all[1], &blocks(io::READ, 1, 0, 4), &[]);
     write(&mut rig, &all[2], 5, 3, 1, 9);
     assert_eq!(rig.command(&all[1], &blocks(io::READ, 2, 3, 1), &[]), []);
-    // One that data was asked for, one that waits for memory, and one behind it.
+    // A write whose data was requested, one that waits for memory, and one behind it.
     let asked = rig.command(&all[1], &blocks(io::WRITE, 6, 8, 1), &[]);
     assert_eq!(rig.command(&all[1], &blocks(io::WRITE, 7, 16, 4), &[]), [], "no room");
     assert_eq!(rig.command(&all[2], &blocks(io::WRITE, 8, 32, 1), &[]), [], "behind it");
@@ -629,7 +629,7 @@ fn commands_that_wait_are_aborted() {
     assert_eq!(aborted(&mut rig, 1, 7), 0);
     assert_eq!(status_of(&rig.sent(&all[1])), [(7, Status::ABORT_REQUESTED)]);
     assert_eq!(tag_of(&rig.sent(&all[2])), 0, "there was room for this one");
-    // Data was asked for; what the disk does; what is over; queues and commands that are none.
+    // Not abortable: data requested, sent, completed, wrong queue, unknown queue, unknown command.
     let going = [(1, 6), (1, 2), (1, 7), (2, 6), (4, 1), (9, 1), (0, 60), (0, 31)];
     assert_eq!(going.map(|(sqid, cid)| aborted(&mut rig, sqid, cid)), [1; 8]);
     rig.data(&all[1], 6, tag_of(&asked), &pattern(6, 1), true);
@@ -638,7 +638,7 @@ fn commands_that_wait_are_aborted() {
     assert_eq!(status_of(&rig.sent(&all[1])), [(6, OK)]);
     rig.data(&all[2], 8, 0, &pattern(8, 1), true);
     rig.disk_all();
-    // A request for an event is a command that waits, too.
+    // An Asynchronous Event Request can be aborted, too.
     let request = Command::new(admin::ASYNC_EVENT, 31, 0);
     assert_eq!(rig.command(&all[0], &request, &[]), []);
     let sent = rig.command(&all[0], &abort(0, 31), &[]);
@@ -672,8 +672,8 @@ fn a_queue_is_disconnected() {
     let mut rig = Rig::new();
     let all = rig.attach(1, 2);
     let queue = &all[1];
-    // One at the disk, one whose data is on the wire, one that waits for the first, and one that
-    // data was asked for.
+    // One write at the disk, one read in flight, one read that waits for the write, and one write
+    // whose data was requested.
     write(&mut rig, queue, 1, 0, 4, 7);
     assert_eq!(rig.command(queue, &blocks(io::READ, 2, 20, 1), &[]).len(), 2);
     assert_eq!(rig.command(queue, &blocks(io::READ, 3, 2, 1), &[]), []);
@@ -687,17 +687,17 @@ fn a_queue_is_disconnected() {
     assert_eq!(status_of(&sent), [(1, over), (3, over), (4, over), (9, OK)]);
     assert_eq!(rig.moved(), ["aborted +3", "disconnects +1"]);
     assert_eq!(rig.command(queue, &blocks(io::READ, 5, 40, 1), &[]), [], "it is not heard");
-    // What was sent may be read again until it has arrived.
+    // The read in flight keeps its range until it is acknowledged.
     rig.command(&all[2], &inline(io::WRITE, 1, 20, 1), &pattern(8, 1));
     rig.acknowledge(queue);
     assert_eq!(rig.sent(queue), [Sent::End(true)]);
-    // What the disk does keeps its range.
+    // The write at the disk keeps its range.
     assert_eq!(rig.command(&all[2], &blocks(io::READ, 2, 0, 1), &[]), []);
     rig.disk_all();
     let sent = rig.sent(&all[2]);
     assert_eq!(status_of(&sent), [(2, OK), (1, OK)]);
     assert!(sent.contains(&Sent::Data { cid: 2, bytes: pattern(7, 1), success: false }));
-    // The controller goes on, and the queue can be had again.
+    // The controller stays, and the queue can be connected again.
     let again = rig.accept();
     assert_eq!(rig.connect(&again, &Ask { qid: 1, cntlid: 1, ..Ask::default() }).status, OK);
     assert_eq!(rig.server.connections(), 3);

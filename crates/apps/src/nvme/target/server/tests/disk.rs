@@ -1,4 +1,4 @@
-//! What the target relies on of a disk, held against the host's and against the fake.
+//! Requirements of the target on a disk, checked on the host's disk and on the fake one.
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use abi::{FileExtent, FileId};
@@ -10,13 +10,13 @@ use super::rig::{BLOCK, FILE_BYTES, FakeDisk};
 use super::*;
 use crate::nvme::target::link::{Changed, Disk};
 
-/// A disk with a file `a` of [`FILE_BYTES`].
+/// A disk with a file `a` of [`FILE_BYTES`] bytes.
 trait Subject {
     type Disk: Disk;
 
     fn new() -> Self;
     fn disk(&mut self) -> &mut Self::Disk;
-    /// Does all that the disk was asked for.
+    /// Executes all operations of the disk.
     fn settle(&mut self);
 }
 
@@ -60,7 +60,7 @@ impl Subject for OnFake {
     }
 }
 
-/// A subject with its file open, and the user of the disk.
+/// A disk with its file open.
 struct Opened<S> {
     subject: S,
     user: DiskUser,
@@ -87,7 +87,7 @@ impl<S: Subject> Opened<S> {
         self.subject.disk()
     }
 
-    /// Begins to write a block of sevens.
+    /// Starts to write a block of sevens.
     fn write(&mut self, number: u64, offset: u64) {
         let mut buffer = AlignedBuf::new(1);
         buffer.as_mut_slice().fill(7);
@@ -95,7 +95,7 @@ impl<S: Subject> Opened<S> {
         self.disk().write(token, at, buffer, BLOCK_LEN, false);
     }
 
-    /// Returns how the only change that was asked for ended.
+    /// Executes the only pending change and returns its end.
     fn changed(&mut self) -> Changed {
         let user = self.user;
         self.subject.settle();
@@ -104,7 +104,7 @@ impl<S: Subject> Opened<S> {
         changed
     }
 
-    /// Returns the bytes of a block, or the first of them.
+    /// Reads a block and returns its bytes, perhaps not all.
     fn read(&mut self, offset: u64) -> Vec<u8> {
         let (user, token, extent) = (self.user, self.token(9), self.extent(offset, BLOCK_LEN));
         assert!(self.disk().read(token, extent));
@@ -116,7 +116,7 @@ impl<S: Subject> Opened<S> {
     }
 }
 
-/// Runs each rule with both.
+/// Defines a test of each requirement for both disks.
 macro_rules! rules {
     ($($rule:ident)*) => {
         mod of_the_host {
@@ -201,7 +201,7 @@ fn what_the_file_does_not_have_is_an_error(subject: impl Subject) {
     assert_eq!((number, buffer.is_none(), result), (6, true, Err(FileFault::BadExtent)));
 }
 
-/// In any order: the token says which.
+/// The order is unspecified: tokens identify the operations.
 fn all_operations_end(subject: impl Subject) {
     let mut opened = Opened::new(subject);
     for number in 0..8 {

@@ -1,4 +1,4 @@
-//! Exchanges with scripted hosts: every completion, and every counter that moved.
+//! Exchanges with scripted initiators, checking every completion and every counter that moved.
 
 mod any;
 mod bounds;
@@ -53,7 +53,7 @@ fn log(lid: u8, len: u32, offset: u64) -> Command {
     asked.put(admin_data(admin::GET_LOG_PAGE, 3, 0, len))
 }
 
-/// A command for `count` blocks of namespace 1.
+/// Creates a command for `count` blocks of namespace 1.
 fn blocks(opcode: u8, cid: u16, slba: u64, count: u32) -> Command {
     let len = count * BLOCK_LEN;
     let command = match opcode {
@@ -63,7 +63,7 @@ fn blocks(opcode: u8, cid: u16, slba: u64, count: u32) -> Command {
     Blocks::new(slba, count).put(command)
 }
 
-/// The same with its data in the capsule.
+/// As [`blocks`], with in-capsule data.
 fn inline(opcode: u8, cid: u16, slba: u64, count: u32) -> Command {
     let len = count * BLOCK_LEN;
     blocks(opcode, cid, slba, count).with_data(Sgl::InCapsule { offset: 0, len })
@@ -90,7 +90,7 @@ const OK: Status = Status::SUCCESS;
 mod connecting {
     use super::*;
 
-    /// What Linux's initiator does, in its order: fabrics.c, core.c, tcp.c.
+    /// The commands of Linux's initiator in its order: fabrics.c, core.c, tcp.c.
     #[test]
     fn as_linux_does() {
         let mut rig = Rig::new();
@@ -151,7 +151,7 @@ mod connecting {
         let request = Command::new(admin::ASYNC_EVENT, 31, 0);
         assert_eq!(rig.command(&admin, &request, &[]), [], "held");
 
-        // nvme_shutdown_ctrl.
+        // As nvme_shutdown_ctrl.
         let off = Configuration { shutdown: Shutdown::Normal, ..Configuration::ENABLED };
         let off = PropertySet::new(property::CC, off.to_value());
         let off = Fabrics::PropertySet(off).to_command(7, Sgl::NONE);
@@ -177,7 +177,7 @@ mod connecting {
             identify::Controller::parse(&identify(&mut rig, &admin, cns::CONTROLLER, 0));
         assert_eq!((controller.kind, controller.nn), (ControllerType::Discovery, 0));
         assert_eq!(controller.subnqn, Some(Nqn::discovery()));
-        // nvmf_get_discovery_log: the header, then all of it, by pieces.
+        // As nvmf_get_discovery_log: the header, then the entries in pieces.
         let head = page(&mut rig, &admin, &log(lid::DISCOVERY, 20, 0));
         let header = DiscoveryHeader::parse(&head).unwrap();
         assert_eq!((header.generation, header.records, header.format), (1, 2, 0));
@@ -190,7 +190,7 @@ mod connecting {
         assert_eq!((first.trtype, first.cntlid, first.security), (3, 0xffff, Security::None));
         assert_eq!(first.addr, Some([192, 0, 2, 1].into()));
         assert_eq!(entry(&mut rig, 1).subnqn, Some(Nqn::discovery()));
-        // Up to its end, what is behind it, and from behind it.
+        // Ranges at the page's end, across it, and after it.
         let end = 1024 * 3;
         assert_eq!(page(&mut rig, &admin, &log(lid::DISCOVERY, 8, end)), [0; 8]);
         assert_eq!(page(&mut rig, &admin, &log(lid::DISCOVERY, 8, end - 4)), [0; 8]);
@@ -200,7 +200,7 @@ mod connecting {
         assert_eq!(rig.status(&admin, &log(lid::DISCOVERY, 8, 2), &[]), invalid);
         let other = rig.status(&admin, &log(lid::HEALTH, 512, 0), &[]);
         assert_eq!(other, Status::INVALID_LOG_PAGE.do_not_retry());
-        // It has no I/O queues and no namespaces.
+        // A discovery controller has no I/O queues and no namespaces.
         let queue = rig.accept();
         let ask = Ask { qid: 1, cntlid: 1, ..ask };
         let refused = rig.connect(&queue, &ask);
@@ -232,7 +232,7 @@ mod connecting {
         let [Sent::Response(event)] = sent[..] else { panic!("{sent:?}") };
         assert_eq!(AsyncEvent::from_value(event.dword0()), AsyncEvent::DISCOVERY_CHANGED);
         assert_eq!((event.cid, event.status), (30, OK));
-        // No other before the log was read.
+        // No further event before the log was read.
         assert_eq!(rig.command(&admin, &request, &[]), []);
         assert!(rig.server.admit(rig.now, &mut rig.disk, &subnqn(), None));
         assert_eq!(rig.sent(&admin), []);
@@ -249,7 +249,7 @@ mod connecting {
         let refused = rig.connect(&peer, &Ask { host: 3, ..Ask::default() });
         assert_eq!(refused.status, Status::INVALID_HOST.do_not_retry());
         assert_eq!(rig.moved(), ["connections +1", "refused_host +1"]);
-        // Another's controller is not for it either.
+        // A controller of another host is refused, too.
         let _all = rig.attach(1, 1);
         let queue = rig.accept();
         let ask = Ask { host: 2, qid: 2, cntlid: 1, ..Ask::default() };
@@ -257,7 +257,7 @@ mod connecting {
         let result = ConnectResult::from_completion(refused.dword0(), refused.status);
         assert_eq!(result, ConnectResult::InvalidData(ipo::HOSTNQN));
         assert_eq!(rig.moved(), ["connections +1", "refused_connect +1"]);
-        // A connection may try again.
+        // A refused connection may retry.
         assert_eq!(rig.connect(&queue, &Ask { host: 2, ..Ask::default() }).status, OK);
     }
 
@@ -286,7 +286,7 @@ mod connecting {
         assert_eq!(result(Ask { qid: 1, ..io }), refused(Status::COMMAND_SEQUENCE), "twice");
         assert_eq!(rig.moved(), ["connections +10", "refused_connect +10"]);
 
-        // Names that are none, data of another length, elsewhere, and another format.
+        // Invalid names, wrong length, wrong offset, wrong SGL type, wrong record format.
         let peer = rig.accept();
         let connect = wire::nvme::fabrics::Connect { sqsize: 31, ..Default::default() };
         let with = |connect, sgl| Fabrics::Connect(connect).to_command(0, sgl);
@@ -309,7 +309,7 @@ mod connecting {
         assert_eq!(status(&with(connect, away), 1024), Status::SGL_OFFSET_INVALID);
         let later = Sgl::Transport { len: 1024 };
         assert_eq!(status(&with(connect, later), 0), Status::SGL_TYPE_INVALID);
-        // Nothing else may be first, and nothing connects twice.
+        // Connect has to be first, and only once.
         let first = Command::new(admin::KEEP_ALIVE, 0, 0).with_data(sgl);
         assert_eq!(status(&first, 1024), Status::COMMAND_SEQUENCE);
         assert_eq!(rig.connect(&peer, &ask).status, OK);
@@ -344,7 +344,7 @@ mod connecting {
         let queue = rig.accept();
         let ask = Ask { qid: 1, cntlid: 1, ..Ask::default() };
         assert_eq!(rig.connect(&queue, &ask).status, sequence);
-        // A command set, and entries, that there are not.
+        // An unsupported command set and unsupported entry sizes.
         let mut set = |value| {
             let set = PropertySet::new(property::CC, value);
             let set = Fabrics::PropertySet(set).to_command(1, Sgl::NONE);
@@ -413,7 +413,7 @@ mod connecting {
         assert_eq!(rig.connect(&queue, &ask).status, OK);
         rig.moved();
         rig.pass(Duration::from_millis(900));
-        // A command on any queue counts.
+        // A command on any queue restarts the timer.
         rig.command(&queue, &blocks(io::READ, 1, 0, 1), &[]);
         rig.pass(Duration::from_millis(999));
         assert_eq!(rig.server.connections(), 2, "a timer of 100 ms each");

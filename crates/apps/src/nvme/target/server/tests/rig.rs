@@ -1,4 +1,5 @@
-//! A target without TCP: scripted hosts, and a disk in memory that answers when it is told to.
+//! Test harness: a target without TCP, scripted initiators, and an in-memory disk that executes
+//! operations on demand.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -25,19 +26,19 @@ use crate::nvme::target::{Config, NamespaceConfig, SubsystemConfig};
 
 /// The only user of the disk.
 const DISK_USER: DiskUser = DiskUser(0);
-/// Bytes of a block of every namespace.
+/// Block size of every namespace, in bytes.
 pub(super) const BLOCK: u64 = 4096;
 pub(super) const BLOCK_BYTES: usize = 4096;
-/// Blocks of a namespace.
+/// Number of blocks of a namespace.
 pub(super) const BLOCKS: u64 = 64;
-/// Bytes of a file: [`BLOCKS`], and a part of one more.
+/// File size in bytes: [`BLOCKS`] blocks and a part of one more.
 pub(super) const FILE_BYTES: usize = 64 * BLOCK_BYTES + 100;
 
-/// What a link was asked to send.
+/// PDU or action that the target requested of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Sent {
     Response(Completion),
-    /// Data of a read, and whether no response follows.
+    /// Data of a read; `success` if no response follows.
     Data {
         cid: u16,
         bytes: Vec<u8>,
@@ -49,21 +50,21 @@ pub(super) enum Sent {
         len: u32,
     },
     Terminated(Fault),
-    /// The connection was ended: whether gently.
+    /// The connection was ended, gently or by a reset.
     End(bool),
 }
 
-/// What the two ends of a link share.
+/// State shared by the two ends of a link.
 #[derive(Debug, Default)]
 pub(super) struct Wire {
     pub(super) came: VecDeque<Incoming>,
     pub(super) sent: Vec<Sent>,
     mark: u64,
-    /// All marks up to this are acknowledged.
+    /// Position up to which the peer has acknowledged.
     acknowledged: u64,
-    /// It has ended, which is said when all that came is taken.
+    /// Error of the socket.
     pub(super) error: Option<SocketError>,
-    /// Files on the wire: mark, extent, and what was sent of it.
+    /// Unacknowledged data from files: position, extent, and the bytes when they were sent.
     flying: Vec<(u64, FileExtent, Vec<u8>)>,
     expected: BTreeMap<u16, (u32, AlignedBuf)>,
 }
@@ -168,7 +169,7 @@ impl Link for FakeLink {
     }
 }
 
-/// What the disk was asked, and has not done.
+/// Operation that the disk has not executed yet.
 #[derive(Debug)]
 enum Request {
     Read(u64, FileExtent),
@@ -177,7 +178,7 @@ enum Request {
     Zero { token: u64, extent: FileExtent, deallocate: bool },
 }
 
-/// What the disk has done, in its order.
+/// Operation that the disk has executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Did {
     Read(u64, u32),
@@ -189,7 +190,7 @@ pub(super) enum Did {
 #[derive(Debug, Default)]
 pub(super) struct FakeDisk {
     pub(super) files: Vec<Vec<u8>>,
-    /// Opens are answered.
+    /// Opens have ended.
     pub(super) opens: bool,
     pub(super) open_fault: Option<FileFault>,
     asked: VecDeque<Request>,
@@ -197,9 +198,9 @@ pub(super) struct FakeDisk {
     changed: VecDeque<Changed>,
     held: Vec<FileExtent>,
     pub(super) did: Vec<Did>,
-    /// How the next operations fail.
+    /// Fault of the next operations.
     pub(super) fault: Option<FileFault>,
-    /// Files that were given up.
+    /// Files that were closed.
     pub(super) closed: Vec<FileId>,
 }
 
@@ -213,7 +214,7 @@ impl FakeDisk {
         extent.offset + u64::from(extent.len) <= self.files[extent.file.0 as usize].len() as u64
     }
 
-    /// Does the operation that was asked for first.
+    /// Executes the oldest operation. Returns false if there is none.
     pub(super) fn step(&mut self) -> bool {
         let Some(request) = self.asked.pop_front() else { return false };
         let result = match &request {
@@ -226,7 +227,7 @@ impl FakeDisk {
             Request::Read(token, extent) => {
                 self.did.push(Did::Read(extent.offset, extent.len));
                 let bytes = Bytes::copy_from_slice(self.bytes(extent));
-                // Never all at once.
+                // Reads never return all bytes at once.
                 let some = bytes.slice(..bytes.len().div_ceil(2));
                 self.reads.push_back((token, result.map(|()| some)));
             }
@@ -266,7 +267,7 @@ impl Disk for FakeDisk {
 
     fn open(&mut self, path: &str, _: bool) -> Option<FileId> {
         let index = u32::try_from(self.files.len()).unwrap();
-        // Each block begins with its number and ends with the path's first letter.
+        // Each block begins with its number and is filled with the first letter of the path.
         let mut bytes = vec![path.as_bytes()[0]; FILE_BYTES];
         for (block, number) in bytes.chunks_mut(BLOCK_BYTES).zip(0_u8..) {
             block[0] = number;
@@ -332,17 +333,17 @@ impl Disk for FakeDisk {
     }
 }
 
-/// The subsystem of most tests.
+/// Returns the subsystem's NQN.
 pub(super) fn subnqn() -> Nqn {
     Nqn::new("nqn.2026-11.example:disks").unwrap()
 }
 
-/// A host's name.
+/// Returns the NQN of a host.
 pub(super) fn hostnqn(number: u8) -> Nqn {
     Nqn::new(&format!("nqn.2026-11.example:host{number}")).unwrap()
 }
 
-/// A target, its disk, and virtual time.
+/// A target with its disk and virtual time.
 pub(super) struct Rig {
     pub(super) server: Server<FakeLink>,
     pub(super) disk: FakeDisk,
@@ -351,7 +352,7 @@ pub(super) struct Rig {
     connections: usize,
 }
 
-/// A connection of a scripted host.
+/// A connection of a scripted initiator.
 #[derive(Clone, Debug)]
 pub(super) struct Peer {
     pub(super) link: FakeLink,
@@ -359,7 +360,7 @@ pub(super) struct Peer {
 }
 
 impl Rig {
-    /// A target with namespaces on `a` and `b`, open, for hosts 1 and 2.
+    /// Creates a target with open namespaces on `a` and `b`, for hosts 1 and 2.
     pub(super) fn new() -> Self {
         Self::with(|_| {})
     }
@@ -391,7 +392,7 @@ impl Rig {
         rig
     }
 
-    /// Counters that have moved since this was asked last.
+    /// Returns the counters that changed since the last call.
     pub(super) fn moved(&mut self) -> Vec<String> {
         let after = base::counters::all(|f| self.server.shared.counters.visit(f));
         let moved = base::counters::moved(&self.before, &after);
@@ -402,7 +403,7 @@ impl Rig {
             .collect()
     }
 
-    /// A host connects with TCP.
+    /// Connects a new initiator by TCP.
     pub(super) fn accept(&mut self) -> Peer {
         let link = FakeLink::default();
         let index = self.connections;
@@ -411,25 +412,25 @@ impl Rig {
         Peer { link, index }
     }
 
-    /// Something comes on a connection.
+    /// Delivers an event on a connection.
     pub(super) fn come(&mut self, peer: &Peer, incoming: Incoming) {
         peer.link.0.borrow_mut().came.push_back(incoming);
         self.server.handle_socket(self.now, &mut self.disk, peer.index);
     }
 
-    /// A command comes; what was sent because of it, on its connection.
+    /// Delivers a command. Returns everything sent on its connection.
     pub(super) fn command(&mut self, peer: &Peer, command: &Command, data: &[u8]) -> Vec<Sent> {
         let data = Bytes::copy_from_slice(data);
         self.come(peer, Incoming::Command { sqe: command.to_bytes(), data, digest_ok: true });
         self.sent(peer)
     }
 
-    /// What was sent since this was asked last.
+    /// Returns everything sent since the last call.
     pub(super) fn sent(&self, peer: &Peer) -> Vec<Sent> {
         core::mem::take(&mut peer.link.0.borrow_mut().sent)
     }
 
-    /// A command that is completed at once: its completion.
+    /// Delivers a command that is completed at once. Returns its completion.
     pub(super) fn completed(&mut self, peer: &Peer, command: &Command, data: &[u8]) -> Completion {
         match self.command(peer, command, data)[..] {
             [Sent::Response(completion)] => {
@@ -440,12 +441,12 @@ impl Rig {
         }
     }
 
-    /// Its status.
+    /// Delivers a command that is completed at once. Returns its status.
     pub(super) fn status(&mut self, peer: &Peer, command: &Command, data: &[u8]) -> Status {
         self.completed(peer, command, data).status
     }
 
-    /// All of a write's data comes after an R2T.
+    /// Delivers all data for an R2T.
     pub(super) fn data(&mut self, peer: &Peer, cid: u16, tag: u16, bytes: &[u8], digest_ok: bool) {
         let (len, mut buffer) = peer.link.0.borrow_mut().expected.remove(&tag).unwrap();
         assert_eq!(len as usize, bytes.len());
@@ -456,19 +457,19 @@ impl Rig {
         self.come(peer, Incoming::Buffer { tag, buffer });
     }
 
-    /// The disk does one thing, or nothing.
+    /// Executes one disk operation. Returns false if there is none.
     pub(super) fn disk_step(&mut self) -> bool {
         let did = self.disk.step();
         self.server.handle_disk(self.now, &mut self.disk, DISK_USER);
         did
     }
 
-    /// The disk does all that it was asked.
+    /// Executes all disk operations.
     pub(super) fn disk_all(&mut self) {
         while self.disk_step() {}
     }
 
-    /// The peer's TCP acknowledges everything. Of files that are on the wire nothing has changed.
+    /// Acknowledges everything, and checks that the file ranges in flight have not changed.
     pub(super) fn acknowledge(&mut self, peer: &Peer) {
         let mut wire = peer.link.0.borrow_mut();
         wire.acknowledged = wire.mark;
@@ -479,7 +480,7 @@ impl Rig {
         self.server.handle_socket(self.now, &mut self.disk, peer.index);
     }
 
-    /// Time passes.
+    /// Advances the time.
     pub(super) fn pass(&mut self, time: Duration) {
         self.now += time;
         while self.server.poll_timeout().is_some_and(|at| at <= self.now) {
@@ -487,12 +488,12 @@ impl Rig {
         }
     }
 
-    /// The connection of a peer ends.
+    /// Ends a peer's connection.
     pub(super) fn end(&mut self, peer: &Peer) {
         self.come(peer, Incoming::Ended(Ended::Closed));
     }
 
-    /// Connects a queue: how that went.
+    /// Connects a queue. Returns the completion of Connect.
     pub(super) fn connect(&mut self, peer: &Peer, ask: &Ask) -> Completion {
         let Ask { host, hostid, qid, cntlid, sqsize, kato, flow, subnqn } = *ask;
         let hostid = hostid.unwrap_or([host; 16]);
@@ -505,8 +506,8 @@ impl Rig {
         self.completed(peer, &command, &data.to_bytes())
     }
 
-    /// Connects and enables a controller, with I/O queues; gives all connections, the admin queue's
-    /// first.
+    /// Connects and enables a controller with I/O queues. Returns the connections, the admin
+    /// queue's first.
     pub(super) fn attach(&mut self, host: u8, queues: u16) -> Vec<Peer> {
         let admin = self.accept();
         let connected = self.connect(&admin, &Ask { host, ..Ask::default() });
@@ -524,18 +525,17 @@ impl Rig {
         all
     }
 
-    /// Enables a controller.
     pub(super) fn enable(&mut self, admin: &Peer) -> Status {
         let set = PropertySet::new(property::CC, Configuration::ENABLED.to_value());
         self.status(admin, &Fabrics::PropertySet(set).to_command(1, Sgl::NONE), &[])
     }
 }
 
-/// What a connect asks for.
+/// Parameters of a Connect.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ask {
     pub(super) host: u8,
-    /// Its identifier, unless it is made of its number.
+    /// Host identifier; if `None`, 16 times the host's number.
     pub(super) hostid: Option<[u8; 16]>,
     pub(super) qid: u16,
     pub(super) cntlid: u16,
@@ -554,7 +554,7 @@ impl Default for Ask {
 }
 
 impl Wire {
-    /// The peer's TCP acknowledges everything, and nobody tells of it.
+    /// Acknowledges everything, without a notice to the target.
     pub(super) fn acknowledge_silently(&mut self) {
         self.acknowledged = self.mark;
     }
