@@ -1,8 +1,8 @@
-//! The content server on the real stack and the real device: two hosts, two devices, a link without
-//! delay, a disk in memory.
+//! The content server on the real stack and device: two hosts, two devices, a link without delay,
+//! an in-memory disk.
 //!
-//! What the simulator does with faults and time is its own business; here a request goes the whole
-//! way once, with the device reading the files and with the host reading them.
+//! Faults and time are the simulator's part; here requests take the whole path once, with the
+//! device reading the files and with the host reading them.
 
 mod world;
 
@@ -64,7 +64,7 @@ impl World {
         assert_eq!(sent, Ok(text.len()));
     }
 
-    /// Lets the world run until `done`; within ten simulated minutes.
+    /// Runs until `done`, for at most ten simulated minutes.
     fn run_until(&mut self, done: impl FnMut(&mut Network<Client, ContentServer>) -> bool) {
         let done = self.net.run_until(Duration::from_secs(600), done);
         assert!(done, "nothing came of it: {:?}", self.net.server.counters());
@@ -78,7 +78,7 @@ impl World {
         self.net.server.count(name)
     }
 
-    /// Takes one response off what was received: its head and its body.
+    /// Removes one response from the received bytes. Returns its head and body.
     fn take_response(&mut self) -> Option<(String, Vec<u8>)> {
         let received = &mut self.net.client.app.received;
         let end = received.windows(4).position(|w| w == b"\r\n\r\n")? + 4;
@@ -112,7 +112,7 @@ fn get(path: &str, fields: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: 10.77.0.2\r\n{fields}\r\n")
 }
 
-/// A browser's visit: whole files, parts, conditions, errors, and an orderly end.
+/// A sequence of requests: whole files, ranges, pipelining, errors, and an orderly close.
 fn visit(file_offload: Result<(), Refusal>) {
     let mut world = World::new(file_offload);
     let big = content(1_000_000);
@@ -145,7 +145,7 @@ fn visit(file_offload: Result<(), Refusal>) {
     assert!(body == expected, "heads and extents alternate");
     assert_eq!(world.response(socket, &get("/empty", "")).1, b"");
     assert!(world.response(socket, &get("/none", "")).0.starts_with("HTTP/1.1 404"));
-    // Three at once.
+    // Three pipelined requests.
     world.request(socket, &[get("/", ""), get("/big.bin", ""), get("/none", "")].concat());
     world.run_until(|net| net.client.app.received.ends_with(b"404 Not Found\n"));
     assert_eq!(world.take_response().expect("the first").1, b"<p>hello");
@@ -158,7 +158,7 @@ fn visit(file_offload: Result<(), Refusal>) {
     let now = world.net.now;
     world.net.client.host().close(now, socket);
     world.run_until(|net| net.server.count("http_connections_open") == 0);
-    // Nothing was cut short, and all that was opened is closed once nobody asks for it.
+    // No transfer was aborted, and every opened file is closed when its last user is gone.
     world.run_until(|net| net.server.count("http_files_cached") == 0);
     world.run_until(|net| net.server.disk.closes == net.server.disk.opens);
     for name in ["http_aborted_peer", "http_aborted_file", "http_timeouts_linger", "file_aborts"] {
@@ -179,11 +179,11 @@ fn host_reads_the_files() {
     visit(Err(Refusal::Disabled));
 }
 
-/// A file rewritten in mid-transfer: the connection is reset and counted, and the next request gets
-/// the new file.
+/// A file is rewritten during a transfer: the connection is reset and counted, and the next request
+/// returns the new file.
 fn rewritten(file_offload: Result<(), Refusal>) {
     let mut world = World::new(file_offload);
-    // More than the device and the host read ahead, so that the change comes before the last read.
+    // Longer than the read-ahead of device and host, so that the change precedes the last read.
     world.net.server.disk.put("big.bin", content(4_000_000), 1);
     let socket = world.connect();
     world.request(socket, &get("/big.bin", ""));

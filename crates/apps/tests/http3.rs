@@ -1,5 +1,5 @@
-//! HTTP/3 of the content server with a client that behaves badly, or while the server ends: time is
-//! virtual, the stack and the devices are real.
+//! HTTP/3 of the content server with misbehaving clients, and during a drain, over the real stack
+//! and devices in virtual time.
 
 mod world;
 
@@ -17,13 +17,13 @@ use rustls::crypto::aws_lc_rs;
 use testkit::{Network, Node};
 use world::{CLIENT, SERVER, content, machine};
 
-/// H3_NO_ERROR, H3_REQUEST_REJECTED, H3_REQUEST_CANCELLED, H3_MESSAGE_ERROR: RFC 9114, section 8.1.
+// Error codes of RFC 9114 section 8.1.
 const NO_ERROR: u32 = 0x0100;
 const REJECTED: u64 = 0x010b;
 const CANCELLED: u32 = 0x010c;
 const MESSAGE_ERROR: u64 = 0x010e;
 
-/// A client's endpoint, and what it has said.
+/// A client's endpoint and its events.
 struct Client {
     endpoint: Endpoint,
     events: Vec<Event>,
@@ -55,7 +55,7 @@ struct World {
     tls: Arc<rustls::ClientConfig>,
 }
 
-/// QUIC that does not end connections for being silent before HTTP/3 does.
+/// QUIC configuration with an idle timeout longer than HTTP/3's timeouts.
 fn quic_config(number: u8) -> quic::Config {
     let usual = quic::Config::new(Arc::new(Provider), io::clock::std_epoch(), [number; 32]);
     quic::Config { idle_timeout: Duration::from_secs(1000), ..usual }
@@ -66,7 +66,7 @@ impl World {
         Self::with_windows(quic_config(CLIENT).receive_windows)
     }
 
-    /// With these windows of the client, for a stream and for the connection.
+    /// Creates a pair whose client has these receive windows, of a stream and of the connection.
     fn with_windows(receive_windows: [u32; 2]) -> Self {
         let (server_tls, tls) = testkit::tls13(vec!["server".to_owned()], b"h3");
         let [mut client, mut server] =
@@ -89,7 +89,7 @@ impl World {
         app.endpoint.connect(*now, machine.host(), to, "server", &self.tls).expect("it begins")
     }
 
-    /// Connects, and sees that through.
+    /// Connects and waits until the connection is established.
     fn connected(&mut self) -> Handle {
         let handle = self.connect();
         let is_it = |event: &Event| matches!(event, Event::Connected(h) if *h == handle);
@@ -97,7 +97,7 @@ impl World {
         handle
     }
 
-    /// Runs until `done`, which it has to be within that many seconds.
+    /// Runs until `done`, for at most `seconds`.
     fn run(&mut self, seconds: u64, done: impl Fn(&Self) -> bool) {
         let end = self.net.now + Duration::from_secs(seconds);
         loop {
@@ -117,14 +117,14 @@ impl World {
         &mut self.net.client.app.endpoint
     }
 
-    /// Opens a request's stream and writes to it.
+    /// Opens a request stream and writes to it.
     fn request(&mut self, handle: Handle, bytes: &[u8]) -> StreamId {
         let stream = self.endpoint().open_stream(handle, Dir::Bi).expect("streams are allowed");
         self.endpoint().write(handle, stream, Bytes::copy_from_slice(bytes));
         stream
     }
 
-    /// Reads what a stream has.
+    /// Reads all available bytes of a stream.
     fn read(&mut self, handle: Handle, stream: StreamId) -> (Vec<u8>, ReadEnd) {
         let mut all = Vec::new();
         loop {
@@ -139,7 +139,7 @@ impl World {
         self.net.server.count(name)
     }
 
-    /// With which code the server ended the connection.
+    /// Returns the error code with which the server closed the connection.
     fn lost(&self) -> Option<VarInt> {
         self.events().iter().find_map(|event| match event {
             Event::Lost(_, ConnectionError::ApplicationClosed(close)) => Some(close.error_code),
@@ -148,7 +148,7 @@ impl World {
     }
 }
 
-/// A request for a path: HEADERS with the indices of RFC 9204's static table.
+/// Returns the HEADERS frame of a GET request, with indices of RFC 9204's static table.
 fn get(path: &str) -> Vec<u8> {
     let path_len = u8::try_from(path.len()).expect("paths are short");
     let mut section = vec![0, 0, 0xd1, 0xd7, 0x50, 1, b'a', 0x51, path_len];
@@ -208,17 +208,17 @@ fn a_client_that_takes_nothing() {
     world.run(200, |world| world.lost().is_some());
     assert!(world.net.now >= begun + Duration::from_secs(60));
     assert_eq!(world.counter("http_timeouts_send"), 1);
-    // The response was cut off: no client may take it for whole.
+    // The response is incomplete, so the close must not look like success.
     assert_eq!(world.lost(), Some(VarInt::from_u32(CANCELLED)));
 }
 
-/// A request with these fields more, each with its name and value as they are.
+/// As [`get`], with additional literal fields.
 fn get_with(path: &str, fields: &[(&str, &str)]) -> Vec<u8> {
     let whole = get(path);
     let mut section = whole[2..].to_vec();
     for (name, value) in fields {
         let len = |text: &str| u8::try_from(text.len()).expect("it is short");
-        // Literals without Huffman's code (RFC 9204, section 4.5.6).
+        // Literals without Huffman coding (RFC 9204 section 4.5.6).
         let prefix = if len(name) < 7 { vec![0x20 | len(name)] } else { vec![0x27, len(name) - 7] };
         section.extend_from_slice(&prefix);
         section.extend_from_slice(name.as_bytes());
@@ -239,7 +239,7 @@ fn content_that_disagrees_with_its_length() {
     world.run(5, |world| world.counter("http3_stream_errors") == 1);
     world.run(5, |world| world.events().iter().any(is_readable));
     assert_eq!(world.read(handle, stream), (Vec::new(), ReadEnd::Reset(MESSAGE_ERROR)));
-    // With as much as was said it is an ordinary request.
+    // With the announced length it is an ordinary request.
     world.net.client.app.events.clear();
     let stream = world.request(handle, &request);
     world.endpoint().write(handle, stream, Bytes::from_static(&[0, 5, 1, 2, 3, 4, 5]));
@@ -251,7 +251,7 @@ fn content_that_disagrees_with_its_length() {
 
 #[test]
 fn the_most_urgent_response_comes_first() {
-    // The connection's credit is what they compete for.
+    // The streams compete for the connection's flow control credit.
     let mut world = World::with_windows([1 << 20, 64 << 10]);
     let handle = world.connected();
     let control = world.endpoint().open_stream(handle, Dir::Uni).expect("streams are allowed");
@@ -272,7 +272,7 @@ fn the_most_urgent_response_comes_first() {
     };
     let before = read(&mut world, 2_000_000);
     assert!(before[1] > 9 * before[0], "{before:?}");
-    // PRIORITY_UPDATE of the first stream: now it is the more urgent one.
+    // PRIORITY_UPDATE makes the first stream the more urgent one.
     let update = [&[0x80, 0x0f, 0x07, 0x00, 4, 0][..], b"u=0"].concat();
     world.endpoint().write(handle, control, Bytes::from(update));
     let after = read(&mut world, 4_000_000);
@@ -291,7 +291,7 @@ fn a_server_that_ends() {
     let Network { now, server: Node { machine, app }, .. } = &mut world.net;
     app.drain(*now, machine.host());
 
-    // Nobody comes in any more, and nothing else is asked for.
+    // New connections and new requests are refused.
     world.connect();
     let late = world.request(handle, &get("/small"));
     let refused = |event: &Event| matches!(event, Event::Lost(h, _) if *h != handle);
@@ -299,7 +299,7 @@ fn a_server_that_ends() {
     assert_eq!(world.counter("quic_connections_refused"), 1);
     assert_eq!(world.read(handle, late).1, ReadEnd::Reset(REJECTED));
 
-    // What was asked for before comes to its end, and then the connection does.
+    // The earlier request is completed, then the connection is closed.
     let end = loop {
         let (more, end) = world.read(handle, big);
         got.extend_from_slice(&more);

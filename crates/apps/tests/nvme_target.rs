@@ -1,8 +1,8 @@
-//! The NVMe/TCP target on the real stack and the real device: two hosts, two devices, a link
-//! without delay, a disk in memory; the other end is a script over the host's transport.
+//! The NVMe/TCP target on the real stack and device: two hosts, two devices, a link without delay,
+//! an in-memory disk. The initiator is a script over the host's transport.
 //!
-//! Commands go the whole way once, with devices that digest, place and read files, and with hosts
-//! that do all of it.
+//! Commands take the whole path once, with devices that digest, place and read files, and with
+//! hosts that do everything.
 
 mod world;
 
@@ -31,20 +31,20 @@ use world::{CLIENT, SERVER, content, machine};
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 1024;
 
-/// A queue of the script's.
+/// A queue of the scripted initiator.
 struct Queue {
     transport: Transport,
     ready: bool,
     completions: Vec<Completion>,
-    /// Data of writes that the target has not asked for, by command.
+    /// Data of writes that the target has not requested, by command identifier.
     data: BTreeMap<u16, Bytes>,
-    /// What was read, by command.
+    /// Buffers of completed reads, by command identifier.
     read: BTreeMap<u16, AlignedBuf>,
     wrong_digests: usize,
     ended: Option<Ended>,
 }
 
-/// The script's queues.
+/// The scripted initiator.
 #[derive(Default)]
 struct Script {
     queues: Vec<Queue>,
@@ -87,7 +87,7 @@ impl World {
         Self { net: Network::new(Instant::from_millis(1), client, (server, target)) }
     }
 
-    /// Lets the world run until `done`; within a simulated minute.
+    /// Runs until `done`, for at most a simulated minute.
     fn run_until(&mut self, done: impl Fn(&mut Self) -> bool) {
         let end = self.net.now + Duration::from_secs(60);
         loop {
@@ -107,7 +107,7 @@ impl World {
         self.net.server.count(name)
     }
 
-    /// Connects with TCP and ICReq.
+    /// Opens a connection and exchanges ICReq and ICResp. Returns the queue's index.
     fn open(&mut self, digests: (bool, bool)) -> usize {
         let remote = Endpoint { addr: [10, 77, 0, SERVER].into(), port: 4420 };
         let now = self.net.now;
@@ -153,7 +153,7 @@ impl World {
         self.command(queue, &command, &data.to_bytes())
     }
 
-    /// Connects an admin queue and an I/O queue, which it gives.
+    /// Connects an admin queue and an I/O queue. Returns the index of the latter.
     fn attach(&mut self, digests: (bool, bool)) -> usize {
         let admin = self.open(digests);
         let connected = self.connect(admin, 0, CNTLID_DYNAMIC, "host");
@@ -195,7 +195,7 @@ fn blocks(slba: usize, count: usize) -> Blocks {
 }
 
 impl Queue {
-    /// Takes what came; returns whether anything did.
+    /// Handles everything that was received. Returns whether there was anything.
     fn turn(&mut self, now: Instant, host: &mut Host) -> bool {
         let mut worked = false;
         while let Some(incoming) = self.transport.poll(now, host) {
@@ -224,7 +224,7 @@ impl Queue {
     }
 }
 
-/// Many writes and reads of many sizes at one time, with each setting of digests.
+/// Concurrent writes and reads of many sizes, with each combination of digests.
 fn everything(offload: bool) {
     for digests in [(false, false), (true, false), (false, true), (true, true)] {
         let mut world = World::new(offload);
@@ -242,7 +242,7 @@ fn everything(offload: bool) {
         }
         world.run_until(|world| world.queue(queue).completions.len() == 1 + sizes.len());
         assert_eq!(world.file(), wanted);
-        // Read before and behind what was written, too.
+        // Some reads extend beyond the written blocks.
         let reads = [(0, 256), (256, 128), (at - 1, 9), (BLOCKS - 1, 1), (3, 1)];
         for (cid, (slba, count)) in (100..).zip(reads) {
             world.read(queue, cid, slba, count);
@@ -287,7 +287,7 @@ fn a_host_that_may_not_and_one_that_breaks_off() {
     assert_eq!(refused.status, Status::INVALID_HOST.do_not_retry());
     let queue = world.attach((true, true));
     assert_eq!(world.counter("nvmet_connections_open"), 3);
-    // Its admin queue goes in the middle of writes: the association goes, and nobody else.
+    // The admin queue's connection is reset during writes: only its association ends.
     world.write(queue, 1, 0, &[7; 64 * BLOCK]);
     let (socket, now) = (world.queue(queue - 1).transport.socket(), world.net.now);
     world.net.client.host().abort(now, socket);

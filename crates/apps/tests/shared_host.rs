@@ -1,5 +1,6 @@
-//! Two applications on one host: a content server, whose QUIC endpoint has the host read files, and
-//! an NVMe/TCP target, which has it write to a namespace. Each hears of its own operations only.
+//! Two applications on one host: a content server, whose QUIC endpoint makes the host read files,
+//! and an NVMe/TCP target, which makes it write to a namespace. Each receives notices of its own
+//! operations only.
 
 mod world;
 
@@ -23,7 +24,7 @@ use world::{CLIENT, SERVER, content, machine};
 const BLOCK: usize = 512;
 const NAMESPACE_BYTES: usize = 1 << 20;
 const FILE_BYTES: usize = 2_000_000;
-/// Writes of a page each, all over the namespace.
+/// Number of writes of one page each, spread over the namespace.
 const WRITES: u64 = 100;
 const PAGE: usize = 4096;
 
@@ -35,7 +36,7 @@ fn quic_config(number: u8) -> quic::Config {
     quic::Config::new(Arc::new(Provider), io::clock::std_epoch(), [number; 32])
 }
 
-/// The bytes of a write.
+/// Returns the data of a write.
 fn page(number: u64) -> Vec<u8> {
     vec![u8::try_from(number).expect("few writes") + 1; PAGE]
 }
@@ -55,7 +56,7 @@ fn applications(host: &mut Host, tls: Arc<rustls::ServerConfig>) -> (Target, Con
     };
     let config = target::Config { subsystems: vec![subsystem], ..target::Config::default() };
     let target = Target::new(config, Arc::new(Provider), host).expect("it is good");
-    // In this order: the target would take the reads of the endpoint if they had no owner.
+    // The target comes first: it would take the endpoint's reads if they had no owner.
     (target, server)
 }
 
@@ -92,7 +93,7 @@ fn a_quic_endpoint_and_an_nvme_target_share_a_host() {
     };
     assert!(net.run_until(Duration::from_secs(10), live));
 
-    // HEADERS with the indices of RFC 9204's static table: GET /big.
+    // HEADERS of GET /big, with indices of RFC 9204's static table.
     let section = [&[0, 0, 0xd1, 0xd7, 0x50, 1, b'a', 0x51, 4][..], b"/big"].concat();
     let request = [&[1, u8::try_from(section.len()).expect("short")], &section[..]].concat();
     let Network { now, client: Node { machine, app: (endpoint, initiator) }, .. } = &mut net;
@@ -131,7 +132,7 @@ fn a_quic_endpoint_and_an_nvme_target_share_a_host() {
         let at = usize::try_from(number).expect("few") * PAGE;
         assert!(stored[at..at + PAGE] == page(number), "write {number}");
     }
-    // Both used the disk of the host.
+    // Both applications used the host's disk.
     assert_eq!(net.server.count("nvmet_writes"), WRITES);
     assert!(net.server.count("quic_file_bytes_software") >= FILE_BYTES as u64);
 }

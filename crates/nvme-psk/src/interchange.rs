@@ -1,5 +1,5 @@
-//! The interchange format of configured keys: `NVMeTLSkey-1:hh:BASE64(key, CRC-32):`, NVM Express
-//! over TCP 1.1, section 3.6.1.5.
+//! The interchange format of configured keys, `NVMeTLSkey-1:hh:BASE64(key, CRC-32):` (NVM Express
+//! over TCP 1.1, section 3.6.1.5).
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,43 +14,43 @@ use super::PskHash;
 const PREFIX: &str = "NVMeTLSkey-1:";
 const CRC_BYTES: usize = 4;
 
-/// A key as an administrator gives it to both ends.
+/// A key as an administrator configures it at both ends.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ConfiguredPsk {
     hash: Option<PskHash>,
-    /// 32 or 48 bytes; of `hash`'s length where there is one.
+    /// 32 or 48 bytes; the length of `hash` if there is one.
     psk: Zeroizing<Vec<u8>>,
 }
 
-/// Why a text is no key.
+/// Error in a key's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyFault {
-    /// It begins otherwise.
+    /// The prefix is wrong.
     #[error("a key of NVMe/TCP begins with `NVMeTLSkey-1:`")]
     Prefix,
-    /// It ends otherwise.
+    /// The final colon is missing.
     #[error("a key of NVMe/TCP ends with `:`")]
     End,
-    /// The field between the first two colons.
+    /// The hash field is missing or unknown.
     #[error("the hash of a key is 00 (none), 01 (SHA-256) or 02 (SHA-384)")]
     Hash,
-    /// What is between the last two colons.
+    /// The key field is not valid Base64.
     #[error("what a key holds is no Base64")]
     Base64,
-    /// It decodes to neither of the two lengths.
+    /// The decoded key has neither of the two lengths.
     #[error("a key has 32 or 48 bytes, and 4 of checksum")]
     Length,
-    /// It is 32 bytes of SHA-384 or 48 of SHA-256.
+    /// The key's length is not that of its hash.
     #[error("a key with SHA-256 has 32 bytes and one with SHA-384 has 48")]
     HashLength,
-    /// A letter is wrong, or was lost.
+    /// The CRC-32 does not match.
     #[error("the checksum of the key does not match: a letter is wrong")]
     Checksum,
 }
 
 impl ConfiguredPsk {
-    /// A key of random bytes: 32 or 48, and as many as the hash has. Without a hash it is used as
-    /// it is, instead of one made from it for each host.
+    /// Creates a key from random bytes: 32 or 48, as required by the hash. Without a hash the key
+    /// is used unchanged for every host.
     ///
     /// # Errors
     /// [`KeyFault::Length`] and [`KeyFault::HashLength`].
@@ -62,28 +62,27 @@ impl ConfiguredPsk {
         Ok(Self { hash, psk })
     }
 
-    /// The hash that makes a host's key of it; none where it is one already.
+    /// Returns the hash that derives retained keys; `None` if the key is used unchanged.
     #[must_use]
     pub fn hash(&self) -> Option<PskHash> {
         self.hash
     }
 
-    /// The hash of identities: that of the key, or by its length.
+    /// Returns the hash of identities: by the key's length.
     #[must_use]
     pub fn identity_hash(&self) -> PskHash {
-        // `new` let no other length through.
+        // `new` accepts no other length.
         of_length(self.psk.len()).unwrap_or(PskHash::Sha256)
     }
 
-    /// The key itself.
     pub(super) fn psk(&self) -> &[u8] {
         &self.psk
     }
 
-    /// It in the interchange format.
+    /// Formats the key in the interchange format.
     #[must_use]
     pub fn to_interchange(&self) -> Zeroizing<String> {
-        // Nothing grows: memory that was moved from is freed as it is, with the key in it.
+        // Buffers have their final capacity: a reallocation would free memory that holds the key.
         let mut bytes = Zeroizing::new(Vec::with_capacity(self.psk.len() + CRC_BYTES));
         bytes.extend_from_slice(&self.psk);
         bytes.extend_from_slice(&crc32(&self.psk));
@@ -130,9 +129,9 @@ fn of_length(len: usize) -> Option<PskHash> {
     [PskHash::Sha256, PskHash::Sha384].into_iter().find(|hash| hash.bytes() == len)
 }
 
-/// The CRC-32 of RFC 1952, lowest byte first.
+/// CRC-32 of RFC 1952, in little endian.
 fn crc32(bytes: &[u8]) -> [u8; CRC_BYTES] {
-    // A CRC of 32 bits, in a word that has room for longer ones.
+    // A 32-bit CRC in a 64-bit word.
     let [a, b, c, d, ..] = checksum(CrcAlgorithm::Crc32IsoHdlc, bytes).to_le_bytes();
     [a, b, c, d]
 }

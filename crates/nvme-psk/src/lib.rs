@@ -1,12 +1,12 @@
-//! Pre-shared keys of NVMe/TCP's secure channel, from what is configured to what TLS takes: NVM
-//! Express over TCP 1.1, section 3.6.1.
+//! Pre-shared keys of NVMe/TCP's secure channel: from the configured key to the TLS PSK (NVM
+//! Express over TCP 1.1, section 3.6.1).
 //!
-//! A configured key ([`ConfiguredPsk`], written in the interchange format) becomes a retained one
-//! of a host ([`RetainedPsk`]), and that a secret of TLS with an identity ([`TlsPsk`]), of a host
-//! and a subsystem. `outboard` calls it; the handshake itself is crate `tls-psk`'s.
+//! A configured key ([`ConfiguredPsk`], in the interchange format) is converted to a host's
+//! retained key ([`RetainedPsk`]), and this to a TLS secret and identity ([`TlsPsk`]) for a host
+//! and a subsystem. Called by `outboard`; the handshake is in crate `tls-psk`.
 //!
-//! Two derivations are in use ([`Derivation`]): both ends have to have the same. Keys are wiped
-//! when they are dropped, and no `Debug` shows one.
+//! Two derivations are in use ([`Derivation`]), and both ends have to use the same. Keys are zeroed
+//! when they are dropped, and no `Debug` prints one.
 #![forbid(unsafe_code)]
 
 mod interchange;
@@ -23,17 +23,17 @@ use zeroize::Zeroizing;
 
 pub use interchange::{ConfiguredPsk, KeyFault};
 
-/// The hash of a key, and of its identity.
+/// Hash of a key and of its identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PskHash {
-    /// SHA-256, with keys of 32 bytes: for AES-128-GCM.
+    /// SHA-256, with keys of 32 bytes, for AES-128-GCM.
     Sha256,
-    /// SHA-384, with keys of 48 bytes: for AES-256-GCM.
+    /// SHA-384, with keys of 48 bytes, for AES-256-GCM.
     Sha384,
 }
 
 impl PskHash {
-    /// Bytes of a digest, and of a key.
+    /// Returns the length of a digest, and of a key, in bytes.
     #[must_use]
     pub const fn bytes(self) -> usize {
         match self {
@@ -42,7 +42,7 @@ impl PskHash {
         }
     }
 
-    /// What it is called in keys and identities.
+    /// Returns the hash identifier in keys and identities.
     const fn id(self) -> &'static str {
         match self {
             Self::Sha256 => "01",
@@ -65,42 +65,42 @@ impl PskHash {
     }
 }
 
-/// How HKDF-Expand-Label writes its label.
+/// Encoding of the label in HKDF-Expand-Label.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Derivation {
-    /// As RFC 8446 section 7.1 has it, and the specification asks for: Linux's own, SPDK, libnvme
-    /// from 1.14 on.
+    /// As in RFC 8446 section 7.1, which the specification requires: Linux, SPDK, libnvme since
+    /// 1.14.
     #[default]
     Rfc8446,
-    /// As libnvme up to 1.13 did: the length in little endian, and no octets of length before
-    /// label and context.
+    /// As in libnvme up to 1.13: the length in little endian, and no length octets before label and
+    /// context.
     Libnvme,
 }
 
 /// Version of an identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IdentityVersion {
-    /// `NVMe0R..`: the names alone.
+    /// `NVMe0R..`: the names only.
     Zero,
-    /// `NVMe1R..`: names and a digest of the key.
+    /// `NVMe1R..`: the names and a digest of the key.
     One,
 }
 
-/// A host's key: what comes of a configured one.
+/// A host's retained key, derived from a configured key.
 #[derive(Clone)]
 pub struct RetainedPsk {
     hash: PskHash,
     psk: Zeroizing<Vec<u8>>,
 }
 
-/// What TLS takes.
+/// A pre-shared key for TLS.
 #[derive(Clone)]
 pub struct TlsPsk {
-    /// What the key is called on the wire.
+    /// Identity, sent in the ClientHello.
     pub identity: String,
     /// The key.
     pub secret: Zeroizing<Vec<u8>>,
-    /// The hash that goes with it.
+    /// Hash of the key.
     pub hash: PskHash,
 }
 
@@ -117,9 +117,11 @@ impl fmt::Debug for TlsPsk {
 }
 
 impl ConfiguredPsk {
-    /// The key of a host: section 3.6.1.3. The configured one itself where it says so.
+    /// Derives the retained key of a host (section 3.6.1.3); it is the configured key itself if
+    /// that has no hash.
     ///
-    /// None where the name has no room in a label (255 bytes; an NQN has 223 at most).
+    /// Returns `None` if the NQN does not fit into a label (255 bytes; a valid NQN has at most
+    /// 223).
     #[must_use]
     pub fn retained(&self, hostnqn: &str, derivation: Derivation) -> Option<RetainedPsk> {
         let hash = self.identity_hash();
@@ -134,7 +136,7 @@ impl ConfiguredPsk {
 }
 
 impl RetainedPsk {
-    /// The digest that identities of version 1 have: section 3.6.1.3, in Base64.
+    /// Returns the digest in identities of version 1, in Base64 (section 3.6.1.3).
     #[must_use]
     pub fn digest(&self, hostnqn: &str, subnqn: &str) -> String {
         let key = hmac::Key::new(self.hash.hmac(), &self.psk);
@@ -142,9 +144,10 @@ impl RetainedPsk {
         STANDARD.encode(hmac::sign(&key, text.as_bytes()))
     }
 
-    /// What TLS takes between this host and a subsystem: section 3.6.1.3.
+    /// Derives the TLS key for this host and a subsystem (section 3.6.1.3).
     ///
-    /// None where the names are too long together for a label of RFC 8446 (version 0: 245 bytes).
+    /// Returns `None` if both names together are too long for a label of RFC 8446 (version 0: 245
+    /// bytes).
     #[must_use]
     pub fn tls(
         &self,
@@ -171,7 +174,7 @@ impl RetainedPsk {
     }
 }
 
-/// How much HKDF makes.
+/// Output length of HKDF in bytes.
 struct Length(usize);
 
 impl hkdf::KeyType for Length {
@@ -180,8 +183,8 @@ impl hkdf::KeyType for Length {
     }
 }
 
-/// HKDF-Expand-Label of HKDF-Extract without salt, as long as the hash: RFC 5869, and RFC 8446
-/// section 7.1.
+/// HKDF-Extract without a salt (RFC 5869), then HKDF-Expand-Label (RFC 8446 section 7.1), with the
+/// hash's length.
 fn expand_label(
     hash: PskHash,
     psk: &[u8],

@@ -1,4 +1,4 @@
-//! Keys as nvme-cli and the specification have them, and keys that are wrong.
+//! Test vectors of libnvme and Linux, and invalid keys.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use super::*;
 
 const HOST: &str = "nqn.psk-test-host";
 const SUBSYSTEM: &str = "nqn.psk-test-subsys";
-/// The key of 48 bytes of libnvme's test/psk.c; its first 32 are the other one.
+/// The 48-byte key of libnvme's test/psk.c; its first 32 bytes are the shorter key.
 const KEY: [u8; 48] = [
     0x55, 0x12, 0xdb, 0xb6, 0x73, 0x7d, 0x01, 0x06, 0xf6, 0x59, 0x75, 0xb7, 0x73, 0xdf, 0xb0, 0x11,
     0xff, 0xc3, 0x44, 0xbc, 0xf4, 0x42, 0xe2, 0xdd, 0x6d, 0x8b, 0xc4, 0x87, 0x0b, 0x5d, 0x5b, 0x03,
@@ -22,7 +22,6 @@ fn hex(text: &str) -> Vec<u8> {
     digits.map(|two| u8::from_str_radix(std::str::from_utf8(two).unwrap(), 16).unwrap()).collect()
 }
 
-/// The vectors of libnvme's test/psk.c (`test_data_psk`).
 #[test]
 fn interchange_format_of_libnvme() {
     let cases = [
@@ -42,7 +41,7 @@ fn interchange_format_of_libnvme() {
     for (hash, len, text) in cases {
         let configured = key(hash, len);
         assert_eq!(*configured.to_interchange(), text);
-        // It was never moved, which would have left its beginning where it was.
+        // No reallocation, which would have left part of the key in freed memory.
         assert_eq!(configured.to_interchange().capacity(), text.len());
         assert_eq!(text.parse(), Ok(configured));
     }
@@ -74,8 +73,8 @@ fn says_what_is_wrong_with_a_key() {
     assert_eq!(short, Err(KeyFault::Length));
 }
 
-/// The vectors of libnvme's test/psk.c: `test_data_identity`, which is RFC 8446's derivation, and
-/// `test_data_identity_compat`, which is that of its older versions.
+/// Test vectors of libnvme's test/psk.c: `test_data_identity` (RFC 8446's derivation) and
+/// `test_data_identity_compat` (that of older versions).
 #[test]
 fn identities_of_libnvme() {
     let cases = [
@@ -106,8 +105,8 @@ fn identities_of_libnvme() {
     }
 }
 
-/// The vectors of Linux's drivers/nvme/common/tests/auth_kunit.c: digest and secret of TLS of a
-/// generated key, which go the way of a retained one's. `hostnqn` and `subsysnqn` are its names.
+/// Test vectors of Linux's drivers/nvme/common/tests/auth_kunit.c: digest and TLS secret of a
+/// generated key, which is derived as from a retained key. The names are `hostnqn` and `subsysnqn`.
 #[test]
 fn secrets_of_linux() {
     let cases = [
@@ -142,7 +141,7 @@ fn names_have_room_in_a_label() {
         let derivation = Derivation::Rfc8446;
         retained.tls(version, HOST, &"s".repeat(len), derivation).is_some()
     };
-    // "NVMe0R01 ", the host and a space leave 228 bytes.
+    // "NVMe0R01 ", the host NQN and a space leave 228 bytes.
     assert!(tls(IdentityVersion::Zero, 228));
     assert!(!tls(IdentityVersion::Zero, 229));
     assert!(tls(IdentityVersion::One, 1000));
@@ -162,7 +161,7 @@ fn debug_shows_no_key() {
 }
 
 proptest! {
-    /// What is printed is read again, and no text panics.
+    /// A printed key parses to the same key.
     #[test]
     fn printed_keys_are_read(
         long in any::<bool>(),

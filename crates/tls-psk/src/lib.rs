@@ -1,15 +1,14 @@
-//! The handshake of TLS 1.3 with a pre-shared key that both ends were given beforehand (RFC 8446
-//! section 2.2), with ephemeral keys besides (`psk_dhe_ke`, section 4.2.9).
+//! TLS 1.3 handshake with an external pre-shared key (RFC 8446 section 2.2) and ephemeral keys
+//! (`psk_dhe_ke`, section 4.2.9).
 //!
-//! It is NVMe over TCP's, whose target and initiator run it over a plain connection and go on with
-//! the keys. s2n-tls does the work, since rustls knows pre-shared keys from its own tickets only;
-//! it is a crate of its own because it has the bytes passed by callbacks of C ([`link`]). No socket
-//! is touched: what came goes in, what has to be sent comes out.
+//! Used by NVMe over TCP, whose target and initiator run the handshake over a plain connection and
+//! continue with its keys. s2n-tls does the work, since rustls supports only pre-shared keys from
+//! its own tickets. The crate is separate because it passes bytes by C callbacks ([`link`]). It
+//! uses no socket: received bytes are passed in, bytes to send are returned.
 //!
-//! Invariants: bytes behind the handshake's last record are never read; no ticket is sent (Linux
-//! drops a connection over one); there is no certificate at either end, so no handshake without a
-//! pre-shared key gets through; what a peer can have us read and keep is bounded
-//! ([`BYTES_MAX`]).
+//! Invariants: bytes after the handshake's last record are never read; no ticket is sent (Linux
+//! drops a connection that receives one); neither end has a certificate, so no handshake succeeds
+//! without a pre-shared key; the bytes read from a peer are limited by [`BYTES_MAX`].
 #![deny(unsafe_code)]
 
 mod link;
@@ -34,53 +33,53 @@ use zeroize::Zeroizing;
 use link::Link;
 use records::Records;
 
-/// Bytes of a peer's side of a handshake. A hello with a few identities has about a thousand.
+/// Limit on the received bytes of a handshake. A ClientHello with a few identities has about 1000.
 const BYTES_MAX: usize = 1 << 16;
 /// TLS 1.3 only; X25519, P-256 and P-384; AES-128-GCM, AES-256-GCM and ChaCha20-Poly1305.
 const POLICY: &str = "AWS-CRT-SDK-TLSv1.3";
 /// TLS 1.3 only; P-384; AES-256-GCM.
 const POLICY_SHA384: &str = "20250211";
 
-/// A key, or a traffic secret.
+/// A pre-shared key, or a traffic secret.
 pub type Secret = Zeroizing<Vec<u8>>;
 
-/// The hash that a key goes with: RFC 8446 section 4.2.11.
+/// Hash of a key (RFC 8446 section 4.2.11).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hash {
-    /// SHA-256: with AES-128-GCM or ChaCha20-Poly1305.
+    /// SHA-256, for AES-128-GCM or ChaCha20-Poly1305.
     Sha256,
-    /// SHA-384: with AES-256-GCM.
+    /// SHA-384, for AES-256-GCM.
     Sha384,
 }
 
-/// A pre-shared key.
+/// An external pre-shared key.
 #[derive(Clone)]
 pub struct Key {
-    /// What it is called on the wire.
+    /// Identity, sent in the ClientHello.
     pub identity: Vec<u8>,
-    /// At least 16 bytes: RFC 9257 section 6.
+    /// The key, at least 16 bytes (RFC 9257 section 6).
     pub secret: Secret,
-    /// The hash that it goes with.
+    /// Hash of the key.
     pub hash: Hash,
 }
 
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // No secret.
+        // The identity and the secret are not printed.
         f.debug_struct("Key").field("hash", &self.hash).finish_non_exhaustive()
     }
 }
 
-/// What both ends have agreed on.
+/// Result of a successful handshake.
 pub struct Agreed {
-    /// The AEAD of the records that follow.
+    /// AEAD of the following records.
     pub suite: Suite,
-    /// `client_application_traffic_secret_0` or the server's, whichever is ours: RFC 8446
-    /// section 7.1.
+    /// Our traffic secret: `client_application_traffic_secret_0` or the server's (RFC 8446 section
+    /// 7.1).
     pub tx_secret: Secret,
-    /// The peer's.
+    /// The peer's traffic secret.
     pub rx_secret: Secret,
-    /// The identity of the key.
+    /// Identity of the key that was used.
     pub identity: Vec<u8>,
 }
 
@@ -90,62 +89,62 @@ impl fmt::Debug for Agreed {
     }
 }
 
-/// What a call of [`Handshake::advance`] led to. `used` counts bytes of what it was given.
+/// Result of [`Handshake::advance`].
 #[derive(Debug)]
 pub enum Progress {
-    /// More has to come.
+    /// The handshake needs more bytes.
     More {
-        /// How many bytes were used.
+        /// Bytes of `received` that were used.
         used: usize,
     },
-    /// The keys are there, and the first records under them have number zero.
+    /// The handshake is complete. The next records of both directions have number zero.
     Done {
-        /// How many bytes were used.
+        /// Bytes of `received` that were used.
         used: usize,
         /// The keys.
         agreed: Box<Agreed>,
     },
-    /// There will be no keys.
+    /// The handshake failed.
     Failed {
-        /// How many bytes were used.
+        /// Bytes of `received` that were used.
         used: usize,
-        /// For what reason.
+        /// Reason of the failure.
         why: Why,
     },
 }
 
-/// Why a handshake failed.
+/// Reason for which a handshake failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Why {
-    /// The peer's alert: RFC 8446 section 6.2.
+    /// The peer sent an alert (RFC 8446 section 6.2).
     #[error("the peer ended the handshake with alert {0}")]
     Alert(u8),
-    /// The peer wants another version than TLS 1.3.
+    /// The peer does not support TLS 1.3.
     #[error("the peer does not speak TLS 1.3")]
     Version,
-    /// The peer offered no key that we have, or took none of ours.
+    /// The peer offered no key of ours, or accepted none.
     #[error("the peer has no key of ours")]
     NoKey,
-    /// The peer has another secret for the key.
+    /// The peer has a different secret for the same identity.
     #[error("the peer has another secret for the key")]
     Secret,
-    /// What the peer sent makes no sense, or does not verify.
+    /// The peer's messages are malformed or do not verify.
     #[error("the peer's messages make no sense")]
     Bad,
-    /// The peer sent more than a handshake can have.
+    /// The peer sent more than [`BYTES_MAX`] bytes.
     #[error("the peer's messages are too long")]
     TooLong,
 }
 
 /// One end of a handshake.
 pub struct Handshake {
-    // Goes before the link that it has a pointer to.
+    // Declared before the link, so that it is dropped first: it has a pointer to the link's pipe.
     connection: Connection,
     link: Link,
     is_client: bool,
     sent: Records,
     received: Records,
-    /// Bytes that were used in all.
+    /// Received bytes used so far.
     used: usize,
 }
 
@@ -155,7 +154,7 @@ impl fmt::Debug for Handshake {
     }
 }
 
-/// Alerts: RFC 8446 section 6.2.
+/// Alerts (RFC 8446 section 6.2).
 mod alert {
     pub(super) const HANDSHAKE_FAILURE: u8 = 40;
     pub(super) const DECODE_ERROR: u8 = 50;
@@ -164,16 +163,16 @@ mod alert {
 }
 
 impl Handshake {
-    /// A client's end, that offers these keys.
+    /// Creates a client that offers these keys.
     ///
     /// # Errors
-    /// The library takes no such key, or has no memory.
+    /// The library rejects a key, or has no memory.
     pub fn client(keys: &[Key]) -> Result<Self, Unusable> {
         Self::new(Mode::Client, keys)
     }
 
-    /// A server's end, that knows these keys. Each costs a copy and a look at those before it: of
-    /// many, those are best given that the client has offered.
+    /// Creates a server with these keys. Each key costs a copy and a comparison with those before
+    /// it; if there are many, pass only those that the client has offered.
     ///
     /// # Errors
     /// As for [`Self::client`].
@@ -186,7 +185,7 @@ impl Handshake {
         let mut connection = Connection::new(mode);
         let link = Link::new();
         link.attach(&mut connection)?;
-        // What a failure costs a peer in time is the business of whoever ends the connection.
+        // Blinding delays are left to the caller, who ends the connection.
         connection
             .set_config(config(policy(is_client, keys))?)?
             .set_blinding(Blinding::SelfService)?;
@@ -197,9 +196,9 @@ impl Handshake {
         Ok(Self { connection, link, is_client, sent, received, used: 0 })
     }
 
-    /// Takes bytes that came and appends to `out` what has to be sent, an alert too. To be called
-    /// with nothing to begin with, and then with what came: bytes that were not used come again.
-    /// Not to be called again after [`Progress::Done`] or [`Progress::Failed`].
+    /// Processes received bytes and appends bytes to be sent to `out`, including an alert. Call it
+    /// first with no bytes, then with received bytes; unused bytes have to be passed again. Not to
+    /// be called after [`Progress::Done`] or [`Progress::Failed`].
     pub fn advance(&mut self, received: &[u8], out: &mut Vec<u8>) -> Progress {
         let room = BYTES_MAX.saturating_sub(self.used);
         let part = received.get(..room).unwrap_or(received);
@@ -225,30 +224,30 @@ impl Handshake {
         }
     }
 
-    /// Why the library has given up, and the alert for it.
+    /// Returns the reason for a library error, and the alert for it.
     fn why(&self, error: &Error) -> (Why, u8) {
         if let Some(theirs) = self.connection.alert() {
             return (Why::Alert(theirs), 0);
         }
         match error.name() {
             "S2N_ERR_PROTOCOL_VERSION_UNSUPPORTED" => (Why::Version, alert::PROTOCOL_VERSION),
-            // What it misses where there is no certificate either.
+            // The library reports these if neither a key nor a certificate can be used.
             "S2N_ERR_NO_VALID_SIGNATURE_SCHEME" | "S2N_ERR_CIPHER_NOT_SUPPORTED" => {
                 (Why::NoKey, alert::HANDSHAKE_FAILURE)
             }
-            // RFC 8446 section 4.2.11: an identity is known, and its binder does not verify.
+            // RFC 8446 section 4.2.11: the identity is known, but its binder does not verify.
             _ if !self.is_client && self.has_chosen() => (Why::Secret, alert::DECRYPT_ERROR),
             _ => (Why::Bad, alert::HANDSHAKE_FAILURE),
         }
     }
 
-    /// Whether a key of the client's is ours too.
+    /// Returns whether one of the client's identities is known.
     fn has_chosen(&self) -> bool {
         self.connection.negotiated_psk_identity_length().is_ok_and(|len| len > 0)
     }
 
-    /// Says it to the peer, where that can be said in the clear: before either end has sealed
-    /// anything, and not in answer to an alert.
+    /// Appends a plaintext alert, unless encrypted records were exchanged, the library has sent an
+    /// alert, or the failure is the peer's alert.
     fn alert(&mut self, why: Why, description: u8, out: &mut Vec<u8>) {
         let sealed = self.sent.sealed || self.received.sealed;
         if !sealed && !self.sent.alert && !matches!(why, Why::Alert(_)) {
@@ -256,7 +255,7 @@ impl Handshake {
         }
     }
 
-    /// The keys; none where the library has got through without a pre-shared key.
+    /// Returns the keys; `None` if the library finished without a pre-shared key.
     fn agreed(&mut self) -> Option<Agreed> {
         if !self.received.is_whole() {
             return None;
@@ -270,10 +269,11 @@ impl Handshake {
         Some(Agreed { suite, tx_secret, rx_secret, identity })
     }
 
-    /// Suite and secrets, client's and server's. The library forgets them: it hands a connection
-    /// over in a form that it may be gone on with elsewhere.
+    /// Returns the suite, and the secrets of client and server. The library discards the secrets;
+    /// they are read from the serialized connection, its form for continuing a connection
+    /// elsewhere.
     fn secrets(&mut self) -> Option<(Suite, Secret, Secret)> {
-        /// The form's version; protocol version 3.4.
+        /// Version of the serialization, and protocol version 3.4.
         const HEAD: [u8; 10] = [0, 0, 0, 0, 0, 0, 0, 1, 3, 4];
         let mut form = Zeroizing::new(vec![0; self.connection.serialization_length().ok()?]);
         self.connection.serialize(&mut form).ok()?;
@@ -286,7 +286,7 @@ impl Handshake {
             0x1303 => (Suite::ChaCha20Poly1305, 32),
             _ => return None,
         };
-        // Numbers of the next records, client's and server's; the longest fragment.
+        // Skips the next record numbers of client and server, and the longest fragment.
         let rest = rest.strip_prefix(&[0; 16])?.get(2..)?;
         let secret = |nth: usize| {
             let bytes = rest.get(nth * hash_bytes..)?.get(..hash_bytes)?;
@@ -296,7 +296,7 @@ impl Handshake {
     }
 }
 
-/// The library takes no such key, or has no memory.
+/// The library rejects a key, or has no memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the TLS library refuses: {0}")]
 pub struct Unusable(&'static str);
@@ -307,9 +307,9 @@ impl From<Error> for Unusable {
     }
 }
 
-/// What an end with these keys speaks. A server takes the suite that goes with the key. A client
-/// whose keys are all of SHA-384 offers no other suite: OpenSSL's servers choose the suite first,
-/// and then leave alone what does not go with it.
+/// Returns the security policy for an end with these keys. A server uses the suite of the chosen
+/// key. A client whose keys are all of SHA-384 offers no other suite: OpenSSL's servers choose the
+/// suite first, and then ignore keys that do not match it.
 fn policy(is_client: bool, keys: &[Key]) -> &'static str {
     let is_sha384 = |key: &Key| key.hash == Hash::Sha384;
     if is_client && !keys.is_empty() && keys.iter().all(is_sha384) { POLICY_SHA384 } else { POLICY }
@@ -317,7 +317,7 @@ fn policy(is_client: bool, keys: &[Key]) -> &'static str {
 
 fn config(policy: &str) -> Result<Config, Error> {
     let mut config = Config::builder();
-    // No certificates, nobody who vouches for one, no tickets.
+    // No certificates, no trust anchors, no tickets.
     config.with_system_certs(false)?;
     config.set_security_policy(&Policy::from_version(policy)?)?;
     config.set_serialization_version(SerializationVersion::V1)?;

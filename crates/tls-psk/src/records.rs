@@ -1,18 +1,18 @@
-//! Follows the headers of TLS records through a stream: RFC 8446 section 5.1.
+//! Tracks the headers of TLS records in a byte stream (RFC 8446 section 5.1).
 
 use wire::tls::{HEADER_BYTES, content};
 
-/// What kinds of records one direction has had.
+/// Records seen in one direction.
 #[derive(Debug, Default)]
 pub(super) struct Records {
     header: [u8; HEADER_BYTES],
-    /// Bytes of `header` that are there.
+    /// Bytes received of `header`.
     have: usize,
-    /// Bytes of the record's content that are to come.
+    /// Bytes left of the record's content.
     left: usize,
-    /// There was one that is sealed.
+    /// An encrypted record was seen.
     pub(super) sealed: bool,
-    /// The last one is an alert in the clear.
+    /// The last record is a plaintext alert.
     pub(super) alert: bool,
 }
 
@@ -38,7 +38,7 @@ impl Records {
         }
     }
 
-    /// Whether the last record is whole.
+    /// Returns whether the last record is complete.
     pub(super) fn is_whole(&self) -> bool {
         self.have == 0 && self.left == 0
     }

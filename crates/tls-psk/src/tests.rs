@@ -1,4 +1,4 @@
-//! Handshakes of both ends with each other, with nonsense, and with what other versions say.
+//! Handshakes of both ends with each other, with invalid bytes, and with an older TLS version.
 
 use proptest::prelude::*;
 
@@ -8,7 +8,8 @@ fn key(identity: &str, secret: u8, hash: Hash) -> Key {
     Key { identity: identity.into(), secret: Zeroizing::new(vec![secret; 32]), hash }
 }
 
-/// Runs both ends, `step` bytes at a time; what each ended with, and what it sent.
+/// Runs both ends, passing at most `step` bytes at a time. Returns each end's result and sent
+/// bytes.
 fn run(
     client: &mut Handshake,
     server: &mut Handshake,
@@ -60,7 +61,7 @@ fn both_ends_have_the_same_secrets() {
     }
 }
 
-/// What both ends fail with, and the server's last bytes.
+/// Returns the reasons of both ends, and the server's sent bytes.
 fn failures(client: &[Key], server: &[Key]) -> (Why, Why, Vec<u8>) {
     let mut client = Handshake::client(client).unwrap();
     let mut server = Handshake::server(server).unwrap();
@@ -70,7 +71,7 @@ fn failures(client: &[Key], server: &[Key]) -> (Why, Why, Vec<u8>) {
     (c, s, sent)
 }
 
-/// A fatal alert in the clear.
+/// A fatal plaintext alert.
 fn alert(description: u8) -> Vec<u8> {
     fatal_alert(description).to_vec()
 }
@@ -96,7 +97,7 @@ fn says_why_it_fails() {
     assert_eq!(failures(&[], &[ours]), (Why::Alert(40), Why::NoKey, alert(40)));
 }
 
-/// A hello of a client that knows TLS 1.2 and ECDHE-RSA-AES128-GCM-SHA256, and nothing else.
+/// A ClientHello with only TLS 1.2 and ECDHE-RSA-AES128-GCM-SHA256.
 fn old_hello() -> Vec<u8> {
     let mut body = vec![3, 3];
     body.extend([7; 32]);
@@ -130,7 +131,7 @@ fn leaves_what_follows_the_handshake() {
     let Progress::More { used } = server.advance(&up, &mut down) else { panic!() };
     assert_eq!(used, up.len());
     let flight = down.len();
-    // The beginning of a record under the new keys comes with the last of the handshake.
+    // The last flight is followed by the beginning of an encrypted record.
     down.extend([23, 3, 3, 0, 99, 1]);
     let mut last = Vec::new();
     let Progress::Done { used, .. } = client.advance(&down, &mut last) else { panic!() };
@@ -139,14 +140,14 @@ fn leaves_what_follows_the_handshake() {
     last.extend([23, 3, 3]);
     down.clear();
     let Progress::Done { used, .. } = server.advance(&last, &mut down) else { panic!() };
-    // And no ticket follows: RFC 8446 section 4.6.1 would have it sent here.
+    // No ticket follows, which would be sent here (RFC 8446 section 4.6.1).
     assert_eq!((used, down), (finished, Vec::new()));
 }
 
 #[test]
 fn a_peer_cannot_have_us_read_for_ever() {
     let mut server = Handshake::server(&[key("one", 1, Hash::Sha256)]).unwrap();
-    // Records of one byte each, of a hello that never ends.
+    // Records of one byte each, of a ClientHello that never ends.
     let mut stream = vec![22, 3, 1, 0, 4, 1, 0, 0xff, 0xff];
     while stream.len() < 2 * BYTES_MAX {
         stream.extend([22, 3, 1, 0, 1, 0]);
@@ -166,7 +167,7 @@ fn a_peer_cannot_have_us_read_for_ever() {
     assert!(at <= BYTES_MAX, "{at}");
 }
 
-/// The bytes that a client and a server send each other; and what the server answers with.
+/// Returns the bytes that a client and a server send each other in a successful handshake.
 fn flights() -> (Vec<u8>, Vec<u8>) {
     let keys = [key("one", 1, Hash::Sha256)];
     let mut client = Handshake::client(&keys).unwrap();
@@ -178,8 +179,7 @@ fn flights() -> (Vec<u8>, Vec<u8>) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Whatever comes, in whatever pieces, ends one end at most, and never with keys unless it is
-    /// what the other end has said.
+    /// Arbitrary bytes in arbitrary pieces neither panic nor complete a handshake.
     #[test]
     fn hostile_bytes(
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
@@ -204,7 +204,7 @@ proptest! {
                 Progress::More { used: 0 } if upto == bytes.len() => break,
                 Progress::More { used } => at += used,
                 Progress::Failed { .. } => break,
-                // Its own random numbers are others than those that were answered to.
+                // The end's random numbers differ from those of the recorded handshake.
                 Progress::Done { .. } => prop_assert!(false, "keys by a replay"),
             }
         }

@@ -1,4 +1,4 @@
-//! Associations that are lost, for whatever reason: what is sent again, and what is given up.
+//! Lost associations: which commands are resent, and which fail.
 
 use base::Duration;
 use outboard_apps::nvme::initiator::{AdminData, Config, Error, Event, Loss, Request, State};
@@ -10,8 +10,8 @@ use wire::nvme::status::Status;
 use crate::nvme::{Answer, Net, config};
 use crate::{bytes, response, write};
 
-/// The controller is killed with hundreds of commands open: all of them are done in the end, in
-/// the order in which they were submitted, with buffers.
+/// The controller is killed while hundreds of commands are open: all complete in the end, resent in
+/// the order of submission, with their buffers.
 #[test]
 fn killed_with_hundreds_in_flight() {
     for way in 0..4 {
@@ -51,7 +51,7 @@ fn kill_with_hundreds_in_flight(mut net: Net) -> u64 {
     assert_eq!((net.done.len(), net.counter("replayed")), (300, 300));
     assert!(net.done.iter().all(|done| done.result == Ok(0)));
     assert!(net.done.iter().all(|done| done.buffer.is_some() == (done.token % 3 == 1)));
-    // Each queue has them in order; so the order over all is that of the pieces.
+    // The order is checked per queue; the queues share the commands.
     for queue in 1..=4 {
         let of = net.target.log.iter().filter(|entry| entry.0 == queue);
         let lbas: Vec<usize> =
@@ -65,7 +65,7 @@ fn kill_with_hundreds_in_flight(mut net: Net) -> u64 {
     net.counter("buffers_replaced")
 }
 
-/// The device loses everything, with hundreds of commands open: nothing is lost but its help.
+/// The device is reset while hundreds of commands are open: all succeed without being resent.
 #[test]
 fn a_reset_device_with_hundreds_in_flight() {
     for tls in [false, true] {
@@ -99,8 +99,8 @@ fn a_reset_device_with_hundreds_in_flight() {
     }
 }
 
-/// What overlaps is made one after the other, so that nothing old can come back over something
-/// that was answered.
+/// Overlapping changes are executed one at a time, so that an old write cannot overwrite a newer
+/// one that was answered.
 #[test]
 fn an_old_write_does_not_come_back() {
     let mut net = Net::live(|_| {});
@@ -132,8 +132,8 @@ fn an_old_write_does_not_come_back() {
     assert_eq!(net.target.disk[1024..1536], [0; 512]);
 }
 
-/// Data of a write is still on its way over one queue when another is lost, or when that queue is
-/// terminated: it does not arrive behind a later write that was answered over new ones.
+/// Data of a write is in flight on one queue when another queue is lost, or when this one is
+/// terminated. It must not arrive after a later write was answered over the new connections.
 #[test]
 fn what_is_on_its_way_is_not_delivered_late() {
     for terminated in [false, true] {
@@ -145,7 +145,7 @@ fn what_is_on_its_way_is_not_delivered_late() {
         net.settle();
         let [slow, other] = [0, 1].map(|at| net.target.kept[at].0);
         assert_ne!(slow, other, "on two queues");
-        // It is asked for the data, and that is lost.
+        // The data is requested, and lost.
         net.lost_port = net.server.host().remote(slow).map(|remote| remote.port);
         net.target.release(net.now, net.server.host());
         net.settle();
@@ -153,7 +153,7 @@ fn what_is_on_its_way_is_not_delivered_late() {
         net.target.script = Box::new(|_, _| Answer::Good);
         let resets = net.client.host().counters().tcp_estab_resets;
         if terminated {
-            // The R2T is not acknowledged, and Nagle's algorithm would wait for that.
+            // The R2T is unacknowledged, so Nagle's algorithm would delay the next PDU.
             net.server.host().set_option(net.now, slow, host::SocketOption::NoDelay(true));
             let nobody = response(999, Status::SUCCESS);
             net.target.send(net.now, net.server.host(), slow, &nobody, &[], 0);
@@ -166,7 +166,7 @@ fn what_is_on_its_way_is_not_delivered_late() {
             (net.counter("protocol_errors"), net.only_done().result),
             (terminated.into(), Ok(0))
         );
-        // All that the host had of the old association is gone, each reset.
+        // All connections of the old association were reset.
         let sent = net.client.host().counters().tcp_estab_resets - resets;
         assert_eq!((sent, net.client.host().sockets().count()), (3, 3));
         assert_eq!(net.ask(write(0, &new), 0).result, Ok(0));
@@ -176,7 +176,7 @@ fn what_is_on_its_way_is_not_delivered_late() {
     }
 }
 
-/// A terminate request arrives, and nothing of its connection is left when the next begins.
+/// A terminate request is delivered, and its connection is gone when the next association begins.
 #[test]
 fn a_last_word_is_delivered() {
     let mut net = Net::live(|_| {});
@@ -190,8 +190,8 @@ fn a_last_word_is_delivered() {
     assert_eq!(net.client.host().counters().tcp_out_rsts, resets, "it had ended by itself");
 }
 
-/// A command that is not answered is to be aborted, then the association is given up. What comes
-/// late counts until then.
+/// A late command is aborted, then the association is given up. A late completion counts until
+/// then.
 #[test]
 fn late_commands() {
     let timeout = |config: &mut Config| config.command_timeout = Duration::from_secs(10);
@@ -215,8 +215,8 @@ fn late_commands() {
     assert_eq!((net.counter("timeouts"), net.counter("replayed")), (3, 1));
 }
 
-/// A write that the controller never answers, answers with a terminate request, or closes on: it
-/// fails after some associations, and what is open beside it is done.
+/// A write that the controller never answers, terminates the connection for, or closes it on fails
+/// after some associations; other requests succeed.
 #[test]
 fn a_command_that_is_never_answered() {
     let none: fn(u16) -> Answer = |_| Answer::Keep;
@@ -245,13 +245,13 @@ fn a_command_that_is_never_answered() {
         assert_eq!((results[1], net.done.len(), net.initiator.state()), (Ok(0), 2, State::Live));
         let lost = ["associations_lost", "retries_exhausted", "protocol_errors"];
         assert_eq!(lost.map(|name| net.counter(name)), [associations, 1, 0], "{said}");
-        // The flush goes along where it was not answered in time for that.
+        // The flush is resent too, if it was not answered before the association ended.
         assert!((5..=11).contains(&net.counter("replayed")), "{said}");
     }
 }
 
-/// A read ends the connection before anything behind it is answered: each of them goes alone in
-/// the end, and only the one fails.
+/// A read makes the controller close the connection before it answers later commands: each is
+/// finally sent alone, and only the read fails.
 #[test]
 fn neighbours_of_a_command_that_ends_the_connection() {
     let mut net = Net::live(|config| config.queues = 1);
@@ -268,13 +268,13 @@ fn neighbours_of_a_command_that_ends_the_connection() {
     let results: Vec<_> = net.done.iter().map(|done| done.result).collect();
     let lost = Err(Error::Lost(Loss::Connection(host::nvme::Ended::Closed)));
     assert_eq!((results[0], &results[1..]), (lost, &[Ok(0); 9][..]));
-    // Three times all, three times the one alone, and then the others.
+    // Three associations with all commands, three with the read alone, then the others.
     let counted = ["associations_lost", "replayed", "alone", "retries_exhausted"];
     assert_eq!(counted.map(|name| net.counter(name)), [6, 3 * 10 + 2, 3 + 9, 1]);
     assert_eq!(net.target.log.len(), 3 * 10 + 3 + 9);
 }
 
-/// What is late is known: what is open beside it is sent again as often as it takes.
+/// If the late command is known, commands beside it are resent without limit.
 #[test]
 fn neighbours_of_a_late_command() {
     let mut net = Net::live(|config| {
@@ -296,14 +296,14 @@ fn neighbours_of_a_late_command() {
     assert!(net.done.iter().all(|done| done.result == Ok(0)), "{:?}", net.done);
 }
 
-/// A controller that takes every association and answers no command is lost all the while.
+/// A controller that accepts every association but answers no command is lost all the time.
 #[test]
 fn an_outage_ends_with_an_answer() {
     let mut net = Net::live(|config| {
         config.back_off.ctrl_loss = Some(Duration::from_secs(60));
         config.loss_retries = u8::MAX;
     });
-    // Idle for long: that is no outage.
+    // A long idle period is no outage.
     net.run_ms(100_000);
     net.target.script = Box::new(|_, _| Answer::Close);
     net.submit(1, Request::Flush, 0);
@@ -314,7 +314,7 @@ fn an_outage_ends_with_an_answer() {
     assert_eq!(net.initiator.state(), State::Failed(closed));
     assert_eq!(net.only_done().result, Err(Error::ControllerLost(closed)));
 
-    // One that answers something now and then is not.
+    // A controller that answers from time to time is not lost.
     let mut net = Net::live(|config| {
         config.back_off.ctrl_loss = Some(Duration::from_secs(10));
         config.loss_retries = u8::MAX;
@@ -337,7 +337,7 @@ fn an_outage_ends_with_an_answer() {
     assert_eq!((net.done.len(), net.initiator.state()), (21, State::Live));
 }
 
-/// What the device has of a connection that is given up is not waited for.
+/// Buffers that the device holds for an abandoned connection are replaced without waiting.
 #[test]
 fn buffers_that_the_device_has() {
     let mut net = Net::with(config(), true, false).connected();
@@ -367,7 +367,7 @@ fn a_controller_that_stays_away() {
     net.submit(2, Request::Flush, 0);
     net.settle();
     net.cut = true;
-    // The keep alive is missed: 5 s.
+    // A keep alive is not answered for 5 s.
     net.run_ms(8_000);
     assert_eq!(net.events[0], Event::Lost(Loss::Timeout("keep alive")));
     net.submit(3, Request::Flush, 0);
@@ -395,7 +395,7 @@ fn a_controller_that_will_not() {
         loss.to_string(),
         "connect of the admin queue failed: connect invalid host (do not retry)"
     );
-    // Busy: again, after longer and longer.
+    // Busy: retried with increasing delays.
     let mut net = Net::new(config());
     net.target.connect = ConnectResult::Refused(Status::CONTROLLER_BUSY);
     net.initiator.connect(net.now, net.client.host());
@@ -410,7 +410,7 @@ fn a_controller_that_will_not() {
     net.initiator.connect(net.now, net.client.host());
     net.run_ms(100);
     assert_eq!(net.events, [Event::Failed(Loss::Authentication)]);
-    // It gives no digests, and they were asked for.
+    // Digests are required but not granted.
     for (header_digest, data_digest) in [(false, true), (true, false), (true, true)] {
         let mut net = Net::new(Config { header_digest, data_digest, ..config() });
         net.target.digests = false;
@@ -422,7 +422,7 @@ fn a_controller_that_will_not() {
         assert_eq!(Loss::NoDigests(kind).to_string(), text);
         assert_eq!((net.counter("connects_failed"), net.target.admin_log.len()), (1, 0));
     }
-    // Nobody answers.
+    // The controller is silent.
     let mut net = Net::new(config());
     net.target.silent = true;
     net.initiator.connect(net.now, net.client.host());

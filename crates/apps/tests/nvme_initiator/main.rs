@@ -1,5 +1,5 @@
-//! The initiator against a controller that does what a test says: requests, what is wrong in their
-//! answers, events, discovery, the end. What is lost and comes back is in `losses`.
+//! The initiator against a scripted controller: requests, invalid responses, events, discovery,
+//! shutdown. Lost associations are in `losses`.
 
 mod losses;
 mod nvme;
@@ -63,11 +63,11 @@ fn every_request() {
         let read_write = (100 << 10, (100 << 10) + 4096);
         assert_eq!((net.counter("read_bytes"), net.counter("written_bytes")), read_write);
         let moved = ["requests", "done", "failed", "commands", "in_capsule", "r2ts"];
-        // In capsules: three connects, a write, two comparisons, ranges.
+        // In capsules: three Connects, a write, two compares, and the ranges.
         assert_eq!(moved.map(|name| net.counter(name)), [9, 8, 1, 9, 7, 1]);
         assert_eq!(net.counter("protocol_errors") + net.counter("replayed"), 0);
         assert!(net.target.terminated.is_empty());
-        // What was read, pages of the set-up among it, and who placed and summed it.
+        // All received data, pages of the set-up included, and who placed and digested it.
         let c = net.client.host().counters();
         let all = (100 << 10) + 7 * 4096;
         let (placed, copied) = if on(2) { (all, 0) } else { (0, all) };
@@ -108,7 +108,7 @@ fn what_cannot_be_asked() {
     assert_eq!((net.target.log.len(), net.counter("commands")), (before, 0));
 }
 
-/// All queues share the load, and none has more than it may.
+/// All queues share the load, and none exceeds its entries.
 #[test]
 fn queues_share_the_load() {
     let mut net = Net::live(|config| (config.queues, config.queue_entries) = (3, 9));
@@ -141,8 +141,8 @@ fn response(cid: u16, status: Status) -> Header {
     Header::CapsuleResp(completion.to_bytes())
 }
 
-/// A controller that does something wrong with every command of an opcode: what it is told, and
-/// what becomes of the request. Others are not harmed.
+/// Runs a request against a controller that responds wrongly to its opcode. Checks that the request
+/// fails and others do not. Returns the terminate requests' error codes.
 fn misbehaves(
     opcode: u8,
     request: &Request,
@@ -162,7 +162,7 @@ fn misbehaves(
     assert_eq!(net.done[0].buffer.is_some(), pages > 0);
     assert_eq!(net.done[1].result, Ok(0));
     assert_eq!(net.initiator.state(), State::Live);
-    // As often as `protocol_retries` has it, and once.
+    // `protocol_retries` plus one.
     assert_eq!(net.counter("associations_lost"), 3);
     net.target.terminated.iter().map(|fault| fault.fes).collect()
 }
@@ -179,7 +179,7 @@ fn what_a_controller_may_not_do() {
         (response(cid, Status::SUCCESS), Vec::new())
     }
     let cases: [Case; 15] = [
-        // R2Ts beyond the data, of a command that has none to give, of no command.
+        // R2Ts beyond the data, for a command without data, for no command.
         (io::WRITE, big.clone(), 0, |cid| vec![ask(cid, 0, 32_769)], Fes::OUT_OF_RANGE),
         (io::WRITE, big.clone(), 0, |cid| vec![ask(cid, 32_768, 1)], Fes::OUT_OF_RANGE),
         (
@@ -189,7 +189,7 @@ fn what_a_controller_may_not_do() {
             |cid| vec![ask(cid, 0, 1), ask(cid, 0, 32_768)],
             Fes::OUT_OF_RANGE,
         ),
-        // As much as there is, but some of it twice; or not from the beginning.
+        // The right amount, but partly twice, or not from the beginning.
         (
             io::WRITE,
             big.clone(),
@@ -200,10 +200,10 @@ fn what_a_controller_may_not_do() {
         (io::WRITE, big.clone(), 0, |cid| vec![ask(cid, 16_384, 16_384)], Fes::OUT_OF_RANGE),
         (io::READ, read.clone(), 1, |cid| vec![ask(cid, 0, 1)], Fes::INVALID_FIELD),
         (io::WRITE, big.clone(), 0, |_| vec![ask(999, 0, 1)], Fes::INVALID_FIELD),
-        // Completions of no command, and doubled ones.
+        // Completions of no command, and of another command.
         (io::READ, read.clone(), 1, |_| vec![end(999)], Fes::INVALID_FIELD),
         (io::WRITE, big.clone(), 0, |cid| vec![end(cid ^ 1)], Fes::INVALID_FIELD),
-        // A success without the data.
+        // Success without all data.
         (io::READ, read.clone(), 1, |cid| vec![end(cid)], Fes::SEQUENCE),
         (
             io::READ,
@@ -213,7 +213,7 @@ fn what_a_controller_may_not_do() {
             Fes::INVALID_FIELD,
         ),
         (io::WRITE, big, 0, |cid| vec![end(cid)], Fes::SEQUENCE),
-        // Data for nobody, beyond the buffer, not in its order.
+        // Data of no command, beyond the buffer, out of order.
         (
             io::READ,
             read.clone(),
@@ -241,7 +241,7 @@ fn what_a_controller_may_not_do() {
     }
 }
 
-/// Where it is known which command the controller cannot answer, its neighbours are not harmed.
+/// If the offending command is known, its neighbors are not affected.
 #[test]
 fn neighbours_of_a_bad_command() {
     let mut net = Net::live(|config| {
@@ -264,7 +264,7 @@ fn neighbours_of_a_bad_command() {
     assert!(net.done.len() == 10 && net.done.iter().all(|done| done.result == Ok(0)));
 }
 
-/// A completion that comes twice: the request has ended, and stays so.
+/// A duplicate completion does not affect the completed request.
 #[test]
 fn a_doubled_completion() {
     let mut net = Net::live(|_| {});
@@ -307,7 +307,7 @@ fn data_with_a_wrong_digest_is_never_given() {
     }
 }
 
-/// The controller found a wrong digest, or asks for patience: again, but not for ever.
+/// A transient status is retried, a limited number of times.
 #[test]
 fn faults_that_may_pass() {
     for (status, times, result) in [
@@ -333,8 +333,8 @@ fn faults_that_may_pass() {
     }
 }
 
-/// PDUs of which each field is anything, near to what would be right or not: nothing panics, every
-/// request ends once, and with a controller that has come to its senses they end well.
+/// Random PDU fields, close to valid ones or not: nothing panics, every request completes once, and
+/// requests succeed once the controller behaves.
 #[test]
 fn anything_in_the_fields() {
     let (mut terminated, mut spoiled) = (0, 0);
@@ -373,7 +373,7 @@ fn anything_in_the_fields() {
     assert!(terminated > 100 && spoiled > 5, "{terminated} {spoiled}");
 }
 
-/// A PDU for a command, or for another, that is perhaps as it should be.
+/// Returns a PDU for a command, or for another, with fields that may be valid.
 fn any_pdu(rng: &mut Prng, command: &Command) -> (Header, Vec<u8>) {
     let len = command.sgl.len();
     let near = |rng: &mut Prng, right: u32| match rng.below(8) {
@@ -402,7 +402,7 @@ fn any_pdu(rng: &mut Prng, command: &Command) -> (Header, Vec<u8>) {
     }
 }
 
-/// Without room for data in capsules everything is asked for.
+/// Without room for in-capsule data, all data is requested by R2T.
 #[test]
 fn no_data_in_capsules() {
     let mut net = Net::new(config());
@@ -429,8 +429,8 @@ fn events_and_keep_alives() {
     assert_eq!(net.ask(Request::Flush, 0).result, Ok(0));
 }
 
-/// Namespaces change while they are being looked at, in the set-up and later: the one that is gone
-/// is passed over, and they are looked at once more.
+/// Namespaces change while they are being read, during the set-up and later: missing ones are
+/// skipped, and the list is read again.
 #[test]
 fn namespaces_that_change_meanwhile() {
     let nsids = |net: &Net| net.initiator.namespaces().map(|n| n.nsid).collect::<Vec<_>>();
@@ -439,7 +439,7 @@ fn namespaces_that_change_meanwhile() {
     net.initiator.connect(net.now, net.client.host());
     net.settle();
     assert_eq!((nsids(&net), &net.events[..]), (vec![2], &[Event::Connected][..]));
-    // The fifth, then the first and the sixth.
+    // Skipped: namespace 5, then 1 and 6.
     assert_eq!((net.counter("events"), net.counter("namespaces_skipped")), (2, 3));
 
     net.target.nsids_next = [vec![], vec![1, 2, 7]].into();
@@ -451,7 +451,7 @@ fn namespaces_that_change_meanwhile() {
     assert_eq!(net.ask(Request::Flush, 0).result, Ok(0));
 }
 
-/// What becomes of a write that was not answered when a controller comes back that `changed`.
+/// Returns the result of an unanswered write after the controller was `changed` and reconnected.
 fn write_to_what_came_back(
     before: impl FnOnce(&mut nvme::Target),
     changed: impl FnOnce(&mut nvme::Target),
@@ -473,7 +473,7 @@ fn write_to_what_came_back(
     result
 }
 
-/// Another namespace is behind the name when the controller is back: nothing is written to it.
+/// If the ID refers to another namespace after a reconnect, nothing is written to it.
 #[test]
 fn a_namespace_that_became_another() {
     use Descriptor::{Eui64, Nguid, Uuid};
@@ -487,14 +487,14 @@ fn a_namespace_that_became_another() {
     // Without descriptors, as before NVMe 1.3.
     let none = |target: &mut nvme::Target| target.descriptors = Err(Status::INVALID_FIELD);
     assert_eq!(write_to_what_came_back(none, |_| {}), Ok(0));
-    // The UUID alone names it, as with Linux's target.
+    // Only the UUID identifies it, as with Linux's target.
     let uuid = |target: &mut nvme::Target| {
         (target.nguid, target.descriptors) = ([0; 16], Ok(vec![Uuid([1; 16])]));
     };
     assert_eq!(write_to_what_came_back(uuid, |target| target.blocks += 1), Ok(0));
     let other = |target: &mut nvme::Target| target.descriptors = Ok(vec![Uuid([2; 16])]);
     assert_eq!(write_to_what_came_back(uuid, other), another);
-    // Nothing does: then it is as long as it was.
+    // Without identifiers, the size has to be unchanged.
     let nameless = |target: &mut nvme::Target| target.nguid = [0; 16];
     assert_eq!(write_to_what_came_back(nameless, |_| {}), Ok(0));
     assert_eq!(write_to_what_came_back(nameless, |target| target.blocks += 1), another);
@@ -512,7 +512,7 @@ fn closing() {
     assert_eq!((done.result, done.buffer.is_some()), (Err(Error::Closed), true));
     assert_eq!((net.initiator.state(), net.target.io_conns().len()), (State::Closed, 0));
     assert_eq!(net.ask(Request::Flush, 0).result, Err(Error::Closed));
-    // The controller has said that it shuts down, and no connection was reset.
+    // The controller was shut down, and no connection was reset.
     let resets =
         |host: &host::Host| host.counters().tcp_out_rsts + host.counters().tcp_estab_resets;
     assert_eq!((net.client.host().sockets().count(), resets(net.client.host())), (0, 0));
@@ -545,13 +545,14 @@ fn log(generation: u64, entries: u64) -> Vec<u8> {
     log
 }
 
-/// The whole log, and of one time.
+/// Discovery returns a complete and consistent log.
 #[test]
 fn discovery() {
     for (logs, result) in [
         (vec![log(1, 11)], Ok((11, 1))),
         (vec![log(1, 0)], Ok((0, 0))),
-        // The first is dropped before the header is read; it changes before the header is checked.
+        // The first is skipped when the header is read; the log changes before the header is
+        // checked.
         (vec![log(1, 1), log(1, 9), log(2, 5), log(2, 5)], Ok((5, 2))),
         ((0..40).map(|g| log(g, 1)).collect(), Err("changes faster")),
         (

@@ -1,4 +1,4 @@
-//! What the tests here have in common: machines whose hosts and devices do what a test says.
+//! Machines for the tests of this folder.
 
 use abi::Refusal;
 use host::Cidr;
@@ -8,8 +8,8 @@ use testkit::{Machine, MemDisk, PLAIN_LINK};
 pub(crate) const CLIENT: u8 = 1;
 pub(crate) const SERVER: u8 = 2;
 
-/// A host that leaves to its device what `offload` says, and a device that has an engine for
-/// protocols above TCP, or none.
+/// Creates a machine. `offload` controls the file and NVMe/TCP offload of the host; `l5o` is the
+/// layer-5 engine of the device.
 pub(crate) fn machine(
     number: u8,
     offload: Result<(), Refusal>,

@@ -1,4 +1,4 @@
-//! An initiator and a scripted controller: two hosts with their devices, and a wire without delay.
+//! An initiator and a scripted controller: two hosts with their devices, and a link without delay.
 
 mod target;
 
@@ -17,7 +17,7 @@ pub(crate) use self::target::{Answer, Target};
 pub(crate) const PORT: u16 = 4420;
 pub(crate) const SUBSYSTEM: &str = "nqn.2026-11.example:disks";
 
-/// `offload`: its device has the engine for protocols above TCP.
+/// Creates a machine; with `offload`, its device has the layer-5 engine.
 fn machine(number: u8, offload: bool) -> Machine {
     let mut device = DeviceConfig::new([2, 0, 0, 0, 0, number]);
     device.l5o = offload.then(|| L5oConfig::new(Arc::new(Provider)));
@@ -28,7 +28,7 @@ fn machine(number: u8, offload: bool) -> Machine {
     Machine::new(config, device, PLAIN_LINK, number.into(), ())
 }
 
-/// Both ends.
+/// Initiator and target with their machines.
 pub(crate) struct Net {
     pub(crate) now: Instant,
     pub(crate) client: Machine,
@@ -37,9 +37,9 @@ pub(crate) struct Net {
     pub(crate) target: Target,
     pub(crate) done: Vec<Done>,
     pub(crate) events: Vec<Event>,
-    /// Frames are lost.
+    /// All frames are dropped.
     pub(crate) cut: bool,
-    /// What the initiator sends from a port is lost.
+    /// Frames of the initiator from this port are dropped.
     pub(crate) lost_port: Option<u16>,
 }
 
@@ -60,7 +60,7 @@ impl Net {
         Self::with(config, false, false)
     }
 
-    /// With devices that offload, and over TLS, or without.
+    /// Creates a pair, optionally with devices that offload, and with TLS.
     pub(crate) fn with(mut config: Config, offload: bool, tls: bool) -> Self {
         let (client, mut server) = (machine(1, offload), machine(2, offload));
         let ends = tls.then(|| testkit::tls13(vec!["target.test".into()], b"nvme"));
@@ -89,7 +89,7 @@ impl Net {
         }
     }
 
-    /// Connected, and with nothing to do.
+    /// Creates a pair and connects it.
     pub(crate) fn live(change: impl FnOnce(&mut Config)) -> Self {
         let mut config = config();
         change(&mut config);
@@ -106,7 +106,7 @@ impl Net {
         net
     }
 
-    /// Everything that happens without time.
+    /// Runs everything that needs no time to pass.
     pub(crate) fn settle(&mut self) {
         loop {
             let moved = turn(self, |net, now| net.client.turn(now, &mut net.initiator));
@@ -118,13 +118,12 @@ impl Net {
         }
     }
 
-    /// As [`Self::settle`], for a discovery in place of the initiator.
+    /// As [`Self::settle`], with a discovery instead of the initiator.
     pub(crate) fn settle_with(&mut self, discovery: &mut Discovery) {
         while turn(self, |net, now| net.client.turn(now, discovery)) {}
     }
 
-    /// Time goes on to the next thing that is due, but not beyond `limit`; says whether there was
-    /// one.
+    /// Advances the time to the next timeout, at most to `limit`. Returns false if there is none.
     pub(crate) fn step(&mut self, limit: Instant) -> bool {
         let due = Instant::earliest([
             self.client.poll_timeout(self.now, &self.initiator),
@@ -145,33 +144,33 @@ impl Net {
         while self.step(limit) {}
     }
 
-    /// Submits under a token, in namespace 1.
+    /// Submits a request for namespace 1 with a buffer of `pages` pages.
     pub(crate) fn submit(&mut self, token: u64, request: Request, pages: usize) {
         let buffer = (pages > 0).then(|| abi::aligned::AlignedBuf::new(pages));
         let (now, host) = (self.now, self.client.host());
         self.initiator.submit(now, host, (token, 1), request, buffer).unwrap();
     }
 
-    /// The end of the only request that has one.
+    /// Removes and returns the only completed request.
     pub(crate) fn only_done(&mut self) -> Done {
         assert_eq!(self.done.len(), 1, "{:?}", self.done);
         self.done.remove(0)
     }
 
-    /// Submits and waits.
+    /// Submits a request and returns its completion.
     pub(crate) fn ask(&mut self, request: Request, pages: usize) -> Done {
         self.submit(0, request, pages);
         self.settle();
         self.only_done()
     }
 
-    /// As [`Self::ask`], whatever ended before.
+    /// Submits a flush and returns its completion, ignoring earlier ones.
     pub(crate) fn ask_again(&mut self) -> Done {
         self.done.clear();
         self.ask(Request::Flush, 0)
     }
 
-    /// Counters of the initiator that are not zero, by their names without the prefix.
+    /// Returns the initiator's non-zero counters, without their prefix.
     pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut out = Vec::new();
         self.initiator.counters().visit(&mut |name, value| {
@@ -187,11 +186,11 @@ impl Net {
     }
 }
 
-/// Lets both ends work and carries their frames; returns whether anything happened.
+/// Runs both ends once and delivers their frames. Returns whether anything happened.
 fn turn(net: &mut Net, client: impl FnOnce(&mut Net, Instant) -> (Vec<Frame>, bool)) -> bool {
     let (up, by_client) = client(net, net.now);
     for frame in up {
-        // Behind the headers of Ethernet and IPv4.
+        // The source port follows the Ethernet and IPv4 headers.
         let port = frame.bytes.get(34..36).map(|port| u16::from_be_bytes([port[0], port[1]]));
         if !net.cut && (net.lost_port.is_none() || port != net.lost_port) {
             net.server.receive(frame);

@@ -1,4 +1,4 @@
-//! A controller that does what a script says, with PDUs made by hand.
+//! A scripted controller that builds its PDUs by hand.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -19,64 +19,64 @@ use wire::nvme::status::Status;
 const SHIFT: u8 = 9;
 const BLOCKS: u64 = 4096;
 
-/// What a script does with an I/O command.
+/// Response of a script to an I/O command.
 pub(crate) enum Answer {
-    /// What a good controller does.
+    /// Execute the command correctly.
     Good,
-    /// Nothing, for now: it stays in [`Target::kept`].
+    /// Do not answer; keep the command in [`Target::kept`].
     Keep,
-    /// These headers, with their data.
+    /// Send these headers with their data.
     Pdus(Vec<(Header, Vec<u8>)>),
-    /// The same, with wrong data digests.
+    /// As `Pdus`, with wrong data digests.
     Spoiled(Vec<(Header, Vec<u8>)>),
-    /// The connection is closed.
+    /// Close the connection.
     Close,
 }
 
-/// By queue and I/O command.
+/// Maps a queue ID and an I/O command to the response.
 type Script = Box<dyn FnMut(u16, &Command) -> Answer>;
 
-/// A connection.
 struct Conn {
     socket: SocketId,
     rules: Rules,
-    /// What goes to the initiator.
+    /// Digests and alignment of PDUs to the initiator.
     send: Rules,
     received: Vec<u8>,
     unsent: Vec<u8>,
     qid: Option<u16>,
-    /// Writes whose data comes.
+    /// Writes whose data was requested.
     writes: BTreeMap<u16, (Command, Vec<u8>)>,
     events: VecDeque<u16>,
 }
 
-/// The controller.
+/// The scripted controller.
 pub(crate) struct Target {
     conns: Vec<Conn>,
     pub(crate) disk: Vec<u8>,
     pub(crate) script: Script,
-    /// I/O commands that were not answered: connection and command, with data in the capsule.
+    /// Unanswered I/O commands: connection, command and in-capsule data.
     pub(crate) kept: Vec<(SocketId, Command, Bytes)>,
-    /// I/O commands as they came: queue, opcode, first block.
+    /// Received I/O commands: queue ID, opcode, first block.
     pub(crate) log: Vec<(u16, u8, u64)>,
-    /// Admin commands that are not of the set-up.
+    /// Opcodes of admin commands that are not part of the set-up.
     pub(crate) admin_log: Vec<u8>,
     pub(crate) terminated: Vec<Fault>,
-    /// How a connect goes.
+    /// Result of Connect.
     pub(crate) connect: ConnectResult,
     pub(crate) not_ready: u32,
     pub(crate) digests: bool,
     pub(crate) ioccsz: u32,
     pub(crate) nguid: [u8; 16],
-    /// What the descriptors of its namespaces are, or how they are refused.
+    /// Identification descriptors of the namespaces, or the status with which the command fails.
     pub(crate) descriptors: Result<Vec<Descriptor>, Status>,
-    /// Blocks of a namespace, as it says.
+    /// Number of blocks that Identify Namespace reports.
     pub(crate) blocks: u64,
-    /// The namespaces.
+    /// IDs of the active namespaces.
     pub(crate) nsids: Vec<u32>,
-    /// What they are next: each time that they are listed they change, while there are others.
+    /// Next values of `nsids`: each listing replaces the list and sends an event, while there are
+    /// any.
     pub(crate) nsids_next: VecDeque<Vec<u32>>,
-    /// Discovery log, by generation: each read of the header takes the next while there is one.
+    /// Discovery logs by generation: each read of the header moves on to the next, if there is one.
     pub(crate) logs: VecDeque<Vec<u8>>,
     pub(crate) silent: bool,
 }
@@ -137,7 +137,7 @@ impl Target {
         self.conns.iter_mut().find(|conn| conn.socket == socket)
     }
 
-    /// I/O connections that stand.
+    /// Returns the sockets of connected I/O queues.
     pub(crate) fn io_conns(&self) -> Vec<SocketId> {
         let io = self.conns.iter().filter(|conn| conn.qid.is_some_and(|qid| qid > 0));
         io.map(|conn| conn.socket).collect()
@@ -150,7 +150,7 @@ impl Target {
         self.kept.clear();
     }
 
-    /// Ends one connection, and nothing else.
+    /// Resets one connection.
     pub(crate) fn reset(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         host.abort(now, socket);
         self.conns.retain(|conn| conn.socket != socket);
@@ -177,7 +177,7 @@ impl Target {
         conn.unsent.drain(..taken);
     }
 
-    /// Sends a PDU.
+    /// Sends a PDU. Its data digest is XORed with `spoil`.
     pub(crate) fn send(
         &mut self,
         now: Instant,
@@ -310,7 +310,7 @@ impl Target {
         }
     }
 
-    /// Does what was kept.
+    /// Executes the kept commands.
     pub(crate) fn release(&mut self, now: Instant, host: &mut Host) {
         for (socket, command, data) in core::mem::take(&mut self.kept) {
             self.obey(now, host, socket, command, &data);
@@ -373,7 +373,7 @@ impl Target {
     ) {
         assert!(at.len <= 16 << 10, "MAXH2CDATA");
         let Some(conn) = self.conn(socket) else { return };
-        // A script may have asked for it.
+        // A script may have sent the R2T.
         let Some((command, whole)) = conn.writes.get_mut(&at.cccid) else { return };
         assert_eq!(at.ttag, at.cccid ^ 0x5555);
         let from = at.offset as usize;
@@ -510,14 +510,14 @@ impl Target {
             other => {
                 self.admin_log.push(other);
                 if other == admin::ABORT {
-                    // Too late, or too early: not aborted.
+                    // Dword 0 is 1: the command was not aborted.
                     self.respond(now, host, socket, cid, 1, Status::SUCCESS);
                 }
             }
         }
     }
 
-    /// Says that something has happened.
+    /// Completes an asynchronous event request with an event.
     pub(crate) fn event(&mut self, now: Instant, host: &mut Host, event: AsyncEvent) {
         let asked = self.conns.iter_mut().find_map(|c| Some((c.socket, c.events.pop_front()?)));
         let (socket, cid) = asked.expect("it was asked for");
