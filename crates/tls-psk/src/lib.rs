@@ -131,7 +131,7 @@ pub enum Why {
     /// The peer's messages are malformed or do not verify.
     #[error("the peer's messages make no sense")]
     Bad,
-    /// The peer sent more than [`BYTES_MAX`] bytes.
+    /// The peer sent more than `BYTES_MAX` bytes.
     #[error("the peer's messages are too long")]
     TooLong,
 }
