@@ -16,9 +16,10 @@
 //! would be resent forever. Therefore each command counts the associations that it may have ended,
 //! and fails after a few. Associations ended by another known command or on another queue do not
 //! count. If several commands are suspected, each is sent alone for the second half of its tries:
-//! either it is answered, or it is the cause. An outage ends with the first answer to a command, or
-//! with the association if no request is open; otherwise [`BackOff::ctrl_loss`] would never end an
-//! outage in which the controller accepts connections but answers nothing.
+//! either it is answered, or it is the cause. An outage ends with the first answer to a command or,
+//! if no request is open, when the next association is established. Otherwise
+//! [`BackOff::ctrl_loss`] would never apply to a controller that accepts connections but answers
+//! nothing.
 //!
 //! Completed but unflushed writes may be lost if the *controller* loses power, as with any disk
 //! that has a volatile cache; a resent flush does not restore them. And a controller that continues
