@@ -1,9 +1,10 @@
-//! What the applications ask of connections of the host.
+//! The interface between the applications and the host's connections.
 //!
-//! The content server and the proxy are written against it, each with a trait of its own above it
-//! for what else it asks. One implementation is the host, call by call; the other is the fake of
-//! their tests, which shows timeouts, resets, slow readers and split requests without a TCP below.
-//! Nothing else is meant to implement it. The tests here hold both to the same rules.
+//! The content server and the proxy are generic over [`Connections`]; each has a trait of its own
+//! above it for the further calls that it makes. There are two implementations: the host, which
+//! forwards each call, and the fake of the tests, which shows timeouts, resets, slow readers and
+//! split requests without a TCP below. No other code is meant to implement the trait. The tests of
+//! this module hold both implementations to the same rules.
 
 #[cfg(test)]
 pub(crate) mod fake;
@@ -17,9 +18,9 @@ use bytes::Bytes;
 use host::{Host, Readiness, SendError, SocketId};
 use wire::Endpoint;
 
-/// Connections; see [`Host`] for what each call promises.
+/// Operations on connections; see [`Host`] for the contract of each call.
 pub(crate) trait Connections {
-    /// Names a connection.
+    /// Identifies a connection.
     type Id: Copy + Eq + Debug;
 
     fn index(id: Self::Id) -> usize;
@@ -30,13 +31,14 @@ pub(crate) trait Connections {
     fn peek(&self, id: Self::Id) -> &[u8];
     fn consume(&mut self, id: Self::Id, bytes: usize);
     fn send(&mut self, now: Instant, id: Self::Id, bytes: Bytes) -> Result<usize, SendError>;
-    /// Room for bytes of host memory.
+    /// Bytes of host memory that the send buffer has room for.
     fn send_room(&self, id: Self::Id) -> usize;
     /// Bytes written but not yet acknowledged.
     fn send_queue(&self, id: Self::Id) -> u64;
     fn shutdown(&mut self, now: Instant, id: Self::Id);
     fn close(&mut self, now: Instant, id: Self::Id);
-    /// As [`Connections::close`], and discards up to that number of bytes that still come.
+    /// Closes as [`Connections::close`] does, but discards up to `bytes_max` bytes that still
+    /// arrive.
     fn close_lingering(&mut self, now: Instant, id: Self::Id, bytes_max: u32);
     fn abort(&mut self, now: Instant, id: Self::Id);
 }

@@ -1,27 +1,27 @@
-//! Messages of DNS: questions for A, AAAA and SRV records, and answers (RFC 1035, RFC 2782).
+//! DNS messages: queries for A, AAAA and SRV records, and replies (RFC 1035, RFC 2782).
 //!
-//! `outboard` sends and receives them in a thread of its own, over the kernel's sockets. An answer
-//! counts only if it has the number and the question that was asked (RFC 5452); that it comes from
-//! the server that was asked is the caller's to see to.
+//! `outboard` sends and receives them in a thread of its own, over the kernel's sockets. A reply
+//! counts only if its identifier and question are those of the query (RFC 5452). The caller must
+//! check that it comes from the server that was asked.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use simple_dns::rdata::RData;
 use simple_dns::{CLASS, Name, Packet, PacketFlag, QCLASS, QTYPE, Question, RCODE, TYPE};
 
-/// Longest chain of aliases that is followed in an answer.
+/// Maximum length of a chain of aliases in an answer.
 const ALIASES_MAX: usize = 8;
-/// Most records that are taken from one answer.
+/// Maximum number of records that are taken from an answer.
 const RECORDS_MAX: usize = 256;
 
-/// The type of the records that are asked for.
+/// Type of the requested records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordType {
     /// IPv4 addresses.
     A,
     /// IPv6 addresses.
     Aaaa,
-    /// The hosts of a service.
+    /// Hosts of a service.
     Srv,
 }
 
@@ -32,30 +32,30 @@ pub enum DnsRecord {
     Addr(IpAddr),
     /// A host of a service (RFC 2782).
     Service {
-        /// Hosts with the lowest number are used first.
+        /// Hosts with the lowest value are used first.
         priority: u16,
         /// Share of the load among hosts of the same priority.
         weight: u16,
         /// Name of the host.
         target: String,
-        /// Port of the service there.
+        /// Port of the service on that host.
         port: u16,
     },
 }
 
-/// The records of a name: none if it has none, or does not exist.
+/// The records of a name; empty if it has none, or does not exist.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct DnsAnswer {
     /// The records.
     pub records: Vec<DnsRecord>,
-    /// Seconds for which they hold.
+    /// Time in seconds for which the records are valid.
     pub ttl_s: u32,
 }
 
-/// Returns a question for the records of a name, with this number.
+/// Encodes a query with identifier `id` for the records of a name.
 ///
 /// # Errors
-/// Fails if the name is no name of a domain.
+/// Fails if `name` is not a valid domain name.
 pub fn encode_query(id: u16, name: &str, kind: RecordType) -> Result<Vec<u8>, String> {
     let name = Name::new(name).map_err(|e| e.to_string())?;
     let mut packet = Packet::new_query(id);
@@ -75,20 +75,20 @@ impl RecordType {
     }
 }
 
-/// A message, as the answer to a question.
+/// A received message, interpreted as the reply to a query.
 #[derive(Debug, PartialEq, Eq)]
 pub enum DnsReply {
     /// The records of the name.
     Answer(DnsAnswer),
-    /// The answer is too long for UDP: ask over TCP (RFC 7766).
+    /// The answer is too long for UDP: repeat the query over TCP (RFC 7766).
     Truncated,
-    /// The server cannot answer, and why.
+    /// The server cannot answer; its response code.
     Failed(String),
-    /// It answers another question (RFC 5452): wait for the next message.
+    /// Not a reply to the query (RFC 5452): wait for the next message.
     Foreign,
 }
 
-/// Parses a message that has come after a question, of which it has the number and the question.
+/// Parses a message as the reply to the query with this identifier, name and type.
 #[must_use]
 pub fn parse_reply(bytes: &[u8], id: u16, name: &str, kind: RecordType) -> DnsReply {
     let Ok(packet) = Packet::parse(bytes) else { return DnsReply::Foreign };
@@ -106,13 +106,13 @@ pub fn parse_reply(bytes: &[u8], id: u16, name: &str, kind: RecordType) -> DnsRe
     }
     match packet.rcode() {
         RCODE::NoError => DnsReply::Answer(collect(&packet, name)),
-        // The name is known not to be: that is an answer (RFC 2308).
+        // The name does not exist: that is an answer (RFC 2308).
         RCODE::NameError => DnsReply::Answer(DnsAnswer::default()),
         other => DnsReply::Failed(format!("{other:?}")),
     }
 }
 
-/// Takes the records of the name, and of what it is an alias of.
+/// Collects the records of the name, and of the name that it is an alias of.
 fn collect(packet: &Packet<'_>, name: &str) -> DnsAnswer {
     let mut owner = name.to_owned();
     let mut ttl_s = u32::MAX;

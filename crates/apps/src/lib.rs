@@ -1,10 +1,10 @@
-//! Applications as sans-IO handlers over the host's sockets, so that a simulation runs the whole
-//! product.
+//! Sans-IO applications over the host's sockets. Because they are sans-IO, a simulation can run the
+//! whole product.
 //!
-//! [`content`] is the content server, [`proxy`] the L7 load balancer, [`nvme`] has the ends of NVMe
-//! over TCP; [`dns`] has the messages by which backends are looked up, `connections` what the first
-//! two ask of the host. Time comes in as a parameter; nothing here opens a socket, a file or a
-//! thread.
+//! [`content`] is the content server, [`proxy`] the L7 load balancer, [`nvme`] the NVMe/TCP target
+//! and initiator. [`dns`] has the messages that look backends up, `connections` the trait by which
+//! the content server and the proxy use the host's connections. Time is a parameter of every call;
+//! nothing here opens a socket or a file, or starts a thread.
 #![forbid(unsafe_code)]
 
 mod connections;

@@ -1,7 +1,7 @@
-//! Connections without a network: what was written is kept as bytes, and a test says what peers do.
+//! Connections without a network: written bytes are recorded, and a test acts as the peer.
 //!
-//! Used by the tests of the content server and the proxy; [`super::tests`] compare it with the
-//! host. It is stricter: calls that an application has no reason for panic.
+//! Used by the tests of the content server and the proxy; [`super::tests`] compare the fake with
+//! the host. The fake is stricter: it panics on calls that an application has no reason to make.
 
 use core::net::{IpAddr, Ipv4Addr};
 use std::collections::VecDeque;
@@ -13,29 +13,29 @@ use wire::Endpoint;
 
 use super::Connections;
 
-/// Payload of a packet: what one look shows, at most.
+/// Payload of a packet, and so the most that one `peek` returns.
 const PACKET_BYTES: usize = 1448;
 
-/// Where peers connect to.
+/// Local address of all connections.
 const LOCAL: Endpoint = Endpoint { addr: IpAddr::V4(Ipv4Addr::new(10, 77, 0, 2)), port: 80 };
 
-/// Slot and generation.
+/// Slot and generation of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Id {
     pub(crate) index: usize,
     generation: u32,
 }
 
-/// Where written bytes are until they are acknowledged.
+/// Source of written bytes; only bytes of memory occupy the send buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Held {
-    /// In the send buffer.
+    /// Host memory.
     InMemory,
-    /// In a file.
+    /// A file.
     InFile,
 }
 
-/// The end of what is sent.
+/// State of the FIN that is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Fin {
     #[default]
@@ -50,20 +50,20 @@ struct Connection {
     remote: Option<Endpoint>,
     established: bool,
     tls: bool,
-    /// Packets that were not read.
+    /// Packets that were not read completely.
     received: VecDeque<Vec<u8>>,
     peer_closed: bool,
     sent: Vec<u8>,
-    /// Bytes of `sent` that the test has looked at.
+    /// Bytes of `sent` that [`FakeConnections::take_sent`] has returned.
     seen: usize,
-    /// The parts of `sent` that are not acknowledged, in their order.
+    /// Unacknowledged parts of `sent`, in order.
     queue: VecDeque<(usize, Held)>,
-    /// Bytes of memory that may be sent and not acknowledged.
+    /// Maximum number of unacknowledged bytes of memory.
     buffer: usize,
     fin: Fin,
     error: Option<SocketError>,
     closed: bool,
-    /// It was closed, and what still comes is discarded.
+    /// The connection was closed with [`Connections::close_lingering`].
     lingers: bool,
     aborted: bool,
 }
@@ -108,7 +108,7 @@ impl Connection {
     }
 }
 
-/// The fake, with what an application asks besides.
+/// The fake connections; `more` is the state of an application's further calls.
 #[derive(Default)]
 pub(crate) struct FakeConnections<X = ()> {
     all: Vec<Connection>,
@@ -120,8 +120,8 @@ impl<X> FakeConnections<X> {
         Self { all: Vec::new(), more }
     }
 
-    /// Opens a connection that is not established, in the smallest free slot, as the host does it:
-    /// names are used again soon.
+    /// Opens a connection that is not established. Takes the smallest free slot, like the host, so
+    /// that indices are soon used again.
     pub(crate) fn open(&mut self, remote: Endpoint, buffer: usize) -> Id {
         let free = self.all.iter().position(Connection::is_gone);
         let index = free.unwrap_or(self.all.len());
@@ -139,7 +139,7 @@ impl<X> FakeConnections<X> {
         Id { index, generation }
     }
 
-    /// The connection, unless the name is stale or the application has let go of it.
+    /// Returns the connection, unless the identifier is stale or the application has closed it.
     fn get(&self, id: Id) -> Option<&Connection> {
         let connection = self.all.get(id.index)?;
         (connection.generation == id.generation && !connection.is_gone()).then_some(connection)
@@ -151,7 +151,7 @@ impl<X> FakeConnections<X> {
         connection
     }
 
-    /// The connection, for what the peer does.
+    /// Returns the connection for actions of its peer.
     fn peer(&mut self, id: Id) -> &mut Connection {
         let connection = &mut self.all[id.index];
         assert_eq!(connection.generation, id.generation, "a stale name was used");
@@ -179,17 +179,17 @@ impl<X> FakeConnections<X> {
         self.peer(id).error = Some(error);
     }
 
-    /// Acknowledges this number of bytes for the peer; a FIN counts as one, behind the others.
+    /// Acknowledges this number of bytes; the FIN counts as one byte behind the others.
     pub(crate) fn acknowledge(&mut self, id: Id, bytes: u64) {
         self.peer(id).acknowledge(bytes);
     }
 
-    /// Sets how many bytes of memory may be sent and not acknowledged.
+    /// Sets the maximum number of unacknowledged bytes of memory.
     pub(crate) fn set_buffer(&mut self, id: Id, bytes: usize) {
         self.peer(id).buffer = bytes;
     }
 
-    /// Leaves room for this number of bytes until some are acknowledged.
+    /// Limits the send buffer to this number of bytes beyond those that are unacknowledged now.
     pub(crate) fn set_room(&mut self, id: Id, bytes: usize) {
         let connection = self.peer(id);
         connection.buffer = connection.queued_in_memory().saturating_add(bytes);
@@ -200,7 +200,7 @@ impl<X> FakeConnections<X> {
         self.live(id).write(bytes, Held::InFile);
     }
 
-    /// Returns what was sent since the last look.
+    /// Returns the bytes that were sent since the last call.
     pub(crate) fn take_sent(&mut self, id: Id) -> Vec<u8> {
         let connection = self.peer(id);
         let bytes = connection.sent[connection.seen..].to_vec();
@@ -229,7 +229,7 @@ impl<X> FakeConnections<X> {
         self.all[id.index].aborted
     }
 
-    /// Checks that the application has let go of all connections.
+    /// Asserts that the application has closed or aborted all connections.
     pub(crate) fn assert_all_gone(&self) {
         for (index, connection) in self.all.iter().enumerate() {
             assert!(connection.is_gone(), "connection {index} is left");
@@ -309,7 +309,7 @@ impl<X> Connections for FakeConnections<X> {
 
     fn close(&mut self, _: Instant, id: Id) {
         let connection = &mut self.all[id.index];
-        // To let go of a connection that is gone does nothing.
+        // Closing a connection that is gone has no effect.
         connection.closed |= connection.generation == id.generation;
     }
 

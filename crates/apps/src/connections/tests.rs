@@ -1,4 +1,5 @@
-//! What the applications rely on, held against the host with a scripted peer and against the fake.
+//! The rules that the applications rely on, tested on the host with a scripted peer and on the
+//! fake.
 
 use base::Instant;
 use bytes::Bytes;
@@ -9,38 +10,38 @@ use wire::Endpoint;
 use super::Connections;
 use super::fake::{FakeConnections, Id};
 
-/// Bytes that may be sent and not acknowledged.
+/// Maximum number of unacknowledged bytes.
 const BUFFER_BYTES: usize = 10_000;
 
-/// How the peer sees the end of what is sent.
+/// How the connection ended, as the peer sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Fin,
     Reset,
 }
 
-/// A connection of an implementation, and what its peer does.
+/// A connection of one implementation, and the actions of its peer.
 trait Subject {
     type All: Connections;
 
-    /// A connection that a client has just made.
+    /// Creates a connection that was just accepted.
     fn accepted() -> Self;
-    /// A connection that is being made to the peer.
+    /// Creates a connection to the peer whose handshake is in progress.
     fn connecting() -> Self;
-    /// The peer takes the connection that is being made.
+    /// Completes the handshake.
     fn peer_accepts(&mut self);
     fn peer_refuses(&mut self);
     fn id(&self) -> <Self::All as Connections>::Id;
     fn now(&self) -> Instant;
     fn all(&mut self) -> &mut Self::All;
     fn peer_sends(&mut self, bytes: &[u8]);
-    /// The peer acknowledges all that it got, the end included.
+    /// Acknowledges everything that the peer received, a FIN included.
     fn peer_acknowledges(&mut self);
     fn peer_closes(&mut self);
     fn peer_resets(&mut self);
-    /// Returns what the peer got since the last look.
+    /// Returns the bytes that the peer received since the last call.
     fn delivered(&mut self) -> Vec<u8>;
-    /// Returns the end that the peer has seen.
+    /// Returns how the connection ended, if the peer has seen its end.
     fn end(&mut self) -> Option<End>;
 
     fn readiness(&mut self) -> Readiness {
@@ -63,16 +64,16 @@ trait Subject {
         self.all().send(now, id, Bytes::copy_from_slice(bytes))
     }
 
-    /// Returns the room for bytes of memory, and the bytes that are not acknowledged.
+    /// Returns the room in the send buffer, and the number of unacknowledged bytes.
     fn queue(&mut self) -> (usize, u64) {
         let id = self.id();
         (self.all().send_room(id), self.all().send_queue(id))
     }
 
-    /// The peer gets and acknowledges everything; returns what it got.
+    /// Lets the peer receive and acknowledge everything; returns the received bytes.
     fn deliver(&mut self) -> Vec<u8> {
         let mut got = self.delivered();
-        // The end of a write may wait until its beginning is acknowledged.
+        // The last bytes of a write may wait until its first bytes are acknowledged.
         for _ in 0..10 {
             self.peer_acknowledges();
             got.extend(self.delivered());
@@ -237,7 +238,7 @@ impl Subject for OnFake {
     }
 }
 
-/// Runs each rule with both, on a connection that was made that way.
+/// Runs each rule with both implementations, on a connection from that constructor.
 macro_rules! rules {
     ($($made:ident: $($rule:ident)*;)*) => {
         mod of_the_host {

@@ -1,8 +1,8 @@
 //! From the bytes of a request to its response: the decisions of HTTP, without a socket.
 //!
 //! [`super::connection`] calls [`Responder::decide`] with the bytes at the front of a connection
-//! and carries out what it says. A request that needs a file which is not open is decided again,
-//! from the same bytes, once it is: so nothing of a request is ever stored.
+//! and carries the decision out. A request for a file that is not open is decided again from the
+//! same bytes once the file is open, so no state of a request is stored.
 
 use core::net::IpAddr;
 use std::borrow::Cow;
@@ -25,67 +25,68 @@ use super::response::{Content, Extra, Output, Persist, Plan, Variant};
 use super::status::Status;
 use super::target::{TargetError, authority, host_of, normalise, plain, split};
 
-/// What is to be done about the bytes of a connection.
+/// Action of a connection on the bytes at its front.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// Wait for more of them.
+    /// Wait for more bytes.
     Incomplete,
-    /// Read the content behind the head, which has these many bytes, and decide again.
+    /// Read the content behind the head, which has `head_bytes` bytes, and decide again.
     Content { head_bytes: usize, discard: Discard, expects_continue: bool },
-    /// Send the response that lies in the output, and take these many bytes off the front.
+    /// Send the response in [`Responder::output`], and remove this number of bytes from the front.
     Respond(Plan, usize),
-    /// Open the file whose path lies in [`Responder::path`].
+    /// Open the file at [`Responder::path`].
     Open,
-    /// Wait for the open of that path, which is under way.
+    /// Wait for the open of that path, which is in progress.
     Join,
 }
 
-/// The means by which a connection's requests are answered.
+/// The service of a listener.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Service {
-    /// Files, in the clear.
+    /// Files over plain HTTP.
     #[default]
     Plain,
     /// Files, over TLS.
     Secure,
-    /// A redirect to HTTPS at that port.
+    /// Redirects to HTTPS at this port.
     Redirect(u16),
-    /// 400: the client speaks no TLS at a port for TLS.
+    /// 400: the client does not speak TLS at a port for TLS.
     Misdirected,
 }
 
-/// Facts about the content of a request.
+/// State of the content of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Arrived {
-    /// Nothing of it was read.
+    /// None of it was read.
     #[default]
     Unread,
-    /// All of it was read and thrown away.
+    /// All of it was read and discarded.
     Whole,
-    /// It is malformed or too long: the request is refused with this status.
+    /// Malformed or too long: the request is refused with this status.
     Refused(Status),
 }
 
-/// What the server knows of the request besides its bytes.
+/// Facts about a request besides its bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Circumstances {
-    /// The client, for the log.
+    /// Address of the client, for the log.
     pub(crate) remote: Option<IpAddr>,
-    /// The request waited for its file; this is how the open ended.
+    /// Result of the open, if the request waited for one.
     pub(crate) opened: Option<Result<(), FileFault>>,
-    /// When it began to wait: what was found since then is new enough for it.
+    /// When the request began to wait; an entry of the file cache that was valid then is valid for
+    /// it.
     pub(crate) since: Option<Instant>,
-    /// The service of its connection.
+    /// Service of the connection.
     pub(crate) service: Service,
-    /// The request's content.
+    /// State of the request's content.
     pub(crate) content: Arrived,
-    /// The connection has had its share of requests: this is the last.
+    /// The connection has reached its maximum of requests: this is the last.
     pub(crate) last: bool,
-    /// The request came by HTTP/3: its head was written by us.
+    /// The request came over HTTP/3, and its head was translated to HTTP/1.1.
     pub(crate) http3: bool,
 }
 
-/// All that responding needs.
+/// Everything that decisions and responses need, shared by all connections.
 pub(crate) struct Responder {
     pub(crate) files: Files,
     pub(crate) output: Output,
@@ -97,16 +98,16 @@ pub(crate) struct Responder {
     index: String,
     cache_control: Vec<CacheControl>,
     precompressed: bool,
-    /// The file that was decided to be opened need not exist.
+    /// The file to open need not exist.
     optional: bool,
-    /// The path of the request that was decided last, where it was not plain or not found.
+    /// The path of the last request, if it was not plain or not in the cache.
     path: Vec<u8>,
-    /// The path of a file in a coding.
+    /// The path of a precompressed file.
     coded_path: Vec<u8>,
     ranges: Vec<ByteRange>,
 }
 
-/// Why a request was not answered at once.
+/// Why a request cannot be answered yet.
 enum Wait {
     Open,
     Join,
@@ -142,13 +143,12 @@ impl Responder {
         }
     }
 
-    /// The path to open after [`Decision::Open`] or to wait for after [`Decision::Join`].
+    /// Returns the path to open after [`Decision::Open`], or to wait for after [`Decision::Join`].
     pub(crate) fn path(&self) -> &[u8] {
         &self.path
     }
 
-    /// Decides about the bytes at the front of a connection. Reads no more than one request of
-    /// them.
+    /// Decides about the bytes at the front of a connection. Reads one request of them at most.
     pub(crate) fn decide(&mut self, now: Instant, bytes: &[u8], about: Circumstances) -> Decision {
         self.output.advance(now);
         self.output.secure = about.http3 || about.service == Service::Secure;
@@ -177,8 +177,8 @@ impl Responder {
                         return Decision::Respond(plan, head_bytes);
                     }
                 };
-                // RFC 9112 section 9.3. Without its content, where the next request begins is
-                // unknown.
+                // RFC 9112 section 9.3: if the content is not read, the position of the next
+                // request is unknown.
                 let unread = request.content != Framing::None && about.content != Arrived::Whole;
                 if let Some(discard) = discard {
                     let expects_continue = request.expects_continue;
@@ -205,11 +205,11 @@ impl Responder {
         }
     }
 
-    /// Returns how to read the content of a request before it is answered; none if there is
-    /// nothing to read, or the connection ends with the response.
+    /// Returns a reader for the content of a request, if it must be read before the response;
+    /// `None` if there is no content, or the connection ends with the response.
     ///
     /// # Errors
-    /// The status that refuses the content.
+    /// The status with which the content is refused.
     fn content(
         &self,
         request: &Request<'_, '_>,
@@ -227,22 +227,22 @@ impl Responder {
         match Discard::new(request.content, self.content_bytes_max) {
             Ok(discard) => Ok(Some(discard)),
             Err(status) if matches!(request.method, Method::Get | Method::Head) => Err(status),
-            // The method is refused, whatever the content.
+            // The method will be refused, whatever the content.
             Err(_) => Ok(None),
         }
     }
 
-    /// The open that [`Decision::Open`] asked for began.
+    /// Registers the open that [`Decision::Open`] asked for.
     pub(crate) fn begin_open(&mut self, file: FileId, waiter: Waiter) {
         self.files.begin(&self.path, file, waiter, self.optional);
     }
 
-    /// Waits for the open that [`Decision::Join`] spoke of.
+    /// Adds a waiter to the open that [`Decision::Join`] named.
     pub(crate) fn join_open(&mut self, waiter: Waiter) {
         self.files.join(&self.path, waiter, self.optional);
     }
 
-    /// An open ended.
+    /// Handles the end of an open.
     pub(crate) fn file_opened(
         &mut self,
         now: Instant,
@@ -253,7 +253,7 @@ impl Responder {
         self.files.opened(now, self.output.clock().unix_s(), file, result)
     }
 
-    /// A file failed while it was being sent.
+    /// Handles the failure of a file that was being sent.
     pub(crate) fn file_failed(
         &mut self,
         now: Instant,
@@ -267,14 +267,15 @@ impl Responder {
         }
         if self.log.enabled() {
             let clock = self.output.clock().log();
-            // In one expression: before Rust 1.89 the arguments do not outlive theirs.
+            // One expression: before Rust 1.89 the arguments do not outlive it.
             let added =
                 self.log.remark(clock, remote, format_args!("reset in mid-response: {fault}"));
             self.counters.http_log_dropped += u64::from(!added);
         }
     }
 
-    /// A response that no request's bytes led to: 408, or 503 for a disk that does not answer.
+    /// Writes a response that is not to a complete request: 408, or 503 for a disk that does not
+    /// answer.
     pub(crate) fn give_up(&mut self, now: Instant, status: Status, remote: Option<IpAddr>) -> Plan {
         self.output.advance(now);
         self.output.secure = false;
@@ -342,8 +343,8 @@ impl Responder {
         Ok(self.send_found(now, request, serving))
     }
 
-    /// Chooses the coding of the file that a request gets: the best that the client accepts and a
-    /// file beside the plain one has.
+    /// Chooses the coding of the response: the best one that the client accepts and for which there
+    /// is a precompressed file.
     fn choose(
         &mut self,
         now: Instant,
@@ -371,7 +372,7 @@ impl Responder {
         Ok(None)
     }
 
-    /// Writes the response from what was found to be ready.
+    /// Writes the response from the entries of the cache that were found.
     fn send_found(
         &mut self,
         now: Instant,
@@ -405,7 +406,8 @@ impl Responder {
                 let (status, extra) = fault_status(*fault);
                 text(status, extra)
             }
-            // An index file that is itself a directory; the rest was ready a moment ago.
+            // An index file that is itself a directory; everything else was in the cache a moment
+            // ago.
             _ => text(Status::NotFound, Extra::None),
         }
     }
@@ -444,10 +446,10 @@ fn content_of(request: &Request<'_, '_>) -> Content {
     if request.method == Method::Head { Content::HeadOnly } else { Content::Sent }
 }
 
-/// The parts of a request that can be answered.
+/// The properties of a request for a file or directory in the cache.
 #[derive(Clone, Copy)]
 struct Serving<'b> {
-    /// The path within the target; none if it lies in the responder.
+    /// Path within the target; `None` if it is in [`Responder::path`].
     path: Option<&'b [u8]>,
     asked: Asked<'b>,
     coding: Option<Coding>,
@@ -455,7 +457,7 @@ struct Serving<'b> {
     persist: Persist,
 }
 
-/// One response from an open file.
+/// The parameters of a response from an open file.
 struct Sending<'a> {
     output: &'a mut Output,
     ranges: &'a mut Vec<ByteRange>,
@@ -482,7 +484,7 @@ impl Sending<'_> {
     }
 
     fn part(self, request: &Request<'_, '_>, file: &OpenFile) -> Plan {
-        // Two Range fields are an invalid one, and that is ignored.
+        // Several Range fields are invalid, and so ignored.
         let selection = request.single(Field::Range).map_or(Selection::Whole, |value| {
             select(value, file.size, self.ranges_max, self.ranges)
         });
@@ -497,14 +499,15 @@ impl Sending<'_> {
     }
 }
 
-/// What a target names: a file, or a directory and so its index file.
+/// Kind of a target: a file, or a directory and therefore its index file.
 #[derive(Clone, Copy, Debug)]
 enum Asked<'b> {
     File { query: &'b [u8] },
     Directory,
 }
 
-/// The path of the file that a target names: within the target, or (`None`) in `scratch`.
+/// Returns the path of the file that a target names: within the target, or `None` if it is in
+/// `scratch`.
 fn locate<'b>(
     target: &'b [u8],
     index: &str,
@@ -521,7 +524,7 @@ fn locate<'b>(
     Ok((None, Asked::File { query: target.query }))
 }
 
-/// The location of the same resource by HTTPS; none if the request does not tell its host.
+/// Returns the Location of the same resource by HTTPS; `None` if the request names no host.
 fn secure_target<'b>(request: &Request<'_, 'b>, port: u16) -> Option<Extra<'b>> {
     let target = split(request.target).ok()?;
     let host = authority(request.target).or_else(|| {
@@ -532,7 +535,8 @@ fn secure_target<'b>(request: &Request<'_, 'b>, port: u16) -> Option<Extra<'b>> 
     Some(Extra::Https { host, port, path: target.path, query: target.query })
 }
 
-/// A client may make a GET of another method at 301, and not at 308 (RFC 9110 section 15.4.9).
+/// Returns the status of a redirect. After 301 a client may change another method to GET, after 308
+/// it may not (RFC 9110 section 15.4.9).
 const fn redirect_status(method: Method) -> Status {
     match method {
         Method::Get | Method::Head => Status::MovedPermanently,

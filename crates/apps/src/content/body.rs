@@ -1,46 +1,46 @@
-//! The content of a request, which is read to find where the next request begins, and discarded.
+//! Reads and discards the content of a request, in order to find the next request.
 //!
-//! [`super::connection`] gives a [`Discard`] the bytes behind a head as they arrive. The chunked
-//! coding is read strictly (RFC 9112 section 7.1): a proxy in front of us that reads a chunk
-//! differently would see other requests than we do. All bytes count towards the limit, those of
-//! the coding too, so that neither extensions nor trailers are without bound.
+//! [`super::connection`] passes a [`Discard`] the bytes behind a head as they arrive. The chunked
+//! coding is read strictly (RFC 9112 section 7.1): a proxy in front of the server that reads a
+//! chunk differently would see other requests. All bytes count towards the limit, including those
+//! of the coding, so extensions and trailers are bounded.
 
 use super::request::Framing;
 use super::status::Status;
 
-/// Digits of a chunk's size: 2^64 has sixteen.
+/// Maximum number of digits of a chunk size: 2^64 - 1 has sixteen.
 const SIZE_DIGITS_MAX: u8 = 16;
 
-/// Content that is being discarded.
+/// Reader of content that is discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Discard {
     state: State,
-    /// Bytes that may still come.
+    /// Bytes that may still arrive.
     allowed: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Bytes of content that are left, without a coding.
+    /// Remaining bytes of content without a coding.
     Length(u64),
     /// The hexadecimal size of a chunk.
     Size {
         value: u64,
         digits: u8,
     },
-    /// The extensions of a chunk of that size.
+    /// The extensions of a chunk of this size.
     Extension(u64),
     /// The line feed behind the size of a chunk.
     SizeFeed(u64),
-    /// Bytes of the chunk that are left.
+    /// Remaining bytes of the chunk.
     Data(u64),
     /// The carriage return behind the data of a chunk.
     DataReturn,
-    /// The line feed behind that.
+    /// The line feed behind the data of a chunk.
     DataFeed,
     /// The beginning of a trailer field, or of the empty line that ends the content.
     TrailerStart,
-    /// Inside of a trailer field.
+    /// Within a trailer field.
     Trailer,
     /// The line feed behind a trailer field.
     TrailerFeed,
@@ -50,10 +50,10 @@ enum State {
 }
 
 impl Discard {
-    /// Content that is framed so, of at most `bytes_max` bytes.
+    /// Creates a reader for content with this framing, of at most `bytes_max` bytes.
     ///
     /// # Errors
-    /// 413 if it is known to be longer.
+    /// 413 if the content is already known to be longer.
     pub(crate) const fn new(framing: Framing, bytes_max: u64) -> Result<Self, Status> {
         let state = match framing {
             Framing::None | Framing::Length(0) => State::Done,
@@ -64,15 +64,15 @@ impl Discard {
         Ok(Self { state, allowed: bytes_max })
     }
 
-    /// Returns whether nothing of the content is left to come.
+    /// Returns whether all content has arrived.
     pub(crate) fn is_done(&self) -> bool {
         self.state == State::Done
     }
 
-    /// Takes bytes that arrived; returns how many of them belong to the content.
+    /// Takes bytes that arrived; returns the number of them that belong to the content.
     ///
     /// # Errors
-    /// 400 if they break the coding, 413 if there are too many.
+    /// 400 if they violate the coding, 413 if the content is too long.
     pub(crate) fn take(&mut self, bytes: &[u8]) -> Result<usize, Status> {
         let mut at = 0;
         while at < bytes.len() && self.state != State::Done {
@@ -93,8 +93,8 @@ impl Discard {
         Ok(at)
     }
 
-    /// Steps over data, of which `left` bytes are to come and `here` are here; returns how many
-    /// were stepped over.
+    /// Skips data, of which `left` bytes remain and `here` bytes have arrived; returns the number
+    /// of bytes skipped.
     fn skip(&mut self, left: u64, here: usize) -> usize {
         let taken = usize::try_from(left).unwrap_or(usize::MAX).min(here);
         let left = left - taken as u64;
@@ -108,7 +108,7 @@ impl Discard {
     }
 }
 
-/// The state behind a byte of the coding; none if the byte does not belong there.
+/// Returns the state after a byte of the coding; `None` if the byte is not allowed there.
 fn next(state: State, byte: u8) -> Option<State> {
     Some(match (state, byte) {
         (State::Size { digits: 1.., value }, b';') => State::Extension(value),
@@ -133,7 +133,7 @@ fn next(state: State, byte: u8) -> Option<State> {
     })
 }
 
-/// Returns whether a byte may stand in a field's value (RFC 9110 section 5.5).
+/// Returns whether a byte is allowed in a field value (RFC 9110 section 5.5).
 const fn is_text(byte: u8) -> bool {
     byte == b'\t' || (byte >= b' ' && byte != 0x7f)
 }
@@ -145,7 +145,8 @@ mod tests {
 
     const MAX: u64 = 1000;
 
-    /// The result for bytes behind a head that frames them: how many were content.
+    /// Returns the number of content bytes in `bytes` and whether the content is complete, or the
+    /// status.
     fn taken(framing: Framing, bytes: &[u8]) -> Result<(usize, bool), u16> {
         let mut discard = Discard::new(framing, MAX).map_err(Status::code)?;
         let taken = discard.take(bytes).map_err(Status::code)?;

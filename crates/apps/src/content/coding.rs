@@ -1,11 +1,11 @@
-//! Content codings: which of them a client takes, and how well (RFC 9110 section 12.5.3).
+//! Content codings: which of them a client prefers (RFC 9110 section 12.5.3).
 //!
-//! [`super::answer`] looks for a file with the coding's suffix beside the one that was asked for.
-//! Nothing is coded here.
+//! [`super::answer`] looks for a file with the coding's suffix beside the requested file. Nothing
+//! is compressed here.
 
 use super::request::list;
 
-/// A coding that a file may be had in.
+/// A coding of precompressed files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Coding {
     Brotli,
@@ -13,7 +13,7 @@ pub(crate) enum Coding {
 }
 
 impl Coding {
-    /// As Content-Encoding has it.
+    /// Returns the name in Content-Encoding.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Brotli => "br",
@@ -21,7 +21,7 @@ impl Coding {
         }
     }
 
-    /// The end of the name of a file in the coding.
+    /// Returns the suffix of the file name.
     pub(crate) const fn suffix(self) -> &'static str {
         match self {
             Self::Brotli => ".br",
@@ -30,10 +30,10 @@ impl Coding {
     }
 }
 
-/// A quality value in thousandths; zero means that it is not acceptable.
+/// A quality value in thousandths; 0 means not acceptable.
 type Quality = u16;
 
-/// The preferences in the lines of an Accept-Encoding field.
+/// The quality values in the lines of an Accept-Encoding field.
 #[derive(Clone, Copy, Debug, Default)]
 struct Accepted {
     brotli: Option<Quality>,
@@ -42,14 +42,14 @@ struct Accepted {
     others: Option<Quality>,
 }
 
-/// The codings that the values of Accept-Encoding prefer to none, the best first. Where two are
-/// equally good Brotli, which is smaller, comes first.
+/// Returns the codings that the values of Accept-Encoding prefer to identity, the best first.
+/// Brotli, which is smaller, precedes gzip of equal quality.
 pub(crate) fn preferred<'b>(values: impl Iterator<Item = &'b [u8]>) -> [Option<Coding>; 2] {
     let mut accepted = Accepted::default();
     for item in values.flat_map(list) {
         let mut parts = item.split(|&b| b == b';').map(<[u8]>::trim_ascii);
         let name = parts.next().unwrap_or_default();
-        // Weight is the only parameter; an element with another is not for us.
+        // Weight is the only parameter; an element with another one is ignored.
         let Some(quality) = parts.next().map_or(Some(1000), weight) else { continue };
         let is = |text: &[u8]| name.eq_ignore_ascii_case(text);
         let slot = match name {
@@ -62,8 +62,8 @@ pub(crate) fn preferred<'b>(values: impl Iterator<Item = &'b [u8]>) -> [Option<C
         };
         *slot = Some(quality);
     }
-    // What is not listed is as good as the asterisk says. No coding at all is always acceptable
-    // unless it is listed, but worse than any that was asked for.
+    // A coding that is not listed has the quality of the asterisk. Identity that is not listed is
+    // acceptable, but worse than any coding that is.
     let of = |listed: Option<Quality>| listed.or(accepted.others).unwrap_or(0);
     let (brotli, gzip) = (of(accepted.brotli), of(accepted.gzip));
     let none = accepted.identity.unwrap_or(0);
@@ -72,7 +72,7 @@ pub(crate) fn preferred<'b>(values: impl Iterator<Item = &'b [u8]>) -> [Option<C
     if gzip > brotli { [gzip_taken, brotli_taken] } else { [brotli_taken, gzip_taken] }
 }
 
-/// A weight (RFC 9110 section 12.4.2): at most 1, with at most three decimals.
+/// Parses a weight (RFC 9110 section 12.4.2): at most 1, with at most three decimals.
 fn weight(parameter: &[u8]) -> Option<Quality> {
     let (b"q=" | b"Q=", value) = parameter.split_at_checked(2)? else { return None };
     let (&whole, decimals) = value.split_first()?;
@@ -124,7 +124,7 @@ mod tests {
             ("identity;q=0.5, gzip;q=0.5", "gzip"),
             ("identity;q=0, *;q=0", ""),
             ("deflate, zstd", ""),
-            // Broken weights: the element does not count.
+            // An element with an invalid weight is ignored.
             ("br;q=2, gzip", "gzip"),
             ("br;q=1.001, gzip", "gzip"),
             ("br;q=0.1234, gzip", "gzip"),
@@ -137,7 +137,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any bytes: no panic, and no coding twice.
+        /// No input causes a panic, or returns a coding twice.
         #[test]
         fn total(value in "(br|gzip|identity|\\*|;|q=|,|\\.|[01 ]){0,20}") {
             let [first, second] = preferred([value.as_bytes()].into_iter());

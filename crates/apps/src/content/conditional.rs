@@ -1,37 +1,37 @@
-//! Conditional requests: whether a request is carried out, in the order of RFC 9110 section 13.2.2.
+//! Conditional requests: evaluates preconditions in the order of RFC 9110 section 13.2.2.
 //!
-//! Called by [`super::answer`] for requests that would otherwise end in 200 or 206. Pure.
+//! Called by [`super::answer`] for requests that would otherwise get 200 or 206. Pure.
 
 use super::date;
 use super::request::{Field, Method, Request};
 
-/// What a client may know of a file.
+/// The validators of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Validators {
     /// Strong entity-tag, with its quotes.
     pub(crate) etag: [u8; ETAG_BYTES],
-    /// Seconds since 1970, as said in Last-Modified; `None` where no such date can be written.
+    /// Seconds since 1970, as in Last-Modified; `None` if the date cannot be represented.
     pub(crate) modified_s: Option<u64>,
 }
 
-/// Sixteen hexadecimal digits in quotes.
+/// Length of an entity-tag: sixteen hexadecimal digits in quotes.
 pub(crate) const ETAG_BYTES: usize = 18;
 
-/// What becomes of a request.
+/// Result of evaluating the preconditions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Carry it out; Range counts only where this says so.
+    /// Carry the request out.
     Proceed {
-        /// A Range field is to be looked at.
+        /// Evaluate the Range field; else ignore it.
         range: bool,
     },
-    /// The client has it already: 304.
+    /// 304: the client has the current version.
     NotModified,
-    /// 412.
+    /// 412 Precondition Failed.
     PreconditionFailed,
 }
 
-/// Evaluates all conditions of a GET or HEAD. `now_s` is the time in seconds since 1970.
+/// Evaluates all conditions of a GET or HEAD. `now_s` is the Unix time in seconds.
 pub(crate) fn evaluate(request: &Request<'_, '_>, file: &Validators, now_s: u64) -> Verdict {
     if !request.has_conditions() {
         return Verdict::Proceed { range: false };
@@ -56,26 +56,27 @@ pub(crate) fn evaluate(request: &Request<'_, '_>, file: &Validators, now_s: u64)
             return Verdict::NotModified;
         }
     }
-    // Step 5, and RFC 9110 section 14.2: Range means something for GET only.
+    // Step 5, and RFC 9110 section 14.2: Range is defined for GET only.
     let range = request.method == Method::Get
         && request.has(Field::Range)
         && (!request.has(Field::IfRange) || if_range(request, file, now_s));
     Verdict::Proceed { range }
 }
 
-/// RFC 9110 section 13.1.5: an entity-tag compared strongly, or exactly the date of Last-Modified.
+/// Evaluates If-Range (RFC 9110 section 13.1.5): an entity-tag compared strongly, or exactly the
+/// date of Last-Modified.
 fn if_range(request: &Request<'_, '_>, file: &Validators, now_s: u64) -> bool {
     let Some(value) = request.single(Field::IfRange) else { return false };
     if value.starts_with(b"\"") || value.starts_with(b"W/") {
         return value == file.etag;
     }
-    // RFC 9110 section 8.8.2.2: within the second of its change a file may change again under the
-    // same date.
+    // RFC 9110 section 8.8.2.2: within the second of its modification, a file may change again
+    // under the same date.
     date::parse(value).is_some_and(|s| file.modified_s == Some(s) && s < now_s)
 }
 
-/// Conditions whose date is not one, or is there twice, are ignored (RFC 9110 sections 13.1.3 and
-/// 13.1.4).
+/// Returns the date of a condition. Invalid and repeated dates are ignored (RFC 9110 sections
+/// 13.1.3 and 13.1.4).
 fn date_of(request: &Request<'_, '_>, field: Field) -> Option<u64> {
     request.single(field).and_then(date::parse)
 }
@@ -97,8 +98,8 @@ fn any_tag_matches<'b>(
     })
 }
 
-/// The entity-tags of a list, with whether each is weak; ends at the first thing that is none (RFC
-/// 9110 section 8.8.3).
+/// Iterator over the entity-tags of a list, with whether each is weak; ends at the first element
+/// that is no entity-tag (RFC 9110 section 8.8.3).
 struct Tags<'b>(&'b [u8]);
 
 impl<'b> Iterator for Tags<'b> {
@@ -113,7 +114,7 @@ impl<'b> Iterator for Tags<'b> {
             None => (false, self.0),
         };
         let inner = quoted.strip_prefix(b"\"")?;
-        // Commas may stand in a tag; quotes may not.
+        // An entity-tag may contain commas, but no quotes.
         let end = inner.iter().position(|&b| b == b'"')? + 2;
         let (tag, rest) = quoted.split_at(end);
         self.0 = rest;
@@ -161,7 +162,8 @@ mod tests {
         }
         let two = [("If-None-Match", "\"x\""), ("If-None-Match", etag)];
         assert_eq!(verdict(&two), Verdict::NotModified);
-        // A tag that does not match outweighs a date that does: step 4 only without If-None-Match.
+        // A tag that does not match outweighs a matching date: step 4 applies only without
+        // If-None-Match.
         assert_eq!(verdict(&[("If-None-Match", "\"x\""), ("If-Modified-Since", SAME)]), PROCEED);
     }
 
@@ -173,9 +175,9 @@ mod tests {
         for miss in ["\"x\"", &format!("W/{etag}"), ""] {
             assert_eq!(verdict(&[("If-Match", miss)]), Verdict::PreconditionFailed, "{miss}");
         }
-        // Step 2 only without If-Match.
+        // Step 2 applies only without If-Match.
         assert_eq!(verdict(&[("If-Match", etag), ("If-Unmodified-Since", BEFORE)]), PROCEED);
-        // Step 1 before step 3.
+        // Step 1 comes before step 3.
         let both = [("If-None-Match", etag), ("If-Match", "\"x\"")];
         assert_eq!(verdict(&both), Verdict::PreconditionFailed);
     }
@@ -210,10 +212,10 @@ mod tests {
         assert_eq!(verdict(&[range, ("If-Range", BEFORE)]), PROCEED);
         assert_eq!(verdict(&[range, ("If-Range", "nonsense")]), PROCEED);
         assert_eq!(verdict(&[range, ("If-Range", etag), ("If-Range", etag)]), PROCEED);
-        // Changed within this very second: the date is weak.
+        // Modified within the current second: the date is weak.
         assert_eq!(verdict_of("GET", &[range, ("If-Range", SAME)], MODIFIED_S), PROCEED);
         assert_eq!(verdict(&[range, ("If-None-Match", etag)]), Verdict::NotModified);
-        // If-Range without Range says nothing.
+        // If-Range without Range has no effect.
         assert_eq!(verdict(&[("If-Range", etag)]), PROCEED);
     }
 }

@@ -1,13 +1,13 @@
-//! One connection: requests in, responses out, in order, until one side has had enough.
+//! One connection of HTTP/1.1: requests in, responses out, in order, until either side closes.
 //!
-//! [`super::server`] calls it when the socket's readiness changed, when a file it waits for was
-//! opened, and when its deadline is over. A request that lies whole in the host's receive buffer is
-//! answered from there; only one that comes in pieces is gathered in a buffer of its own. While a
-//! file is being opened the request stays where it is and is decided again afterwards, so an idle
-//! connection costs this struct and nothing else.
+//! [`super::server`] calls it when the socket's readiness changed, when a file that it waits for
+//! was opened, and when its deadline has passed. A request that lies whole in the host's receive
+//! buffer is parsed there; only a request that arrives in pieces is gathered in a buffer of the
+//! connection. While a file is being opened the request stays where it is and is parsed again
+//! afterwards, so an idle connection costs no memory beyond this struct.
 //!
-//! Head and body are written one after the other and the host cuts segments only when the driver
-//! polls it, so that head and first bytes of the body share a segment without corking.
+//! Head and body are written in turn, and the host cuts segments only when the driver polls it. So
+//! the head and the first bytes of the body share a segment without corking.
 
 use core::net::IpAddr;
 use std::collections::VecDeque;
@@ -26,10 +26,10 @@ use super::response::{Piece, Plan};
 use super::sockets::Sockets;
 use super::status::Status;
 
-/// Bytes written but not acknowledged above which no further request of a pipeline is answered.
+/// Unacknowledged bytes above which no further pipelined request is answered.
 const PIPELINE_BYTES_MAX: u64 = 64 * 1024;
 
-/// All that a connection needs from outside.
+/// Everything outside of a connection that its functions need.
 pub(crate) struct Context<'a, S> {
     pub(crate) now: Instant,
     pub(crate) host: &'a mut S,
@@ -40,16 +40,16 @@ pub(crate) struct Context<'a, S> {
 /// RFC 9110 section 15.2.1.
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// What becomes of a connection.
+/// Whether a connection continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// It goes on.
+    /// The connection continues.
     Keep,
-    /// It is over, and the socket was let go.
+    /// The connection has ended, and its socket was closed.
     Gone,
 }
 
-/// What a connection waits for.
+/// Event that a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// The first byte of a request.
@@ -58,31 +58,31 @@ enum Phase {
     Head,
     /// The rest of a request's content.
     Content,
-    /// A file.
+    /// A file to be opened.
     Opening,
-    /// The peer's acknowledgments, and then its FIN: nothing is answered any more. What still comes
-    /// is thrown away, for a reset in answer to it could destroy the last response on its way (RFC
-    /// 9112 section 9.6).
+    /// The peer's acknowledgments, and then its FIN; no request is answered. Bytes that still
+    /// arrive are discarded, because a reset in response to them could destroy the last response on
+    /// its way (RFC 9112 section 9.6).
     Closing,
 }
 
-/// Whether there is more to do at once.
+/// Result of an attempt to make progress.
 enum Step {
     Again,
     Wait,
     Gone,
 }
 
-/// A request that came in pieces, or has content.
+/// A request that arrived in pieces, or has content.
 #[derive(Debug, Default)]
 struct Partial {
     bytes: Vec<u8>,
-    /// The empty line that ends a head is in it, or more bytes than a head or its first line may
-    /// have.
+    /// The head contains the empty line that ends it, or exceeds the limit of a head or of its
+    /// first line.
     complete: bool,
-    /// Its content, while that is read.
+    /// Reader of the content, while it arrives.
     discard: Option<Discard>,
-    /// What became of that.
+    /// State of the content.
     content: Arrived,
 }
 
@@ -90,26 +90,26 @@ struct Partial {
 #[derive(Debug)]
 pub(crate) struct Connection<I> {
     pub(crate) socket: I,
-    /// Tells it from those that had the same place in the table.
+    /// Distinguishes the connection from earlier ones at the same index of the table.
     pub(crate) serial: u32,
-    /// Requests answered.
+    /// Number of requests that were answered.
     served: u32,
     phase: Phase,
     service: Service,
-    /// Not everything was acknowledged when we last looked: the deadline is that of sending.
+    /// Bytes were unacknowledged at the last check: `deadline` is the send timeout.
     sending: bool,
-    /// Our direction is closed.
+    /// The sending direction was shut down.
     shut: bool,
-    /// The last request was answered and has no content: the host may see to the end alone.
+    /// The last request was answered and had no content: closing may be left to the host.
     parting: bool,
     /// When to call [`Self::handle_timeout`].
     pub(crate) deadline: Instant,
     /// Bytes given to the host.
     written: u64,
-    /// Those of them that were acknowledged when the deadline was set.
+    /// Bytes of `written` that were acknowledged when the deadline was set.
     acknowledged: u64,
     partial: Option<Box<Partial>>,
-    /// What the host had no room for.
+    /// Pieces that the host had no room for.
     #[expect(clippy::box_collection, reason = "nearly always none: eight bytes instead of 32")]
     pending: Option<Box<VecDeque<Piece>>>,
     /// The file that was sent last.
@@ -117,7 +117,7 @@ pub(crate) struct Connection<I> {
 }
 
 impl<I: Copy + Eq> Connection<I> {
-    /// A connection that was just accepted.
+    /// Creates the state of a connection that was just accepted.
     pub(crate) fn new(
         socket: I,
         serial: u32,
@@ -143,7 +143,7 @@ impl<I: Copy + Eq> Connection<I> {
         }
     }
 
-    /// The socket's readiness changed.
+    /// Handles a change of the socket's readiness.
     pub(crate) fn handle_readiness<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
         if let Some(error) = cx.host.readiness(self.socket).error {
             return self.lost(cx, error);
@@ -151,7 +151,7 @@ impl<I: Copy + Eq> Connection<I> {
         self.advance(cx)
     }
 
-    /// The file that it waited for was opened, or not.
+    /// Handles the end of the open that the connection waits for.
     pub(crate) fn handle_opened<S: Sockets<Id = I>>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -161,7 +161,7 @@ impl<I: Copy + Eq> Connection<I> {
             return Fate::Keep;
         }
         self.phase = if self.partial.is_some() { Phase::Head } else { Phase::Idle };
-        // The deadline was set when the wait began, and not since.
+        // The deadline was set when the wait began, and not changed since.
         let since = self.deadline - cx.config.send_timeout;
         match self.answer(cx, Some((result, since))) {
             Step::Gone => Fate::Gone,
@@ -169,7 +169,7 @@ impl<I: Copy + Eq> Connection<I> {
         }
     }
 
-    /// No more requests are wanted: one that was answered and asks nothing is closed.
+    /// Closes an idle connection that had a response: no further requests are wanted.
     pub(crate) fn handle_drain<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
         if self.phase != Phase::Idle || self.served == 0 {
             return Fate::Keep;
@@ -178,7 +178,7 @@ impl<I: Copy + Eq> Connection<I> {
         self.close_when_done(cx)
     }
 
-    /// The deadline is over.
+    /// Handles the deadline.
     pub(crate) fn handle_timeout<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
         match self.phase {
             Phase::Idle | Phase::Closing if self.sending => self.check_progress(cx),
@@ -211,7 +211,7 @@ impl<I: Copy + Eq> Connection<I> {
         }
     }
 
-    /// The files of pieces that the host never got: the connection is over.
+    /// Returns the files of pieces that were never given to the host. The connection is over.
     pub(crate) fn abandoned(&self) -> impl Iterator<Item = FileId> + '_ {
         self.pending.iter().flat_map(|pending| pending.iter()).filter_map(|piece| match piece {
             Piece::File { file, .. } => Some(*file),
@@ -219,7 +219,7 @@ impl<I: Copy + Eq> Connection<I> {
         })
     }
 
-    /// Answers all requests that are there, as far as the send queue allows.
+    /// Answers all requests that have arrived, within the limit of the send queue.
     fn advance<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
         loop {
             match self.phase {
@@ -242,7 +242,7 @@ impl<I: Copy + Eq> Connection<I> {
         }
         let ready = cx.host.readiness(self.socket);
         if ready.peer_closed {
-            // No request can come any more; one that was cut off is worth no answer.
+            // No further request can arrive; an incomplete one gets no response.
             let cut = self.partial.take().is_some();
             cx.responder.counters.http_aborted_peer += u64::from(cut);
             self.begin_closing(cx);
@@ -261,8 +261,8 @@ impl<I: Copy + Eq> Connection<I> {
             Ok(false) => return Step::Wait,
             Err(error) => return self.send_failed(cx, error),
         }
-        // The rest of a pipeline waits in the receive buffer, and at last in the client: drained or
-        // writable comes.
+        // The rest of a pipeline waits in the receive buffer and then in the client, until the
+        // socket becomes drained or writable.
         if cx.host.send_queue(self.socket) > PIPELINE_BYTES_MAX {
             return Step::Wait;
         }
@@ -283,7 +283,7 @@ impl<I: Copy + Eq> Connection<I> {
         self.answer(cx, None)
     }
 
-    /// Decides about the bytes at the front and does what was decided.
+    /// Decides about the bytes at the front of the connection, and carries the decision out.
     fn answer<S: Sockets<Id = I>>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -327,8 +327,8 @@ impl<I: Copy + Eq> Connection<I> {
                 self.deadline = cx.now + cx.config.header_timeout;
                 Step::Again
             }
-            // A head with its end in it is whole, so the parser has said yes or no; here for safety
-            // only.
+            // Cannot occur: a gathered head is complete or too long, so the parser has accepted or
+            // refused it.
             Decision::Incomplete => match self.give_up(cx, Status::BadRequest) {
                 Fate::Keep => Step::Again,
                 Fate::Gone => Step::Gone,
@@ -348,7 +348,7 @@ impl<I: Copy + Eq> Connection<I> {
         }
     }
 
-    /// Puts the head aside, to read the content behind it first.
+    /// Stores the head, in order to read the content behind it first.
     fn begin_content<S: Sockets<Id = I>>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -366,7 +366,7 @@ impl<I: Copy + Eq> Connection<I> {
         }
         self.phase = Phase::Content;
         self.deadline = cx.now + cx.config.content_timeout;
-        // RFC 9110 section 10.1.1: not for content that comes unasked.
+        // RFC 9110 section 10.1.1: 100 is omitted if content has already arrived.
         if expects_continue && cx.host.peek(self.socket).is_empty() {
             let piece = Piece::Bytes(Bytes::from_static(CONTINUE));
             if let Err(error) = self.send(cx, piece) {
@@ -376,7 +376,7 @@ impl<I: Copy + Eq> Connection<I> {
         Step::Again
     }
 
-    /// Reads content and throws it away; answers the request once nothing of it is left to come.
+    /// Reads content and discards it; answers the request once all of it has arrived.
     fn discard_content<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Step {
         if let Err(error) = self.flush(cx) {
             return self.send_failed(cx, error);
@@ -408,14 +408,15 @@ impl<I: Copy + Eq> Connection<I> {
         self.answer(cx, None)
     }
 
-    /// Waits for a file; since when, if it is not the first of the request.
+    /// Waits for a file. `since` is when the request began to wait, if it waited for another file
+    /// before.
     fn wait_for_file<S: Sockets<Id = I>>(
         &mut self,
         cx: &Context<'_, S>,
         since: Option<Instant>,
     ) -> Step {
         self.phase = Phase::Opening;
-        // The disk's time is not the client's fault, but has a bound all the same.
+        // The disk's time is not the client's fault, but must be bounded too.
         self.deadline = since.unwrap_or(cx.now) + cx.config.send_timeout;
         Step::Again
     }
@@ -430,8 +431,8 @@ impl<I: Copy + Eq> Connection<I> {
         Waiter::Connection { index, serial: self.serial }
     }
 
-    /// Takes bytes of a head that comes in pieces, and none beyond its end; says whether it is
-    /// whole or too long.
+    /// Gathers bytes of a head that arrives in pieces, and none beyond its end. Returns whether the
+    /// head is complete or too long.
     fn gather<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> bool {
         let Some(partial) = &mut self.partial else { return false };
         while !partial.complete {
@@ -450,7 +451,7 @@ impl<I: Copy + Eq> Connection<I> {
         true
     }
 
-    /// Answers with an error that no whole request led to, and closes.
+    /// Sends an error that is not the response to a complete request, and closes.
     fn give_up<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>, status: Status) -> Fate {
         self.partial = None;
         let remote = self.remote(cx);
@@ -461,7 +462,7 @@ impl<I: Copy + Eq> Connection<I> {
         }
     }
 
-    /// Sends the response that lies in the responder's output.
+    /// Sends the response that is in the responder's output.
     fn send_response<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>, plan: &Plan) -> Step {
         if !self.sending {
             self.sending = true;
@@ -472,21 +473,21 @@ impl<I: Copy + Eq> Connection<I> {
         self.file = plan.file.or(self.file);
         let mut pieces = core::mem::take(&mut cx.responder.output.pieces);
         let result = pieces.drain(..).try_for_each(|piece| self.send(cx, piece));
-        // The vector keeps its place, so that nothing is allocated for the next response.
+        // The vector is put back, so that the next response does not allocate.
         cx.responder.output.pieces = pieces;
         if let Err(error) = result {
             return self.send_failed(cx, error);
         }
         if plan.close {
-            // Content of a request is read here, as long as it takes: it may be more than the host
-            // or the device discards.
+            // Content is discarded here rather than by the host or the device, because it may be
+            // longer than the limit up to which they discard.
             self.parting = plan.parting;
             self.begin_closing(cx);
         }
         Step::Again
     }
 
-    /// Gives a piece to the host, or keeps what it has no room for.
+    /// Passes a piece to the host, or queues the part that does not fit.
     fn send<S: Sockets<Id = I>>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -507,7 +508,7 @@ impl<I: Copy + Eq> Connection<I> {
         Ok(())
     }
 
-    /// Gives a piece to the host; returns what it did not take.
+    /// Passes a piece to the host; returns the rest that did not fit.
     fn offer<S: Sockets<Id = I>>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -528,7 +529,7 @@ impl<I: Copy + Eq> Connection<I> {
         }
     }
 
-    /// Gives the host what it had no room for; says whether nothing is left.
+    /// Passes queued pieces to the host; returns whether none is left.
     fn flush<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Result<bool, SendError> {
         while let Some(piece) = self.pending.as_mut().and_then(|p| p.pop_front()) {
             if let Piece::File { file, .. } = piece {
@@ -551,8 +552,8 @@ impl<I: Copy + Eq> Connection<I> {
         self.deadline = cx.now + cx.config.send_timeout;
     }
 
-    /// The last steps: everything sent, our direction closed, everything acknowledged, the peer's
-    /// direction closed.
+    /// Takes the last steps, in order: send everything, shut down the sending direction, wait for
+    /// all acknowledgments, wait for the peer's FIN.
     fn close_when_done<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
         loop {
             let bytes = cx.host.peek(self.socket).len();
@@ -571,7 +572,7 @@ impl<I: Copy + Eq> Connection<I> {
             }
         }
         if !self.shut {
-            // A client that has closed its direction asks for nothing more either.
+            // A client that has closed its direction sends no further request either.
             let parting = self.parting || cx.host.readiness(self.socket).peer_closed;
             if parting && cx.config.tear_down {
                 self.leave(cx);
@@ -592,12 +593,13 @@ impl<I: Copy + Eq> Connection<I> {
         Fate::Keep
     }
 
-    /// Leaves the rest to the host: to deliver what was written, and to discard what still comes.
+    /// Leaves closing to the host: it delivers written bytes and discards those that still arrive.
     fn leave<S: Sockets<Id = I>>(&self, cx: &mut Context<'_, S>) {
         cx.host.close_lingering(cx.now, self.socket, cx.config.linger_bytes_max);
     }
 
-    /// The send timeout is over: goes on where the peer acknowledged anything meanwhile.
+    /// Handles the send timeout: continues if the peer acknowledged anything meanwhile, else
+    /// resets.
     fn check_progress<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
         let queued = cx.host.send_queue(self.socket);
         let acknowledged = self.written.saturating_sub(queued);
@@ -630,8 +632,8 @@ impl<I: Copy + Eq> Connection<I> {
             SendError::NotConnected(error) => {
                 self.lost(cx, error);
             }
-            // The handle went away under us: what was promised cannot be sent, so the response must
-            // not look whole.
+            // The file can no longer be sent. The connection is reset, so that the response does
+            // not look complete.
             _ => {
                 cx.host.abort(cx.now, self.socket);
                 self.lost(cx, SocketError::File(FileFault::BadExtent));
@@ -640,7 +642,7 @@ impl<I: Copy + Eq> Connection<I> {
         Step::Gone
     }
 
-    /// The connection has ended by itself.
+    /// Handles a connection that has ended by an error.
     fn lost<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>, error: SocketError) -> Fate {
         let counters = &mut cx.responder.counters;
         match error {
@@ -649,7 +651,7 @@ impl<I: Copy + Eq> Connection<I> {
                 let remote = self.remote(cx);
                 cx.responder.file_failed(cx.now, remote, self.file, fault);
             }
-            // This side's doing, and all was delivered.
+            // This side closed, and everything was delivered.
             SocketError::Closed => {}
             _ if self.sending
                 || matches!(self.phase, Phase::Head | Phase::Content | Phase::Opening) =>
@@ -663,8 +665,7 @@ impl<I: Copy + Eq> Connection<I> {
     }
 }
 
-/// Opens the path that was decided about; gives up files that wait in the cache where the host has
-/// no handle left.
+/// Opens the path that was decided on; evicts cached files if the host has no handle left.
 fn open<S: Sockets>(cx: &mut Context<'_, S>) -> Option<FileId> {
     let file = cx.host.offload_open(cx.responder.path());
     if file.is_some() {

@@ -1,4 +1,4 @@
-//! What the content server counts.
+//! Counters of the content server.
 
 base::counters! {
     /// Counters of one content server.
@@ -7,13 +7,13 @@ base::counters! {
         http_connections,
         /// Connections reset at once: `connections_max` were open.
         http_connections_refused: alarm,
-        /// Requests answered, refused ones included.
+        /// Requests that were answered, refused ones included.
         http_requests,
-        /// Of those, requests by HTTP/3.
+        /// Of those, HTTP/3 requests.
         http3_requests,
-        /// Connections of HTTP/3 ended by an error of the client.
+        /// HTTP/3 connections that were ended by an error of the client.
         http3_connection_errors: alarm,
-        /// Streams of HTTP/3 ended by an error.
+        /// HTTP/3 streams that were ended by an error.
         http3_stream_errors,
         /// Responses with a status from 200 to 299.
         http_responses_2xx,
@@ -23,85 +23,87 @@ base::counters! {
         http_responses_4xx,
         /// Responses with a status from 500 to 599.
         http_responses_5xx,
-        /// Whole files, or their heads.
+        /// 200 OK: whole files, or their heads.
         http_200,
-        /// Parts of files.
+        /// 206 Partial Content.
         http_206,
-        /// Directories asked for without their slash, and requests sent to HTTPS.
+        /// 301 Moved Permanently: directories requested without their slash, and redirects to
+        /// HTTPS.
         http_301,
-        /// The client had it.
+        /// 304 Not Modified.
         http_304,
-        /// Requests other than GET and HEAD sent to HTTPS.
+        /// 308 Permanent Redirect: redirects to HTTPS of methods other than GET and HEAD.
         http_308,
-        /// Malformed requests.
+        /// 400 Bad Request: malformed requests.
         http_400,
-        /// Access refused, climbs above the root, things that are no files.
+        /// 403 Forbidden: access denied, paths above the root, things that are not files.
         http_403,
-        /// No such file.
+        /// 404 Not Found.
         http_404,
-        /// Methods that files do not have.
+        /// 405 Method Not Allowed.
         http_405,
-        /// Heads that did not arrive in time.
+        /// 408 Request Timeout: heads or content that did not arrive in time.
         http_408,
-        /// Preconditions that failed.
+        /// 412 Precondition Failed.
         http_412,
-        /// Content of requests that is longer than is read.
+        /// 413 Content Too Large: content of requests above the limit.
         http_413,
-        /// Request lines that are too long.
+        /// 414 URI Too Long: request lines above the limit.
         http_414,
-        /// Ranges that the file does not have.
+        /// 416 Range Not Satisfiable: ranges that lie outside of the file.
         http_416,
-        /// Expectations that are not known.
+        /// 417 Expectation Failed: unknown expectations.
         http_417,
-        /// Heads that are too large.
+        /// 431 Request Header Fields Too Large: heads above the limit.
         http_431,
-        /// Files that could not be read.
+        /// 500 Internal Server Error: files that could not be read.
         http_500: alarm,
-        /// Methods and transfer codings that are not known.
+        /// 501 Not Implemented: unknown methods and transfer codings.
         http_501,
-        /// No room for another file, or a disk that did not answer in time.
+        /// 503 Service Unavailable: no room for another file, or a disk that did not answer in
+        /// time.
         http_503: alarm,
-        /// Versions other than HTTP/1.
+        /// 505 HTTP Version Not Supported: versions other than HTTP/1.
         http_505,
-        /// Connections that sent no whole head in time, the first byte included for new ones.
+        /// Connections that did not send a whole head in time, or, if new, no first byte.
         http_timeouts_header,
         /// Requests whose content did not arrive in time.
         http_timeouts_content,
-        /// Connections that were idle for too long.
+        /// Connections that were idle for longer than the keep-alive timeout.
         http_timeouts_keepalive,
-        /// Connections whose peer acknowledged nothing for too long: reset.
+        /// Connections that were reset because the peer acknowledged nothing for too long.
         http_timeouts_send,
         /// Requests whose file was not opened in time.
         http_timeouts_open,
         /// Connections that the peer did not close in time after the last response.
         http_timeouts_linger,
-        /// Responses cut short by a file that failed or changed.
+        /// Responses cut short because a file failed or changed.
         http_aborted_file: alarm,
         /// Requests or responses cut short by the peer or the network.
         http_aborted_peer,
-        /// Responses from a file that was compressed before.
+        /// Responses with the content of a precompressed file.
         http_precompressed,
         /// Requests answered from the cache of open files.
         http_file_cache_hits,
-        /// Requests that waited for an open.
+        /// Requests that waited for a file to be opened.
         http_file_cache_misses,
-        /// Times that a path, or all of them, was said to lead elsewhere.
+        /// Times that a path, or all paths, were marked as changed.
         http_files_expired,
         /// Bytes of response heads, part heads and error texts.
         http_head_bytes,
         /// Bytes of files in responses.
         http_body_bytes,
-        /// Bytes of the content of requests, which were read and thrown away.
+        /// Bytes of the content of requests, which were read and discarded.
         http_content_bytes,
-        /// Bytes that came after the last request of a connection and were thrown away.
+        /// Bytes that arrived after the last request of a connection and were discarded.
         http_discarded_bytes,
-        /// Lines of the access log that nobody took in time.
+        /// Lines of the access log that were dropped because the queue was full.
         http_log_dropped: alarm,
     }
 }
 
 impl Counters {
-    /// Counts a response.
+    /// Counts a response by its status code.
     pub(crate) fn count_status(&mut self, code: u16) {
         self.http_requests += 1;
         match code / 100 {

@@ -1,5 +1,5 @@
-//! Dates of HTTP (RFC 9110 section 5.6.7) from seconds and back, and the current one, written once
-//! a second.
+//! HTTP dates (RFC 9110 section 5.6.7): formatting, parsing, and the current date, which is
+//! formatted once a second.
 
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -10,24 +10,24 @@ use httpdate::HttpDate;
 /// The last second of the year 9999: IMF-fixdate has four digits for the year.
 const LAST_S: u64 = 253_402_300_799;
 
-/// `Sun, 06 Nov 1994 08:49:37 GMT`, for seconds since 1970; `None` beyond the year 9999.
+/// Formats seconds since 1970 as `Sun, 06 Nov 1994 08:49:37 GMT`; `None` beyond the year 9999.
 pub(crate) fn format(unix_s: u64) -> Option<String> {
     (unix_s <= LAST_S).then(|| HttpDate::from(UNIX_EPOCH + Duration::from_secs(unix_s)).to_string())
 }
 
-/// Seconds since 1970 of a date in any of the three forms; `None` where it is none of them.
+/// Parses a date in any of the three forms to seconds since 1970; `None` if it is invalid.
 pub(crate) fn parse(value: &[u8]) -> Option<u64> {
     let text = core::str::from_utf8(value).ok()?;
     let time: SystemTime = httpdate::parse_http_date(text).ok()?;
     time.duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs())
 }
 
-/// The current date as text, rendered when the second changes.
+/// The current date as text, formatted anew when the second changes.
 #[derive(Debug)]
 pub(crate) struct Clock {
     /// Unix time at [`Instant::ZERO`].
     epoch: base::Duration,
-    /// When the next second begins.
+    /// Beginning of the next second.
     next: Instant,
     unix_s: u64,
     text: String,
@@ -40,8 +40,7 @@ impl Clock {
         clock
     }
 
-    /// Brings the clock to `now`; says whether the text changed. Costs one comparison in most
-    /// cases.
+    /// Advances the clock to `now`; returns whether the text changed. Usually costs one comparison.
     pub(crate) fn advance(&mut self, now: Instant) -> bool {
         if now < self.next {
             return false;
@@ -57,17 +56,17 @@ impl Clock {
         true
     }
 
-    /// Seconds since 1970.
+    /// Returns the seconds since 1970.
     pub(crate) const fn unix_s(&self) -> u64 {
         self.unix_s
     }
 
-    /// The date as HTTP has it: 29 bytes.
+    /// Returns the date in HTTP's format: 29 bytes.
     pub(crate) fn http(&self) -> &str {
         &self.text
     }
 
-    /// The date as access logs have it: `06/Nov/1994:08:49:37 +0000`.
+    /// Returns the date in the format of access logs: `06/Nov/1994:08:49:37 +0000`.
     pub(crate) fn log(&self) -> impl std::fmt::Display {
         let (day, month, year) = (&self.text[5..7], &self.text[8..11], &self.text[12..16]);
         let time = &self.text[17..25];

@@ -1,14 +1,14 @@
 //! Header fields that the operator adds to responses: some to all of them, Cache-Control by path.
 //!
-//! Checked once, when they are read from the command line, so that nothing in them can end a line
-//! or contradict what the server says itself. [`super::response`] writes them.
+//! They are checked once, when they are read from the command line: no field can end a line or
+//! contradict a field of the server. [`super::response`] writes them.
 
 use core::str::FromStr;
 
 use super::request::is_token;
 
-/// Fields that the server writes, or that frame messages (RFC 9112 section 6, RFC 9110 sections
-/// 7.6 and 7.8): another of them would contradict it, or change where a response ends.
+/// Fields that the server writes itself, or that frame messages (RFC 9112 section 6, RFC 9110
+/// sections 7.6 and 7.8): a second one would contradict the first, or change where a response ends.
 const OURS: [&str; 22] = [
     "accept-ranges",
     "allow",
@@ -34,7 +34,7 @@ const OURS: [&str; 22] = [
     "vary",
 ];
 
-/// A header field that all responses have.
+/// A header field that is added to all responses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddedField {
     name: String,
@@ -42,7 +42,7 @@ pub struct AddedField {
 }
 
 impl AddedField {
-    /// Returns whether responses without TLS have it too (RFC 6797 section 7.2).
+    /// Returns whether responses without TLS have the field too (RFC 6797 section 7.2).
     pub(crate) fn may_be_in_the_clear(&self) -> bool {
         !self.name.eq_ignore_ascii_case("strict-transport-security")
     }
@@ -75,10 +75,10 @@ impl FromStr for AddedField {
     }
 }
 
-/// The Cache-Control field of files whose path fits a pattern.
+/// A Cache-Control field for files whose path matches a pattern.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheControl {
-    /// Without the slash that a path begins with.
+    /// Pattern without its leading slash.
     pattern: String,
     pub(crate) value: String,
 }
@@ -104,8 +104,8 @@ impl FromStr for CacheControl {
 }
 
 impl CacheControl {
-    /// Returns whether the pattern fits a path, which has no slash in front. A `*` stands for any
-    /// bytes, slashes too.
+    /// Returns whether the pattern matches a path without leading slash. A `*` matches any bytes,
+    /// slashes included.
     pub(crate) fn fits(&self, path: &[u8]) -> bool {
         let mut parts = self.pattern.as_bytes().split(|&b| b == b'*');
         let Some(mut rest) = parts.next().and_then(|first| path.strip_prefix(first)) else {
@@ -127,7 +127,7 @@ impl CacheControl {
     }
 }
 
-/// A value without the blanks around it, which may stand in a field (RFC 9110 section 5.5).
+/// Checks a field value and trims it (RFC 9110 section 5.5).
 fn checked(value: &str) -> Result<String, String> {
     let value = value.trim_matches([' ', '\t']);
     if value.bytes().all(|b| b == b'\t' || (b' '..=b'~').contains(&b)) {
@@ -212,7 +212,7 @@ mod tests {
     }
 
     proptest! {
-        /// A pattern made from a path, with pieces of it replaced, fits the path.
+        /// A pattern made from a path by replacing parts with `*` matches the path.
         #[test]
         fn patterns_fit_what_they_were_made_of(pieces in proptest::collection::vec(
             ("[ab/]{0,3}", any::<bool>()), 1..6)

@@ -1,16 +1,15 @@
 //! The cache of open files: path to handle, metadata and prepared fields.
 //!
-//! [`super::server`] looks paths up, tells of opens that it began and of how they ended. An entry
-//! is believed for a validity time, or until [`Files::expire`] says that its path may lead
-//! elsewhere; then the next request opens the path again, and requests that come meanwhile wait
-//! with it for the same open. What could not be opened is not remembered beyond
-//! the requests that wait.
+//! [`super::server`] looks paths up and reports the beginning and the end of each open. An entry is
+//! valid for a time, or until [`Files::expire`] says that its path may lead to another file. The
+//! next request then opens the path again, and requests that arrive meanwhile wait for the same
+//! open. A failed open is not cached, unless the file was optional.
 //!
-//! Bounded: at most `capacity` entries that are not being opened (the others each have a connection
-//! that waits). The victim is found by second chance (CLOCK), so that a hit writes one flag and
-//! moves nothing. Entries that nobody asked for during a sweep interval go as well, so that no
-//! handle keeps a deleted file alive. It calls no socket: handles to close are given out by
-//! [`Files::poll_close`].
+//! Bounded: at most `capacity` entries have a resource; each further entry is being opened and has
+//! a connection that waits for it. The victim is found by second chance (CLOCK), so a hit writes
+//! one flag and moves nothing. Entries that were not used during a sweep interval are dropped too,
+//! so that no handle keeps a deleted file alive. The cache calls no socket: [`Files::poll_close`]
+//! returns the handles to close.
 
 use std::collections::BTreeMap;
 
@@ -21,69 +20,69 @@ use siphasher::sip::SipHasher13;
 
 use super::resource::OpenFile;
 
-/// How often entries that were not asked for are looked for.
+/// Interval between two searches for unused entries.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
-/// Handles given back at once where a table of open files is full.
+/// Entries that are evicted at once if the host or the device can open no further file.
 const EVICT_ON_FULL: usize = 8;
 
-/// Requests that wait for an open.
+/// A request that waits for an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waiter {
-    /// A connection: its place in the server's table, and a serial number that tells it from those
-    /// that had the place before.
+    /// A connection: its index in the server's table, and a serial number that distinguishes it
+    /// from earlier connections at that index.
     Connection { index: u32, serial: u32 },
-    /// A request of HTTP/3, by its serial number.
+    /// Serial number of an HTTP/3 request.
     Request(u32),
 }
 
-/// What a path is.
+/// Result of opening a path.
 #[derive(Debug)]
 pub(crate) enum Resource {
     File(OpenFile),
     Directory,
-    /// Nothing that can be sent: known of optional files only.
+    /// Nothing that can be sent; cached for optional files only.
     Absent(FileFault),
 }
 
-/// What is known of a path.
+/// Result of looking up a path.
 #[derive(Debug)]
 pub(crate) enum Lookup<'a> {
-    /// It may be answered.
+    /// The path is cached.
     Ready(&'a Resource),
-    /// An open is under way: join it.
+    /// The path is being opened: call [`Files::join`].
     Opening,
-    /// It has to be opened, for the first time or again.
+    /// The path must be opened, for the first time or again.
     Unknown,
 }
 
-/// What an open's end asks of the server.
+/// Action of the server after an open ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Opened {
-    /// Let these connections go on: the path is ready, or failed.
+    /// Resume these requests: the path is cached, or its open failed.
     Resume(Vec<Waiter>, Result<(), FileFault>),
-    /// Open this path once more: there was no room on the device, and now there may be; or it may
-    /// lead elsewhere by now.
+    /// Open this path once more: the device had no room and now may have, or the path may lead to
+    /// another file by now.
     Again(Box<[u8]>),
-    /// Nobody's.
+    /// The handle belongs to no open of this cache.
     Unknown,
 }
 
 struct Entry {
     path: Box<[u8]>,
     resource: Option<Resource>,
-    /// Until when `resource` is believed, that instant included; not at all once it has expired.
+    /// Last instant at which `resource` is valid; `None` after it expired.
     valid_until: Option<Instant>,
-    /// Asked for since the hand or the sweep came by.
+    /// Used since the CLOCK hand or the sweep last passed.
     used: bool,
     opening: Option<Opening>,
 }
 
 struct Opening {
     waiters: Vec<Waiter>,
-    /// It is no failure if there is no such file, and worth remembering.
+    /// A missing file is no error, and is cached as [`Resource::Absent`].
     optional: bool,
     retried: bool,
-    /// The path may lead elsewhere than when the open began.
+    /// The path expired after the open began.
     outdated: bool,
 }
 
@@ -96,23 +95,24 @@ pub(crate) struct Files {
     table: HashTable<u32>,
     entries: Vec<Option<Entry>>,
     free: Vec<u32>,
-    /// Opens under way.
+    /// Opens in progress, with the index of their entry.
     opening: BTreeMap<FileId, u32>,
-    /// Entries with a resource.
+    /// Number of entries with a resource.
     ready: usize,
-    /// Where the search for a victim goes on.
+    /// Position of the CLOCK hand in `entries`.
     hand: usize,
     next_sweep: Instant,
     close: Vec<FileId>,
-    /// How many pieces that were not yet given to the host are of a file: it must not be closed
-    /// before.
+    /// Number of pieces of each file that wait for room in the host. A pinned file must not be
+    /// closed.
     pins: BTreeMap<FileId, u32>,
-    /// To be closed once nothing pins them.
+    /// Files to close once they are no longer pinned.
     pinned_close: Vec<FileId>,
 }
 
 impl Files {
-    /// An empty cache. `seed` keys the hash, so that clients cannot choose paths that collide.
+    /// Creates an empty cache. `seed` keys the hash, so that clients cannot choose paths that
+    /// collide.
     pub(crate) fn new(capacity: usize, validity: Duration, seed: (u64, u64)) -> Self {
         Self {
             capacity: capacity.max(1),
@@ -131,7 +131,7 @@ impl Files {
         }
     }
 
-    /// What is known of a path. No allocation.
+    /// Looks a path up. Does not allocate.
     pub(crate) fn lookup(&mut self, now: Instant, path: &[u8]) -> Lookup<'_> {
         let Some(index) = self.find(path) else { return Lookup::Unknown };
         let Some(entry) = self.entries[index as usize].as_mut() else { return Lookup::Unknown };
@@ -145,8 +145,8 @@ impl Files {
         }
     }
 
-    /// An open began, for a path that [`Self::lookup`] said is unknown.
-    /// An `optional` one may end without a file ([`Resource::Absent`]).
+    /// Registers an open that began for a path that [`Self::lookup`] found to be
+    /// [`Lookup::Unknown`]. If it is `optional`, it may end without a file ([`Resource::Absent`]).
     pub(crate) fn begin(&mut self, path: &[u8], file: FileId, waiter: Waiter, optional: bool) {
         let opening = Opening { waiters: vec![waiter], optional, retried: false, outdated: false };
         let index = match self.find(path) {
@@ -159,14 +159,14 @@ impl Files {
         }
     }
 
-    /// The second open of a path after [`Opened::Again`] began.
+    /// Registers the second open of a path, after [`Opened::Again`].
     pub(crate) fn begin_again(&mut self, path: &[u8], file: FileId) {
         if let Some(index) = self.find(path) {
             self.opening.insert(file, index);
         }
     }
 
-    /// Waits with others for a path that is being opened.
+    /// Adds a waiter to the open of a path that is in progress.
     pub(crate) fn join(&mut self, path: &[u8], waiter: Waiter, optional: bool) {
         let Some(index) = self.find(path) else { return };
         if let Some(opening) =
@@ -177,7 +177,7 @@ impl Files {
         }
     }
 
-    /// An open ended. `now_s` is the time in seconds since 1970.
+    /// Handles the end of an open. `now_s` is the Unix time in seconds.
     pub(crate) fn opened(
         &mut self,
         now: Instant,
@@ -194,7 +194,7 @@ impl Files {
                     Ok(Resource::File(OpenFile::new(&entry.path, file, &stat, now_s)))
                 }
                 FileKind::Directory => Ok(Resource::Directory),
-                // Devices, FIFOs and sockets are nobody's business.
+                // Devices, FIFOs and sockets are not served.
                 FileKind::Block | FileKind::Other => Err(FileFault::Denied),
             },
             Err(fault) => Err(fault),
@@ -211,7 +211,8 @@ impl Files {
             entry.opening = Some(opening);
             return Opened::Again(path);
         }
-        // What a second open that was overtaken too has found answers only those that wait.
+        // If the path expired during its second open too, the result is only for the requests that
+        // wait.
         let until = if opening.outdated { now } else { now + self.validity };
         match resource {
             Ok(resource) => {
@@ -238,14 +239,14 @@ impl Files {
         }
     }
 
-    /// Gives up a few entries: there are no handles left.
+    /// Evicts a few entries, because the host or the device can open no further file.
     pub(crate) fn make_room(&mut self) {
         for _ in 0..EVICT_ON_FULL {
             self.evict();
         }
     }
 
-    /// The second open of a path failed to begin. Who waited for it is to be told.
+    /// Removes a path whose second open could not begin, and returns its waiters.
     pub(crate) fn cancel(&mut self, path: &[u8]) -> Vec<Waiter> {
         let Some(index) = self.find(path) else { return Vec::new() };
         let opening = self.entries[index as usize].as_mut().and_then(|e| e.opening.take());
@@ -253,14 +254,14 @@ impl Files {
         opening.map_or_else(Vec::new, |opening| opening.waiters)
     }
 
-    /// A path may lead elsewhere by now, or to other content: the next request opens it again.
+    /// Marks a path as changed: the next request opens it again.
     pub(crate) fn expire(&mut self, path: &[u8]) {
         if let Some(index) = self.find(path) {
             self.expire_entry(index as usize);
         }
     }
 
-    /// The same, for all paths.
+    /// Marks all paths as changed.
     pub(crate) fn expire_all(&mut self) {
         (0..self.entries.len()).for_each(|index| self.expire_entry(index));
     }
@@ -273,7 +274,7 @@ impl Files {
         }
     }
 
-    /// Believes a file no longer: a transfer from it failed.
+    /// Drops a file from which a transfer failed.
     pub(crate) fn invalidate(&mut self, file: FileId) {
         let named =
             |entry: &Entry| matches!(&entry.resource, Some(Resource::File(f)) if f.file == file);
@@ -283,7 +284,7 @@ impl Files {
         }
     }
 
-    /// Forgets what nobody asked for since the last sweep.
+    /// Drops the entries that were not used since the last sweep.
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
         if now < self.next_sweep {
             return;
@@ -302,7 +303,7 @@ impl Files {
         self.next_sweep
     }
 
-    /// A handle that is to be closed.
+    /// Returns the next handle to close.
     pub(crate) fn poll_close(&mut self) -> Option<FileId> {
         loop {
             let file = self.close.pop()?;
@@ -313,12 +314,13 @@ impl Files {
         }
     }
 
-    /// A piece of a file waits for room in the host, which therefore does not know of it yet.
+    /// Pins a file, because a piece of it waits for room in the host, which does not know of it
+    /// yet.
     pub(crate) fn pin(&mut self, file: FileId) {
         *self.pins.entry(file).or_insert(0) += 1;
     }
 
-    /// A piece was given to the host, or never will be.
+    /// Unpins a file, because a piece of it was given to the host, or never will be.
     pub(crate) fn unpin(&mut self, file: FileId) {
         let Some(count) = self.pins.get_mut(&file) else { return };
         *count -= 1;
@@ -331,20 +333,20 @@ impl Files {
         }
     }
 
-    /// Entries that hold a file or a directory.
+    /// Returns the number of entries with a resource.
     pub(crate) const fn len(&self) -> usize {
         self.ready
     }
 
-    /// Takes a resource into an entry that has ended its open, to be believed until an instant.
+    /// Stores the resource of an entry whose open has ended. It is valid until `until`.
     fn keep(&mut self, index: u32, (now, until): (Instant, Instant), resource: Resource) {
         let Some(entry) = self.entries[index as usize].as_mut() else { return };
         entry.valid_until = Some(until);
         entry.used = true;
         let had = entry.resource.is_some();
         match (&entry.resource, resource) {
-            // Unchanged: the old handle stays, so that all connections share what the device holds
-            // for it.
+            // Unchanged: the old handle stays, so that all connections share the device's state of
+            // the file.
             (Some(Resource::File(old)), Resource::File(new))
                 if old.version == new.version && old.size == new.size =>
             {
@@ -368,10 +370,10 @@ impl Files {
         }
     }
 
-    /// Gives up one entry that has had its second chance. The newest is marked used, and so
-    /// survives unless all are.
+    /// Evicts one entry that has had its second chance. The newest entry is marked as used, so it
+    /// survives unless all entries are.
     fn evict(&mut self) {
-        // Two rounds find one: the first clears every flag.
+        // Two rounds suffice: the first clears all flags.
         for _ in 0..self.entries.len() * 2 {
             let index = self.hand;
             self.hand = (self.hand + 1) % self.entries.len();
@@ -383,7 +385,7 @@ impl Files {
         }
     }
 
-    /// Drops an entry's resource, and the entry unless somebody waits for its path.
+    /// Drops an entry's resource, and the entry itself unless its path is being opened.
     fn forget(&mut self, index: usize) {
         let Some(entry) = self.entries[index].as_mut() else { return };
         if let Some(resource) = entry.resource.take() {
@@ -429,7 +431,7 @@ impl Files {
         };
         let index = self.free.pop().unwrap_or_else(|| {
             self.entries.push(None);
-            // One entry for each connection at most, beyond the capacity.
+            // Beyond the capacity there is at most one entry for each connection.
             u32::try_from(self.entries.len() - 1).expect("fewer than 2^32 entries")
         });
         self.entries[index as usize] = Some(entry);

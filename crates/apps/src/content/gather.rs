@@ -1,10 +1,9 @@
-//! The head of a request that comes in pieces.
+//! Gathers the head of a message that arrives in pieces.
 //!
-//! Called by the content server and by the proxy with what a client has sent, until the head is
-//! whole or too long; which of the two it is, and what it says, is for their parsers. No byte
-//! behind the head is taken.
+//! Called by the content server and by the proxy with received bytes, until the head is complete or
+//! too long. Their parsers find out which of the two it is. No byte behind the head is taken.
 
-/// How long a head may be.
+/// Limits of the length of a head.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeadLimits {
     /// Bytes of the whole head.
@@ -13,12 +12,12 @@ pub(crate) struct HeadLimits {
     pub(crate) line_bytes_max: usize,
 }
 
-/// What became of a piece.
+/// Result of adding a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gathered {
-    /// Bytes of it that belong to the head.
+    /// Bytes of the piece that belong to the head.
     pub(crate) taken: usize,
-    /// The head is whole, or too long.
+    /// The head is complete, or too long.
     pub(crate) complete: bool,
 }
 
@@ -26,11 +25,11 @@ pub(crate) struct Gathered {
 pub(crate) fn gather(head: &mut Vec<u8>, piece: &[u8], limits: HeadLimits) -> Gathered {
     let HeadLimits { head_bytes_max, line_bytes_max } = limits;
     let before = head.len();
-    // One byte more than is allowed, so that the parser sees what is too long.
+    // One byte above the limit, so that the parser sees that the head is too long.
     let room = (head_bytes_max + 1).saturating_sub(before);
     head.extend_from_slice(&piece[..piece.len().min(room)]);
-    // Only new bytes are searched: a client that sends one at a time cannot make us read all again
-    // each time.
+    // Only new bytes are searched. Otherwise a client that sends single bytes would make every
+    // search read the whole head.
     let end = head_end(head, before.saturating_sub(2));
     if let Some(end) = end {
         head.truncate(end);
@@ -42,7 +41,7 @@ pub(crate) fn gather(head: &mut Vec<u8>, piece: &[u8], limits: HeadLimits) -> Ga
     Gathered { taken: len - before, complete: end.is_some() || len > head_bytes_max || long_line }
 }
 
-/// Where the head ends that is followed by an empty line; looks at `bytes[from..]`.
+/// Returns the length of the head including the empty line that ends it; searches `bytes[from..]`.
 fn head_end(bytes: &[u8], from: usize) -> Option<usize> {
     let mut feeds = bytes.iter().enumerate().skip(from).filter(|(_, b)| **b == b'\n');
     feeds.find_map(|(at, _)| match &bytes[at + 1..] {
@@ -58,7 +57,8 @@ mod tests {
 
     const LIMITS: HeadLimits = HeadLimits { head_bytes_max: 40, line_bytes_max: 20 };
 
-    /// Gathers a head from pieces of `piece_bytes` bytes; returns it and the number of bytes taken.
+    /// Gathers a head from pieces of `piece_bytes` bytes; returns it, the bytes taken, and whether
+    /// it is complete.
     fn gathered(text: &[u8], piece_bytes: usize) -> (Vec<u8>, usize, bool) {
         let (mut head, mut taken) = (Vec::new(), 0);
         for piece in text.chunks(piece_bytes) {
@@ -77,14 +77,14 @@ mod tests {
         assert_eq!(head_end(b"GET /\r\nA: b\r\n\r\nrest", 0), Some(15));
         assert_eq!(head_end(b"GET /\n\nrest", 0), Some(7));
         assert_eq!(head_end(b"GET /\r\nA: b\r\n\r", 0), None);
-        // Every cut: the search that begins two bytes back misses nothing.
+        // Every cut: a search that begins two bytes back finds the end.
         let text = b"GET /\r\nA: b\r\n\r\n";
         for cut in 0..text.len() {
             assert_eq!(head_end(text, cut.saturating_sub(2)), Some(text.len()), "{cut}");
         }
     }
 
-    /// However it comes, the head ends where it does, and nothing behind it is taken.
+    /// However the head is cut, it is gathered to its end, and no byte behind it is taken.
     #[test]
     fn any_pieces_give_the_same_head() {
         let text = b"GET /\r\nA: b\r\n\r\nGET /2";
@@ -95,8 +95,8 @@ mod tests {
         assert_eq!(gathered(&text[..14], 3), (text[..14].to_vec(), 14, false));
     }
 
-    /// One byte above a limit is enough to see that it is too long. What comes in one piece is not
-    /// cut at the first line's limit.
+    /// One byte above a limit shows that the head is too long. A single large piece is not cut at
+    /// the first line's limit.
     #[test]
     fn what_is_too_long_is_complete() {
         let (line, fields) = ([b'a'; 100], b"GET /\r\n".iter().chain([b'b'; 100].iter()));

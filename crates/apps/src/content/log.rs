@@ -1,24 +1,24 @@
-//! The access log: lines in Combined Log Format, queued for whoever writes them.
+//! The access log: a bounded queue of lines in Combined Log Format.
 //!
-//! [`super::answer`] adds a line for each response when it is queued; the program takes them with
-//! [`super::ContentServer::poll_log`]. Bounded: lines that nobody takes are dropped and counted.
-//! What clients sent is escaped as nginx does, so that no line can be forged and no terminal be
-//! driven.
+//! [`super::answer`] adds a line for each response when it is queued; the program takes the lines
+//! with [`super::ContentServer::poll_log`]. Lines that find the queue full are dropped and counted.
+//! Values from clients are escaped as in nginx, so that they can neither forge lines nor control a
+//! terminal.
 
 use core::net::IpAddr;
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 
-/// Lines that wait to be taken.
+/// Maximum length of the queue in lines.
 const LINES_MAX: usize = 4096;
-/// Bytes of each thing that a client chose.
+/// Maximum length of each value from a client, in bytes.
 const FIELD_BYTES_MAX: usize = 1024;
 
-/// What a line says.
+/// The contents of a line.
 #[derive(Debug)]
 pub(crate) struct Record<'a> {
     pub(crate) remote: Option<IpAddr>,
-    /// The request line as it came.
+    /// Request line as received.
     pub(crate) request: &'a [u8],
     pub(crate) status: u16,
     pub(crate) body_bytes: u64,
@@ -26,7 +26,7 @@ pub(crate) struct Record<'a> {
     pub(crate) user_agent: Option<&'a [u8]>,
 }
 
-/// The queue.
+/// The queue of lines.
 #[derive(Debug)]
 pub(crate) struct Log {
     enabled: bool,
@@ -42,7 +42,7 @@ impl Log {
         self.enabled
     }
 
-    /// Adds a line; says whether there was room for it.
+    /// Adds a line; returns whether the queue had room for it.
     pub(crate) fn add(&mut self, date: impl std::fmt::Display, record: &Record<'_>) -> bool {
         let mut line = String::with_capacity(160 + record.request.len());
         address(&mut line, record.remote);
@@ -69,12 +69,12 @@ impl Log {
         self.push(line)
     }
 
-    /// The oldest line.
+    /// Removes and returns the oldest line.
     pub(crate) fn poll(&mut self) -> Option<String> {
         self.lines.pop_front()
     }
 
-    /// Adds a line as it is; says whether there was room for it.
+    /// Adds a line as it is; returns whether the queue had room for it.
     pub(crate) fn push(&mut self, line: String) -> bool {
         let room = self.lines.len() < LINES_MAX;
         if room {
@@ -93,7 +93,7 @@ fn address(line: &mut String, remote: Option<IpAddr>) {
     }
 }
 
-/// A field that a client chose, in quotes, escaped and bounded.
+/// Appends a value from a client, in quotes, escaped and truncated.
 pub(crate) fn quoted(line: &mut String, value: Option<&[u8]>) {
     line.push('"');
     let value = value.filter(|v| !v.is_empty()).unwrap_or(b"-");

@@ -1,16 +1,16 @@
-//! The content server: files over HTTP/1.1 (RFC 9110, RFC 9112) and HTTP/3 (RFC 9114), heads from
-//! the host, bodies from the device.
+//! The content server: files over HTTP/1.1 (RFC 9110, RFC 9112) and HTTP/3 (RFC 9114). The host
+//! writes the heads of responses, the device sends the bodies.
 //!
-//! [`ContentServer`] is a handler over [`host::Host`]'s sockets: the driver, real or simulated,
-//! gives it what [`Host::poll_notice`] says, calls it at [`ContentServer::poll_timeout`], and runs
-//! the host afterwards. It never blocks, reads no clock, and touches no byte of a file: bodies are
-//! extents given to [`Host::offload_write`].
+//! [`ContentServer`] is a handler over [`host::Host`]'s sockets. The driver, real or simulated,
+//! passes it the notices of [`Host::poll_notice`], calls it at [`ContentServer::poll_timeout`], and
+//! runs the host afterwards. The server never blocks, reads no clock, and touches no byte of a
+//! file: bodies are extents for [`Host::offload_write`].
 //!
-//! From the outside in: `server` (connections, deadlines), `connection` (one connection), `gather`
-//! (a head in pieces), `answer` (what HTTP says to a request; no sockets from here on), `request`,
-//! `target`, `conditional`, `range`, `response`, `files` (open files), `log`; `http3` beside
-//! `server` and `connection`. It has no directory listings and no content coding of its own; the
-//! content of requests is read and thrown away (`body`).
+//! Modules from the socket inward: `server` (connections, deadlines), `connection` (one
+//! connection), `gather` (heads that arrive in pieces), `answer` (the decisions of HTTP; no sockets
+//! from here on), `request`, `target`, `conditional`, `range`, `response`, `files` (open files),
+//! `log`. `http3` stands beside `server` and `connection`. The server does not list directories and
+//! compresses nothing; the content of requests is read and discarded (`body`).
 
 mod answer;
 mod body;
@@ -48,76 +48,76 @@ use answer::Service;
 use http3::Http3;
 use server::Server;
 
-/// How the content server works. The default is what `outboard serve` does.
+/// Configuration of the content server. The default is that of `outboard serve`.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where to listen.
+    /// Addresses and ports of the listeners: with TLS if `tls` is set, else without.
     pub listen: Vec<Listen>,
-    /// Speak TLS there, with this.
+    /// TLS settings of the listeners in `listen`; `None` for plain HTTP.
     pub tls: Option<TlsServer>,
-    /// Further listeners, without TLS.
+    /// Additional listeners without TLS.
     pub cleartext: Vec<Listen>,
-    /// Answer there with a redirect to HTTPS at this port, and not with files.
+    /// Port of HTTPS to which all listeners without TLS redirect; `None` to serve files on them.
     pub redirect: Option<u16>,
-    /// Speak HTTP/3 on this endpoint, and say so in responses.
+    /// Configuration of the HTTP/3 endpoint, which responses over TLS announce in Alt-Svc.
     pub http3: Option<quic::Config>,
-    /// `TCP_SETUP_OFFLOAD` with `TCP_DEFER_ACCEPT`: the device sets connections up, and the host
-    /// hears of them with their first request.
+    /// `TCP_SETUP_OFFLOAD` with `TCP_DEFER_ACCEPT`: the device does the handshakes, and the host
+    /// learns of a connection with its first request.
     pub set_up: bool,
-    /// `TCP_TEARDOWN_OFFLOAD`: connections are closed with their last response and left to the
-    /// device, instead of waiting for the peer to close too.
+    /// `TCP_TEARDOWN_OFFLOAD`: a connection is closed with its last response and left to the
+    /// device. Without it, the server waits for the peer's FIN.
     pub tear_down: bool,
-    /// Value of the Server field; empty for none.
+    /// Value of the Server field; empty to omit the field.
     pub server_name: String,
-    /// Fields that all responses have.
+    /// Fields that are added to all responses.
     pub headers: Vec<AddedField>,
-    /// The Cache-Control fields of files: the first whose pattern fits counts.
+    /// Rules for the Cache-Control field of files; the first whose pattern matches applies.
     pub cache_control: Vec<CacheControl>,
-    /// Content of responses with an error, instead of the status's name.
+    /// Content of error responses, in place of the status line's text.
     pub error_pages: Vec<ErrorPage>,
-    /// Look for files with `.br` and `.gz` beside those asked for, and send them to clients that
+    /// Looks for `.br` and `.gz` files beside the requested file, and sends them to clients that
     /// accept these codings.
     pub precompressed: bool,
-    /// File that stands for its directory.
+    /// Name of the file that is sent for a directory.
     pub index: String,
-    /// Unix time at [`Instant::ZERO`], for Date.
+    /// Unix time at [`Instant::ZERO`], for the Date field.
     pub unix_epoch: Duration,
-    /// Random where clients are hostile: keys a hash table.
+    /// Seed of the keys of a hash table; must be random if clients may be hostile.
     pub seed: u64,
-    /// Time for a whole request head from its first byte, and for a new connection's first byte
-    /// (slowloris).
+    /// Time limit for a whole request head from its first byte, and for the first byte of a new
+    /// connection (against slowloris).
     pub header_timeout: Duration,
-    /// How long a connection may be idle between requests.
+    /// Time for which a connection may be idle between requests.
     pub keepalive_timeout: Duration,
-    /// How long a peer may acknowledge nothing: it is reset after once to twice this time. Also the
-    /// time for a disk to open a file, answered with 503 then.
+    /// Time for which a peer may acknowledge nothing; it is reset after one to two times this time.
+    /// Also the time limit for opening a file, after which the response is 503.
     pub send_timeout: Duration,
-    /// How long the peer's FIN is waited for after the last response was acknowledged, and whatever
-    /// comes before it is discarded.
+    /// Time to wait for the peer's FIN after the last response was acknowledged. Bytes that arrive
+    /// meanwhile are discarded.
     pub linger_timeout: Duration,
-    /// Bytes that are discarded once the host, or the device, is left to see a connection to its
-    /// end; more is answered with a reset. At least the receive window that was offered, since a
-    /// client may have filled it before it knew of the end.
+    /// Bytes that are discarded after a connection was left to the host or the device for closing;
+    /// more are answered with a reset. At least the receive window that was offered, because a
+    /// client may have filled it before it learned of the close.
     pub linger_bytes_max: u32,
-    /// Bytes of a request head; more is 431.
+    /// Bytes of a request head; 431 above.
     pub head_bytes_max: usize,
-    /// Bytes of a request line; more is 414.
+    /// Bytes of a request line; 414 above.
     pub request_line_bytes_max: usize,
-    /// Bytes of the content of a request, which is read and thrown away; more is 413.
+    /// Bytes of the content of a request, which is read and discarded; 413 above.
     pub content_bytes_max: u64,
-    /// Time for the content of a request to arrive; 408 above.
+    /// Time limit for the content of a request; 408 above.
     pub content_timeout: Duration,
     /// Ranges in one request; a Range field with more is ignored.
     pub ranges_max: usize,
-    /// Connections at one time; more are reset.
+    /// Concurrent TCP connections; more are reset.
     pub connections_max: usize,
-    /// Requests on one connection; the last is answered with `Connection: close`.
+    /// Requests on one connection; the response to the last has `Connection: close`.
     pub requests_per_connection_max: u32,
-    /// Open files that are kept for the next request.
+    /// Files that are kept open for later requests.
     pub files_max: usize,
-    /// How long an open file is believed to be what its path names.
+    /// Time for which an open file is used without looking its path up again.
     pub file_validity: Duration,
-    /// Whether [`ContentServer::poll_log`] gives lines.
+    /// True to fill the access log that [`ContentServer::poll_log`] returns.
     pub access_log: bool,
 }
 
@@ -158,20 +158,20 @@ impl Default for Config {
     }
 }
 
-/// The content server.
+/// The content server, an [`Application`] for a [`Host`].
 pub struct ContentServer {
     listeners: Vec<(ListenerId, Service)>,
     server: Server<SocketId>,
     http3: Option<Http3>,
 }
 
-/// Why there is no server.
+/// Reason for which a server could not be created.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StartError {
-    /// A port cannot be listened on.
+    /// A listener could not be created.
     Listen(ListenError),
-    /// There is no endpoint for HTTP/3.
+    /// The endpoint of HTTP/3 could not be created.
     Quic(quic::ConfigError),
 }
 
@@ -193,10 +193,10 @@ impl From<ListenError> for StartError {
 }
 
 impl ContentServer {
-    /// A server that listens where `config` says.
+    /// Creates a server and its listeners.
     ///
     /// # Errors
-    /// The first port that cannot be listened on, and why.
+    /// The first listener that could not be created, or the endpoint of HTTP/3.
     pub fn new(config: Config, host: &mut Host) -> Result<Self, StartError> {
         let mut listeners = Vec::with_capacity(config.listen.len());
         let first = config.listen.iter().map(|&listen| (listen, config.tls.as_ref()));
@@ -207,11 +207,11 @@ impl ContentServer {
                 (None, Some(port)) => (host.listen(listen)?, Service::Redirect(port)),
                 (None, None) => (host.listen(listen)?, Service::Plain),
             };
-            // Those who speak plain HTTP there are told so.
+            // A client that speaks plain HTTP to a TLS port gets a 400 that says so.
             host.set_listener_option(listener, ListenerOption::HandOverCleartext(true));
             host.set_listener_option(listener, ListenerOption::DeferAccept(config.set_up));
             host.set_listener_option(listener, ListenerOption::TeardownOffload(config.tear_down));
-            // HTTP's clients speak first.
+            // Set-up offload suits HTTP: its clients send first.
             host.set_listener_option(listener, ListenerOption::SetupOffload(config.set_up));
             listeners.push((listener, service));
         }
@@ -224,15 +224,15 @@ impl ContentServer {
             Notice::Accepted(listener, socket) => {
                 let of = self.listeners.iter().find(|(id, _)| *id == listener);
                 if let Some(&(_, service)) = of {
-                    // Responses are written whole, so Nagle's algorithm could only hold their ends
-                    // back.
+                    // Responses are written whole, so Nagle's algorithm would only delay their last
+                    // segments.
                     host.set_option(now, socket, SocketOption::NoDelay(true));
                     self.server.handle_accepted(now, host, socket, service);
                 }
             }
             Notice::Socket(socket) => self.server.handle_socket(now, host, socket),
             Notice::File(file) => self.server.handle_file(now, host, file),
-            // It splices nothing; what is above UDP is `h3`'s.
+            // The server splices nothing; UDP and QUIC notices are for `http3`.
             Notice::Spliced(_)
             | Notice::SpliceRefused(..)
             | Notice::SpliceClosed(_)
@@ -244,9 +244,8 @@ impl ContentServer {
         }
     }
 
-    /// A path below the root, or (`None`) any, may lead elsewhere than it did, or to other content:
-    /// the next request opens it again. Without this an open file is believed for
-    /// [`Config::file_validity`].
+    /// Marks a path below the root, or with `None` all paths, as changed: the next request opens
+    /// the file again. Without this call, an open file is used for [`Config::file_validity`].
     pub fn expire(&mut self, path: Option<&[u8]>) {
         let responder = &mut self.server.responder;
         responder.counters.http_files_expired += 1;
@@ -256,12 +255,12 @@ impl ContentServer {
         }
     }
 
-    /// Answers errors with these pages from now on, and with no others.
+    /// Replaces all error pages by `pages`.
     pub fn set_error_pages(&mut self, pages: &[ErrorPage]) {
         self.server.responder.output.set_pages(pages);
     }
 
-    /// Lets HTTP/3 work, where it is spoken, and act on what came of it.
+    /// Runs `work` on HTTP/3, if it is configured, and then lets HTTP/3 act on the results.
     fn with_http3(
         &mut self,
         now: Instant,
@@ -279,15 +278,15 @@ impl ContentServer {
         self.server.close_files(host);
     }
 
-    /// Connections of HTTP/3.
+    /// Returns the connections of HTTP/3.
     pub fn quic_connections(&self) -> impl Iterator<Item = quic::ConnectionInfo> + '_ {
         self.http3.iter().flat_map(Http3::connections)
     }
 }
 
 impl Application for ContentServer {
-    /// Takes what [`Host::poll_notice`] gave. Notices about listeners, sockets and files of others
-    /// are passed over, so several applications can share a host.
+    /// Handles a notice from [`Host::poll_notice`]. Notices about other applications' listeners,
+    /// sockets and files are ignored, so several applications can share a host.
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         self.handle_http1(now, host, notice);
         self.with_http3(now, host, |http3, cx| http3.handle_notice(cx, notice));
@@ -309,20 +308,20 @@ impl Application for ContentServer {
         self.with_http3(now, host, |http3, cx| http3.drain(cx));
     }
 
-    /// Ends: QUIC connections are closed, so that clients learn of it. To be called before
-    /// [`Host::end`], which resets those of TCP.
+    /// Closes the QUIC connections, so that clients learn of the end. Must be called before
+    /// [`Host::end`], which resets the TCP connections.
     fn end(&mut self, now: Instant, host: &mut Host) {
         self.with_http3(now, host, |http3, cx| http3.end(cx));
     }
 
-    /// The next line of the access log, without its line end: Combined Log Format, and remarks that
-    /// begin with `#`.
+    /// Returns the next line of the access log, without its line end: Combined Log Format, or a
+    /// remark that begins with `#`.
     fn poll_log(&mut self) -> Option<String> {
         self.server.responder.log.poll()
     }
 
-    /// Calls `f` with the name and value of each counter, and of gauges: connections, open files,
-    /// and requests of HTTP/3 that are not over.
+    /// Calls `f` with the name and value of each counter and of the gauges: connections, open
+    /// files, and HTTP/3 requests that are not finished.
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.server.responder.counters.visit(f);
         f("http_connections_open", self.server.connections() as u64);

@@ -1,7 +1,7 @@
-//! Byte ranges: what a Range field asks of a file (RFC 9110 section 14).
+//! Byte ranges: resolves a Range field against a file (RFC 9110 section 14).
 //!
-//! Called by [`super::answer`] once the file's size is known. Pure. Whether the field may be looked
-//! at at all (method, If-Range) is decided in [`super::conditional`].
+//! Called by [`super::answer`] once the file's size is known. Pure. [`super::conditional`] decides
+//! whether the field applies at all (method, If-Range).
 
 /// Bytes `start..start + len` of a file; never empty, never beyond its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,28 +11,28 @@ pub(crate) struct ByteRange {
 }
 
 impl ByteRange {
-    /// Position of the last byte, as Content-Range has it.
+    /// Returns the position of the last byte, as in Content-Range.
     pub(crate) const fn last(self) -> u64 {
         self.start + (self.len - 1)
     }
 }
 
-/// What to send.
+/// Part of the file to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Selection {
-    /// The whole file: the field is invalid, or asks for more than we give, and may be ignored.
+    /// The whole file: the field is invalid, or asks for too much, and is ignored.
     Whole,
-    /// The ranges that were collected, one or more.
+    /// The collected ranges, one or more.
     Ranges,
-    /// None of the ranges lies in the file: 416.
+    /// No range lies in the file: 416.
     Unsatisfiable,
 }
 
-/// Reads the value of a Range field for a file of `size` bytes. The ranges are left in `out`, in
-/// the order that was asked for.
+/// Resolves the value of a Range field for a file of `size` bytes. The ranges are left in `out`, in
+/// the requested order.
 ///
-/// More than `ranges_max` ranges, and ranges that overlap, are no honest request but a way to make
-/// a server send a file many times: RFC 9110 section 14.2 lets us ignore them.
+/// A field with more than `ranges_max` ranges, or with ranges that overlap, is ignored, as RFC 9110
+/// section 14.2 allows: it is an attempt to make the server send a file many times.
 pub(crate) fn select(
     value: &[u8],
     size: u64,
@@ -59,17 +59,17 @@ pub(crate) fn select(
     if out.is_empty() { Selection::Unsatisfiable } else { Selection::Ranges }
 }
 
-/// What one range is to a file.
+/// Result of resolving one range.
 enum Spec {
     Within(ByteRange),
-    /// Well formed, but there is nothing of it in the file.
+    /// Well formed, but outside of the file.
     Beyond,
-    /// Malformed, so that the whole field is void; or the end of an empty file, which no
-    /// Content-Range can name.
+    /// Malformed, so that the whole field is ignored; or a suffix of an empty file, which no
+    /// Content-Range can express.
     Ignore,
 }
 
-/// Range units are case-insensitive; others than bytes are not known here (RFC 9110 section 14.1).
+/// Range units are case-insensitive; only bytes are known here (RFC 9110 section 14.1).
 fn strip_unit(value: &[u8]) -> Option<&[u8]> {
     let (unit, specs) = value.split_at_checked(6)?;
     unit.eq_ignore_ascii_case(b"bytes=").then_some(specs)
@@ -85,7 +85,7 @@ fn resolve(spec: &[u8], size: u64) -> Spec {
             0 => Spec::Ignore,
             len => Spec::Within(ByteRange { start: size - len, len }),
         },
-        // "n-": from n on.
+        // "n-": from n to the end.
         (Some(start), None) if last.is_empty() => within(start, u64::MAX, size),
         (Some(start), Some(last)) if start <= last => within(start, last, size),
         _ => Spec::Ignore,
@@ -100,8 +100,8 @@ const fn within(start: u64, last: u64, size: u64) -> Spec {
     Spec::Within(ByteRange { start, len: end - start })
 }
 
-/// A number; one that does not fit is as good as the largest, for no file is so long. `None` where
-/// it is no number.
+/// Parses a number; `u64::MAX` if it does not fit, for no file is that long. `None` if it is no
+/// number.
 fn position(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
         return None;
@@ -109,7 +109,7 @@ fn position(digits: &[u8]) -> Option<u64> {
     Some(super::request::decimal(digits).unwrap_or(u64::MAX))
 }
 
-/// At most `ranges_max` of them, so comparing all pairs is cheap.
+/// Compares all pairs, which is cheap: there are at most `ranges_max` ranges.
 fn overlap(ranges: &[ByteRange]) -> bool {
     ranges
         .iter()
@@ -194,7 +194,7 @@ mod tests {
         }
     }
 
-    /// The slow way: the set of bytes that a range names.
+    /// Reference model: the set of bytes that a range names.
     fn model(first: Option<u64>, last: Option<u64>, size: u64) -> Vec<u64> {
         match (first, last) {
             (Some(a), b) => (0..size).filter(|&i| i >= a && b.is_none_or(|b| i <= b)).collect(),

@@ -1,9 +1,9 @@
-//! From received bytes to a request that was checked, or to the status that refuses them.
+//! Parses and checks a request, or chooses the status that refuses it.
 //!
 //! Called by [`super::answer`] with the unread bytes of a connection; parses in place and copies
-//! nothing. Everything about message framing is decided here: whoever gets a [`Request`] knows
-//! where it ends. Targets are not looked into (see [`super::target`]), conditions and ranges
-//! neither.
+//! nothing. All decisions about message framing are made here: the end of a [`Request`] is known.
+//! Targets, conditions and ranges are left to [`super::target`], [`super::conditional`] and
+//! [`super::range`].
 
 use core::cmp::Ordering;
 use core::mem::MaybeUninit;
@@ -13,24 +13,24 @@ use httparse::Header;
 use super::status::Status;
 use super::target::is_authority;
 
-/// Header fields in one request; more are refused with 431. Behind proxies that add theirs a
-/// hundred occur.
+/// Maximum number of header fields in a request; 431 above. Requests through several proxies have a
+/// hundred.
 const FIELDS_MAX: usize = 128;
 
-/// Room for a request's header fields.
+/// Space for a request's header fields.
 pub(crate) struct Slots<'b> {
-    /// On the stack and uninitialised, so that it costs nothing.
+    /// On the stack and uninitialized, so that it costs nothing.
     usual: [MaybeUninit<Header<'b>>; FIELDS_MAX],
-    /// For the fields of a request whose version httparse does not take; else empty.
+    /// Fields of a request whose version httparse does not accept; else empty.
     later: Vec<Header<'b>>,
 }
 
-/// Empty room for header fields.
+/// Returns empty space for header fields.
 pub(crate) const fn slots<'b>() -> Slots<'b> {
     Slots { usual: [const { MaybeUninit::uninit() }; FIELDS_MAX], later: Vec::new() }
 }
 
-/// How much of a request is taken.
+/// Limits of a request's length.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Bytes of request line and header fields together; 431 above.
@@ -39,18 +39,18 @@ pub(crate) struct Limits {
     pub(crate) line_bytes_max: usize,
 }
 
-/// What the method is to a file server.
+/// Methods as a file server distinguishes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Method {
     Get,
     Head,
     /// A method of RFC 9110 or RFC 5789 that files do not have.
     NotAllowed,
-    /// None that we know.
+    /// Any other method.
     Unknown,
 }
 
-/// Header fields that are looked at again once the file is known.
+/// Header fields that are needed after parsing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Field {
@@ -81,51 +81,51 @@ impl Field {
     }
 }
 
-/// The framing of the content behind a head (RFC 9112 section 6.3).
+/// Framing of the content behind a head (RFC 9112 section 6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Framing {
-    /// There is none.
+    /// No content.
     None,
-    /// After that many bytes.
+    /// This number of bytes.
     Length(u64),
     /// The content ends with the chunked coding.
     Chunked,
 }
 
-/// A request whose framing is sound.
+/// A request whose framing is valid.
 #[derive(Debug)]
 pub(crate) struct Request<'h, 'b> {
     pub(crate) method: Method,
-    /// The method as it came.
+    /// The method as received.
     pub(crate) name: &'b [u8],
     pub(crate) target: &'b [u8],
-    /// Zero for HTTP/1.0, one for everything above.
+    /// 0 for HTTP/1.0, 1 for every later minor version.
     pub(crate) minor: u8,
-    /// The client wants to go on with this connection.
+    /// The client wants the connection to persist.
     pub(crate) keep_alive: bool,
-    /// The framing of the content behind the head.
+    /// Framing of the content behind the head.
     pub(crate) content: Framing,
     /// The client waits for 100 before it sends the content.
     pub(crate) expects_continue: bool,
     /// An expectation other than 100-continue.
     pub(crate) unknown_expectation: bool,
     fields: &'h [Header<'b>],
-    /// One bit for each [`Field`] that is there.
+    /// A bit for each [`Field`] that is present.
     present: u16,
 }
 
 impl<'h, 'b> Request<'h, 'b> {
-    /// All header fields, as they came.
+    /// Returns all header fields as received.
     pub(crate) const fn fields(&self) -> &'h [Header<'b>] {
         self.fields
     }
 
-    /// Whether there is such a field.
+    /// Returns whether a field is present.
     pub(crate) const fn has(&self, field: Field) -> bool {
         self.present & (1 << field as u8) != 0
     }
 
-    /// Whether a condition or a range was asked for.
+    /// Returns whether the request has a condition or a range.
     pub(crate) const fn has_conditions(&self) -> bool {
         const OTHERS: u16 = 1 << Field::Referer as u8
             | 1 << Field::UserAgent as u8
@@ -133,36 +133,37 @@ impl<'h, 'b> Request<'h, 'b> {
         self.present & !OTHERS != 0
     }
 
-    /// The values of a field, one for each line that it has.
+    /// Returns the values of a field, one for each of its lines.
     pub(crate) fn values(&self, field: Field) -> impl Iterator<Item = &'b [u8]> {
         let fields = if self.has(field) { self.fields } else { &[] };
         fields.iter().filter(move |f| f.name.eq_ignore_ascii_case(field.name())).map(|f| f.value)
     }
 
-    /// The value of a field that must be there once; `None` as well where it is there twice.
+    /// Returns the value of a field that must occur once; `None` if it is missing or occurs more
+    /// often.
     pub(crate) fn single(&self, field: Field) -> Option<&'b [u8]> {
         let mut values = self.values(field);
         values.next().filter(|_| values.next().is_none())
     }
 }
 
-/// What the bytes are.
+/// Result of parsing.
 #[derive(Debug)]
 pub(crate) enum Parsed<'h, 'b> {
     /// The beginning of a request.
     Incomplete,
-    /// A request, and how many bytes its head has.
+    /// A request, and the length of its head in bytes.
     Complete(Request<'h, 'b>, usize),
-    /// Nothing to go on with: answer with this status and close, for where a next request would
-    /// begin is unknown.
+    /// Refused: respond with this status and close, because the position of the next request is
+    /// unknown.
     Refused {
         status: Status,
-        /// The method is known to be HEAD: no content in the response.
+        /// The method is known to be HEAD: the response has no content.
         head: bool,
     },
 }
 
-/// Parses the bytes of one head, which begin with the request line.
+/// Parses a head that begins with the request line.
 pub(crate) fn parse<'h, 'b>(
     bytes: &'b [u8],
     slots: &'h mut Slots<'b>,
@@ -208,14 +209,14 @@ struct Line<'b> {
     method: &'b str,
     target: &'b str,
     minor: u8,
-    /// The offset of the fields, for a line that httparse did not read.
+    /// Offset of the fields, for a line that httparse did not read.
     bytes: usize,
 }
 
-/// A request line, the fields behind it, and the bytes of the whole head.
+/// A request line, its fields, and the length of the whole head in bytes.
 type Head<'h, 'b> = (Line<'b>, &'h [Header<'b>], usize);
 
-/// The status for a head, whole or not, that is longer than we read.
+/// Returns the status for a head, complete or not, that exceeds the limits.
 fn over_limits(bytes: &[u8], limits: Limits) -> Option<Status> {
     if bytes.len() <= limits.line_bytes_max.min(limits.head_bytes_max) {
         return None;
@@ -228,7 +229,7 @@ fn over_limits(bytes: &[u8], limits: Limits) -> Option<Status> {
     }
 }
 
-/// The status for what is not HTTP.
+/// Returns the status for a head that httparse refuses.
 const fn blame(error: httparse::Error) -> Status {
     match error {
         httparse::Error::TooManyHeaders => Status::HeaderFieldsTooLarge,
@@ -237,8 +238,9 @@ const fn blame(error: httparse::Error) -> Status {
 }
 
 /// Reads a request line whose version is neither 1.0 nor 1.1. A later minor version is served as
-/// 1.1, another major version is refused with 505 (RFC 9110 section 2.5), anything else in its
-/// place with 400 (RFC 9112 section 2.3). Returns none if the line may still become either.
+/// 1.1; another major version is refused with 505 (RFC 9110 section 2.5), anything else that is no
+/// version with 400 (RFC 9112 section 2.3). Returns `None` if the line is incomplete and may still
+/// become a later version.
 fn parse_version(bytes: &[u8]) -> Result<Option<Line<'_>>, Status> {
     const PATTERN: &[u8; 8] = b"HTTP/0.0";
     let feed = bytes.iter().position(|&b| b == b'\n');
@@ -282,13 +284,13 @@ fn parse_later<'h, 'b>(
     }
 }
 
-/// Returns whether a byte may stand in a token (RFC 9110 section 5.6.2).
+/// Returns whether a byte is allowed in a token (RFC 9110 section 5.6.2).
 pub(crate) const fn is_token(b: u8) -> bool {
     b.is_ascii_alphanumeric()
         || matches!(b, b'!' | b'#'..=b'\'' | b'*' | b'+' | b'-' | b'.' | b'^'..=b'`' | b'|' | b'~')
 }
 
-/// Methods are case-sensitive (RFC 9110 section 9.1).
+/// Classifies a method. Methods are case-sensitive (RFC 9110 section 9.1).
 fn classify(method: &str) -> Method {
     match method {
         "GET" => Method::Get,
@@ -298,7 +300,7 @@ fn classify(method: &str) -> Method {
     }
 }
 
-/// What the framing fields said so far.
+/// The fields that matter for framing and conditions, collected so far.
 #[derive(Default)]
 struct Said {
     hosts: u32,
@@ -314,9 +316,9 @@ struct Said {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum TransferEncoding {
     Chunked,
-    /// A coding that we do not have.
+    /// A coding that is not implemented.
     Unknown,
-    /// Chunked applied twice, or not last: nobody can tell where such a message ends.
+    /// Chunked applied twice, or not last: the end of such a message is undefined.
     Unframed,
 }
 
@@ -326,7 +328,7 @@ fn check<'h, 'b>(line: &Line<'b>, fields: &'h [Header<'b>]) -> Result<Request<'h
     for field in fields {
         said.take(field)?;
     }
-    // RFC 9112 section 3.2: 400 for HTTP/1.1 without Host, and for two of them whatever the
+    // RFC 9112 section 3.2: 400 for HTTP/1.1 without Host, and for several Host fields in any
     // version.
     if said.hosts > 1 || (said.hosts == 0 && minor >= 1) {
         return Err(Status::BadRequest);
@@ -334,8 +336,8 @@ fn check<'h, 'b>(line: &Line<'b>, fields: &'h [Header<'b>]) -> Result<Request<'h
     let content = match (said.transfer_encoding, said.content_length) {
         (None, None | Some(0)) => Framing::None,
         (None, Some(bytes)) => Framing::Length(bytes),
-        // RFC 9112 section 6.1: with Content-Length it smells of request smuggling, and HTTP/1.0
-        // does not have it.
+        // RFC 9112 section 6.1: together with Content-Length it may be request smuggling, and
+        // HTTP/1.0 does not have it.
         (Some(_), Some(_)) => return Err(Status::BadRequest),
         (Some(_), None) if minor == 0 => return Err(Status::BadRequest),
         (Some(TransferEncoding::Chunked), None) => Framing::Chunked,
@@ -347,7 +349,7 @@ fn check<'h, 'b>(line: &Line<'b>, fields: &'h [Header<'b>]) -> Result<Request<'h
         name: method.as_bytes(),
         target: target.as_bytes(),
         minor,
-        // RFC 9112 section 9.3: close wins, 1.1 persists, 1.0 only where it says so.
+        // RFC 9112 section 9.3: `close` wins; 1.1 persists; 1.0 persists only with `keep-alive`.
         keep_alive: !said.close && (minor >= 1 || said.keep_alive),
         content,
         // RFC 9110 section 10.1.1: an expectation from HTTP/1.0 is ignored.
@@ -400,7 +402,7 @@ impl Said {
         self.present |= 1 << field as u8;
     }
 
-    /// RFC 9112 section 6.3: a list of equal numbers may pass as one; everything else is an error.
+    /// RFC 9112 section 6.3: a list of equal numbers may count as one; everything else is an error.
     fn content_length(&mut self, value: &[u8]) -> Result<(), Status> {
         for item in value.split(|&b| b == b',').map(<[u8]>::trim_ascii) {
             let length = decimal(item).ok_or(Status::BadRequest)?;
@@ -427,12 +429,12 @@ impl Said {
     }
 }
 
-/// The elements of a comma-separated list, empty ones left out (RFC 9110 section 5.6.1.2).
+/// Returns the elements of a comma-separated list, without empty ones (RFC 9110 section 5.6.1.2).
 pub(crate) fn list(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     value.split(|&b| b == b',').map(<[u8]>::trim_ascii).filter(|item| !item.is_empty())
 }
 
-/// Digits and nothing else, below 2^64.
+/// Parses a decimal number below 2^64 that consists of digits only.
 pub(crate) fn decimal(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() {
         return None;

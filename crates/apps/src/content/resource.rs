@@ -1,7 +1,6 @@
-//! What a path turned out to be, with everything of a response's head that does not change from
-//! request to request.
+//! An open file, with the fields of the response head that do not change between requests.
 //!
-//! Made by [`super::files`] once for each open, read by [`super::response`] for each request.
+//! Created by [`super::files`] once for each open, read by [`super::response`] for each request.
 
 use abi::{FileId, FileStat};
 
@@ -18,7 +17,7 @@ pub(crate) struct OpenFile {
     pub(crate) version: u64,
     pub(crate) validators: Validators,
     /// Content-Length, Content-Type, Accept-Ranges, ETag, Last-Modified, each with its line end, in
-    /// this order: every kind of response wants a tail of it.
+    /// this order: most kinds of response contain a tail of it.
     fields: Box<[u8]>,
     type_at: u16,
     ranges_at: u16,
@@ -26,9 +25,9 @@ pub(crate) struct OpenFile {
 }
 
 impl OpenFile {
-    /// Prepares the fields. `now_s` is the time in seconds since 1970.
+    /// Prepares the fields. `now_s` is the Unix time in seconds.
     pub(crate) fn new(path: &[u8], file: FileId, stat: &FileStat, now_s: u64) -> Self {
-        // RFC 9110 section 8.8.2.1: never say that it changed later than now.
+        // RFC 9110 section 8.8.2.1: Last-Modified is never later than now.
         let modified_s = u64::try_from(stat.modified_s).unwrap_or(0).min(now_s);
         let date = date::format(modified_s);
         let etag = etag(stat.version);
@@ -62,38 +61,39 @@ impl OpenFile {
         }
     }
 
-    /// All fields: for 200.
+    /// Returns all fields: for 200.
     pub(crate) fn fields(&self) -> &[u8] {
         &self.fields
     }
 
-    /// Content-Length: for 200 with another type.
+    /// Returns Content-Length: for 200 with another Content-Type.
     pub(crate) fn length_field(&self) -> &[u8] {
         &self.fields[..usize::from(self.type_at)]
     }
 
-    /// Content-Type alone: for a part.
+    /// Returns Content-Type: for a part of a multipart response.
     pub(crate) fn type_field(&self) -> &[u8] {
         &self.fields[usize::from(self.type_at)..usize::from(self.ranges_at)]
     }
 
-    /// Accept-Ranges and validators: behind the type.
+    /// Returns Accept-Ranges, ETag and Last-Modified, which follow Content-Type.
     pub(crate) fn fields_from_ranges(&self) -> &[u8] {
         &self.fields[usize::from(self.ranges_at)..]
     }
 
-    /// ETag and Last-Modified: for 304 (RFC 9110 section 15.4.5).
+    /// Returns ETag and Last-Modified: for 304 (RFC 9110 section 15.4.5).
     pub(crate) fn validator_fields(&self) -> &[u8] {
         &self.fields[usize::from(self.etag_at)..]
     }
 }
 
-/// The fields are a few hundred bytes: a length, a type of our own table, a tag, a date.
+/// Converts a length to an offset. The fields are a few hundred bytes: a length, a type from a
+/// static table, an entity-tag, a date.
 fn offset(fields: &[u8]) -> u16 {
     u16::try_from(fields.len()).unwrap_or(u16::MAX)
 }
 
-/// Strong, since equal versions mean equal bytes (RFC 9110 section 8.8.1).
+/// Formats a strong entity-tag: equal versions mean equal bytes (RFC 9110 section 8.8.1).
 fn etag(version: u64) -> [u8; ETAG_BYTES] {
     let mut etag = [b'"'; ETAG_BYTES];
     for (digit, at) in etag[1..17].iter_mut().zip((0..16).rev()) {
@@ -102,7 +102,7 @@ fn etag(version: u64) -> [u8; ETAG_BYTES] {
     etag
 }
 
-/// The Content-Type field of a file of that name, with its line end, in `out`.
+/// Writes the Content-Type field, with its line end, for a file of that name.
 pub(crate) fn put_type_field(path: &[u8], out: &mut impl core::fmt::Write) {
     let kind = content_type(path);
     let charset = if wants_charset(kind) { "; charset=utf-8" } else { "" };
@@ -110,17 +110,17 @@ pub(crate) fn put_type_field(path: &[u8], out: &mut impl core::fmt::Write) {
     let _ = write!(out, "Content-Type: {kind}{charset}\r\n");
 }
 
-/// By the name's extension.
+/// Returns the media type for the name's extension.
 fn content_type(path: &[u8]) -> &'static str {
     let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-    // The part before the first dot is the name; an extension that is not text is not known.
+    // A leading dot begins no extension, and an extension that is not UTF-8 has no known type.
     let extension = name.iter().rposition(|byte| *byte == b'.').filter(|at| *at > 0);
     let extension = extension.and_then(|at| core::str::from_utf8(&name[at + 1..]).ok());
     let guess = extension.and_then(|extension| mime_guess::from_ext(extension).first_raw());
     guess.unwrap_or("application/octet-stream")
 }
 
-/// Text is taken for UTF-8, as everything that is written today is.
+/// Returns whether a type gets a charset. Text is assumed to be UTF-8.
 fn wants_charset(content_type: &str) -> bool {
     content_type.starts_with("text/")
         || matches!(content_type, "application/javascript" | "application/xml")

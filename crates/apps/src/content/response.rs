@@ -1,9 +1,9 @@
-//! Heads of responses, and the order in which heads and parts of files follow each other.
+//! Writes the heads of responses, and queues heads and parts of files in their order.
 //!
-//! [`super::answer`] decides what is said; here it is written, into one buffer that all connections
-//! share: heads are cut off it without a copy, and it is used again once the last of them was
-//! acknowledged, so that the steady state does not allocate. A response is left in
-//! [`Output::pieces`], in the order in which it is to be sent.
+//! [`super::answer`] decides on the content of a response. Heads are written to one buffer that all
+//! connections share. They are split off it without a copy, and the buffer is used again once the
+//! last of them was acknowledged, so the steady state does not allocate. A response is left in
+//! [`Output::pieces`], in sending order.
 
 use std::fmt::Write as _;
 
@@ -19,13 +19,13 @@ use super::range::ByteRange;
 use super::resource::{OpenFile, put_type_field};
 use super::status::Status;
 
-/// Bytes of the shared buffer. Small enough that a slow client, which pins the buffer that its head
-/// is in, pins little.
+/// Bytes of the shared buffer. A slow client pins the buffer that its head is in, so the buffer is
+/// small.
 const BUFFER_BYTES: usize = 16 * 1024;
-/// Room that is made before a head is written; longer ones make their own.
+/// Bytes that are reserved before a head is written; longer heads grow the buffer.
 const HEAD_BYTES: usize = 768;
 
-/// Everything that RFC 3986 does not allow in a path.
+/// All bytes that RFC 3986 does not allow in a path.
 const PATH: &AsciiSet = &CONTROLS
     .add(b' ')
     .add(b'"')
@@ -46,43 +46,43 @@ const PATH: &AsciiSet = &CONTROLS
 /// Part of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Piece {
-    /// Bytes from here.
+    /// Bytes of host memory.
     Bytes(Bytes),
-    /// Bytes of a file, never none.
+    /// Bytes of a file; `len` is never 0.
     File { file: FileId, offset: u64, len: u64 },
 }
 
-/// What becomes of the connection, and how it is said.
+/// Whether the connection persists after the response, and how the response says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Persist {
-    /// It goes on, as HTTP/1.1 connections do.
+    /// It persists, which is the default of HTTP/1.1.
     KeepAlive,
-    /// It goes on, which HTTP/1.0 has to be told.
+    /// It persists, and HTTP/1.0 needs a Connection field that says so.
     KeepAliveSaid,
-    /// It ends.
+    /// It closes.
     Close,
 }
 
-/// Whether the response has content: HEAD wants the head alone.
+/// Whether the response has content; the response to HEAD has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     Sent,
     HeadOnly,
 }
 
-/// The field that a certain status has.
+/// An additional field that belongs to a certain status.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Extra<'a> {
     None,
-    /// Methods that would be allowed: for 405.
+    /// The allowed methods: for 405.
     Allow,
-    /// Says that the port is for TLS, in the content: for 400.
+    /// Says in the content that the port is for TLS: for 400.
     NeedsTls,
-    /// When to try again: for 503.
+    /// When to retry: for 503.
     RetryAfter,
-    /// How long the file is: for 416.
+    /// Size of the file: for 416.
     Size(u64),
-    /// The same by HTTPS: for 301 and 308. The path begins with a slash.
+    /// The same resource by HTTPS: for 301 and 308. The path begins with a slash.
     Https {
         host: &'a [u8],
         port: u16,
@@ -96,26 +96,26 @@ pub(crate) enum Extra<'a> {
     },
 }
 
-/// Content for a status, instead of its name.
+/// Content of the responses with a status, in place of its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ErrorPage {
     /// The status: 400 or above.
     pub status: u16,
-    /// The page's file name, which tells its type.
+    /// File name of the page, from which its media type follows.
     pub name: String,
     /// The page.
     pub content: Bytes,
 }
 
-/// Properties of a response with a file besides the file's own fields.
+/// Properties of a response besides the fields of its file.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Variant<'a> {
-    /// The coding that the file is in, and the name that its type is that of: without the coding's
-    /// suffix.
+    /// The coding of the file, and the name from which its media type follows: the path without the
+    /// coding's suffix.
     pub(crate) coded: Option<(Coding, &'a [u8])>,
     /// The response depends on Accept-Encoding.
     pub(crate) varies: bool,
-    /// Value of Cache-Control, if there is one.
+    /// Value of Cache-Control.
     pub(crate) cache_control: Option<&'a str>,
 }
 
@@ -128,22 +128,22 @@ pub(crate) struct Plan {
     pub(crate) body_bytes: u64,
     /// The file that the content comes from.
     pub(crate) file: Option<FileId>,
-    /// The client said that this request is its last, and the request has no content.
+    /// The client said that this request is its last, and the request has no unread content.
     pub(crate) parting: bool,
 }
 
-/// Writes responses.
+/// Writer of responses.
 #[derive(Debug)]
 pub(crate) struct Output {
-    /// The response that was written last.
+    /// The pieces of the response that was written last.
     pub(crate) pieces: Vec<Piece>,
     buffer: BytesMut,
     clock: Clock,
-    /// Fields with their line ends that all responses have: in the clear, and over TLS.
+    /// Fields with their line ends that all responses have: over plain HTTP, and over TLS.
     fixed: [String; 2],
-    /// These and Date.
+    /// `fixed` and the Date field.
     common: [Vec<u8>; 2],
-    /// The Content-Type and Content-Length fields of pages, and the pages, by status.
+    /// Error pages: status, Content-Type and Content-Length fields, content.
     pages: Vec<(u16, String, Bytes)>,
     /// True if the response is sent over TLS.
     pub(crate) secure: bool,
@@ -151,15 +151,15 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// `alt_svc` is the UDP port on which HTTP/3 is spoken (RFC 7838, RFC 9114 section 3.1.1),
-    /// `epoch` the Unix time at [`Instant::ZERO`]; `seed` makes the boundaries of multipart
+    /// Creates a writer. `alt_svc` is the UDP port of HTTP/3 (RFC 7838, RFC 9114 section 3.1.1),
+    /// `epoch` the Unix time at [`Instant::ZERO`], `seed` the seed of the boundaries of multipart
     /// responses.
     pub(crate) fn new(server_name: &str, alt_svc: Option<u16>, epoch: Duration, seed: u64) -> Self {
         let name: String = server_name.chars().filter(|c| matches!(c, ' '..='~')).collect();
         let server = if name.is_empty() { name } else { format!("Server: {name}\r\n") };
         let mut fixed = [server.clone(), server];
         if let Some(port) = alt_svc {
-            // Writing to a String cannot fail. A day, as is usual.
+            // Writing to a String cannot fail. A maximum age of one day is usual.
             let _ = write!(fixed[1], "Alt-Svc: h3=\":{port}\"; ma=86400\r\n");
         }
         let mut output = Self {
@@ -176,7 +176,7 @@ impl Output {
         output
     }
 
-    /// Adds fields to all responses from now on.
+    /// Adds fields to all further responses.
     pub(crate) fn add_fields(&mut self, fields: &[AddedField]) {
         for field in fields {
             // Writing to a String cannot fail.
@@ -188,7 +188,7 @@ impl Output {
         self.write_common();
     }
 
-    /// Answers with these pages from now on.
+    /// Replaces the error pages.
     pub(crate) fn set_pages(&mut self, pages: &[ErrorPage]) {
         self.pages.clear();
         self.pages.extend(pages.iter().filter(|page| page.status >= 400).map(|page| {
@@ -200,19 +200,19 @@ impl Output {
         }));
     }
 
-    /// Brings the date up to `now`.
+    /// Advances the date to `now`.
     pub(crate) fn advance(&mut self, now: Instant) {
         if self.clock.advance(now) {
             self.write_common();
         }
     }
 
-    /// The clock that Date is read from.
+    /// Returns the clock from which Date is written.
     pub(crate) const fn clock(&self) -> &Clock {
         &self.clock
     }
 
-    /// 200: the whole file.
+    /// Writes a 200 with the whole file.
     pub(crate) fn whole(
         &mut self,
         file: &OpenFile,
@@ -241,7 +241,7 @@ impl Output {
         }
     }
 
-    /// 206: one range as the content, or several as parts of it (RFC 9110 section 15.3.7).
+    /// Writes a 206: one range as the content, or several as its parts (RFC 9110 section 15.3.7).
     pub(crate) fn ranges(
         &mut self,
         file: &OpenFile,
@@ -274,7 +274,7 @@ impl Output {
         }
     }
 
-    /// 304: the client has this version (RFC 9110 section 15.4.5).
+    /// Writes a 304: the client has this version (RFC 9110 section 15.4.5).
     pub(crate) fn not_modified(
         &mut self,
         file: &OpenFile,
@@ -289,7 +289,8 @@ impl Output {
         Plan { status, close: persist == Persist::Close, body_bytes: 0, file: None, parting: false }
     }
 
-    /// Any other status, with its name as the content.
+    /// Writes a response with any other status: its content is an error page or the status line's
+    /// text.
     pub(crate) fn text(
         &mut self,
         status: Status,
@@ -313,7 +314,7 @@ impl Output {
                 }
             }
             Extra::Directory { path, query } => {
-                // From the resolved path, which has no slash in front: "//host" would lead to
+                // From the resolved path, which has no leading slash: `//host` would lead to
                 // another site.
                 let (path, query) = (percent_encode(path, PATH), percent_encode(query, CONTROLS));
                 self.field(format_args!("Location: /{path}/{query}"));
@@ -339,7 +340,7 @@ impl Output {
         Plan { status, close: persist == Persist::Close, body_bytes, file: None, parting: false }
     }
 
-    /// Ends a response whose head was begun with a page as its content.
+    /// Completes a response with an error page as its content.
     fn page(&mut self, at: usize, status: Status, content: Content, persist: Persist) -> Plan {
         let (_, fields, page) = &self.pages[at];
         self.buffer.extend_from_slice(fields.as_bytes());
@@ -359,11 +360,11 @@ impl Output {
         ranges: &[ByteRange],
         persist: Persist,
     ) -> u64 {
-        // Nobody can know that the file does not contain it; 64 random bits make it as unlikely as
-        // can be.
+        // The file might contain the boundary; 64 random bits make that improbable.
         let boundary = format!("outboard-{:016x}", self.boundaries.next_u64());
         self.pieces.clear();
-        // The head goes first but has the length of the rest: its place is kept.
+        // The head comes first but contains the length of the parts: an empty piece reserves its
+        // position.
         self.pieces.push(Piece::Bytes(Bytes::new()));
         let mut body_bytes = 0;
         for range in ranges {
@@ -408,7 +409,7 @@ impl Output {
         self.buffer.extend_from_slice(b"\r\n");
     }
 
-    /// Writes the type of what a file holds once it is decoded.
+    /// Writes the media type of the decoded content.
     fn type_field(&mut self, file: &OpenFile, variant: Variant<'_>) {
         match variant.coded {
             Some((_, path)) => put_type_field(path, &mut self.buffer),
@@ -416,7 +417,7 @@ impl Output {
         }
     }
 
-    /// Writes what is said of a file besides its own fields.
+    /// Writes the fields of `variant`.
     fn variant(&mut self, variant: Variant<'_>) {
         if let Some((coding, _)) = variant.coded {
             self.field(format_args!("Content-Encoding: {}", coding.name()));
@@ -442,7 +443,7 @@ impl Output {
         self.cut();
     }
 
-    /// What was written since the last cut becomes a piece.
+    /// Turns the bytes written since the last cut into a piece.
     fn cut(&mut self) {
         self.pieces.push(Piece::Bytes(self.buffer.split().freeze()));
     }

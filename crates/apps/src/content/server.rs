@@ -1,8 +1,8 @@
 //! The table of connections and their deadlines.
 //!
-//! [`super::ContentServer`] hands on what the host told it. A deadline that moves later leaves its
-//! connection's alarm where it is, and is looked at when that time comes: the usual request moves
-//! nothing.
+//! [`super::ContentServer`] forwards the host's notices. A deadline that moves later leaves its
+//! connection's alarm where it is; the deadline is compared again when the alarm fires. So a usual
+//! request moves no alarm.
 
 use abi::{FileFault, FileId, Refusal};
 use base::{Alarms, Instant};
@@ -13,7 +13,7 @@ use super::connection::{Connection, Context, Fate};
 use super::files::{Opened, Waiter};
 use super::sockets::Sockets;
 
-/// What happened to a connection.
+/// Event for which a connection is called.
 #[derive(Clone, Copy)]
 enum Cause {
     Readiness,
@@ -22,20 +22,20 @@ enum Cause {
     Drain,
 }
 
-/// The content server over any sockets.
+/// The content server, generic over the sockets.
 pub(crate) struct Server<I> {
     pub(crate) responder: Responder,
     config: Config,
-    /// By the socket's index.
+    /// Connections by their socket's index.
     slots: Vec<Option<Connection<I>>>,
     connections: usize,
     deadlines: Alarms,
     next_serial: u32,
-    /// Opens that HTTP/3's requests waited for, and how they ended.
+    /// Results of opens for which HTTP/3 requests wait, by the request's serial number.
     pub(crate) elsewhere: Vec<(u32, Result<(), FileFault>)>,
 }
 
-/// Slots that the table of connections grows by.
+/// Number of slots by which the table of connections grows.
 const GROW_SLOTS: usize = 1024;
 
 impl<I: Copy + Eq> Server<I> {
@@ -51,12 +51,12 @@ impl<I: Copy + Eq> Server<I> {
         }
     }
 
-    /// Connections in the table.
+    /// Returns the number of connections in the table.
     pub(crate) const fn connections(&self) -> usize {
         self.connections
     }
 
-    /// A connection was accepted, by a listener for that service.
+    /// Handles a connection that was accepted by a listener of `service`.
     pub(crate) fn handle_accepted<S: Sockets<Id = I>>(
         &mut self,
         now: Instant,
@@ -66,7 +66,7 @@ impl<I: Copy + Eq> Server<I> {
     ) {
         let index = S::index(socket);
         let Ok(key) = u32::try_from(index) else { return };
-        // One that was there before has ended without a word.
+        // An earlier connection with this index has ended without a notice.
         self.remove(index);
         if self.connections >= self.config.connections_max {
             self.responder.counters.http_connections_refused += 1;
@@ -76,7 +76,7 @@ impl<I: Copy + Eq> Server<I> {
         self.responder.counters.http_connections += 1;
         if self.slots.len() <= index {
             if index >= self.slots.capacity() {
-                // By steps, not by doubling: half of a large table would be empty.
+                // Grows in steps, because doubling would leave half of a large table empty.
                 self.slots.reserve_exact(index + GROW_SLOTS - self.slots.len());
             }
             self.slots.resize_with(index + 1, || None);
@@ -86,12 +86,12 @@ impl<I: Copy + Eq> Server<I> {
         self.deadlines.set(key, connection.deadline);
         self.slots[index] = Some(connection);
         self.connections += 1;
-        // Its first request may have come already.
+        // The first request may have arrived already.
         self.turn(now, host, index, Cause::Readiness);
         self.close_files(host);
     }
 
-    /// A connection's readiness changed.
+    /// Handles a change of a connection's readiness.
     pub(crate) fn handle_socket<S: Sockets<Id = I>>(
         &mut self,
         now: Instant,
@@ -106,7 +106,7 @@ impl<I: Copy + Eq> Server<I> {
         }
     }
 
-    /// An open ended.
+    /// Handles the end of an open.
     pub(crate) fn handle_file<S: Sockets<Id = I>>(
         &mut self,
         now: Instant,
@@ -117,7 +117,7 @@ impl<I: Copy + Eq> Server<I> {
         match self.responder.file_opened(now, file, result) {
             Opened::Resume(waiters, result) => self.resume(now, host, &waiters, result),
             Opened::Again(path) => {
-                // Handles that were given up first: the operations reach the device in this order.
+                // Evicted handles are closed first: operations reach the device in this order.
                 self.close_files(host);
                 if let Some(file) = host.offload_open(&path) {
                     self.responder.files.begin_again(&path, file);
@@ -127,14 +127,14 @@ impl<I: Copy + Eq> Server<I> {
                     self.resume(now, host, &waiters, Err(full));
                 }
             }
-            // A handle that is kept may have failed: the device was reset, and the file is another.
+            // An open handle may have failed: the device was reset and no longer has the file.
             Opened::Unknown if result.is_err() => self.responder.files.invalidate(file),
             Opened::Unknown => {}
         }
         self.close_files(host);
     }
 
-    /// Every response is the last of its connection from now on.
+    /// Makes every further response the last of its connection, and closes idle connections.
     pub(crate) fn drain<S: Sockets<Id = I>>(&mut self, now: Instant, host: &mut S) {
         self.config.requests_per_connection_max = 1;
         for index in 0..self.slots.len() {
@@ -143,7 +143,7 @@ impl<I: Copy + Eq> Server<I> {
         self.close_files(host);
     }
 
-    /// Time has passed.
+    /// Handles the deadlines that have passed.
     pub(crate) fn handle_timeout<S: Sockets<Id = I>>(&mut self, now: Instant, host: &mut S) {
         while let Some(key) = self.deadlines.pop(now) {
             let index = key as usize;
@@ -161,7 +161,7 @@ impl<I: Copy + Eq> Server<I> {
         self.close_files(host);
     }
 
-    /// When to call [`Self::handle_timeout`]; may be early.
+    /// Returns when to call [`Self::handle_timeout`]; this may be too early.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let files = self.responder.files.poll_timeout();
         let next = self.deadlines.next().map_or(files, |at| at.min(files));
@@ -214,7 +214,7 @@ impl<I: Copy + Eq> Server<I> {
         }
     }
 
-    /// Gives files back that are not kept any more.
+    /// Closes the files that the cache has dropped.
     pub(crate) fn close_files<S: Sockets<Id = I>>(&mut self, host: &mut S) {
         while let Some(file) = self.responder.files.poll_close() {
             host.offload_close(file);

@@ -1,7 +1,7 @@
-//! What the content server asks of the host's connections and files.
+//! The interface between the content server and the host: connections and files.
 //!
-//! One implementation is the host, call by call; the other is the fake of this module's tests, on
-//! which a disk answers when it is told to. Nothing else is meant to implement it.
+//! There are two implementations: the host, which forwards each call, and the fake of this module's
+//! tests, whose disk answers when a test says so. No other code is meant to implement the trait.
 
 use abi::{FileFault, FileId, FileStat};
 use base::Instant;
@@ -9,9 +9,9 @@ use host::{Host, SendError, SocketId};
 
 use crate::connections::Connections;
 
-/// Connections, and files to send on them; see [`Host`] for what each call promises.
+/// Connections, and files to send on them; see [`Host`] for the contract of each call.
 pub(crate) trait Sockets: Connections {
-    /// None where too many files are open.
+    /// Begins to open a file; `None` if too many files are open.
     fn offload_open(&mut self, path: &[u8]) -> Option<FileId>;
     fn offload_fstat(&self, file: FileId) -> Option<Result<FileStat, FileFault>>;
     fn offload_write(

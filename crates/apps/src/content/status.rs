@@ -1,4 +1,4 @@
-//! The status codes that content server and proxy answer with.
+//! The status codes with which the content server and the proxy respond.
 
 /// A status code (RFC 9110 section 15).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub(crate) enum Status {
 }
 
 impl Status {
-    /// The three digits.
+    /// Returns the three digits as a number.
     pub(crate) const fn code(self) -> u16 {
         match self {
             Self::Ok => 200,
@@ -56,7 +56,7 @@ impl Status {
         }
     }
 
-    /// Code and reason phrase, as they stand in a status line and in the text body of an error.
+    /// Returns code and reason phrase, as in a status line and in the text body of an error.
     pub(crate) const fn line(self) -> &'static str {
         match self {
             Self::Ok => "200 OK",

@@ -1,33 +1,34 @@
-//! From a request-target to the path of a file: forms, percent-decoding, dot segments.
+//! Converts a request-target to the path of a file: forms, percent-decoding, dot segments.
 //!
 //! Called by [`super::answer`] for every request whose file is not found by its raw target. Pure.
-//! What [`normalise`] gives is relative to the root, never begins with a slash and has no `.`, `..`
-//! or empty segment, so that the path that is opened is the path that it looks like. (The disk
-//! resolves beneath its root as well: this is the first of two fences.)
+//! The result of [`normalise`] is relative to the root, never begins with a slash and has no `.`,
+//! `..` or empty segment, so a path cannot name a file outside of the directory that it appears to
+//! name. (The disk resolves paths beneath its root as well: this is the first of two barriers.)
 
-/// Why a target names no file.
+/// Reason for which a target names no file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TargetError {
-    /// It is not a target, or its percent-encoding is broken, or it has a NUL in it.
+    /// Not a request-target, or its percent-encoding is invalid, or it contains a NUL.
     Malformed,
     /// It leads above the root.
     Climbs,
 }
 
-/// The parts of a target that matter to a file server.
+/// The parts of a target that a file server uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Target<'b> {
-    /// Path as sent, with its leading slash; still encoded.
+    /// Path as sent, still percent-encoded, with its leading slash.
     pub(crate) path: &'b [u8],
-    /// What follows the path: empty, or the query with its question mark.
+    /// Query with its question mark; empty if there is none.
     pub(crate) query: &'b [u8],
 }
 
 /// Splits a target of GET or HEAD: origin-form or absolute-form (RFC 9112 section 3.2).
 ///
 /// # Errors
-/// `Malformed` for every other form; for schemes other than HTTP's; for an authority that is empty
-/// or has userinfo in it (RFC 9110 sections 4.2.1 and 4.2.4); for a fragment, which is never sent.
+/// `Malformed` for every other form, for schemes other than HTTP's, for an authority that is empty
+/// or contains userinfo (RFC 9110 sections 4.2.1 and 4.2.4), and for a fragment, which is never
+/// sent.
 pub(crate) fn split(target: &[u8]) -> Result<Target<'_>, TargetError> {
     let rest = if target.first() == Some(&b'/') { target } else { after_authority(target)? };
     if rest.contains(&b'#') {
@@ -39,28 +40,28 @@ pub(crate) fn split(target: &[u8]) -> Result<Target<'_>, TargetError> {
     Ok(Target { path: if path.is_empty() { b"/" } else { path }, query })
 }
 
-/// The authority of a target in absolute-form, which counts more than Host (RFC 9112 section
-/// 3.2.2); none of one in origin-form.
+/// Returns the authority of a target in absolute-form, which takes precedence over Host (RFC 9112
+/// section 3.2.2); `None` for other forms.
 pub(crate) fn authority(target: &[u8]) -> Option<&[u8]> {
     let rest = after_authority(target).ok()?;
     let front = &target[..target.len() - rest.len()];
     front.splitn(3, |&b| b == b'/').nth(2)
 }
 
-/// The host of an authority, without its port.
+/// Returns the host of an authority, without its port.
 pub(crate) fn host_of(authority: &[u8]) -> &[u8] {
     let colon = authority.iter().rposition(|&b| b == b':');
     match colon {
-        // A literal IPv6 address has colons of its own.
+        // A literal IPv6 address contains colons.
         Some(at) if !authority[at..].contains(&b']') => &authority[..at],
         _ => authority,
     }
 }
 
-/// The path of the file that a target names, where it can be had without work: nothing to decode,
-/// no query, no directory, and no segment that begins with a dot or is empty. So it is the usual
-/// case at the cost of one look at each byte, and everything else goes through [`split`] and
-/// [`normalise`], which would say the same.
+/// Returns the path of a target that needs no processing: nothing to decode, no query, no
+/// directory, and no segment that is empty or begins with a dot. This is the common case and costs
+/// one look at each byte. For all other targets the caller uses [`split`] and [`normalise`]; for
+/// these, they would return the same path.
 pub(crate) fn plain(target: &[u8]) -> Option<&[u8]> {
     let path = target.strip_prefix(b"/")?;
     let mut before = b'/';
@@ -78,19 +79,19 @@ pub(crate) fn plain(target: &[u8]) -> Option<&[u8]> {
     (before != b'/').then_some(path)
 }
 
-/// Decodes a path and resolves its segments into `out` (cleared first). Returns whether it names a
-/// directory: the result is then empty or ends with a slash.
+/// Decodes a path and resolves its segments into `out`, which is cleared first. Returns whether the
+/// path names a directory: `out` is then empty or ends with a slash.
 ///
-/// Names are bytes, as Linux has them: what is not UTF-8 names a file as well as what is.
+/// Names are bytes, as in Linux: they need not be UTF-8.
 ///
-/// An encoded slash separates as a plain one does: segments are resolved after decoding, so nothing
-/// can hide from it. Empty segments are dropped.
+/// An encoded slash separates segments like a plain one. Segments are resolved after decoding, so
+/// encoding cannot hide a `..`. Empty segments are dropped.
 ///
 /// # Errors
 /// See [`TargetError`].
 pub(crate) fn normalise(path: &[u8], out: &mut Vec<u8>) -> Result<bool, TargetError> {
     out.clear();
-    // Where the segment that is being read begins in `out`.
+    // Offset in `out` at which the current segment begins.
     let mut start = 0;
     let mut bytes = path.iter().copied();
     while let Some(byte) = bytes.next() {
@@ -117,14 +118,14 @@ pub(crate) fn normalise(path: &[u8], out: &mut Vec<u8>) -> Result<bool, TargetEr
     end_segment(out, &mut start)
 }
 
-/// Ends a segment: takes it back where it is empty or made of dots, and then says true.
+/// Ends a segment; removes it and returns true if it was empty or a dot segment.
 fn end_segment(out: &mut Vec<u8>, start: &mut usize) -> Result<bool, TargetError> {
     match &out[*start..] {
         b"" => {}
         b"." => out.truncate(*start),
         b".." => {
-            // RFC 3986 section 5.2.4 would stay at the root; a climb above it is an attack or a
-            // mistake, and said so.
+            // RFC 3986 section 5.2.4 would stay at the root. A path above the root is an attack or
+            // a mistake, so it is refused.
             let parent_end = start.checked_sub(1).ok_or(TargetError::Climbs)?;
             *start = out[..parent_end].iter().rposition(|&b| b == b'/').map_or(0, |at| at + 1);
             out.truncate(*start);
@@ -149,10 +150,10 @@ fn after_authority(target: &[u8]) -> Result<&[u8], TargetError> {
     }
 }
 
-/// Whether a Host field or an authority can be one: `uri-host [":" port]` (RFC 9110 section 7.2).
-/// Empty is allowed: a target without an authority has an empty Host.
+/// Returns whether `host` is a valid value of Host or a valid authority: `uri-host [":" port]` (RFC
+/// 9110 section 7.2). Empty is valid: the Host field of a target without an authority is empty.
 pub(crate) fn is_authority(host: &[u8]) -> bool {
-    // A literal IPv6 address has colons of its own.
+    // A literal IPv6 address contains colons.
     let name_end = if host.first() == Some(&b'[') {
         match host.iter().position(|&b| b == b']') {
             Some(at) => at + 1,
@@ -314,7 +315,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes in, what goes out stays below the root.
+        /// The result stays below the root for any input.
         #[test]
         fn never_leaves_the_root(text in "(/|\\.|%2e|%2F|a|%00|%|\\\\|%c3%a9|%ff|[ -~]){0,24}") {
             let mut out = Vec::new();
@@ -330,7 +331,8 @@ mod tests {
             }
         }
 
-        /// A normalised path, encoded and normalised again, is itself: so caching by path is sound.
+        /// Normalizing a normalized, encoded path returns the same path, so caching by path is
+        /// sound.
         #[test]
         fn normal_form_is_a_fixed_point(text in "(/|[a-z%\\.]|%[0-9a-f][0-9a-f]){0,24}") {
             let mut once = Vec::new();
@@ -346,7 +348,7 @@ mod tests {
             }
         }
 
-        /// The shortcut says what the long way says.
+        /// `plain` agrees with `split` and `normalise`.
         #[test]
         fn plain_targets_agree(text in "/(/|\\.|a|b|%61|\\?|\u{e9}){0,12}") {
             if let Some(path) = plain(text.as_bytes()) {
@@ -357,7 +359,7 @@ mod tests {
             }
         }
 
-        /// Any bytes at all.
+        /// No input causes a panic.
         #[test]
         fn total(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
             let mut out = Vec::new();

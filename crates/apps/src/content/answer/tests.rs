@@ -1,4 +1,4 @@
-//! Requests as clients write them, and the responses to them, with open files but without sockets.
+//! Requests as text, and the responses to them, with open files but without sockets.
 
 use abi::{FileKind, Refusal};
 use base::counters::{all, moved};
@@ -37,7 +37,7 @@ fn responder_with(config: &Config) -> Responder {
     responder
 }
 
-/// The response to a request on files that are open.
+/// Returns the response to a request whose file is open.
 fn answer(responder: &mut Responder, request: &str) -> (Plan, String) {
     match responder.decide(Instant::ZERO, request.as_bytes(), Circumstances::default()) {
         Decision::Respond(plan, taken) => {
@@ -121,12 +121,12 @@ fn unknown_paths_are_opened_by_their_normal_form() {
         assert_eq!((decision, responder.path()), (Decision::Join, path.as_bytes()), "{target}");
         assert_eq!(responder.counters.http_file_cache_misses, 2);
     }
-    // A name need not be text.
+    // A name need not be UTF-8.
     let mut bytes = responder();
     let request = get("/%e9/%ff.html", "");
     let decision = bytes.decide(Instant::ZERO, request.as_bytes(), Circumstances::default());
     assert_eq!((decision, bytes.path()), (Decision::Open, &b"\xe9/\xff.html"[..]));
-    // A name with a percent sign is never taken for an encoded one.
+    // A decoded percent sign is not decoded again.
     let mut responder = responder();
     responder.files.begin(b"%61", FileId(99), WAITER, false);
     responder.files.opened(Instant::ZERO, 0, FileId(99), Ok(stat(1, 1)));
@@ -171,7 +171,7 @@ fn methods_and_framing() {
     assert_eq!(request("CONNECT a:80", "").0.status.code(), 405);
     let (plan, _) = request("BREW /a.txt", "");
     assert_eq!((plan.status.code(), plan.close), (501, false));
-    // Content that is not read: the response is the last.
+    // If the content is not read, the response is the last.
     for fields in ["Content-Length: 5\r\n", "Transfer-Encoding: chunked\r\n"] {
         for (line, expected) in [("GET /a.txt", 200), ("POST /a.txt", 405)] {
             let (plan, text) = request(line, &format!("{fields}Connection: close\r\n"));
@@ -207,7 +207,7 @@ fn error_pages() {
         page(404, "gone.html", "<p>gone</p>"),
         page(416, "range.txt", "no such range"),
         page(403, "empty.txt", ""),
-        // Not of an error: passed over.
+        // Ignored, because 301 is no error.
         page(301, "moved.html", "moved"),
     ];
     let mut responder = responder_with(&Config { error_pages, ..Config::default() });
@@ -331,7 +331,7 @@ fn ranges_and_conditions() {
     check("If-Match: \"x\"\r\n", 412, "412 Precondition Failed\n");
     let (_, text) = answer(&mut responder(), &get("/a.txt", "Range: bytes=10-\r\n"));
     assert!(text.contains("\r\nContent-Range: bytes */10\r\n"), "{text}");
-    // Conditions are about what would be sent: errors and redirects come first (RFC 9110 section
+    // Preconditions apply to 200 and 206 only: errors and redirects come first (RFC 9110 section
     // 13.2.1).
     assert_eq!(status(&get("/d", "If-Match: \"x\"\r\n")), 301);
     assert_eq!(status(&get("/..", "If-None-Match: *\r\n")), 403);
@@ -393,8 +393,8 @@ fn counted_by_status() {
 }
 
 proptest! {
-    /// Whatever comes, what is said is well formed: one status line, a length that is true, no line
-    /// that a client wrote.
+    /// Every response is well formed: one status line, a correct length, no line injected by the
+    /// client.
     #[test]
     fn responses_are_well_formed(
         line in "(GET|HEAD|POST) (/|a|d|\\.|%2e|%0d%0a|%20|\\?|http://){1,6} HTTP/1\\.[01]",

@@ -23,7 +23,7 @@ fn closed(files: &mut Files) -> Vec<u32> {
     ids
 }
 
-/// Opens a path and has it open.
+/// Opens a path, with success.
 fn open(files: &mut Files, now: Instant, path: &str, file: u32, version: u64) {
     assert!(matches!(files.lookup(now, path.as_bytes()), Lookup::Unknown), "{path}");
     files.begin(path.as_bytes(), FileId(file), waiter(0), false);
@@ -56,11 +56,11 @@ fn believed_for_the_validity_only() {
     let mut files = cache(4);
     open(&mut files, at(0), "a", 1, 7);
     assert_eq!(ready(&mut files, at(1000), "a"), Some(1));
-    // Unchanged: the old handle stays and the new one goes.
+    // Unchanged: the old handle stays and the new one is closed.
     open(&mut files, at(1001), "a", 2, 7);
     assert_eq!(closed(&mut files), [2]);
     assert_eq!(ready(&mut files, at(2001), "a"), Some(1));
-    // Changed: the other way round.
+    // Changed: the new handle stays and the old one is closed.
     open(&mut files, at(2002), "a", 3, 8);
     assert_eq!(closed(&mut files), [1]);
     assert_eq!(ready(&mut files, at(2002), "a"), Some(3));
@@ -101,10 +101,10 @@ fn bounded_and_the_unused_goes_first() {
     for (file, path) in (1..).zip(["a", "b", "c"]) {
         open(&mut files, at(0), path, file, 1);
     }
-    // All are used: the first round clears the flags, and "a" goes.
+    // All are used: the first round clears the flags, and "a" is evicted.
     open(&mut files, at(0), "d", 4, 1);
     assert_eq!((closed(&mut files), files.len()), (vec![1], 3));
-    // "b" is asked for and gets its second chance; "c" goes.
+    // "b" is used and gets a second chance; "c" is evicted.
     assert!(ready(&mut files, at(0), "b").is_some());
     open(&mut files, at(0), "e", 5, 1);
     assert_eq!(closed(&mut files), [3]);
@@ -125,7 +125,7 @@ fn full_device_is_tried_once_more() {
     }
     files.begin(b"a", FileId(100), waiter(1), false);
     assert_eq!(files.opened(at(0), 0, FileId(100), full()), Opened::Again(b"a"[..].into()));
-    // The refused handle, and eight to make room.
+    // The refused handle, and eight evicted ones.
     assert_eq!(closed(&mut files).len(), 9);
     files.begin_again(b"a", FileId(101));
     assert!(matches!(files.lookup(at(0), b"a"), Lookup::Opening));
@@ -146,7 +146,7 @@ fn a_failed_transfer_is_not_repeated() {
     files.invalidate(FileId(1));
     assert!(matches!(files.lookup(at(0), b"a"), Lookup::Unknown));
     assert_eq!(closed(&mut files), [1]);
-    // While it is opened again the waiters stay.
+    // While the path is opened again, its waiters stay.
     open(&mut files, at(0), "a", 2, 7);
     files.begin(b"a", FileId(3), waiter(4), false);
     files.invalidate(FileId(2));
@@ -184,7 +184,7 @@ fn an_expired_path_is_opened_again() {
     files.expire(b"a");
     assert!(matches!(files.lookup(at(0), b"a"), Lookup::Unknown));
     assert_eq!(ready(&mut files, at(0), "b"), Some(2));
-    // Unchanged after all: the handle stays.
+    // Unchanged: the old handle stays.
     open(&mut files, at(0), "a", 3, 7);
     assert_eq!((closed(&mut files), ready(&mut files, at(0), "a")), (vec![3], Some(1)));
     files.expire_all();
@@ -203,14 +203,14 @@ fn an_open_that_was_overtaken_by_a_change_is_repeated_once() {
     assert_eq!(again, Opened::Again(b"a"[..].into()));
     assert_eq!(closed(&mut files), [1]);
     files.begin_again(b"a", FileId(2));
-    // A file that changes all the time is served all the same.
+    // A file that changes during its second open too is served all the same.
     files.expire_all();
     let opened = files.opened(at(0), 0, FileId(2), Ok(stat(1, 8)));
     assert_eq!(opened, Opened::Resume(vec![waiter(1), waiter(2)], Ok(())));
     assert_eq!(ready(&mut files, at(0), "a"), Some(2));
-    // Only to those that wait: what was opened before the change is no later answer.
+    // Only to the waiters: later requests open the path again.
     assert!(matches!(files.lookup(at(1), b"a"), Lookup::Unknown));
-    // A second open that no change overtakes is believed as any other.
+    // A second open without a change meanwhile is cached like any other.
     files.begin(b"a", FileId(3), waiter(1), false);
     files.expire(b"a");
     assert_eq!(files.opened(at(1), 0, FileId(3), Ok(stat(1, 9))), Opened::Again(b"a"[..].into()));
@@ -222,7 +222,7 @@ fn an_open_that_was_overtaken_by_a_change_is_repeated_once() {
 #[test]
 fn an_optional_file_that_is_absent_is_remembered() {
     let mut files = cache(4);
-    // A request that needs it and waits for the same open finds the same.
+    // A request that needs the file and waits for the same open gets the same result.
     files.begin(b"a.br", FileId(1), waiter(1), false);
     files.join(b"a.br", waiter(2), true);
     let opened = files.opened(at(0), 0, FileId(1), Err(FileFault::NotFound));
@@ -233,7 +233,7 @@ fn an_optional_file_that_is_absent_is_remembered() {
     };
     assert_eq!(absent(&mut files, at(1000)), Some(FileFault::NotFound));
     assert_eq!(closed(&mut files), [1]);
-    // Not longer than anything else, and not instead of it.
+    // Absence is valid for the same time, and is replaced by a file.
     assert_eq!(absent(&mut files, at(1001)), None);
     open(&mut files, at(1001), "a.br", 2, 7);
     assert_eq!(ready(&mut files, at(1001), "a.br"), Some(2));
@@ -243,8 +243,8 @@ fn an_optional_file_that_is_absent_is_remembered() {
         (absent(&mut files, at(3000)), closed(&mut files)),
         (Some(FileFault::Denied), vec![2, 3])
     );
-    // No room is no absence, and yet it is kept as one: requests that can do without the file are
-    // answered with the plain one, not with 503. A request for the file itself finds the refusal.
+    // A refused open is cached as absence too: requests for which the file is optional get the
+    // plain one, not a 503. A request for the file itself gets the refusal.
     files.begin(b"b.br", FileId(4), waiter(1), true);
     let full = FileFault::Refused(Refusal::Overloaded);
     let opened = files.opened(at(3000), 0, FileId(4), Err(full));
@@ -254,7 +254,7 @@ fn an_optional_file_that_is_absent_is_remembered() {
         Lookup::Ready(Resource::Absent(fault)) if *fault == full
     ));
     assert!(matches!(files.lookup(at(4001), b"b.br"), Lookup::Unknown));
-    // They are bounded as files are.
+    // Absent entries count towards the capacity.
     for number in 10..100 {
         let path = format!("{number}.br");
         files.begin(path.as_bytes(), FileId(number), waiter(1), true);

@@ -1,14 +1,15 @@
-//! The other end of HTTP/3, for clients in simulations: requests as bytes, responses taken apart.
+//! The client's side of HTTP/3, for simulations: encodes requests and parses responses.
 //!
-//! Called by crate `sim` alone, which opens streams and reads them. It has no opinion on what a
-//! response says: fields and content are given out as they come, content without a copy.
+//! Called by crate `sim` alone, which opens streams and reads them. Fields and content are returned
+//! as they arrive and are not interpreted; content is not copied.
 
 use super::{frame, qpack};
 
-/// Bytes of a response's head: more is refused.
+/// Maximum length of a response's head in bytes; a longer one is an error.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 
-/// What a client's control stream begins with: its type, and settings (RFC 9114, section 6.2.1).
+/// Returns the first bytes of a client's control stream: its type, and settings (RFC 9114 section
+/// 6.2.1).
 #[must_use]
 pub fn control() -> Vec<u8> {
     let mut bytes = vec![0x00];
@@ -16,7 +17,7 @@ pub fn control() -> Vec<u8> {
     bytes
 }
 
-/// A request without content: fields in their order, those that begin with a colon first.
+/// Returns a request without content. Pseudo-header fields must come first in `fields`.
 #[must_use]
 pub fn request(fields: &[(&str, &str)]) -> Vec<u8> {
     let (mut section, mut bytes) = (Vec::new(), Vec::new());
@@ -31,27 +32,28 @@ pub fn request(fields: &[(&str, &str)]) -> Vec<u8> {
 /// A part of a response.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Part<'a> {
-    /// Its fields, `:status` among them.
+    /// The fields, including `:status`.
     Head(Vec<(Vec<u8>, Vec<u8>)>),
-    /// Some of its content.
+    /// Some bytes of the content.
     Content(&'a [u8]),
 }
 
-/// Takes a response's stream apart.
+/// Parser of a response stream.
 #[derive(Debug, Default)]
 pub struct Response {
-    /// A frame that is not whole.
+    /// Bytes of an incomplete frame.
     kept: Vec<u8>,
-    /// Bytes of content until the next frame.
+    /// Remaining bytes of content in the current frame.
     left: u64,
     head: bool,
 }
 
 impl Response {
-    /// Takes bytes off the front of `rest` until a part is there; none once all are taken.
+    /// Removes bytes from the front of `rest` until a part is complete; returns `None` once all
+    /// bytes are removed.
     ///
     /// # Errors
-    /// What no server may send.
+    /// A violation of the protocol by the server.
     pub fn next<'a>(&mut self, rest: &mut &'a [u8]) -> Result<Option<Part<'a>>, &'static str> {
         loop {
             if self.left > 0 && !rest.is_empty() {
@@ -60,7 +62,7 @@ impl Response {
                 (self.left, *rest) = (self.left - len as u64, behind);
                 return Ok(Some(Part::Content(content)));
             }
-            // Frames' heads are short: byte by byte is quick enough for a simulation.
+            // Heads of frames are short: reading single bytes is fast enough for a simulation.
             let Some((&byte, behind)) = rest.split_first() else { return Ok(None) };
             *rest = behind;
             self.kept.push(byte);
@@ -70,7 +72,7 @@ impl Response {
         }
     }
 
-    /// Whether a response may end here.
+    /// Returns whether a response may end here.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.head && self.kept.is_empty() && self.left == 0

@@ -1,10 +1,10 @@
-//! How long HTTP/3 waits for a client: for a request's head, for the next request, and for a client
-//! that takes nothing of what it is sent. The times are those of HTTP/1.1.
+//! Deadlines of HTTP/3: for a request's head, for the next request, and for a client that
+//! acknowledges nothing. The times are those of HTTP/1.1.
 //!
-//! QUIC's own idle time-out ends connections that are silent; these end the ones that a client
-//! keeps alive with nothing to say. Each connection has one entry here. Progress does not move it:
-//! a connection is looked at when its entry is due, and gets another where it went on meanwhile, so
-//! that a deadline may be met up to twice as late as it is long.
+//! QUIC's own idle timeout ends silent connections; these deadlines end connections that a client
+//! keeps alive without requests. Each connection has at most one entry. Progress does not move it:
+//! when the entry is due, the connection is checked, and gets a new entry if it made progress
+//! meanwhile. So a deadline may fire after up to twice its time.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ use super::super::status::Status;
 use super::frame::Code;
 use super::{Connection, Context, Http3, Request};
 
-/// The time-outs.
+/// The timeouts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
     header: Duration,
@@ -30,18 +30,18 @@ impl Times {
         Self { header, keepalive, send: config.send_timeout }
     }
 
-    /// Until when a request's head has to be there, or its file.
+    /// Returns the time by which the request's head must have arrived, or its file must be open.
     fn of_request(&self, request: &Request) -> Instant {
         request.since + if request.is_ready() { self.send } else { self.header }
     }
 }
 
-/// When connections are to be looked at.
+/// When connections are to be checked.
 #[derive(Debug, Default)]
 pub(super) struct Deadlines(BTreeSet<(Instant, Handle)>);
 
 impl Deadlines {
-    /// Looks at a connection at another time than it was to be; none for never.
+    /// Moves the check of a connection, which is at `at`, to `to`; `None` for no check.
     pub(super) fn set(&mut self, handle: Handle, at: &mut Option<Instant>, to: Option<Instant>) {
         if let Some(at) = *at {
             self.0.remove(&(at, handle));
@@ -66,7 +66,7 @@ impl Deadlines {
 }
 
 impl Http3 {
-    /// Looks at the connections whose time has come.
+    /// Checks the connections whose time has come.
     pub(super) fn check_deadlines(&mut self, cx: &mut Context<'_>) {
         while let Some(handle) = self.deadlines.pop(cx.now) {
             if let Some(connection) = self.connections.get_mut(&handle) {
@@ -76,7 +76,7 @@ impl Http3 {
         }
     }
 
-    /// A head has to be waited for: its connection is looked at in time.
+    /// Makes sure that a connection is checked in time for the head that it waits for.
     pub(super) fn expect_head(&mut self, now: Instant, handle: Handle) {
         let Some(connection) = self.connections.get_mut(&handle) else { return };
         let by = now + self.times.header;
@@ -95,7 +95,7 @@ impl Http3 {
             connection.frames_sent = progress.stream_frames;
             connection.active = cx.now;
         }
-        // Our control stream never ends.
+        // The control stream of the server never ends.
         let sending = progress.streams > 1;
         let times = self.times;
         let counters = &mut cx.responder.counters;
@@ -116,7 +116,7 @@ impl Http3 {
         self.deadlines.set(handle, &mut connection.check, Some(next));
     }
 
-    /// Requests that were waited for too long, and what they are answered.
+    /// Returns the requests that have waited too long, with the status of the response.
     fn stale(&self, now: Instant, handle: Handle) -> Vec<(StreamId, Status)> {
         let Some(connection) = self.connections.get(&handle) else { return Vec::new() };
         let stale = connection.requests.iter().filter(|(_, r)| self.times.of_request(r) <= now);
@@ -126,7 +126,7 @@ impl Http3 {
         stale.map(|(&stream, request)| (stream, status(request.is_ready()))).collect()
     }
 
-    /// Answers a request whose head did not come, or whose file does not open.
+    /// Answers a request whose head did not arrive, or whose file was not opened in time.
     fn give_up(&mut self, cx: &mut Context<'_>, handle: Handle, stream: StreamId, status: Status) {
         let counters = &mut cx.responder.counters;
         match status {
@@ -137,13 +137,13 @@ impl Http3 {
         let plan = cx.responder.give_up(cx.now, status, remote);
         self.endpoint.stop(handle, stream, Code::NoError as u32);
         self.respond(cx, handle, stream, &plan);
-        // The stream was stopped: its end is not reported, so that the entry would stay.
+        // The stream was stopped, so its end is not reported and would not remove the entry.
         if let Some(connection) = self.connections.get_mut(&handle) {
             connection.answered.remove(&stream);
         }
     }
 
-    /// Ends all connections, each when its requests are answered; new ones are refused.
+    /// Ends each connection once its requests are answered; refuses new connections.
     pub(crate) fn drain(&mut self, cx: &mut Context<'_>) {
         self.endpoint.refuse_new();
         self.requests_max = 1;
@@ -155,14 +155,14 @@ impl Http3 {
         self.advance(cx);
     }
 
-    /// Closes every connection, whatever is on its way: a response that is cut off must not look
-    /// like one that is complete.
+    /// Closes all connections at once. A response that is cut off must not look complete, so such a
+    /// connection is closed with an error.
     pub(crate) fn end(&mut self, cx: &mut Context<'_>) {
         self.endpoint.refuse_new();
         let handles: Vec<Handle> = self.connections.keys().copied().collect();
         for handle in handles {
             let has_none = self.connections.get(&handle).is_some_and(|c| c.requests.is_empty());
-            // The control stream is always there.
+            // The control stream is always open.
             let sent = self.endpoint.progress(handle).is_none_or(|progress| progress.streams <= 1);
             let is_idle = has_none && sent;
             let code = if is_idle { Code::NoError } else { Code::InternalError };
@@ -171,7 +171,7 @@ impl Http3 {
         self.advance(cx);
     }
 
-    /// Ends a connection that was told to go away, once it has all that it asked for.
+    /// Closes a connection that was sent GOAWAY, once all its requests are answered and delivered.
     pub(super) fn close_if_done(&mut self, cx: &mut Context<'_>, handle: Handle) {
         let done =
             |connection: &Connection| connection.last.is_some() && connection.requests.is_empty();

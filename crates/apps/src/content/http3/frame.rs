@@ -1,4 +1,4 @@
-//! Frames and settings of HTTP/3 (RFC 9114, section 7), and its error codes (section 8.1).
+//! Frames and settings of HTTP/3 (RFC 9114 section 7), and its error codes (section 8.1).
 
 use wire::quic::{read_varint, write_varint};
 
@@ -17,16 +17,16 @@ pub(crate) const GOAWAY: u64 = 0x07;
 /// MAX_PUSH_ID.
 pub(crate) const MAX_PUSH_ID: u64 = 0x0d;
 
-/// PRIORITY_UPDATE for a request's stream, and for a push (RFC 9218, section 7.2).
+/// PRIORITY_UPDATE for a request stream, and for a push (RFC 9218 section 7.2).
 pub(crate) const PRIORITY_UPDATE: u64 = 0xf_0700;
 pub(crate) const PRIORITY_UPDATE_PUSH: u64 = 0xf_0701;
 
-/// Frames of HTTP/2 that mean nothing here (section 7.2.8).
+/// Returns whether a frame type is one of HTTP/2 that is reserved in HTTP/3 (section 7.2.8).
 pub(crate) const fn is_of_http2(kind: u64) -> bool {
     matches!(kind, 0x02 | 0x06 | 0x08 | 0x09)
 }
 
-/// What a connection or a stream is ended with.
+/// Error code with which a connection or a stream is ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Code {
@@ -49,28 +49,29 @@ pub(crate) enum Code {
     QpackDecoderStreamError = 0x0202,
 }
 
-/// Takes an integer off the front (RFC 9000, section 16); none where it is not all there.
+/// Removes and returns a variable-length integer (RFC 9000 section 16); `None` if it is incomplete.
 pub(crate) fn varint(rest: &mut &[u8]) -> Option<u64> {
     let (value, behind) = read_varint(rest)?;
     *rest = behind;
     Some(value)
 }
 
-/// Appends an integer below 2^62.
+/// Appends a variable-length integer below 2^62.
 pub(crate) fn put_varint(out: &mut Vec<u8>, value: u64) {
     let mut bytes = [0; 8];
     let len = write_varint(value, &mut bytes).expect("identifiers and lengths are below 2^62");
     out.extend_from_slice(&bytes[..len]);
 }
 
-/// Appends a frame whose payload is there.
+/// Appends a frame with its payload.
 pub(crate) fn put_frame(out: &mut Vec<u8>, kind: u64, payload: &[u8]) {
     put_varint(out, kind);
     put_varint(out, payload.len() as u64);
     out.extend_from_slice(payload);
 }
 
-/// Our settings: no dynamic table (the default), and how long fields may be.
+/// Returns the server's settings: the maximum size of field sections, and no dynamic table (the
+/// default).
 pub(crate) fn settings(field_section_max: u64) -> Vec<u8> {
     let mut payload = Vec::new();
     // SETTINGS_MAX_FIELD_SECTION_SIZE.
@@ -79,14 +80,14 @@ pub(crate) fn settings(field_section_max: u64) -> Vec<u8> {
     payload
 }
 
-/// Checks the peer's settings (section 7.2.4.1). None of them changes what we do: we use no dynamic
-/// table, and our responses have few fields.
+/// Checks the peer's settings (section 7.2.4.1). They have no effect: there is no dynamic table,
+/// and responses have few fields.
 pub(crate) fn check_settings(payload: &[u8]) -> Result<(), Code> {
     let (mut rest, mut seen) = (payload, Vec::new());
     while !rest.is_empty() {
         let id = varint(&mut rest).ok_or(Code::FrameError)?;
         varint(&mut rest).ok_or(Code::FrameError)?;
-        // Those of HTTP/2, and duplicates.
+        // Reserved settings of HTTP/2, and duplicates.
         if matches!(id, 0x00 | 0x02..=0x05) || seen.contains(&id) {
             return Err(Code::SettingsError);
         }
@@ -95,18 +96,18 @@ pub(crate) fn check_settings(payload: &[u8]) -> Result<(), Code> {
     Ok(())
 }
 
-/// A step through the frames at the front of a stream's bytes.
+/// Result of reading a frame.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step<'a> {
     /// More bytes are needed.
     More,
-    /// The frame that begins here is longer than may be kept: its kind.
+    /// The frame, of this type, is longer than `len_max`.
     TooLong(u64),
-    /// A frame: kind and payload.
+    /// A frame: type and payload.
     Frame(u64, &'a [u8]),
 }
 
-/// The next frame of `rest`, whose payload has at most `len_max` bytes.
+/// Removes and returns the next frame of `rest`, whose payload has at most `len_max` bytes.
 pub(crate) fn next<'a>(rest: &mut &'a [u8], len_max: usize) -> Step<'a> {
     let mut ahead = *rest;
     let (Some(kind), Some(len)) = (varint(&mut ahead), varint(&mut ahead)) else {

@@ -1,26 +1,28 @@
-//! Messages of HTTP/3 (RFC 9114, section 4) and those of HTTP/1.1, for which the answer is decided.
+//! Translates messages between HTTP/3 (RFC 9114 section 4) and HTTP/1.1, for which responses are
+//! decided.
 //!
-//! A request's fields become the head of an HTTP/1.1 request that says the same, checked so that
-//! nothing in them can end a line; the head of the response becomes fields. So both versions give
-//! the same answers, by one code.
+//! The fields of a request become the head of the equivalent HTTP/1.1 request. They are checked, so
+//! that no field can end a line. The head of the response becomes fields. So both versions have the
+//! same responses, from the same code.
 
 use quic::Priority;
 
 use super::priority;
 use super::qpack::{self, Line};
 
-/// A request whose fields contradict section 4: `H3_MESSAGE_ERROR`.
+/// A request that violates section 4: `H3_MESSAGE_ERROR`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed;
 
-/// Fields that only a connection of HTTP/1.1 has (section 4.2).
+/// Connection-specific fields, which HTTP/3 does not have (section 4.2).
 const CONNECTION_SPECIFIC: [&[u8]; 5] =
     [b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"];
 
-/// Those that a response may have, and the one that says where HTTP/3 is.
+/// Fields that are removed from responses: connection-specific ones, and the announcement of
+/// HTTP/3.
 const NOT_IN_RESPONSES: [&[u8]; 3] = [b"connection", b"keep-alive", b"alt-svc"];
 
-/// What stands in pseudo-header fields.
+/// The values of the pseudo-header fields.
 #[derive(Default)]
 struct Pseudo<'a> {
     method: Option<&'a [u8]>,
@@ -29,21 +31,21 @@ struct Pseudo<'a> {
     authority: Option<&'a [u8]>,
 }
 
-/// The contents of a request's fields.
+/// A request's head after translation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
-    /// The head of the HTTP/1.1 request that says the same.
+    /// The head of the equivalent HTTP/1.1 request.
     pub(crate) bytes: Vec<u8>,
-    /// Bytes of content that it declares.
+    /// Declared length of the content in bytes.
     pub(crate) content_length: Option<u64>,
-    /// The priority that it asks for its response.
+    /// The priority that the client wants for the response.
     pub(crate) priority: Option<Priority>,
 }
 
-/// Reads the fields of a request.
+/// Translates the fields of a request.
 ///
 /// # Errors
-/// [`Malformed`].
+/// [`Malformed`] if they violate section 4.
 pub(crate) fn request_head(lines: &[Line]) -> Result<Head, Malformed> {
     let (pseudo, fields) = pseudo_fields(lines)?;
     let (method, target) = method_and_target(&pseudo)?;
@@ -58,7 +60,7 @@ pub(crate) fn request_head(lines: &[Line]) -> Result<Head, Malformed> {
                 }
                 host = Some(value);
             }
-            // Content is framed by the stream, and HTTP/1.1 must not look for it.
+            // The stream frames the content, so HTTP/1.1 must not see a length.
             b"content-length" => {
                 if content_length.replace(length(value)?).is_some() {
                     return Err(Malformed);
@@ -78,15 +80,15 @@ pub(crate) fn request_head(lines: &[Line]) -> Result<Head, Malformed> {
     Ok(Head { bytes, content_length, priority })
 }
 
-/// Checks the fields behind content: no pseudo-header fields are among them (section 4.3).
+/// Checks the trailer fields: there must be no pseudo-header fields among them (section 4.3).
 ///
 /// # Errors
-/// [`Malformed`].
+/// [`Malformed`] if a field is invalid.
 pub(crate) fn check_trailers(lines: &[Line]) -> Result<(), Malformed> {
     lines.iter().try_for_each(|(name, value)| check_field(name, value))
 }
 
-/// The pseudo-header fields, which come first, and the others.
+/// Returns the pseudo-header fields, which come first, and the other fields.
 fn pseudo_fields(lines: &[Line]) -> Result<(Pseudo<'_>, &[Line]), Malformed> {
     let pseudo_count = lines.iter().take_while(|(name, _)| name.starts_with(b":")).count();
     let (first, fields) = lines.split_at(pseudo_count);
@@ -106,7 +108,7 @@ fn pseudo_fields(lines: &[Line]) -> Result<(Pseudo<'_>, &[Line]), Malformed> {
     Ok((pseudo, fields))
 }
 
-/// Section 4.3.1, and for CONNECT section 4.4.
+/// Returns method and target (section 4.3.1, and section 4.4 for CONNECT).
 fn method_and_target<'a>(pseudo: &Pseudo<'a>) -> Result<(&'a [u8], &'a [u8]), Malformed> {
     let method = pseudo.method.ok_or(Malformed)?;
     let target = match (method, pseudo.scheme, pseudo.path) {
@@ -123,7 +125,7 @@ fn method_and_target<'a>(pseudo: &Pseudo<'a>) -> Result<(&'a [u8], &'a [u8]), Ma
     Ok((method, target))
 }
 
-/// The value of Content-Length (RFC 9110, section 8.6): digits, and nothing else.
+/// Parses the value of Content-Length (RFC 9110 section 8.6): digits only.
 fn length(value: &[u8]) -> Result<u64, Malformed> {
     if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
         return Err(Malformed);
@@ -139,7 +141,7 @@ fn append_field(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// Section 4.2, and RFC 9110, section 5.5.
+/// Checks a field (section 4.2, and RFC 9110 section 5.5).
 fn check_field(name: &[u8], value: &[u8]) -> Result<(), Malformed> {
     let lower = |b: u8| is_token(b) && !b.is_ascii_uppercase();
     let specific = CONNECTION_SPECIFIC.contains(&name) || (name == b"te" && value != b"trailers");
@@ -155,7 +157,7 @@ fn check_value(value: &[u8]) -> Result<(), Malformed> {
     if fits && !blank(value.first()) && !blank(value.last()) { Ok(()) } else { Err(Malformed) }
 }
 
-/// RFC 9110, section 5.6.2.
+/// Returns whether a byte is allowed in a token (RFC 9110 section 5.6.2).
 pub(super) const fn is_token(b: u8) -> bool {
     b.is_ascii_alphanumeric()
         || matches!(
@@ -177,7 +179,7 @@ pub(super) const fn is_token(b: u8) -> bool {
         )
 }
 
-/// The field section of a response, out of the head of HTTP/1.1; and how long that head is.
+/// Writes the field section of a response from its HTTP/1.1 head; returns the length of that head.
 pub(crate) fn response_section(bytes: &[u8], section: &mut Vec<u8>) -> usize {
     qpack::begin(section);
     let mut rest = bytes;
@@ -196,7 +198,7 @@ pub(crate) fn response_section(bytes: &[u8], section: &mut Vec<u8>) -> usize {
     }
 }
 
-/// The next line, without its end.
+/// Removes and returns the next line, without its line end.
 fn take_line<'a>(rest: &mut &'a [u8]) -> &'a [u8] {
     let end = rest.iter().position(|&b| b == b'\r').unwrap_or(rest.len());
     let (line, behind) = rest.split_at(end);
@@ -304,7 +306,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the fields, the head is one head, with no line that was not asked for.
+        /// No fields can split the head or add a line to it.
         #[test]
         fn heads_cannot_be_split(fields in proptest::collection::vec(
             ("[a-z\r\n :]{0,6}", "[a-z\r\n :\u{0}]{0,8}"), 0..5)

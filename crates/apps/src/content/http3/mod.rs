@@ -1,14 +1,15 @@
-//! HTTP/3 (RFC 9114) over crate `quic`: the content server's other face.
+//! HTTP/3 (RFC 9114) for the content server, over crate `quic`.
 //!
-//! [`super::ContentServer`] hands on what the host told it. A request is decided by the same
-//! [`Responder`] as one of HTTP/1.1, from a head that says the same ([`message`]); the response's
-//! pieces go to its stream, files as extents. Frames are read in place of a buffer per request
-//! stream, bounded by the size of a head. Responses share their connection as RFC 9218 has it
+//! [`super::ContentServer`] forwards the host's notices. A request is translated to an HTTP/1.1
+//! head ([`message`]) and decided by the same [`Responder`]. The pieces of the response are written
+//! to its stream, files as extents. Each request stream has a buffer for an incomplete frame,
+//! bounded by the maximum size of a head. Responses share their connection according to RFC 9218
 //! ([`priority`]).
 //!
-//! Framing and QPACK are our own: the `h3` crate is made of asynchronous traits that expect a
-//! runtime, and its bodies are buffers, where ours are extents of files. There is no dynamic table,
-//! no push, and content of requests is compared with its declared length and dropped.
+//! Framing and QPACK are implemented here, because the `h3` crate consists of asynchronous traits
+//! that need a runtime, and its bodies are buffers rather than extents of files. There is no
+//! dynamic table and no push. The content of requests is compared with its declared length and
+//! discarded.
 
 pub mod client;
 mod deadlines;
@@ -36,10 +37,10 @@ use deadlines::{Deadlines, Times};
 use frame::Code;
 use streams::Message;
 
-/// Bytes read from a stream at a time.
+/// Maximum number of bytes per read of a stream.
 const READ_BYTES: usize = 16 * 1024;
 
-/// What a unidirectional stream of the client is: section 6.2.
+/// Type of a client's unidirectional stream (section 6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Control,
@@ -47,28 +48,28 @@ enum Kind {
     Decoder,
 }
 
-/// A unidirectional stream of the client.
+/// A client's unidirectional stream.
 #[derive(Debug, Default)]
 struct Incoming {
     kind: Option<Kind>,
     bytes: Vec<u8>,
-    /// Bytes of an unknown frame that are passed over.
+    /// Remaining bytes of an unknown frame that is skipped.
     skip: u64,
 }
 
-/// A request stream that is not answered yet.
+/// A request stream without a response yet.
 #[derive(Debug)]
 struct Request {
-    /// When it was opened.
+    /// When the stream was opened.
     since: Instant,
     message: Message,
-    /// The request as HTTP/1.1 has it, once it is there.
+    /// The request's head translated to HTTP/1.1, once it has arrived; empty if it was too long.
     head: Option<Vec<u8>>,
-    /// The priority that it asks for its response.
+    /// The priority that the client wants for the response.
     priority: Option<Priority>,
-    /// It waits for its file.
+    /// The request waits for its file.
     asked: bool,
-    /// The client has finished or reset its side of the stream.
+    /// The client has finished or reset its direction of the stream.
     ended: bool,
 }
 
@@ -84,7 +85,7 @@ impl Request {
         }
     }
 
-    /// Returns whether it can be answered.
+    /// Returns whether the request has arrived and can be answered.
     fn is_ready(&self) -> bool {
         self.head.is_some() && !self.message.lacks_content()
     }
@@ -96,31 +97,31 @@ struct Connection {
     settings: bool,
     incoming: BTreeMap<StreamId, Incoming>,
     requests: BTreeMap<StreamId, Request>,
-    /// Requests that are answered, and whose content is still compared with what was declared.
+    /// Answered requests whose content is still compared with its declared length.
     answered: BTreeMap<StreamId, Message>,
-    /// Priorities of requests that are not there yet, from the client's control stream.
+    /// Priorities from the client's control stream for requests whose head has not arrived.
     priorities: BTreeMap<StreamId, Priority>,
     /// New priorities of responses that have begun.
     reprioritised: Vec<(StreamId, Priority)>,
-    /// The client's last GOAWAY and MAX_PUSH_ID.
+    /// Identifiers in the client's last GOAWAY and MAX_PUSH_ID.
     goaway: Option<u64>,
     max_push_id: Option<u64>,
-    /// Request streams that the client may have open.
+    /// Number of request streams that the client may have open.
     streams_max: u32,
     served: u32,
-    /// The first request stream that the client has not opened yet.
+    /// Identifier of the first request stream that the client has not opened.
     next: u64,
-    /// Requests from this stream on are refused: GOAWAY was sent.
+    /// Identifier that GOAWAY carried: requests on this and higher streams are refused.
     last: Option<u64>,
-    /// When it was last seen to get on, and the STREAM frames that it had been sent by then.
+    /// Time at which progress was last seen, and the number of STREAM frames sent until then.
     active: Instant,
     frames_sent: u64,
-    /// When it is looked at.
+    /// When the deadlines of the connection are checked next.
     check: Option<Instant>,
 }
 
 impl Connection {
-    /// A request is answered: what the client still sends of it is looked at, if it is short.
+    /// Ends an answered request. The rest of its content is still checked, unless it is too long.
     fn end_request(&mut self, stream: StreamId) {
         let Some(request) = self.requests.remove(&stream) else { return };
         if !request.ended && !request.message.is_too_long() {
@@ -129,7 +130,7 @@ impl Connection {
     }
 }
 
-/// What becomes of a request or of its connection.
+/// An error that ends a request or its connection.
 enum Fault {
     Stream(Code),
     Connection(Code),
@@ -139,8 +140,8 @@ enum Fault {
 pub(crate) struct Http3 {
     endpoint: Endpoint,
     connections: BTreeMap<Handle, Connection>,
-    /// Requests that wait for a file, by the serial number of their [`Waiter`].
-    /// With the time when the request began to wait.
+    /// Requests that wait for a file, with the time since when, by the serial number of their
+    /// [`Waiter`].
     waiting: BTreeMap<u32, (Handle, StreamId, Instant)>,
     next_serial: u32,
     head_bytes_max: usize,
@@ -149,7 +150,7 @@ pub(crate) struct Http3 {
     deadlines: Deadlines,
 }
 
-/// What is needed of the server.
+/// The parts of the server and the host that HTTP/3 uses.
 pub(crate) struct Context<'a> {
     pub(crate) now: Instant,
     pub(crate) host: &'a mut Host,
@@ -170,35 +171,36 @@ impl Http3 {
         }
     }
 
-    /// Takes a notice of the host.
+    /// Passes a notice of the host to the endpoint.
     pub(crate) fn handle_notice(&mut self, cx: &mut Context<'_>, notice: Notice) {
         self.endpoint.handle_notice(cx.now, cx.host, notice);
     }
 
-    /// Runs what is due.
+    /// Handles the timeouts that have passed.
     pub(crate) fn handle_timeout(&mut self, cx: &mut Context<'_>) {
         self.endpoint.handle_timeout(cx.now, cx.host);
         self.check_deadlines(cx);
     }
 
-    /// When to call [`Self::handle_timeout`].
+    /// Returns when to call [`Self::handle_timeout`].
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         [self.endpoint.poll_timeout(), self.deadlines.next()].into_iter().flatten().min()
     }
 
-    /// Shows every counter by name, and a gauge: requests that are not over.
+    /// Calls `f` with each counter of the endpoint, and with a gauge: requests that are not
+    /// finished.
     pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.endpoint.visit(f);
         let kept = self.connections.values().map(|c| c.requests.len() + c.answered.len());
         f("http3_requests_open", kept.sum::<usize>() as u64);
     }
 
-    /// Its connections.
+    /// Returns the endpoint's connections.
     pub(crate) fn connections(&self) -> impl Iterator<Item = quic::ConnectionInfo> + '_ {
         self.endpoint.infos()
     }
 
-    /// Does what events ask for, and lets the endpoint send. To be called after every other call.
+    /// Handles the endpoint's events and lets it send. Must be called after every other call.
     pub(crate) fn advance(&mut self, cx: &mut Context<'_>) {
         while let Some(event) = self.endpoint.poll_event() {
             match event {
@@ -217,7 +219,7 @@ impl Http3 {
         self.endpoint.flush(cx.now, cx.host);
     }
 
-    /// A file that a request waited for is open, or not.
+    /// Handles the end of an open that a request waits for.
     pub(crate) fn handle_opened(
         &mut self,
         cx: &mut Context<'_>,
@@ -229,7 +231,7 @@ impl Http3 {
         }
     }
 
-    /// Our control stream, with our settings first: section 6.2.1.
+    /// Opens the control stream and sends the settings on it (section 6.2.1).
     fn open_control(&mut self, handle: Handle) {
         let Some(connection) = self.connections.get_mut(&handle) else { return };
         if connection.control.is_some() {
@@ -272,7 +274,7 @@ impl Http3 {
         }
     }
 
-    /// Reads a stream of the client as far as it goes, and answers a request that is whole.
+    /// Reads a client's stream until it blocks, and answers a request that is complete.
     fn read(&mut self, cx: &mut Context<'_>, handle: Handle, stream: StreamId) {
         loop {
             let read = self.endpoint.read(handle, stream, READ_BYTES);
@@ -302,7 +304,7 @@ impl Http3 {
         }
     }
 
-    /// Tells the endpoint the priorities that the client has changed.
+    /// Passes the priorities that the client has changed to the endpoint.
     fn reprioritise(&mut self, handle: Handle) {
         let Some(connection) = self.connections.get_mut(&handle) else { return };
         for (stream, priority) in connection.reprioritised.drain(..) {
@@ -310,8 +312,8 @@ impl Http3 {
         }
     }
 
-    /// Asks the client to send no more of content that is longer than is read: RFC 9114, section
-    /// 4.1.2.
+    /// Asks the client to stop sending content that is longer than is read (RFC 9114 section
+    /// 4.1.2).
     fn stop_long_content(&mut self, handle: Handle, stream: StreamId) {
         let Some(connection) = self.connections.get_mut(&handle) else { return };
         let message = connection.requests.get(&stream).map(|request| &request.message);
@@ -322,7 +324,7 @@ impl Http3 {
         }
     }
 
-    /// Everything that has come on a stream is read.
+    /// Answers a request if it is complete. All bytes that have arrived on the stream were read.
     fn answer_if_ready(&mut self, cx: &mut Context<'_>, handle: Handle, stream: StreamId) {
         let Some(connection) = self.connections.get(&handle) else { return };
         match connection.requests.get(&stream) {
@@ -348,7 +350,7 @@ impl Http3 {
         }
     }
 
-    /// Ends a connection: section 8.
+    /// Ends a connection with an error (section 8).
     fn fail(&mut self, cx: &mut Context<'_>, handle: Handle, code: Code) {
         cx.responder.counters.http3_connection_errors += 1;
         self.close(cx, handle, code);
@@ -365,9 +367,9 @@ impl Http3 {
         }
     }
 
-    /// Ends a request: section 4.1.1.
+    /// Ends a request (section 4.1.1).
     fn refuse(&mut self, cx: &mut Context<'_>, handle: Handle, stream: StreamId, code: Code) {
-        // A stream of a kind that is not known is no error: section 6.2.
+        // A stream of an unknown type is no error (section 6.2).
         cx.responder.counters.http3_stream_errors += u64::from(stream.dir() == Dir::Bi);
         if let Some(connection) = self.connections.get_mut(&handle) {
             connection.requests.remove(&stream);
@@ -380,7 +382,7 @@ impl Http3 {
         }
     }
 
-    /// Decides about a request and does what was decided.
+    /// Decides about a request, and carries the decision out.
     fn answer(
         &mut self,
         cx: &mut Context<'_>,
@@ -411,7 +413,7 @@ impl Http3 {
         }
         match cx.responder.decide(cx.now, head, about) {
             Decision::Respond(plan, _) => self.respond(cx, handle, stream, &plan),
-            // The head is whole, and says nothing of content.
+            // Cannot occur: the head is complete and declares no content.
             Decision::Incomplete | Decision::Content { .. } => {
                 self.refuse(cx, handle, stream, Code::InternalError);
             }
@@ -440,7 +442,7 @@ impl Http3 {
         Waiter::Request(self.next_serial)
     }
 
-    /// Sends the response that lies in the responder's output.
+    /// Sends the response that is in the responder's output.
     fn respond(&mut self, cx: &mut Context<'_>, handle: Handle, stream: StreamId, plan: &Plan) {
         let mut pieces = core::mem::take(&mut cx.responder.output.pieces).into_iter();
         let Some(Piece::Bytes(first)) = pieces.next() else {
@@ -451,7 +453,7 @@ impl Http3 {
         let mut bytes = Vec::with_capacity(section.len() + 16);
         frame::put_frame(&mut bytes, frame::HEADERS, &section);
         if plan.body_bytes > 0 {
-            // One DATA frame for all content: its length is known.
+            // One DATA frame for all content, because its length is known.
             frame::put_varint(&mut bytes, frame::DATA);
             frame::put_varint(&mut bytes, plan.body_bytes);
         }
@@ -488,8 +490,8 @@ impl Http3 {
         }
     }
 
-    /// Tells the client that requests on streams that it has not opened yet are not answered:
-    /// section 5.2.
+    /// Sends GOAWAY: requests on streams that the client has not opened yet are not answered
+    /// (section 5.2).
     fn go_away(&mut self, handle: Handle) {
         let Some(connection) = self.connections.get_mut(&handle) else { return };
         if connection.last.is_some() {
@@ -505,7 +507,7 @@ impl Http3 {
     }
 }
 
-/// Opens the file that the responder asks for; others make room where there is none.
+/// Opens the path that was decided on; evicts cached files if the host has no handle left.
 fn open(cx: &mut Context<'_>) -> Option<abi::FileId> {
     let file = cx.host.offload_open(cx.responder.path());
     if file.is_some() {

@@ -1,16 +1,15 @@
-//! Priorities of responses (RFC 9218): the value of the Priority field and of PRIORITY_UPDATE.
+//! Priorities of responses (RFC 9218): parses the Priority field and the value of PRIORITY_UPDATE.
 //!
-//! It is a dictionary of structured fields (RFC 8941, section 4.2.2) of which two members mean
-//! something: `u` and `i`. The crates for structured fields build every member as a value of its
-//! own, decimals with arbitrary precision among them; here members that are not known are passed
-//! over in place.
+//! The value is a dictionary of structured fields (RFC 8941 section 4.2.2), of which the members
+//! `u` and `i` are used. The crates for structured fields build a value for every member, including
+//! decimals of arbitrary precision; here unknown members are skipped in place.
 
 use quic::Priority;
 
-/// Urgency of RFC 9218, section 4.1, if none is given.
+/// Default urgency (RFC 9218 section 4.1).
 const URGENCY: u8 = 3;
 
-/// A bare item, as far as it matters.
+/// A bare item; its value is kept only for the types of `u` and `i`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Item {
     Integer(i64),
@@ -18,8 +17,8 @@ enum Item {
     Other,
 }
 
-/// The priority that a field value asks for; none if it is no dictionary, which section 5 lets a
-/// server ignore.
+/// Parses the value of a Priority field; `None` if it is no dictionary, in which case section 5
+/// lets a server ignore it.
 pub(crate) fn parse(value: &[u8]) -> Option<Priority> {
     let (mut urgency, mut incremental) = (URGENCY, false);
     let mut rest = value.trim_ascii();
@@ -45,7 +44,7 @@ pub(crate) fn parse(value: &[u8]) -> Option<Priority> {
         }
         skip_blanks(&mut rest);
         if rest.is_empty() {
-            return None; // A comma at the end.
+            return None; // A trailing comma.
         }
     }
     Some(Priority::new(urgency, incremental))
@@ -72,7 +71,7 @@ fn skip_blanks(rest: &mut &[u8]) {
     take_while(rest, |b| matches!(b, b' ' | b'\t'));
 }
 
-/// Section 4.2.3.3 of RFC 8941.
+/// Parses a key (RFC 8941 section 4.2.3.3).
 fn take_key<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     rest.first().filter(|&&b| b.is_ascii_lowercase() || b == b'*')?;
     let in_key = |b: u8| {
@@ -81,7 +80,7 @@ fn take_key<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(take_while(rest, in_key))
 }
 
-/// An item, or an inner list (section 4.2.1.2).
+/// Parses an item, or an inner list (RFC 8941 section 4.2.1.2).
 fn take_member(rest: &mut &[u8]) -> Option<Item> {
     if !take(rest, b'(') {
         return take_item(rest);
@@ -99,7 +98,7 @@ fn take_member(rest: &mut &[u8]) -> Option<Item> {
     }
 }
 
-/// Section 4.2.3.1.
+/// Parses a bare item (RFC 8941 section 4.2.3.1).
 fn take_item(rest: &mut &[u8]) -> Option<Item> {
     match *rest.first()? {
         b'-' | b'0'..=b'9' => take_number(rest),
@@ -140,7 +139,7 @@ fn take_item(rest: &mut &[u8]) -> Option<Item> {
     }
 }
 
-/// Section 4.2.4: an integer of at most 15 digits, or a decimal.
+/// Parses an integer of at most 15 digits, or a decimal (RFC 8941 section 4.2.4).
 fn take_number(rest: &mut &[u8]) -> Option<Item> {
     let sign = if take(rest, b'-') { -1 } else { 1 };
     let digits = take_while(rest, |b| b.is_ascii_digit());
@@ -156,7 +155,7 @@ fn take_number(rest: &mut &[u8]) -> Option<Item> {
     Some(Item::Integer(sign * value))
 }
 
-/// Section 4.2.3.2.
+/// Skips parameters (RFC 8941 section 4.2.3.2).
 fn skip_parameters(rest: &mut &[u8]) -> Option<()> {
     while take(rest, b';') {
         take_while(rest, |b| b == b' ');

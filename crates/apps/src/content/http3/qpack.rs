@@ -1,26 +1,24 @@
-//! QPACK (RFC 9204) without a dynamic table: we offer none and use none, so no field section waits
-//! for another stream.
+//! QPACK (RFC 9204) without a dynamic table in either direction, so no field section waits for
+//! another stream.
 //!
-//! Names and values are bytes of the decoder's output; whether they make sense as HTTP is
-//! [`super::message`]'s question.
+//! Names and values are returned as bytes; [`super::message`] checks whether they are valid HTTP.
 
 use httlib_huffman::DecoderSpeed;
 
-/// A field section that is none: `QPACK_DECOMPRESSION_FAILED`.
+/// An invalid field section: `QPACK_DECOMPRESSION_FAILED`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed;
 
-/// A field of a section.
+/// A field line: name and value.
 pub(crate) type Line = (Vec<u8>, Vec<u8>);
 
-/// Decodes a section; gives none where names and values have more than `bytes_max` bytes.
+/// Decodes a field section; `None` if names and values have more than `bytes_max` bytes.
 ///
 /// # Errors
-/// [`Malformed`].
+/// [`Malformed`] if the encoding is invalid or refers to the dynamic table.
 pub(crate) fn decode(section: &[u8], bytes_max: usize) -> Result<Option<Vec<Line>>, Malformed> {
     let mut rest = section;
-    // Section 4.5.1: the section refers to no dynamic entry, and where it would count from does
-    // not matter.
+    // Section 4.5.1: the Required Insert Count must be 0; Base does not matter then.
     if integer(&mut rest, 8)? != 0 {
         return Err(Malformed);
     }
@@ -38,17 +36,17 @@ pub(crate) fn decode(section: &[u8], bytes_max: usize) -> Result<Option<Vec<Line
 }
 
 fn line(rest: &mut &[u8], first: u8) -> Result<Line, Malformed> {
-    // Section 4.5.2: indexed.
+    // Section 4.5.2: indexed field line.
     if first & 0xc0 == 0xc0 {
         let (name, value) = entry(integer(rest, 6)?)?;
         return Ok((name.as_bytes().to_vec(), value.as_bytes().to_vec()));
     }
-    // Section 4.5.4: a literal with the name of an entry.
+    // Section 4.5.4: literal with name reference.
     if first & 0xd0 == 0x50 {
         let (name, _) = entry(integer(rest, 4)?)?;
         return Ok((name.as_bytes().to_vec(), string(rest, 7)?));
     }
-    // Section 4.5.6: a literal. All others refer to the dynamic table.
+    // Section 4.5.6: literal with literal name. All other forms refer to the dynamic table.
     if first & 0xe0 == 0x20 {
         return Ok((string(rest, 3)?, string(rest, 7)?));
     }
@@ -60,7 +58,7 @@ fn entry(index: u64) -> Result<(&'static str, &'static str), Malformed> {
     STATIC.get(index).copied().ok_or(Malformed)
 }
 
-/// RFC 7541, section 5.1. `bits` is at most 8.
+/// Decodes an integer with a prefix of `bits` bits, at most 8 (RFC 7541 section 5.1).
 pub(crate) fn integer(rest: &mut &[u8], bits: u32) -> Result<u64, Malformed> {
     let mask = u8::try_from((1_u32 << bits) - 1).unwrap_or(u8::MAX);
     let mut value = u64::from(next(rest)? & mask);
@@ -85,7 +83,8 @@ fn next(rest: &mut &[u8]) -> Result<u8, Malformed> {
     Ok(byte)
 }
 
-/// RFC 7541, section 5.2, with the bit for Huffman's code above `bits` bits of length.
+/// Decodes a string; the bit above the `bits` bits of its length means Huffman coding (RFC 7541
+/// section 5.2).
 fn string(rest: &mut &[u8], bits: u32) -> Result<Vec<u8>, Malformed> {
     let huffman = rest.first().is_some_and(|byte| byte & (1 << bits) != 0);
     let len = usize::try_from(integer(rest, bits)?).map_err(|_| Malformed)?;
@@ -94,12 +93,14 @@ fn string(rest: &mut &[u8], bits: u32) -> Result<Vec<u8>, Malformed> {
     if !huffman {
         return Ok(bytes.to_vec());
     }
-    // At most eight bits in five: no bomb.
+    // A code has at least five bits, so the text has at most 8/5 of the length: no decompression
+    // bomb.
     let mut text = Vec::with_capacity(len * 2);
     let decoded = httlib_huffman::decode(bytes, &mut text, DecoderSpeed::FourBits);
     decoded.map_err(|_| Malformed)?;
-    // Section 5.2: padding is shorter than a byte, and all ones; the decoder does not look. A text
-    // has one code, so that the code of what was decoded is what came.
+    // RFC 7541 section 5.2: padding is shorter than a byte, and all ones, which the decoder does
+    // not check. The encoding of a text is unique, so encoding the result again must return the
+    // input.
     let mut code = Vec::with_capacity(len);
     httlib_huffman::encode(&text, &mut code).map_err(|_| Malformed)?;
     if code == bytes { Ok(text) } else { Err(Malformed) }
@@ -110,9 +111,9 @@ pub(crate) fn begin(out: &mut Vec<u8>) {
     out.extend_from_slice(&[0, 0]);
 }
 
-/// Appends a field: an entry of the static table where there is one, else a literal, with its name
-/// from there if it can be. Upper case in `name` is made lower (RFC 9114, section 4.2). Huffman's
-/// code would save some twenty bytes of a response.
+/// Appends a field line: an entry of the static table if there is one, else a literal, with a name
+/// reference if possible. Upper case in `name` becomes lower case (RFC 9114 section 4.2). Huffman
+/// coding is not used: it would save some twenty bytes of a response.
 pub(crate) fn encode(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     let mut named = None;
     let mut next = usize::from(BY_NAME.first[bucket(name)]);
@@ -136,7 +137,7 @@ pub(crate) fn encode(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     out.extend_from_slice(value);
 }
 
-/// Which list of [`BY_NAME`] a name is in, by its length and its first byte.
+/// Returns the list of [`BY_NAME`] for a name, from its length and first byte.
 const fn bucket(name: &[u8]) -> usize {
     match name {
         [first, ..] => (name.len() * 7 + (*first | 0x20) as usize) % BUCKETS,
@@ -144,12 +145,13 @@ const fn bucket(name: &[u8]) -> usize {
     }
 }
 
-/// Lists in which the static table's names are looked for, so that few are compared.
+/// Number of lists over which the names of the static table are distributed.
 const BUCKETS: usize = 64;
-/// No entry.
+/// The end of a list.
 const NONE: u8 = u8::MAX;
 
-/// The static table by names: of each list the first entry, and of each entry the next one.
+/// Index of the static table by name: the first entry of each list, and the successor of each
+/// entry.
 struct ByName {
     first: [u8; BUCKETS],
     next: [u8; STATIC.len()],
@@ -160,7 +162,7 @@ static BY_NAME: ByName = by_name();
 #[expect(clippy::cast_possible_truncation, reason = "there are 99 entries")]
 const fn by_name() -> ByName {
     let mut lists = ByName { first: [NONE; BUCKETS], next: [NONE; STATIC.len()] };
-    // From the end, so that lists are in order.
+    // In reverse, so that each list is in ascending order.
     let mut index = STATIC.len();
     while index > 0 {
         index -= 1;
@@ -187,7 +189,7 @@ fn put_integer(out: &mut Vec<u8>, pattern: u8, bits: u32, value: usize) {
     out.push(rest as u8);
 }
 
-/// Appendix A.
+/// The static table (RFC 9204 appendix A).
 const STATIC: [(&str, &str); 99] = [
     (":authority", ""),
     (":path", "/"),
@@ -310,12 +312,12 @@ mod tests {
 
     #[test]
     fn sections() {
-        // RFC 9204, appendix B.1: a literal with the name of an entry.
+        // RFC 9204 appendix B.1: a literal with name reference.
         let section = [&[0, 0, 0x51, 0x0b][..], b"/index.html"].concat();
         let path = (b":path".to_vec(), b"/index.html".to_vec());
         assert_eq!(decode(&section, 100), Ok(Some(vec![path.clone()])));
         assert_eq!(decode(&section, 15), Ok(None), "too long");
-        // RFC 7541, appendix C.4.1: the code of www.example.com.
+        // RFC 7541 appendix C.4.1: the Huffman code of www.example.com.
         let code = [0xf1, 0xe3, 0xc2, 0xe5, 0xf2, 0x3a, 0x6b, 0xa0, 0xab, 0x90, 0xf4, 0xff];
         let section = [&[0, 0, 0x50, 0x8c][..], &code].concat();
         let authority = (b":authority".to_vec(), b"www.example.com".to_vec());
@@ -328,7 +330,7 @@ mod tests {
 
     #[test]
     fn padding_of_huffman_codes() {
-        // RFC 7541, section 5.2. The code of `a` is 00011.
+        // RFC 7541 section 5.2. The code of `a` is 00011.
         let field = |code: &[u8]| {
             let len = 0x80 | u8::try_from(code.len()).expect("it is short");
             decode(&[&[0, 0, 0x51, len], code].concat(), 100)

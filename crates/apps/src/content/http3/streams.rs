@@ -1,6 +1,6 @@
-//! The meaning of a client's bytes on its streams: request streams, the control stream,
-//! QPACK's two (RFC 9114, section 6). Called by [`super::Http3`] with what was read. Nothing is
-//! sent from here: what is wrong is a [`Fault`] of the stream or of the connection.
+//! Interprets the bytes on a client's streams: request streams, the control stream, and the two
+//! QPACK streams (RFC 9114 section 6). Called by [`super::Http3`] with the bytes that were read.
+//! Sends nothing: a violation is a [`Fault`] of the stream or of the connection.
 
 use quic::{Priority, ReadEnd, StreamId, VarInt};
 
@@ -8,15 +8,15 @@ use super::frame::{self, Code, Step};
 use super::message::{self, Head};
 use super::{Connection, Fault, Kind, priority, qpack};
 
-/// Bytes of a control frame. Settings are some ten bytes each.
+/// Maximum length of a control frame. A setting has some ten bytes.
 const CONTROL_BYTES_MAX: usize = 1024;
-/// Bytes of a request's content that are read, to compare them with what was declared.
+/// Bytes of a request's content that are read, to compare its length with the declared one.
 const CONTENT_BYTES_MAX: u64 = 64 * 1024;
-/// Unidirectional streams that a client may have open that mean nothing to us.
+/// Maximum number of a client's unidirectional streams whose type is unknown or has not arrived.
 const UNKNOWN_STREAMS_MAX: usize = 8;
 
 impl Connection {
-    /// Bytes on a stream in one direction.
+    /// Handles bytes on a unidirectional stream.
     pub(super) fn handle_incoming(&mut self, stream: StreamId, bytes: &[u8]) -> Result<(), Fault> {
         let others = self.incoming.values().filter_map(|other| other.kind).collect::<Vec<_>>();
         let unknown = self.incoming.len() - others.len();
@@ -31,7 +31,7 @@ impl Connection {
                     0x00 => Kind::Control,
                     0x02 => Kind::Encoder,
                     0x03 => Kind::Decoder,
-                    // Clients push nothing.
+                    // Clients must not push.
                     0x01 => return Err(Fault::Connection(Code::StreamCreationError)),
                     _ if unknown > UNKNOWN_STREAMS_MAX => {
                         return Err(Fault::Connection(Code::ExcessiveLoad));
@@ -56,7 +56,7 @@ impl Connection {
                 }
             }
             Kind::Encoder => {
-                // Set Dynamic Table Capacity 0 is all that may come: RFC 9204, section 4.3.
+                // RFC 9204 section 4.3: only Set Dynamic Table Capacity with 0 is allowed.
                 if rest.iter().any(|byte| *byte != 0x20) {
                     return Err(Fault::Connection(Code::QpackEncoderStreamError));
                 }
@@ -70,7 +70,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Bytes on a request's stream.
+    /// Handles bytes on a request stream.
     pub(super) fn handle_request(
         &mut self,
         stream: StreamId,
@@ -83,13 +83,13 @@ impl Connection {
         let Some(request) = self.requests.get_mut(&stream) else { return Ok(()) };
         if let Some(head) = request.message.handle(bytes, head_bytes_max)? {
             request.head = Some(head.bytes);
-            // What the client said in a frame overrides it (RFC 9218, section 7).
+            // A PRIORITY_UPDATE frame overrides the Priority field (RFC 9218 section 7).
             request.priority = self.priorities.remove(&stream).or(head.priority);
         }
         Ok(())
     }
 
-    /// Nothing more comes on a stream.
+    /// Handles the end of a stream.
     pub(super) fn handle_end(&mut self, stream: StreamId, end: ReadEnd) -> Result<(), Fault> {
         if let Some(incoming) = self.incoming.remove(&stream) {
             return match incoming.kind {
@@ -106,12 +106,12 @@ impl Connection {
                 request.ended = true;
                 request.message.finish()
             }
-            // It is answered, and there is nothing to compare with what was declared.
+            // The request is complete and gets a response; its length can no longer be compared.
             ReadEnd::Reset(_) if request.is_ready() => {
                 request.ended = true;
                 Ok(())
             }
-            // Its content will not come: there is nothing to be answered.
+            // The content will not arrive, so there is no response.
             _ => {
                 self.requests.remove(&stream);
                 Ok(())
@@ -119,16 +119,16 @@ impl Connection {
         }
     }
 
-    /// The contents of the frames of the client's control stream, beside its settings.
+    /// Handles a frame of the client's control stream other than SETTINGS.
     fn handle_control(&mut self, frame: Control) -> Result<(), Code> {
         match frame {
-            // Section 5.2: it may lower the limit that it set.
+            // Section 5.2: the identifier must not increase.
             Control::GoAway(id) if self.goaway.is_some_and(|last| id > last) => Err(Code::IdError),
             Control::GoAway(id) => {
                 self.goaway = Some(id);
                 Ok(())
             }
-            // Section 7.2.7: and never this one.
+            // Section 7.2.7: the identifier must not decrease.
             Control::MaxPushId(id) if self.max_push_id.is_some_and(|last| id < last) => {
                 Err(Code::IdError)
             }
@@ -140,17 +140,19 @@ impl Connection {
         }
     }
 
-    /// RFC 9218, section 7.2.
+    /// Handles a PRIORITY_UPDATE (RFC 9218 section 7.2).
     fn handle_priority(&mut self, stream: u64, priority: Option<Priority>) -> Result<(), Code> {
         let limit = self.next.saturating_add(4 * u64::from(self.streams_max));
         let id = VarInt::from_u64(stream).ok().filter(|_| stream & 3 == 0 && stream < limit);
         let id = StreamId::from(id.ok_or(Code::IdError)?);
         let Some(priority) = priority else { return Ok(()) };
         match self.requests.get_mut(&id) {
-            // Before its head is there, what that says must not override it.
+            // Before the request's head has arrived the priority is kept apart, so that the head
+            // cannot override it.
             Some(request) if request.head.is_some() => request.priority = Some(priority),
             None if stream < self.next => self.reprioritised.push((id, priority)),
-            // Some streams are not opened yet: as many are kept as there may be.
+            // Streams that are not open yet: priorities are kept for as many as the client may
+            // open.
             _ => {
                 if self.priorities.len() > 2 * self.streams_max as usize {
                     let (next, requests) = (self.next, &self.requests);
@@ -164,52 +166,53 @@ impl Connection {
     }
 }
 
-/// A frame of the control stream that means something.
+/// A frame of the control stream that has an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Control {
     GoAway(u64),
     MaxPushId(u64),
-    /// The request's stream, and its priority if the value is one.
+    /// Identifier of the request stream, and its priority if the value is valid.
     Priority(u64, Option<Priority>),
 }
 
-/// The progress of reading a request (section 4.1).
+/// Parts of a request, in order (section 4.1): the part that is expected next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Section {
     #[default]
     Head,
     Content,
-    /// The fields behind content were there: no known frame may follow.
+    /// The trailers have arrived: no known frame may follow.
     Trailers,
 }
 
-/// The frames of a request, as they come.
+/// Reader of the frames of a request.
 #[derive(Debug, Default)]
 pub(super) struct Message {
     section: Section,
-    /// A frame that is not whole.
+    /// Bytes of an incomplete frame.
     bytes: Vec<u8>,
-    /// Bytes of content, or of an unknown frame, that are passed over.
+    /// Remaining bytes of content, or of an unknown frame, that are skipped.
     skip: u64,
-    /// Bytes of content that the head declares.
+    /// Length of the content that the head declares.
     declared: Option<u64>,
     /// Bytes of content in the frames so far.
     content: u64,
 }
 
 impl Message {
-    /// Returns whether content was declared and is not all there.
+    /// Returns whether content was declared that has not all arrived. Content that is too long is
+    /// not waited for.
     pub(super) fn lacks_content(&self) -> bool {
         let waited_for = self.declared.filter(|bytes| *bytes <= CONTENT_BYTES_MAX);
         waited_for.is_some_and(|bytes| self.content < bytes || self.skip > 0)
     }
 
-    /// Returns whether there is more content than is read.
+    /// Returns whether the content is longer than is read.
     pub(super) fn is_too_long(&self) -> bool {
         self.content.max(self.declared.unwrap_or(0)) > CONTENT_BYTES_MAX
     }
 
-    /// Reads what came; returns the head if it ends here.
+    /// Reads bytes; returns the head if it is completed by them.
     fn handle(&mut self, bytes: &[u8], head_bytes_max: usize) -> Result<Option<Head>, Fault> {
         self.bytes.extend_from_slice(bytes);
         let all = core::mem::take(&mut self.bytes);
@@ -230,7 +233,8 @@ impl Message {
                 Step::Frame(frame::HEADERS, section) => {
                     head = self.handle_fields(section, head_bytes_max)?.or(head);
                 }
-                // The head is answered with 431: it is empty, as none can be.
+                // The empty head stands for one that is too long, which gets 431; a valid head is
+                // never empty.
                 Step::TooLong(frame::HEADERS) if self.section == Section::Head => {
                     self.section = Section::Content;
                     self.skip = pass_over(&mut rest);
@@ -248,13 +252,13 @@ impl Message {
         Ok(head)
     }
 
-    /// A frame of content begins.
+    /// Handles the beginning of a DATA frame.
     fn handle_data(&mut self, len: u64) -> Result<(), Fault> {
         if self.section != Section::Content {
             return Err(Fault::Connection(Code::FrameUnexpected));
         }
         (self.content, self.skip) = (self.content.saturating_add(len), len);
-        // Section 4.1.2.
+        // Section 4.1.2: the content must not exceed the declared length.
         if self.declared.is_some_and(|declared| self.content > declared) {
             return Err(Fault::Stream(Code::MessageError));
         }
@@ -279,7 +283,7 @@ impl Message {
         }
         self.section = Section::Content;
         let head = lines.map(|lines| message::request_head(&lines)).transpose();
-        // One that is too long is answered with 431.
+        // A head that is too long is empty here, and gets 431.
         let head = head.map_err(malformed)?.unwrap_or(Head {
             bytes: Vec::new(),
             content_length: None,
@@ -289,12 +293,12 @@ impl Message {
         Ok(Some(head))
     }
 
-    /// The client has finished its side of the stream.
+    /// Handles the end of the client's direction of the stream.
     fn finish(&self) -> Result<(), Fault> {
         if self.section == Section::Head {
             return Err(Fault::Stream(Code::RequestIncomplete));
         }
-        // Section 7.1: a frame that is cut off.
+        // Section 7.1: the last frame is incomplete.
         if self.skip > 0 || !self.bytes.is_empty() {
             return Err(Fault::Connection(Code::FrameError));
         }
@@ -305,8 +309,8 @@ impl Message {
     }
 }
 
-/// Frames that are known and not allowed on a request's stream are errors; what is unknown means
-/// nothing (section 9).
+/// Returns whether a frame is ignored on a request stream. Unknown frames are ignored (section 9);
+/// known frames that are not allowed there are errors.
 const fn is_passed_over(kind: u64) -> bool {
     !matches!(
         kind,
@@ -320,13 +324,13 @@ const fn is_passed_over(kind: u64) -> bool {
     ) && !frame::is_of_http2(kind)
 }
 
-/// Takes an unknown frame's head off the front; returns how long it is.
+/// Removes the head of an unknown frame; returns the length of the frame's payload.
 fn pass_over(rest: &mut &[u8]) -> u64 {
     frame::varint(rest).and_then(|_| frame::varint(rest)).unwrap_or(0)
 }
 
-/// The client's control stream: section 6.2.1. Returns how many bytes are left; frames that mean
-/// something are added to `frames`.
+/// Reads the client's control stream (section 6.2.1). Returns the number of bytes left over; frames
+/// that have an effect are appended to `frames`.
 fn control(
     settings: &mut bool,
     skip: &mut u64,
@@ -355,7 +359,7 @@ fn control(
             }
             (frame::CANCEL_PUSH, Some(payload)) => {
                 only_id(payload)?;
-                return Err(Code::IdError); // Nothing was ever promised.
+                return Err(Code::IdError); // No push was ever promised.
             }
             (frame::PRIORITY_UPDATE, Some(mut payload)) => {
                 let stream = frame::varint(&mut payload).ok_or(Code::FrameError)?;
@@ -378,13 +382,13 @@ fn control(
     }
 }
 
-/// A payload that is one integer.
+/// Parses a payload that consists of one integer.
 fn only_id(mut payload: &[u8]) -> Result<u64, Code> {
     frame::varint(&mut payload).filter(|_| payload.is_empty()).ok_or(Code::FrameError)
 }
 
-/// The client's QPACK decoder stream: only cancellations make sense where nothing was inserted (RFC
-/// 9204, section 4.4). Gives how many bytes are left.
+/// Reads the client's QPACK decoder stream. Without a dynamic table only stream cancellations are
+/// valid (RFC 9204 section 4.4). Returns the number of bytes left over.
 fn decoder(mut rest: &[u8]) -> Result<usize, Code> {
     while let Some(first) = rest.first() {
         if first & 0xc0 != 0x40 {
@@ -392,7 +396,7 @@ fn decoder(mut rest: &[u8]) -> Result<usize, Code> {
         }
         let mut ahead = rest;
         if qpack::integer(&mut ahead, 6).is_err() {
-            // Cut off, or longer than any stream's number.
+            // Incomplete, or longer than any stream identifier.
             return if rest.len() < 16 {
                 Ok(rest.len())
             } else {

@@ -1,4 +1,4 @@
-//! What is done with bytes on a client's streams, whole and one by one.
+//! Bytes on a client's streams, processed at once and byte by byte.
 
 use quic::{Side, StreamId};
 
@@ -10,7 +10,8 @@ fn stream(dir: Dir, index: u64) -> StreamId {
     StreamId::new(Side::Client, dir, index)
 }
 
-/// A connection that has seen these bytes on a stream, at once and byte by byte.
+/// Returns a connection that has received these bytes on a unidirectional stream, at once and byte
+/// by byte.
 fn incoming(bytes: &[u8]) -> Result<Connection, Code> {
     let run = |chunk: usize| {
         let mut connection = Connection { streams_max: 2, ..Connection::default() };
@@ -60,7 +61,7 @@ fn get() -> Vec<u8> {
 
 #[test]
 fn control_streams() {
-    // SETTINGS, an unknown frame that is long, GOAWAY, MAX_PUSH_ID.
+    // SETTINGS, a long unknown frame, GOAWAY, MAX_PUSH_ID.
     let long = [&[0x21, 0x48, 0x00][..], &[7; 0x800]].concat();
     let good = [&[0x00, 0x04, 0x02, 0x06, 0x05][..], &long, &[0x07, 1, 0, 0x0d, 1, 8]].concat();
     let connection = incoming(&good).expect("it is as section 6.2.1 wants it");
@@ -119,7 +120,7 @@ fn requests() {
     assert_eq!(request(&[0x01, 3, 0, 0, 0xd1]), Err(Code::MessageError), "a method alone");
 }
 
-/// HEADERS of a request with these fields more.
+/// Returns the HEADERS of a request with these additional fields.
 fn get_with(fields: &[(&str, &str)]) -> Vec<u8> {
     let mut section = Vec::new();
     qpack::begin(&mut section);
@@ -132,7 +133,7 @@ fn get_with(fields: &[(&str, &str)]) -> Vec<u8> {
     bytes
 }
 
-/// HEADERS with these fields alone.
+/// Returns HEADERS with these fields alone.
 fn headers(fields: &[(&str, &str)]) -> Vec<u8> {
     let (mut section, mut bytes) = (Vec::new(), Vec::new());
     qpack::begin(&mut section);
@@ -141,7 +142,7 @@ fn headers(fields: &[(&str, &str)]) -> Vec<u8> {
     bytes
 }
 
-/// Sends a request of these bytes that then ends, at once and byte by byte.
+/// Processes a request with these bytes and an end of the stream, at once and byte by byte.
 fn whole(bytes: &[u8]) -> Result<(), Code> {
     let run = |chunk: usize| {
         let mut connection = Connection::default();
@@ -231,7 +232,7 @@ fn priorities_of_requests() {
     connection.end_request(third);
     assert!(connection.handle_incoming(control, &update(8, "u=0")).is_ok());
     assert_eq!(connection.reprioritised, [(third, Priority::new(0, false))]);
-    // A client cannot fill memory with streams that it opens and gives up.
+    // A client cannot fill memory with priorities of streams that it never opens.
     for index in 3..1000 {
         let id = stream(Dir::Bi, index);
         let mut bytes = Vec::new();
@@ -244,7 +245,7 @@ fn priorities_of_requests() {
     assert!(connection.priorities.len() <= 6, "{}", connection.priorities.len());
 }
 
-/// A request that is reset is answered if it is whole, and nothing is kept of it then.
+/// A complete request that is reset is answered, and then removed.
 #[test]
 fn requests_that_are_reset_while_they_wait() {
     let mut connection = Connection::default();

@@ -1,11 +1,11 @@
-//! Requests, good and bad, by what becomes of them.
+//! Valid and invalid requests, and the results of parsing them.
 
 use super::*;
 use proptest::prelude::*;
 
 const LIMITS: Limits = Limits { head_bytes_max: 512, line_bytes_max: 128 };
 
-/// What became of the bytes, in a form to compare.
+/// Returns the result of parsing in a comparable form.
 fn outcome(bytes: &[u8]) -> Result<Option<usize>, u16> {
     match parse(bytes, &mut slots(), LIMITS) {
         Parsed::Incomplete => Ok(None),
@@ -102,7 +102,7 @@ fn limits_do_not_depend_on_arrival() {
     assert_eq!(outcome(&long_head.as_bytes()[..513]), Err(431));
     let many = format!("GET / HTTP/1.1\r\nHost: a\r\n{}\r\n", "a:\r\n".repeat(FIELDS_MAX));
     assert_eq!(outcome(many.as_bytes()), Err(431));
-    // Exactly as long as allowed; what follows the head does not count.
+    // Exactly as long as allowed; bytes behind the head do not count.
     let line = format!("GET /{} HTTP/1.1\r\n", "a".repeat(128 - 16));
     assert_eq!(line.len(), 128);
     let head = format!("{line}Host: a\r\n\r\n");
@@ -110,7 +110,7 @@ fn limits_do_not_depend_on_arrival() {
     assert_eq!(outcome(more.as_bytes()), Ok(Some(head.len())));
 }
 
-/// RFC 9110 section 2.5: a later minor version is served as the latest one that we have.
+/// RFC 9110 section 2.5: a later minor version is served as the latest version that is implemented.
 #[test]
 fn later_minor_versions_are_served_as_1_1() {
     for minor in 2..=9 {
@@ -126,7 +126,7 @@ fn later_minor_versions_are_served_as_1_1() {
             assert_eq!(r.single(Field::Range), Some(&b"bytes=0-"[..]));
         });
     }
-    // The limits are the same.
+    // The same limits apply.
     let long_line = format!("GET /{} HTTP/1.2\r\nHost: a\r\n\r\n", "a".repeat(120));
     assert_eq!(outcome(long_line.as_bytes()), Err(414));
     let long_head = format!("GET / HTTP/1.2\r\nHost: a\r\nX: {}\r\n\r\n", "a".repeat(512));
@@ -221,7 +221,7 @@ fn fields() {
     });
 }
 
-/// Every length that a `Field` is matched by is its name's.
+/// The length by which each `Field` is matched is that of its name.
 #[test]
 fn every_field_is_found() {
     for field in [
@@ -242,7 +242,7 @@ fn every_field_is_found() {
 }
 
 proptest! {
-    /// Any bytes: no panic, and a complete head lies within them.
+    /// No input causes a panic, and a complete head lies within its input.
     #[test]
     fn total(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         if let Ok(Some(n)) = outcome(&bytes) {
@@ -250,7 +250,8 @@ proptest! {
         }
     }
 
-    /// Nearly good requests: no panic, and more bytes never take a verdict back.
+    /// Nearly valid requests cause no panic, and more bytes never change a result other than
+    /// `Incomplete`.
     #[test]
     fn verdicts_stand(text in "(GET|HEAD|PUT|X) /[a-z%?]{0,9} HTTP/[0-2]\\.[0-2]\r\n\
                                ((Host|Range|Content-Length|Transfer-Encoding|Connection): ?\

@@ -1,9 +1,9 @@
-//! Responses, byte for byte.
+//! Responses, compared byte for byte.
 
 use super::super::resource::stat;
 use super::*;
 
-/// Sun, 06 Nov 1994 08:49:37 GMT, which is also when the files changed last.
+/// Sun, 06 Nov 1994 08:49:37 GMT, which is also the modification time of the files.
 const EPOCH: Duration = Duration::from_secs(784_111_777);
 
 fn output() -> Output {
@@ -14,7 +14,7 @@ fn file(size: u64) -> OpenFile {
     OpenFile::new(b"a.txt", FileId(3), &stat(size, 0xab), 1_000_000_000)
 }
 
-/// The response as text; file bytes as `<offset+len>`. Also checks Content-Length.
+/// Returns the response as text, with file bytes as `<offset+len>`; checks Content-Length.
 fn shown(output: &Output) -> String {
     let mut text = String::new();
     let mut total = 0;
@@ -161,7 +161,7 @@ fn server_name_is_cleaned_or_left_out() {
     assert!(shown(&output).starts_with("HTTP/1.1 304 Not Modified\nDate"));
 }
 
-/// Heads that were acknowledged make room for new ones: the buffer stays where it is.
+/// Acknowledged heads make room for new ones: the buffer is not reallocated.
 #[test]
 fn steady_state_uses_the_buffer_again() {
     let mut output = output();

@@ -1,4 +1,4 @@
-//! Connections over fake sockets: arrival in pieces, pipelines, slow readers, deadlines, failures.
+//! Connections over fake sockets: requests in pieces, pipelines, slow readers, deadlines, failures.
 
 mod content;
 mod fake;
@@ -21,7 +21,7 @@ fn seconds(s: u64) -> Duration {
     Duration::from_secs(s)
 }
 
-/// The statuses and the bodies of the responses that were sent.
+/// Returns the statuses and bodies of the responses in `sent`.
 fn responses(mut sent: &str) -> Vec<(u16, String)> {
     let mut list = Vec::new();
     while let Some((head, rest)) = sent.split_once("\r\n\r\n") {
@@ -74,7 +74,7 @@ fn request_in_pieces() {
         world.receive(id, &text[cut..]);
         world.finish_opens();
         assert_eq!(statuses(&world.sent(id)), [200], "cut at {cut}");
-        // And the connection goes on.
+        // The connection is still usable.
         world.receive(id, &get("/b"));
         world.finish_opens();
         assert_eq!(statuses(&world.sent(id)), [200], "after a cut at {cut}");
@@ -93,7 +93,7 @@ fn pipeline_is_answered_in_order() {
     let mut world = World::new();
     let id = world.accept();
     let all = [get("/a.txt"), get("/missing"), get("/b"), get("/a.txt")].concat();
-    // The last request is cut.
+    // The last request is incomplete.
     world.receive(id, &all[..all.len() - 3]);
     world.finish_opens();
     world.finish_opens();
@@ -148,7 +148,7 @@ fn one_open_for_many_connections() {
     for &id in &ids {
         world.receive(id, &get("/a.txt"));
     }
-    // One of them leaves.
+    // One of the connections is reset.
     world.fail(ids[3], SocketError::Reset);
     world.finish_opens();
     assert_eq!(world.opens(), ["a.txt"]);
@@ -165,7 +165,7 @@ fn an_open_is_for_who_asked() {
     let old = world.accept();
     world.receive(old, &get("/missing"));
     world.fail(old, SocketError::Reset);
-    // Another connection has its place and waits for another file.
+    // Another connection takes its index and waits for another file.
     let new = world.accept();
     world.receive(new, &get("/a.txt"));
     world.finish_oldest_open();
@@ -211,7 +211,7 @@ fn file_that_fails_in_mid_response() {
              while it was being sent"
         )
     );
-    // The next request does not get the stale handle.
+    // The next request does not use the stale handle.
     let id = world.accept();
     world.receive(id, &get("/a.txt"));
     world.finish_opens();
@@ -249,7 +249,7 @@ fn peer_that_closes_first_gets_its_response() {
     world.acknowledge_all(id);
     assert!(world.is_closed(id));
     assert_eq!(world.counter("http_aborted_peer"), 0);
-    // With half a request it gets none.
+    // An incomplete request gets no response.
     let id = world.accept();
     world.receive(id, "GET /a");
     world.peer_closes(id);
@@ -261,10 +261,10 @@ fn peer_that_closes_first_gets_its_response() {
 
 #[test]
 fn header_timeout() {
-    // Nothing at all.
+    // A client that sends nothing.
     let mut world = World::new();
     let silent = world.accept();
-    // A byte now and then (slowloris): the deadline does not move.
+    // A client that sends single bytes (slowloris): the deadline does not move.
     let slow = world.accept();
     for byte in "GET /a.tx".chars() {
         world.receive(slow, &byte.to_string());
@@ -298,8 +298,8 @@ fn empty_lines_are_no_request() {
     assert!(world.is_shut(id));
 }
 
-/// Idle connections are closed, a response that is being sent goes out whole, and who has not asked
-/// yet is answered once.
+/// Draining closes idle connections, completes responses that are being sent, and answers one more
+/// request of connections that have had none.
 #[test]
 fn drain() {
     let mut world = World::new();
@@ -354,7 +354,7 @@ fn send_timeout() {
     }
     assert!(world.is_aborted(stuck) && !world.is_aborted(slow));
     assert_eq!(world.counter("http_timeouts_send"), 1);
-    // Also while the last response is being sent.
+    // The same while the last response is being sent.
     world.receive(slow, "GET /b HTTP/1.0\r\n\r\n");
     world.finish_opens();
     assert!(world.is_shut(slow));
@@ -373,7 +373,7 @@ fn disk_that_does_not_answer() {
     assert_eq!(statuses(&world.sent(id)), [503]);
     assert!(world.is_shut(id));
     assert_eq!(world.counter("http_timeouts_open"), 1);
-    // The answer comes after all, and nobody minds.
+    // A late end of the open is ignored.
     world.finish_opens();
     assert_eq!(world.sent(id), "");
 }
@@ -386,11 +386,11 @@ fn no_handle_left() {
     for (id, path) in ids.iter().zip(["/a.txt", "/b", "/missing"]) {
         world.receive(*id, &get(path));
     }
-    // Both handles are taken by opens under way, so the third has to come again.
+    // Opens in progress hold both handles, so the third request is refused.
     assert_eq!(statuses(&world.sent(ids[2])), [503]);
     world.finish_opens();
     assert_eq!(statuses(&world.sent(ids[0])), [200]);
-    // A cached file gives its handle up.
+    // A cached file is evicted.
     world.receive(ids[3], &get("/missing"));
     world.finish_opens();
     assert_eq!(statuses(&world.sent(ids[3])), [404]);
@@ -479,7 +479,7 @@ fn stale_and_foreign_notices() {
     assert_eq!(world.counter("http_aborted_peer"), 0, "an idle connection loses nothing");
 }
 
-/// What the network and the disk do to a pipeline.
+/// Events of the network and the disk during a pipeline.
 #[derive(Clone, Debug)]
 enum Happening {
     Arrive(usize),
@@ -500,7 +500,7 @@ fn happening() -> impl Strategy<Value = Happening> {
 }
 
 proptest! {
-    /// However the bytes arrive, leave and wait, the responses are those to the requests, in order.
+    /// In any order of events, the responses are those to the requests, in order.
     #[test]
     fn same_bytes_in_any_weather(
         paths in proptest::collection::vec("/(a\\.txt|b|missing|d|big)", 1..8),
@@ -525,7 +525,7 @@ proptest! {
             }
             sent.push_str(&world.sent(id));
         }
-        // Then all is well, and everything must come to its end.
+        // Without further faults, everything must end.
         prop_assume!(!world.is_shut(id));
         world.set_room(id, usize::MAX);
         world.receive(id, &text[given..]);

@@ -1,8 +1,8 @@
-//! Requests with content: read, thrown away within bounds, and never taken for a request.
+//! Requests with content, which is read, bounded and discarded, and never parsed as a request.
 
 use super::*;
 
-/// A request with these fields, what follows its head, and the next request.
+/// Returns a request with these fields and this content, followed by another request.
 fn with(method: &str, fields: &str, content: &str) -> String {
     let head = format!("{method} /a.txt HTTP/1.1\r\nHost: a\r\n{fields}\r\n");
     format!("{head}{content}{}", get("/b"))
@@ -10,7 +10,7 @@ fn with(method: &str, fields: &str, content: &str) -> String {
 
 const CHUNKED: &str = "Transfer-Encoding: chunked\r\n";
 
-/// The statuses of responses, with their bytes, and the connection still open.
+/// The content contains a request, which must not be answered, and the connection must stay open.
 #[test]
 fn content_is_read_and_the_connection_kept() {
     let inner = get("/missing");
@@ -19,7 +19,7 @@ fn content_is_read_and_the_connection_kept() {
     for (fields, content) in [(length.as_str(), inner.as_str()), (CHUNKED, size.as_str())] {
         for (method, status) in [("GET", 200), ("POST", 405), ("BREW", 501)] {
             let text = with(method, fields, content);
-            // Whole, byte by byte, and with every cut.
+            // Split at every position.
             for cut in 0..=text.len() {
                 let mut world = World::new();
                 let id = world.accept();
@@ -49,7 +49,7 @@ fn content_that_is_too_long_or_malformed_ends_the_connection() {
         (CHUNKED, "x\r\n", 400, "http_400"),
         (CHUNKED, "1\nx\r\n0\r\n\r\n", 400, "http_400"),
         (CHUNKED, "1\r\nxx\r\n0\r\n\r\n", 400, "http_400"),
-        // RFC 9112 section 6.3: what two would read differently.
+        // RFC 9112 section 6.3: framing that two parsers could read differently.
         ("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", "0\r\n\r\n", 400, "http_400"),
         ("Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n", "", 400, "http_400"),
         ("Content-Length: 1\r\nContent-Length: 2\r\n", "a", 400, "http_400"),
@@ -78,10 +78,10 @@ fn expectations_are_met_before_the_content() {
     world.receive(id, "abc");
     world.finish_opens();
     assert_eq!(responses(&world.sent(id)), [(200, "content of a".into())]);
-    // Content that is there already needs no leave.
+    // Content that has already arrived needs no 100.
     world.receive(id, &format!("{head}abc"));
     assert_eq!(responses(&world.sent(id)), [(200, "content of a".into())]);
-    // One that is refused is told so at once.
+    // Content that is too long is refused at once.
     world.receive(id, &head.replace("Length: 3", "Length: 3000000"));
     assert_eq!(statuses(&world.sent(id)), [413]);
     assert!(world.is_shut(id));
@@ -101,7 +101,7 @@ fn content_has_its_time() {
     assert_eq!(statuses(&world.sent(id)), [408]);
     assert!(world.is_shut(id));
     assert_eq!(world.counter("http_timeouts_content"), 1);
-    // A client that leaves in the middle is worth no answer.
+    // A client that closes within the content gets no response.
     let id = world.accept();
     world.receive(id, "GET /a.txt HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n");
     world.peer_closes(id);

@@ -1,4 +1,4 @@
-//! A content server on fake connections, with files that are opened when a test says so.
+//! A content server on fake connections, with files whose opens end when a test says so.
 
 use core::ops::Deref;
 use std::collections::{BTreeMap, VecDeque};
@@ -17,16 +17,16 @@ use crate::content::sockets::Sockets;
 
 type Opened = Result<(FileStat, Vec<u8>), FileFault>;
 
-/// The files of the fake.
+/// The files of the fake sockets.
 #[derive(Default)]
 pub(crate) struct FakeFiles {
     tree: BTreeMap<String, Opened>,
-    /// By number of the open: what was found then, and whether it is open.
+    /// Result of each open, by `FileId`, and whether the file is still open.
     opened: Vec<(Opened, bool)>,
     paths: Vec<String>,
     under_way: VecDeque<FileId>,
     version: u64,
-    /// Handles that there are.
+    /// Number of handles; opens beyond it fail.
     pub(crate) files_max: usize,
 }
 
@@ -94,12 +94,12 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// A world with `a.txt`, `b` and the directory `d`.
+    /// Creates a server with the files `a.txt` and `b` and the directory `d`.
     pub(crate) fn new() -> Self {
         Self::with(Config::default())
     }
 
-    /// The same, with a server that is configured so.
+    /// The same, with this configuration of the server.
     pub(crate) fn with(config: Config) -> Self {
         let config = Config { access_log: true, ..config };
         let server = Server::new(config);
@@ -143,12 +143,12 @@ impl World {
         id
     }
 
-    /// The client turned out not to speak TLS.
+    /// Makes the connection one whose client does not speak TLS.
     pub(crate) fn take_tls_off(&mut self, id: Id) {
         self.sockets.set_tls(id, false);
     }
 
-    /// A notice about a socket.
+    /// Notifies the server of the socket.
     pub(crate) fn poke(&mut self, id: Id) {
         self.server.handle_socket(self.now, &mut self.sockets, id);
     }
@@ -177,25 +177,25 @@ impl World {
         self.poke(id);
     }
 
-    /// The peer acknowledges all that was sent, and the end if there is one.
+    /// Acknowledges all bytes that were sent, and the FIN if there is one.
     pub(crate) fn acknowledge_all(&mut self, id: Id) {
         self.acknowledge(id, u64::MAX);
     }
 
-    /// Ends all opens that are under way, the youngest first: disks keep no order.
+    /// Ends all opens in progress, the youngest first, because disks keep no order.
     pub(crate) fn finish_opens(&mut self) {
         for file in core::mem::take(&mut self.sockets.more.under_way).into_iter().rev() {
             self.server.handle_file(self.now, &mut self.sockets, file);
         }
     }
 
-    /// Ends the open that began first.
+    /// Ends the oldest open.
     pub(crate) fn finish_oldest_open(&mut self) {
         let file = self.sockets.more.under_way.pop_front().expect("an open is under way");
         self.server.handle_file(self.now, &mut self.sockets, file);
     }
 
-    /// Lets time pass, with a call at each moment that the server asked for.
+    /// Advances the clock, with a call at each timeout of the server.
     pub(crate) fn advance(&mut self, by: Duration) {
         let end = self.now + by;
         while let Some(next) = self.server.poll_timeout().filter(|next| *next <= end) {
@@ -207,12 +207,12 @@ impl World {
         self.now = end;
     }
 
-    /// What was sent since the last look.
+    /// Returns the bytes that were sent since the last call.
     pub(crate) fn sent(&mut self, id: Id) -> String {
         String::from_utf8(self.sockets.take_sent(id)).expect("text")
     }
 
-    /// Paths that were opened, in order.
+    /// Returns the paths that were opened, in order.
     pub(crate) fn opens(&self) -> Vec<&str> {
         self.sockets.more.paths.iter().map(String::as_str).collect()
     }
@@ -229,14 +229,14 @@ impl World {
         testkit::count(name, |f| self.server.responder.counters.visit(f))
     }
 
-    /// Exactly these counters moved.
+    /// Asserts that exactly these counters are not 0.
     pub(crate) fn assert_moved(&self, expected: &[(&str, u64)]) {
         let mut moved = base::counters::all(|f| self.server.responder.counters.visit(f));
         moved.retain(|(_, value)| *value > 0);
         assert_eq!(moved, expected);
     }
 
-    /// No connection and no deadline is left.
+    /// Asserts that no connection and no deadline is left.
     pub(crate) fn assert_empty(&self) {
         assert_eq!((self.server.connections(), self.server.deadlines.next()), (0, None));
     }

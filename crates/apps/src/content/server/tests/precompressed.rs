@@ -1,8 +1,8 @@
-//! Files that were compressed before, chosen by Accept-Encoding (RFC 9110 section 12.5.3).
+//! Precompressed files, chosen by Accept-Encoding (RFC 9110 section 12.5.3).
 
 use super::*;
 
-/// A world in which `a.txt` is there in both codings, `b` in gzip, and `c.html` plain only.
+/// Creates a server with `a.txt` in both codings, `b` in gzip, and `c.html` without a coding.
 fn world() -> World {
     let mut world = World::with(Config { precompressed: true, ..Config::default() });
     world.put("a.txt.br", "br of a");
@@ -16,7 +16,7 @@ fn asked(path: &str, fields: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: a\r\n{fields}\r\n")
 }
 
-/// The response's fields of these names, and its body.
+/// Returns the status and some fields of the response, and its body.
 fn answered(world: &mut World, id: Id, path: &str, fields: &str) -> (String, String) {
     world.receive(id, &asked(path, fields));
     for _ in 0..3 {
@@ -63,12 +63,12 @@ fn the_best_that_is_there_is_sent() {
             "404 Content-Type: text/plain; charset=utf-8"
         );
         assert_eq!(answered(&mut world, id, "/d", brotli).0[..3], *"301");
-        // The file itself, by its own name, is no coding of anything.
+        // A precompressed file that is requested by its own name has no Content-Encoding.
         let (said, body) = answered(&mut world, id, "/a.txt.gz", "");
         assert!(said.starts_with("200 Content-Type: application/gzip|Vary"), "{said}");
         assert_eq!(body, "gzip of a");
     }
-    // A file that is not there is looked for once in a while, not for each request.
+    // A missing file is looked up again after the validity time, not for each request.
     let looked = |world: &World, path: &str| world.opens().iter().filter(|p| **p == path).count();
     assert_eq!([looked(&world, "c.html.br"), looked(&world, "b.br")], [1, 1]);
     assert_eq!(looked(&world, "missing.br"), 0, "only beside a file");
@@ -114,8 +114,7 @@ fn ranges_and_conditions_are_of_what_is_sent() {
     );
 }
 
-/// A disk that takes longer for each file than files are believed does not keep a request waiting
-/// for ever.
+/// A disk that takes longer for each open than the validity time does not block a request forever.
 #[test]
 fn a_slow_disk_answers_at_last() {
     let mut world = world();

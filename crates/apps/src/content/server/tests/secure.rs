@@ -1,4 +1,4 @@
-//! Connections of listeners for TLS, and of those beside them.
+//! Connections of TLS listeners, and of the cleartext listeners beside them.
 
 use super::*;
 
@@ -21,7 +21,7 @@ fn plain_requests_at_a_port_for_tls_are_told_so() {
             assert!(sent.contains("\r\nConnection: close\r\n") && world.is_shut(id));
         }
     }
-    // Bytes that are no HTTP either are answered like that elsewhere.
+    // Bytes that are not HTTP either get the usual 400.
     let id = world.accept_for(Service::Secure);
     world.take_tls_off(id);
     world.receive(id, "SSH-2.0-OpenSSH_9.9\r\n");
@@ -49,7 +49,7 @@ fn plain_requests_are_sent_to_https() {
         assert!(sent.starts_with(&format!("HTTP/1.1 {status} ")), "{line}: {sent}");
         let said = sent.lines().find_map(|line| line.strip_prefix("Location: "));
         assert_eq!(said.unwrap_or_default(), location, "{line}");
-        // The connection stays, for one that asks again.
+        // The connection persists for further requests.
         assert!(!world.is_shut(id), "{line}");
     }
     let id = world.accept_for(Service::Redirect(443));
