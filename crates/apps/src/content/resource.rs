@@ -11,7 +11,7 @@ use super::date;
 #[derive(Debug)]
 pub(crate) struct OpenFile {
     pub(crate) file: FileId,
-    /// Bytes.
+    /// Size in bytes.
     pub(crate) size: u64,
     /// [`FileStat::version`]: equal means equal bytes.
     pub(crate) version: u64,

@@ -1,6 +1,6 @@
 //! The interface between the content server and the host: connections and files.
 //!
-//! There are two implementations: the host, which forwards each call, and the fake of this module's
+//! There are two implementations: the host, which forwards each call, and the fake of the server's
 //! tests, whose disk answers when a test says so. No other code is meant to implement the trait.
 
 use abi::{FileFault, FileId, FileStat};

@@ -1,9 +1,9 @@
-//! Health checks: connections of the proxy's own to each backend, one at a time.
+//! Health checks: connections of the proxy to each backend, one at a time.
 //!
-//! [`super::server`] calls [`Checks::handle_timeout`] when one is due or has taken too long, and
-//! [`Checks::handle_socket`] when something came. A check is a connection, or, where the pool has a
-//! path, a GET answered with 2xx or 3xx. A backend that is not checked and went down is tried again
-//! after [`Check::DOWN_TIME`].
+//! [`super::server`] calls [`Checks::handle_timeout`] when a check is due or has taken too long,
+//! and [`Checks::handle_socket`] when its socket's readiness changed. A check is a connection or,
+//! if the pool has a path, a GET that must be answered with 2xx or 3xx. A backend that is not
+//! checked and went down is tried again after [`Check::DOWN_TIME`].
 
 use base::{Alarms, Duration, Instant, Prng};
 use bytes::Bytes;
@@ -14,30 +14,30 @@ use super::proxy_protocol;
 use super::shared::{Owner, Shared};
 use super::sockets::Sockets;
 
-/// Bytes of a response that are looked at: `HTTP/1.1 200`.
+/// Number of bytes of a response that are read: `HTTP/1.1 200`.
 const STATUS_BYTES: usize = 12;
 
-/// A check under way.
+/// A check in progress.
 #[derive(Debug)]
 struct Probe<I> {
     socket: I,
     deadline: Instant,
     /// The request was sent.
     asked: bool,
-    /// The beginning of the response.
+    /// The first bytes of the response.
     heard: Vec<u8>,
 }
 
-/// All checks.
+/// The health checks of all backends.
 #[derive(Debug)]
 pub(crate) struct Checks<I> {
-    /// By backend.
+    /// Checks in progress, by backend.
     probes: Vec<Option<Probe<I>>>,
     alarms: Alarms,
     prng: Prng,
 }
 
-/// How a check goes.
+/// State of a check.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Wait,
@@ -50,8 +50,8 @@ impl<I: Copy + Eq> Checks<I> {
         Self { probes: Vec::new(), alarms: Alarms::default(), prng: Prng::new(seed) }
     }
 
-    /// Begins to check backends that are new: the first check comes anywhere within an interval, so
-    /// that not all come at once.
+    /// Begins to check new backends. The first checks are spread over an interval, so that they do
+    /// not coincide.
     pub(crate) fn watch(&mut self, now: Instant, shared: &mut Shared<I>, added: &[BackendId]) {
         for id in added {
             let check = shared.backends.config_of(*id).map(|pool| pool.check.clone());
@@ -70,7 +70,7 @@ impl<I: Copy + Eq> Checks<I> {
         }
     }
 
-    /// A backend may have gone down that is not checked: it is looked at again later.
+    /// Sets the alarm of a backend that went down. It matters for backends without checks.
     pub(crate) fn note_due(&mut self, shared: &Shared<I>, id: BackendId) {
         let due = shared.backends.get(id).map(|backend| backend.due);
         if let (Some(due), Ok(slot)) = (due, u32::try_from(id)) {
@@ -78,12 +78,12 @@ impl<I: Copy + Eq> Checks<I> {
         }
     }
 
-    /// When to call [`Self::handle_timeout`].
+    /// Returns when to call [`Self::handle_timeout`].
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.alarms.next()
     }
 
-    /// Time has passed.
+    /// Handles the alarms that have fired: begins checks, and ends those that have taken too long.
     pub(crate) fn handle_timeout<S: Sockets<Id = I>>(
         &mut self,
         now: Instant,
@@ -111,7 +111,7 @@ impl<I: Copy + Eq> Checks<I> {
         id: BackendId,
     ) {
         let Some(check) = shared.backends.config_of(id).map(|pool| pool.check.clone()) else {
-            return; // it is draining: nobody wants to know
+            return; // The backend is draining.
         };
         if check.interval == Duration::ZERO {
             let change = shared.backends.try_again(id);
@@ -120,7 +120,7 @@ impl<I: Copy + Eq> Checks<I> {
         }
         let addr = shared.backends.get(id).map(|backend| backend.addr);
         let Some(socket) = addr.and_then(|addr| host.connect(now, addr).ok()) else {
-            // Our own fault: says nothing about the backend.
+            // A local failure says nothing about the backend.
             self.schedule(now, shared, id, check.interval);
             return;
         };
@@ -137,7 +137,8 @@ impl<I: Copy + Eq> Checks<I> {
         }
     }
 
-    /// A tenth more or less, so that checks of many proxies drift apart.
+    /// Schedules the next check, a tenth earlier or later, so that the checks of many proxies drift
+    /// apart.
     fn schedule(
         &mut self,
         now: Instant,
@@ -150,7 +151,7 @@ impl<I: Copy + Eq> Checks<I> {
         self.set_due(shared, id, now + Duration::from_micros(wait));
     }
 
-    /// The readiness of a check's socket changed.
+    /// Handles a change of readiness of a check's socket.
     pub(crate) fn handle_socket<S: Sockets<Id = I>>(
         &mut self,
         now: Instant,
@@ -178,7 +179,7 @@ impl<I: Copy + Eq> Checks<I> {
     ) {
         let Some(probe) = self.probes.get_mut(id).and_then(Option::take) else { return };
         shared.owners.clear(S::index(probe.socket), probe.socket);
-        // Nothing more is wanted; a reset leaves no TIME-WAIT behind.
+        // A reset leaves no TIME-WAIT behind.
         host.abort(now, probe.socket);
         host.close(now, probe.socket);
         let Some(check) = shared.backends.config_of(id).map(|pool| pool.check.clone()) else {

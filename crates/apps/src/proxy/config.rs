@@ -1,66 +1,66 @@
-//! What a proxy does for whom: listeners, routes, pools of backends, limits.
+//! Configuration of a proxy: listeners, routes, pools of backends, limits.
 //!
-//! The program makes a [`Table`] out of its command line or its file, with names resolved, and
-//! gives the proxy another one when either changes. A table is checked by whoever makes it: indices
-//! of pools are those of [`Table::pools`].
+//! The program builds a [`Table`] from its command line or its file, with names resolved, and
+//! passes the proxy a new one when either changes. The builder of a table must make sure that
+//! indices of pools are valid in [`Table::pools`].
 
 use core::net::IpAddr;
 
 use base::Duration;
 use wire::Endpoint;
 
-/// How much a proxy looks at before it chooses a backend.
+/// The part of a connection that is read before a backend is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Nothing: a backend is connected to at once.
     Tcp,
     /// The head of the first HTTP/1.1 request.
     Http,
-    /// The ClientHello, for the server's name in it; TLS goes through untouched.
+    /// The ClientHello, for its server name; TLS is relayed unchanged.
     Tls,
 }
 
-/// How a backend is chosen.
+/// Algorithm by which a backend is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Balance {
-    /// One after the other, each as often as its weight says.
+    /// In turn, in proportion to the weights.
     RoundRobin,
-    /// The one with the fewest connections for its weight.
+    /// The backend with the fewest connections in relation to its weight.
     Least,
-    /// By a hash, such that others keep theirs when a backend comes or goes.
+    /// By a consistent hash: most clients keep their backend when another one is added or removed.
     Maglev(HashBy),
 }
 
-/// What is hashed.
+/// The input of the hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HashBy {
     /// The client's address, without its port.
     Source,
-    /// The name that the client asks for (Host, or the server's name of TLS); its address where it
-    /// asks for none.
+    /// The name that the client requests (Host, or the server name of TLS); its address if there is
+    /// none.
     Host,
 }
 
-/// How a backend's health is looked at.
+/// Parameters of health checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// A path to ask for, which has to be answered with 2xx or 3xx; empty: a connection will do.
+    /// Path of a GET request that must be answered with 2xx or 3xx; empty if a connection suffices.
     pub path: String,
-    /// Value of Host in that request; empty: the backend's address.
+    /// Value of Host in that request; empty for the backend's address.
     pub host: String,
-    /// Time between checks, a tenth more or less; zero: none are made, and a backend that is down
-    /// is tried again after [`Check::DOWN_TIME`].
+    /// Time between checks, plus or minus a tenth. Zero for no checks: a backend that is down is
+    /// tried again after [`Check::DOWN_TIME`].
     pub interval: Duration,
-    /// How long a check may take.
+    /// Time limit of a check.
     pub timeout: Duration,
-    /// Good checks in a row that bring a backend up.
+    /// Consecutive successful checks after which a backend is up.
     pub rise: u32,
-    /// Bad checks, or failed connections, in a row that take it down.
+    /// Consecutive failed checks, or failed connections, after which a backend is down.
     pub fall: u32,
 }
 
 impl Check {
-    /// How long a backend stays down that is not checked.
+    /// Time for which a backend without checks stays down.
     pub const DOWN_TIME: Duration = Duration::from_secs(10);
 }
 
@@ -77,19 +77,19 @@ impl Default for Check {
     }
 }
 
-/// A backend, and how much of the work it gets.
+/// A backend, and its share of the connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Backend {
-    /// Where it is.
+    /// Address and port.
     pub addr: Endpoint,
-    /// Those with the least number that can be had get all connections (RFC 2782).
+    /// The available backends with the lowest value get all connections (RFC 2782).
     pub priority: u16,
-    /// Its share among those, at least 1.
+    /// Share of the connections among backends of the same priority, at least 1.
     pub weight: u32,
 }
 
 impl Backend {
-    /// The weight of a backend of which nothing else is said.
+    /// Default weight.
     pub const WEIGHT: u32 = 64;
 }
 
@@ -99,21 +99,21 @@ impl From<Endpoint> for Backend {
     }
 }
 
-/// Backends that stand for each other.
+/// A group of equivalent backends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
-    /// Its name: a pool of the same name in a later table is the same pool.
+    /// Name of the pool: a pool of the same name in a later table is the same pool.
     pub name: String,
-    /// How one is chosen.
+    /// Algorithm by which a backend is chosen.
     pub balance: Balance,
-    /// The backends, in any order. One that is in the table before and not in this one gets no new
-    /// connection and keeps those that it has.
+    /// The backends, in any order. A backend that a later table lacks gets no new connections, and
+    /// keeps those that it has.
     pub backends: Vec<Backend>,
-    /// Connections that one of them may have.
+    /// Maximum number of connections of each backend.
     pub connections_max: u32,
-    /// Begin each connection with a header of the PROXY protocol, version 2.
+    /// True to begin each connection with a header of the PROXY protocol, version 2.
     pub proxy_protocol: bool,
-    /// How their health is looked at.
+    /// Parameters of health checks.
     pub check: Check,
 }
 
@@ -130,72 +130,74 @@ impl Default for Pool {
     }
 }
 
-/// Which requests go to which pool.
+/// Assignment of requests to a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Route {
-    /// Host, in lower case and without a port: `a.example`, `*.example` for all names below it, or
-    /// nothing for any.
+    /// Host in lower case and without a port: `a.example`, or `*.example` for all names below it;
+    /// empty for any host.
     pub host: String,
-    /// Beginning of the path, up to a slash or whole; nothing for any.
+    /// Prefix of the path, which ends at a slash or at the end of the path; empty for any path.
     pub path: String,
     /// Index of the pool.
     pub pool: usize,
 }
 
-/// Header fields that are added to a request.
+/// Header fields that are added to requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Insert {
-    /// X-Forwarded-For: the client's address, as everybody understands it.
+    /// X-Forwarded-For: the client's address, in the most common format.
     pub x_forwarded_for: bool,
-    /// X-Forwarded-Proto: http.
+    /// X-Forwarded-Proto: `http`.
     pub x_forwarded_proto: bool,
-    /// Forwarded: RFC 7239.
+    /// Forwarded (RFC 7239).
     pub forwarded: bool,
-    /// Via: RFC 9110 section 7.6.3.
+    /// Via (RFC 9110 section 7.6.3).
     pub via: bool,
 }
 
-/// The treatment of fields in which a client says for whom it forwards: Forwarded, X-Real-IP, and
+/// Treatment of the fields in which clients say for whom they forward: Forwarded, X-Real-IP, and
 /// all that begin with X-Forwarded-.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum HeaderPolicy {
-    /// They are believed: what the proxy adds goes behind them.
+    /// They are trusted: the proxy appends its values to them.
     #[default]
     Append,
-    /// They are removed. The proxy has to see every request for that, so a connection carries one.
+    /// They are removed. For this the proxy must parse every request, so a connection carries only
+    /// one.
     Replace,
 }
 
-/// A port of the proxy.
+/// A port on which the proxy accepts clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listener {
-    /// Only on this address, or on all of ours.
+    /// Local address; `None` for all addresses.
     pub addr: Option<IpAddr>,
-    /// Port.
+    /// Local port; not 0.
     pub port: u16,
-    /// What is looked at.
+    /// The part of a connection that is read.
     pub mode: Mode,
-    /// Where to, by what was asked for; the most specific one counts. Not for [`Mode::Tcp`].
+    /// Routes by requested host and path; the most specific one applies. Unused in [`Mode::Tcp`].
     pub routes: Vec<Route>,
-    /// Index of the pool for what no route fits.
+    /// Index of the pool for requests that no route matches, and for all connections in
+    /// [`Mode::Tcp`].
     pub default: Option<usize>,
-    /// Fields to add; only for [`Mode::Http`].
+    /// Header fields to add; only in [`Mode::Http`].
     pub insert: Insert,
-    /// The treatment of such fields that clients send; only for [`Mode::Http`].
+    /// Treatment of forwarding fields from clients; only in [`Mode::Http`].
     pub policy: HeaderPolicy,
-    /// Whether a connection may carry more than one request. All of them go to the backend of the
-    /// first, and none but the first is looked at; without, the backend is told to close.
+    /// True if a connection may carry several requests. All of them go to the backend of the first,
+    /// which is the only one that is parsed. If false, the backend is told to close.
     pub keep_alive: bool,
 }
 
-/// The reason for which a listener cannot be opened.
+/// Reason for which a listener cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unopenable {
-    /// The address that it has, if it has one.
+    /// Its address, if it has one.
     pub addr: Option<IpAddr>,
     /// Its port.
     pub port: u16,
-    /// Another listener takes the address too; otherwise the address is not one of ours.
+    /// True if an earlier listener overlaps; else the address is not the host's, or the port is 0.
     pub overlaps: bool,
 }
 
@@ -218,7 +220,7 @@ impl core::fmt::Display for Unopenable {
 /// Checks that all listeners can be open at the same time.
 ///
 /// # Errors
-/// The first that cannot.
+/// The first listener that cannot be opened.
 pub fn check_listeners(
     listeners: &[Listener],
     is_ours: impl Fn(IpAddr) -> bool,
@@ -239,22 +241,22 @@ pub fn check_listeners(
     Ok(())
 }
 
-/// Bounds and times.
+/// Limits and timeouts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Clients at one time; more are reset.
+    /// Concurrent clients; more are reset.
     pub connections_max: usize,
-    /// Bytes of a request's head or of a ClientHello's records.
+    /// Bytes of a request head or of the records of a ClientHello.
     pub head_bytes_max: usize,
-    /// Bytes of a request line; more is 414.
+    /// Bytes of a request line; 414 above.
     pub request_line_bytes_max: usize,
-    /// Time for the whole head from the beginning of the connection.
+    /// Time limit for the whole head from the beginning of the connection.
     pub head_timeout: Duration,
-    /// Time for a connection to a backend to be made, for each attempt.
+    /// Time limit for each attempt to connect to a backend.
     pub connect_timeout: Duration,
-    /// How long a connection may be idle in both directions.
+    /// Time for which a connection may be idle in both directions.
     pub idle_timeout: Duration,
-    /// Other backends that are tried where the first cannot be connected to.
+    /// Number of further backends to try if the first cannot be connected to.
     pub retries: u32,
 }
 
@@ -272,21 +274,21 @@ impl Default for Limits {
     }
 }
 
-/// All that a proxy does.
+/// The part of the configuration that can change while the proxy runs.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Table {
-    /// Its ports.
+    /// The listeners.
     pub listeners: Vec<Listener>,
-    /// Its pools.
+    /// The pools.
     pub pools: Vec<Pool>,
-    /// Bounds and times.
+    /// Limits and timeouts.
     pub limits: Limits,
 }
 
 impl Table {
-    /// Gives `next` the listeners that this table has, at their places, and new ones behind them;
-    /// says which of them `next` wanted. What connections of the others still need, their pools by
-    /// name, is kept.
+    /// Reorders the listeners of `next`: those of this table keep their indices, and new ones
+    /// follow. A listener that `next` lacks is kept for its connections, with its pools found by
+    /// name. Returns for each listener whether `next` had it.
     pub(crate) fn replace_listeners(&self, next: &mut Self) -> Vec<bool> {
         let name = |pool: usize| self.pools.get(pool).map(|pool| pool.name.as_str());
         let pools: Vec<Option<usize>> = (0..self.pools.len())
@@ -317,20 +319,20 @@ impl Route {
     }
 }
 
-/// What does not change while a proxy runs.
+/// The part of the configuration that does not change while the proxy runs.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Connections that wait to be accepted, for each port.
+    /// Length of each listener's accept queue.
     pub backlog: usize,
-    /// Value of the Server field of responses that are the proxy's own, and its name in Via.
+    /// Value of the Server field of the proxy's own responses, and name of the proxy in Via.
     pub server_name: String,
-    /// Unix time at [`base::Instant::ZERO`], for Date and the log.
+    /// Unix time at [`base::Instant::ZERO`], for the Date field and the log.
     pub unix_epoch: Duration,
-    /// Spreads health checks.
+    /// Seed of the random times between health checks.
     pub seed: u64,
-    /// Ask the device to relay.
+    /// True to ask the device to splice.
     pub splice: bool,
-    /// Whether [`super::Proxy::poll_log`] gives lines.
+    /// True to fill the access log that [`super::Proxy::poll_log`] returns.
     pub access_log: bool,
 }
 
@@ -370,7 +372,8 @@ mod tests {
         }
     }
 
-    /// Listeners keep their places, whatever the order, and those that are closed their pools.
+    /// Listeners keep their indices in any order of the table, and closed listeners keep their
+    /// pools.
     #[test]
     fn listeners_keep_their_places() {
         let first = table(&[80, 81, 82], &["a", "b"], 1);
@@ -379,7 +382,7 @@ mod tests {
         let ports: Vec<_> = next.listeners.iter().map(|l| (l.port, l.default)).collect();
         assert_eq!(ports, [(80, Some(1)), (81, Some(0)), (82, Some(1)), (90, Some(1))]);
         assert_eq!(next.listeners[1].routes[0].pool, 0, "the pool b is the first now");
-        // It comes back; of the one that is closed now, the pool is gone.
+        // Listener 81 is opened again; the pool of 82, which is closed, is gone.
         let mut last = table(&[81, 80, 90], &["b"], 0);
         assert_eq!(next.replace_listeners(&mut last), [true, true, false, true]);
         let ports: Vec<_> = last.listeners.iter().map(|l| (l.port, l.default)).collect();
@@ -387,7 +390,7 @@ mod tests {
         assert_eq!(last.listeners[2].routes, []);
     }
 
-    /// All of them, or a line that names the one that cannot be opened.
+    /// Either all listeners can be opened, or the error names the one that cannot.
     #[test]
     fn listeners_are_checked_together() {
         let ours = |addr: IpAddr| addr.to_string() == "10.77.0.2";

@@ -1,4 +1,4 @@
-//! What the proxy counts.
+//! Counters of the proxy.
 
 use abi::Refusal;
 use host::{SocketError, SpliceEnd, SpliceError};
@@ -8,89 +8,92 @@ base::counters! {
     pub struct Counters {
         /// Clients accepted.
         proxy_accepted,
-        /// Clients reset at once: `connections_max` were there.
+        /// Clients reset at once, because `connections_max` were connected.
         proxy_refused_full: alarm,
         /// Clients for which a pool was found.
         proxy_routed,
-        /// Clients that ended before they had asked for anything.
+        /// Clients that closed or reset before they had sent a request.
         proxy_ended_early,
-        /// Clients that sent no whole head in time.
+        /// Clients that did not send a whole head in time.
         proxy_timeouts_head,
-        /// ClientHellos that were none, or longer than we read.
+        /// ClientHellos that were invalid, or longer than the limit.
         proxy_hellos_malformed: alarm,
-        /// ClientHellos for which there is no pool.
+        /// ClientHellos for which no pool was found.
         proxy_hellos_unrouted,
-        /// Responses of our own, by their status.
+        /// 400 Bad Request: malformed requests.
         proxy_400,
-        /// No route.
+        /// 404 Not Found: no route.
         proxy_404,
-        /// CONNECT.
+        /// 405 Method Not Allowed: CONNECT.
         proxy_405,
-        /// Heads that did not come in time.
+        /// 408 Request Timeout: heads that did not arrive in time.
         proxy_408,
-        /// Request lines that are too long.
+        /// 414 URI Too Long: request lines above the limit.
         proxy_414,
-        /// Heads that are too large.
+        /// 431 Request Header Fields Too Large: heads above the limit.
         proxy_431,
-        /// Transfer codings that are not known.
+        /// 501 Not Implemented: unknown transfer codings.
         proxy_501,
-        /// Backends that could not be connected to, or ended before they answered.
+        /// 502 Bad Gateway: backends that could not be connected to, or closed without a response.
         proxy_502: alarm,
-        /// No backend that is up, or none with room.
+        /// 503 Service Unavailable: no backend is up, none has room, or the connection failed
+        /// locally.
         proxy_503: alarm,
-        /// Backends that did not answer in time.
+        /// 504 Gateway Timeout: backends that did not connect or respond in time.
         proxy_504: alarm,
-        /// Versions other than HTTP/1.
+        /// 505 HTTP Version Not Supported, and 417 Expectation Failed, which has no counter of its
+        /// own.
         proxy_505,
-        /// Connections to backends begun, checks apart.
+        /// Attempts to connect to a backend, without health checks.
         proxy_connects,
-        /// Backends that refused a connection.
+        /// Backends that refused or reset the connection.
         proxy_connects_refused,
-        /// Backends that did not answer in time.
+        /// Backends that did not accept the connection in time.
         proxy_connects_timed_out,
-        /// Backends that could not be reached, or ended at once.
+        /// Connections to backends that failed for another reason.
         proxy_connects_failed,
-        /// Connections to backends that our own side could not begin: no port, no route, no room.
+        /// Connections to backends that could not begin for a local reason: no port, no route, no
+        /// memory.
         proxy_connects_local: alarm,
-        /// Other backends tried after one could not be connected to.
+        /// Attempts with another backend after a failed one.
         proxy_retries,
-        /// Clients for whom no backend was up.
+        /// Clients for which no backend was up.
         proxy_no_backend_up: alarm,
-        /// Clients for whom no backend had room.
+        /// Clients for which no backend had room.
         proxy_no_backend_room: alarm,
-        /// Health checks that were good.
+        /// Successful health checks.
         proxy_checks_good,
-        /// Health checks that were bad.
+        /// Failed health checks.
         proxy_checks_bad: alarm,
         /// Backends that came up.
         proxy_backends_came_up,
         /// Backends that went down.
         proxy_backends_went_down: alarm,
-        /// Bytes from clients to backends by this host.
+        /// Bytes from clients to backends that this host relayed.
         proxy_relayed_bytes_up,
-        /// Bytes from backends to clients by this host.
+        /// Bytes from backends to clients that this host relayed.
         proxy_relayed_bytes_down,
-        /// Bytes from clients to backends by the device.
+        /// Bytes from clients to backends that the device relayed.
         proxy_spliced_bytes_up,
-        /// Bytes from backends to clients by the device.
+        /// Bytes from backends to clients that the device relayed.
         proxy_spliced_bytes_down,
-        /// Connections that the host relays to their end.
+        /// Connections that this host relays to their end.
         proxy_relayed,
         /// Connections that the device relays.
         proxy_spliced,
-        /// Not spliced: one of both was closing already.
+        /// Not spliced: one of the two connections was already closing.
         proxy_splice_refused_not_connected,
-        /// Not spliced: switched off.
+        /// Not spliced: disabled.
         proxy_splice_refused_disabled,
-        /// Not spliced: the device has no such engine.
+        /// Not spliced: the device has no splice engine.
         proxy_splice_refused_not_supported,
-        /// Not spliced: its table is full.
+        /// Not spliced: the engine's table is full.
         proxy_splice_refused_table_full: alarm,
-        /// Not spliced: more was on its way than it keeps.
+        /// Not spliced: more bytes were in flight than the device can hold.
         proxy_splice_refused_does_not_fit,
-        /// Not spliced: the connections' options differ.
+        /// Not spliced: the TCP options of the two connections differ.
         proxy_splice_refused_options_differ,
-        /// Not spliced: it is busy.
+        /// Not spliced: the device is overloaded.
         proxy_splice_refused_overloaded: alarm,
         /// Not spliced: for another reason.
         proxy_splice_refused_other,
@@ -100,35 +103,36 @@ base::counters! {
         proxy_splices_reset,
         /// Spliced connections that were idle for too long.
         proxy_splices_idle,
-        /// Spliced connections that ended with the device.
+        /// Spliced connections that ended with the device or with the program.
         proxy_splices_lost: alarm,
         /// Relayed connections that both sides closed.
         proxy_relays_closed,
-        /// Relayed connections that the client reset or left.
+        /// Connections that the client reset while they were relayed or the backend was being
+        /// connected to.
         proxy_relays_reset_by_client,
-        /// Relayed connections that the backend reset or left.
+        /// Relayed connections that the backend reset, or closed without a response.
         proxy_relays_reset_by_backend,
-        /// Relayed connections that were idle for too long: reset.
+        /// Relayed connections that were reset because they were idle for too long.
         proxy_relays_idle,
-        /// Bytes that came after a response of our own and were thrown away.
+        /// Bytes that arrived after a response of the proxy's own and were discarded.
         proxy_discarded_bytes,
-        /// Tables taken over, the first among them.
+        /// Tables applied, including the first.
         proxy_tables,
-        /// Tables of which nothing was taken: a listener could not be opened.
+        /// Tables refused as a whole, because a listener could not be opened.
         proxy_tables_refused: alarm,
-        /// Ports that a later table opened.
+        /// Listeners that a later table opened.
         proxy_ports_opened,
-        /// Ports that a later table closed.
+        /// Listeners that a later table closed.
         proxy_ports_closed,
-        /// Times that a port of a later table could not be opened.
+        /// Listeners of a later table that could not be opened.
         proxy_ports_refused: alarm,
-        /// Lines of the access log that nobody took in time.
+        /// Lines of the access log that were dropped because the queue was full.
         proxy_log_dropped: alarm,
     }
 }
 
 impl Counters {
-    /// Counts a response of our own.
+    /// Counts a response of the proxy's own by its status code.
     pub(crate) fn count_status(&mut self, code: u16) {
         match code {
             400 => self.proxy_400 += 1,
@@ -145,7 +149,7 @@ impl Counters {
         }
     }
 
-    /// Counts a connection that could not be made.
+    /// Counts a failed attempt to connect to a backend.
     pub(crate) fn count_failed_connect(&mut self, error: SocketError) {
         match error {
             SocketError::Refused | SocketError::Reset => self.proxy_connects_refused += 1,
@@ -154,7 +158,7 @@ impl Counters {
         }
     }
 
-    /// Counts why two connections are not spliced.
+    /// Counts the reason for which two connections are not spliced.
     pub(crate) fn count_splice_refused(&mut self, error: SpliceError) {
         let SpliceError::Refused(refusal) = error else {
             self.proxy_splice_refused_not_connected += 1;
@@ -171,7 +175,7 @@ impl Counters {
         }
     }
 
-    /// Counts how a splice ended.
+    /// Counts the end of a splice.
     pub(crate) fn count_splice_end(&mut self, end: Option<SpliceEnd>) {
         match end {
             Some(SpliceEnd::Closed) => self.proxy_splices_closed += 1,

@@ -1,10 +1,10 @@
-//! From the head of a request to a pool and the head that its backend gets, or to the status that
-//! refuses it.
+//! Converts the head of a request to a pool and the head for its backend, or to the status that
+//! refuses the request.
 //!
-//! Called by [`super::pair`] with a whole head, or with one that is too long. Nothing of the bytes
-//! is passed on as it came: what they say is parsed ([`target`], [`fields`]), and the head that the
-//! backend gets is generated from that, with one Host, one statement of where the content ends, and
-//! one Connection. What servers are known to read in different ways is refused.
+//! Called by [`super::pair`] with a complete head, or with one that is too long. No bytes are
+//! passed on as they were received: the request is parsed ([`target`], [`fields`]), and the head
+//! for the backend is generated from the result, with one Host, one framing of the content, and one
+//! Connection. A request that servers are known to interpret in different ways is refused.
 
 mod fields;
 mod target;
@@ -19,34 +19,34 @@ use super::route;
 use crate::content::request::{self, Parsed, Request, decimal};
 use crate::content::status::Status;
 
-/// What is known besides the bytes.
+/// Facts about a request besides its bytes.
 pub(crate) struct Circumstances<'a> {
     pub(crate) listener: &'a Listener,
     pub(crate) limits: &'a Limits,
-    /// The client's end of its connection, and ours.
+    /// Remote and local address of the client's connection.
     pub(crate) client: Endpoint,
     pub(crate) local: Endpoint,
-    /// Our name in Via.
+    /// Name of the proxy in Via.
     pub(crate) name: &'a str,
 }
 
-/// What to do about a head.
+/// Action on a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// Give this to a backend of that pool.
+    /// Send `head` to a backend of `pool`.
     Forward {
         pool: usize,
         head: Vec<u8>,
-        /// Hash of the name that was asked for, where one was.
+        /// Hash of the requested name, if there is one.
         hash: Option<u64>,
-        /// The method is HEAD: a response of our own has no content.
+        /// True if the method is HEAD: a response of the proxy's own has no content.
         is_head: bool,
     },
-    /// Answer with this and close.
+    /// Respond with this status and close.
     Refuse { status: Status, is_head: bool },
 }
 
-/// Decides about the bytes of one head.
+/// Decides about one head.
 pub(crate) fn decide(bytes: &[u8], about: &Circumstances<'_>) -> Decision {
     let limits = request::Limits {
         head_bytes_max: about.limits.head_bytes_max,
@@ -54,10 +54,10 @@ pub(crate) fn decide(bytes: &[u8], about: &Circumstances<'_>) -> Decision {
     };
     let mut slots = request::slots();
     let request = match request::parse(bytes, &mut slots, limits) {
-        // The caller and the parser agree on where the head ends, or nothing is certain.
+        // Caller and parser must agree on the end of the head.
         Parsed::Complete(request, head_bytes) if head_bytes == bytes.len() => request,
         Parsed::Refused { status, head } => return Decision::Refuse { status, is_head: head },
-        // Only a whole head comes here, so the parser has said yes or no; for safety.
+        // Cannot occur: a complete head comes here, so the parser accepts or refuses it.
         Parsed::Incomplete | Parsed::Complete(..) => {
             return Decision::Refuse { status: Status::BadRequest, is_head: false };
         }
@@ -80,18 +80,18 @@ pub(crate) fn decide(bytes: &[u8], about: &Circumstances<'_>) -> Decision {
     }
 }
 
-/// The framing of the content for the backend (RFC 9112 section 6.3).
+/// Framing of the content for the backend (RFC 9112 section 6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Framing {
-    /// There is none, and no field says so.
+    /// No content, and no field that frames it.
     Absent,
     Length(u64),
     Chunked,
 }
 
 impl Framing {
-    /// Reads the fields, more strictly than the parser need: a value that it lets pass and that is
-    /// ambiguous is refused here.
+    /// Reads the framing fields more strictly than the parser does: ambiguous values that the
+    /// parser accepts are refused.
     fn of(request: &Request<'_, '_>) -> Result<Self, Status> {
         let all = |name: &'static str| {
             let fields = request.fields().iter();
@@ -108,7 +108,7 @@ impl Framing {
             return is_chunked.then_some(Self::Chunked).ok_or(Status::NotImplemented);
         }
         let number = |text: &[u8]| {
-            // Many servers count in 64 bits with a sign.
+            // Many servers use signed 64-bit integers.
             decimal(text.trim_ascii()).filter(|n| i64::try_from(*n).is_ok())
         };
         let Some(first) = lengths.next() else { return Ok(Self::Absent) };
@@ -122,19 +122,19 @@ impl Framing {
 struct Message<'r, 'h, 'b> {
     request: &'r Request<'h, 'b>,
     target: Target<'b>,
-    /// None in HTTP/1.0 only.
+    /// `None` in HTTP/1.0 only.
     host: Option<Authority<'b>>,
     framing: Framing,
     options: Options<'b>,
 }
 
 impl<'r, 'h, 'b> Message<'r, 'h, 'b> {
-    /// Takes a request apart.
+    /// Checks a request and extracts its parts.
     ///
     /// # Errors
-    /// The status that refuses it.
+    /// The status that refuses the request.
     fn of(request: &'r Request<'h, 'b>, listener: &Listener) -> Result<Self, Status> {
-        // RFC 9110 section 9.3.6: a reverse proxy opens no tunnels to where clients say.
+        // RFC 9110 section 9.3.6: a reverse proxy opens no tunnels to addresses from clients.
         if request.name == b"CONNECT" {
             return Err(Status::MethodNotAllowed);
         }
@@ -162,7 +162,7 @@ impl<'r, 'h, 'b> Message<'r, 'h, 'b> {
         Ok(message)
     }
 
-    /// Generates the head.
+    /// Generates the head for the backend.
     fn write(&self, about: &Circumstances<'_>) -> Vec<u8> {
         let mut out = Vec::with_capacity(1024);
         out.extend_from_slice(self.request.name);
@@ -190,12 +190,12 @@ impl<'r, 'h, 'b> Message<'r, 'h, 'b> {
         out
     }
 
-    /// Returns whether a field is passed on in its place.
+    /// Returns whether a field is passed on at its position.
     fn passes(&self, name: &str, listener: &Listener) -> bool {
         let is_kept = match fields::kind(name) {
             Kind::EndToEnd => true,
             Kind::Generated | Kind::Dropped => false,
-            // Those to which we add something are written as one line, after all others.
+            // Fields to which the proxy adds values are written as one line, after all others.
             Kind::Forwarding(field) => {
                 !is_inserted(field, listener.insert) && is_believed(field, listener.policy)
             }
@@ -203,13 +203,14 @@ impl<'r, 'h, 'b> Message<'r, 'h, 'b> {
         is_kept && !self.options.has(name.as_bytes())
     }
 
-    /// The values that the client sent of a field to which we add, if they are believed.
+    /// Returns the client's values of a field to which the proxy adds one, if they are trusted.
     fn values(
         &self,
         field: Forwarding,
         listener: &Listener,
     ) -> impl Iterator<Item = &'b [u8]> + use<'_, 'b> {
-        // X-Forwarded-Proto is no list: what a client made up would be read before ours.
+        // X-Forwarded-Proto is no list: a forged value of the client would be read before the
+        // proxy's.
         let is_list = field != Forwarding::XForwardedProto;
         let is_believed = is_list && is_believed(field, listener.policy);
         let fields = self.request.fields().iter();
@@ -231,7 +232,7 @@ impl<'r, 'h, 'b> Message<'r, 'h, 'b> {
             add(Forwarding::XForwardedProto, "X-Forwarded-Proto", "http");
         }
         if insert.forwarded {
-            // RFC 7239 section 6: IPv6 in brackets, and then in quotes.
+            // RFC 7239 section 6: an IPv6 address is in brackets, and quoted.
             let node = |addr: core::net::IpAddr| match addr {
                 core::net::IpAddr::V4(v4) => v4.to_string(),
                 core::net::IpAddr::V6(v6) => format!("\"[{v6}]\""),
@@ -245,15 +246,16 @@ impl<'r, 'h, 'b> Message<'r, 'h, 'b> {
         }
     }
 
-    /// Writes what the backend shall know of the connection: the fields of the client's hop are not
-    /// passed on, but since everything behind the head is relayed, what it wants is.
+    /// Writes the connection-specific fields. Those of the client are not passed on, but since all
+    /// bytes behind the head are relayed, they determine the fields for the backend.
     fn write_connection(&self, out: &mut Vec<u8>, listener: &Listener) {
         let is_1_0 = self.request.minor == 0;
         let all = |name: &'static str| {
             let fields = self.request.fields().iter();
             fields.filter(move |f| f.name.eq_ignore_ascii_case(name)).map(|f| f.value)
         };
-        // RFC 9110 section 10.1.1: HTTP/1.0 has no expectations; there is only one that we know.
+        // RFC 9110 section 10.1.1: HTTP/1.0 has no expectations; 100-continue is the only one that
+        // is known.
         if !is_1_0 && all("expect").next().is_some() {
             write_field(out, "Expect", [&b"100-continue"[..]].into_iter());
         }
@@ -261,12 +263,12 @@ impl<'r, 'h, 'b> Message<'r, 'h, 'b> {
         if carries_one || self.options.has(b"close") {
             return write_field(out, "Connection", [&b"close"[..]].into_iter());
         }
-        // RFC 9113 section 3.1 has withdrawn h2c: it would hide requests from everybody.
+        // RFC 9113 section 3.1 has withdrawn h2c, which would hide requests from proxies.
         let is_h2c = |protocol: &&[u8]| {
             protocol.get(..3).is_some_and(|start| start.eq_ignore_ascii_case(b"h2c"))
         };
         let mut protocols = all("upgrade").flat_map(fields::list).filter(|p| !is_h2c(p)).peekable();
-        // RFC 9110 section 7.8: only with the option, and not from HTTP/1.0.
+        // RFC 9110 section 7.8: only with the connection option, and not from HTTP/1.0.
         if !is_1_0 && self.options.has(b"upgrade") && protocols.peek().is_some() {
             write_field(out, "Upgrade", protocols);
             return write_field(out, "Connection", [&b"upgrade"[..]].into_iter());
@@ -277,7 +279,7 @@ impl<'r, 'h, 'b> Message<'r, 'h, 'b> {
     }
 }
 
-/// Returns whether we add to a field.
+/// Returns whether the proxy adds a value to a field.
 const fn is_inserted(field: Forwarding, insert: Insert) -> bool {
     match field {
         Forwarding::XForwardedFor => insert.x_forwarded_for,
@@ -289,7 +291,7 @@ const fn is_inserted(field: Forwarding, insert: Insert) -> bool {
 }
 
 /// Returns whether the client's value of a field is passed on. Via names the proxies on the way,
-/// which servers use only to find loops.
+/// and servers use it only to detect loops.
 fn is_believed(field: Forwarding, policy: HeaderPolicy) -> bool {
     match field {
         Forwarding::Via => true,
@@ -297,8 +299,8 @@ fn is_believed(field: Forwarding, policy: HeaderPolicy) -> bool {
     }
 }
 
-/// Returns whether each quoted string ends (RFC 9110 section 5.6.4): in one that does not,
-/// what we add to the list would be part of the string.
+/// Returns whether each quoted string is closed (RFC 9110 section 5.6.4): an unclosed one would
+/// include the value that the proxy adds to the list.
 fn is_quoted_well(value: &[u8]) -> bool {
     let (mut quoted, mut bytes) = (false, value.iter());
     while let Some(byte) = bytes.next() {
@@ -332,7 +334,8 @@ fn write_text(
     write!(out, "{name}: {value}\r\n")
 }
 
-/// The part of a request that is hashed for a pool that hashes.
+/// Returns the hash by which a backend is chosen: that of the name, or that of the client's
+/// address.
 pub(crate) const fn key(by: HashBy, source: u64, name: Option<u64>) -> u64 {
     match (by, name) {
         (HashBy::Host, Some(name)) => name,

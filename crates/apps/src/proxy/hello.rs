@@ -1,26 +1,26 @@
-//! The server's name out of a ClientHello, as it comes: in any number of records and segments.
+//! Extracts the server name from a ClientHello, in any number of records and segments.
 //!
-//! [`super::pair`] gathers what the client sends, gives it here each time that there is more, and
-//! stops at a bound. Nothing is decrypted, and nothing but the name is believed: both ends see the
-//! same bytes afterwards and check them themselves.
+//! [`super::pair`] gathers the bytes of the client, calls [`parse`] with all of them whenever more
+//! have arrived, and stops at a limit. Nothing is decrypted. The name is only used to choose a
+//! backend: both ends get the same bytes afterwards and check them themselves.
 
 use wire::tls::client_hello::{self, ClientHello, extension};
 
-/// What the bytes are.
+/// Result of parsing the bytes of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Hello {
-    /// The beginning of one.
+    /// The beginning of a ClientHello.
     Incomplete,
-    /// A whole one, with the name in lower case where it has one.
+    /// A complete ClientHello, with its server name in lower case if it has one.
     Complete(Option<String>),
     /// Not TLS, or not a ClientHello.
     Malformed,
 }
 
-/// A name of DNS.
+/// Maximum length of a DNS name.
 const NAME_BYTES_MAX: usize = 255;
 
-/// Looks at all bytes that a client has sent.
+/// Parses all bytes that a client has sent.
 pub(crate) fn parse(bytes: &[u8]) -> Hello {
     match ClientHello::of(bytes) {
         ClientHello::Incomplete => Hello::Incomplete,
@@ -29,7 +29,8 @@ pub(crate) fn parse(bytes: &[u8]) -> Hello {
     }
 }
 
-/// The name in a whole ClientHello; none of an option where it is malformed.
+/// Returns the server name of a complete ClientHello: `Some(None)` if it has none, `None` if the
+/// ClientHello is malformed.
 fn server_name(body: &[u8]) -> Option<Option<String>> {
     let Some(content) = client_hello::find(body, extension::SERVER_NAME)? else {
         return Some(None);
@@ -42,11 +43,11 @@ fn server_name(body: &[u8]) -> Option<Option<String>> {
     String::from_utf8(name.to_ascii_lowercase()).ok().map(Some)
 }
 
-/// `decode_error`: what came is no ClientHello.
+/// `decode_error`: not a ClientHello.
 pub(crate) const DECODE_ERROR: u8 = 50;
-/// `internal_error`: no backend to be had.
+/// `internal_error`: no backend is available.
 pub(crate) const INTERNAL_ERROR: u8 = 80;
-/// `unrecognized_name`: RFC 6066 section 3.
+/// `unrecognized_name` (RFC 6066 section 3).
 pub(crate) const UNRECOGNIZED_NAME: u8 = 112;
 
 #[cfg(test)]
@@ -54,7 +55,7 @@ pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A ClientHello with a name, or without; its records have `record` bytes at most.
+    /// Returns a ClientHello with or without a server name, in records of at most `record` bytes.
     pub(crate) fn client_hello(name: Option<&str>, record: usize) -> Vec<u8> {
         let vector = |bytes: &[u8]| {
             let len = u16::try_from(bytes.len()).unwrap().to_be_bytes();

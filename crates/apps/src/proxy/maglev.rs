@@ -1,10 +1,10 @@
 //! Maglev's lookup table (Eisenbud et al., "Maglev: A Fast and Reliable Software Network Load
-//! Balancer", NSDI 2016, section 3.4): every backend gets nearly the same share, and most entries
-//! stay where they are when one comes or goes.
+//! Balancer", NSDI 2016, section 3.4): all backends get nearly equal shares, and most entries keep
+//! their backend when one is added or removed.
 //!
-//! [`super::pool`] builds one for those backends of a pool that are up, and looks hashes up in it.
-//! Permutations depend on the backends' addresses and on nothing else, so that all proxies in front
-//! of the same backends agree.
+//! [`super::pool`] builds a table of the backends of a pool that are up, and looks hashes up in it.
+//! Permutations depend on nothing but the backends' addresses, so all proxies in front of the same
+//! backends agree.
 
 use core::hash::Hasher as _;
 use core::net::IpAddr;
@@ -12,24 +12,25 @@ use core::net::IpAddr;
 use siphasher::sip::SipHasher13;
 use wire::Endpoint;
 
-/// Entries: the paper's smaller prime. With a hundred backends the shares differ by a percent.
+/// Number of entries: the paper's smaller prime. With a hundred backends the shares differ by one
+/// percent.
 pub(crate) const ENTRIES: usize = 65_537;
-/// No backend.
+/// Value of an entry without a backend.
 const NONE: u16 = u16::MAX;
-/// Keys of the hash: the same in every proxy, for they have to agree.
+/// Keys of the hash functions: the same in every proxy, because proxies must agree.
 const OFFSET_KEYS: (u64, u64) = (0x6f75_7462_6f61_7264, 1);
 const SKIP_KEYS: (u64, u64) = (0x6f75_7462_6f61_7264, 2);
 const FLOW_KEYS: (u64, u64) = (0x6f75_7462_6f61_7264, 3);
 
-/// The table: for each hash a member, by its number.
+/// The table: the index of a member for each hash.
 #[derive(Clone, Debug)]
 pub(crate) struct Maglev {
-    /// Empty where there are no members.
+    /// Empty if there are no members.
     entries: Vec<u16>,
 }
 
 impl Maglev {
-    /// A table of `members`; beyond 65,535 they get nothing.
+    /// Builds the table of `members`; those beyond 65,535 get no entries.
     pub(crate) fn new(members: &[Endpoint]) -> Self {
         let members = &members[..members.len().min(usize::from(NONE))];
         if members.is_empty() {
@@ -38,8 +39,8 @@ impl Maglev {
         let mut walks: Vec<(usize, usize)> = members.iter().map(walk).collect();
         let mut entries = vec![NONE; ENTRIES];
         let mut filled = 0;
-        // The paper's pseudocode 1: in turn, each takes the next entry of its permutation that is
-        // free.
+        // The paper's pseudocode 1: in turn, each member takes the next free entry of its
+        // permutation.
         while filled < ENTRIES {
             for (member, (at, skip)) in walks.iter_mut().enumerate() {
                 while entries.get(*at).is_some_and(|entry| *entry != NONE) {
@@ -57,7 +58,7 @@ impl Maglev {
         Self { entries }
     }
 
-    /// Members in the order in which a flow should try them, with repetitions.
+    /// Returns the members in the order in which a flow should try them, with repetitions.
     pub(crate) fn lookup(&self, hash: u64) -> impl Iterator<Item = usize> + '_ {
         let len = self.entries.len();
         let start = usize::try_from(hash % (len.max(1) as u64)).unwrap_or(0);
@@ -66,7 +67,7 @@ impl Maglev {
     }
 }
 
-/// Where a backend's permutation begins, and how far apart its entries are.
+/// Returns the offset and the skip of a member's permutation.
 fn walk(member: &Endpoint) -> (usize, usize) {
     let entries = ENTRIES as u64;
     let below = |value: u64| usize::try_from(value).unwrap_or(0);
@@ -89,14 +90,14 @@ fn write_addr(hasher: &mut SipHasher13, addr: IpAddr) {
     }
 }
 
-/// The hash of a client.
+/// Returns the hash of a client's address.
 pub(crate) fn hash_addr(addr: IpAddr) -> u64 {
     let mut hasher = SipHasher13::new_with_keys(FLOW_KEYS.0, FLOW_KEYS.1);
     write_addr(&mut hasher, addr);
     hasher.finish()
 }
 
-/// The hash of a name that a client asks for, in whatever case.
+/// Returns the hash of a requested name, ignoring case.
 pub(crate) fn hash_name(name: &[u8]) -> u64 {
     let mut hasher = SipHasher13::new_with_keys(FLOW_KEYS.0, FLOW_KEYS.1);
     name.iter().for_each(|byte| hasher.write(&[byte.to_ascii_lowercase()]));
@@ -118,7 +119,7 @@ mod tests {
         shares
     }
 
-    /// The paper's section 5.3 shows shares within a few percent at this table's size.
+    /// Section 5.3 of the paper shows shares within a few percent at this table size.
     #[test]
     fn spread_is_even() {
         for count in [1, 2, 3, 10, 100] {
@@ -144,7 +145,7 @@ mod tests {
         assert_eq!(seen, [0, 1, 2, 3, 4]);
     }
 
-    /// These are the values that other proxies, and later versions, have to have too.
+    /// Other proxies and later versions must have the same values.
     #[test]
     fn stable() {
         assert_eq!(hash_addr([10, 77, 0, 1].into()), 17_737_431_332_561_251_035);
@@ -153,7 +154,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
-        /// Section 3.4 of the paper: besides the entries of the backend that leaves, few change.
+        /// Section 3.4 of the paper: few entries change besides those of the backend that is
+        /// removed.
         #[test]
         fn few_flows_move_when_a_backend_leaves(count in 2_u8..40, gone in 0_usize..40) {
             let before = members(count);
@@ -165,8 +167,9 @@ mod tests {
                 let (old, new) = (usize::from(**old), usize::from(**new));
                 old != gone && before[old] != after[new]
             });
-            // The paper's figure 12 stays below 2 % at this size with one backend of many gone;
-            // with few backends each of them takes over much, and more is displaced.
+            // The paper's figure 12 stays below 2 % at this size when one of many backends is
+            // removed; with few backends each of them takes over more entries, and more are
+            // displaced.
             let bound = ENTRIES / 20 + ENTRIES / usize::from(count) / 4;
             prop_assert!(moved.count() <= bound);
         }

@@ -1,15 +1,16 @@
-//! The proxy: looks at the beginning of a connection, chooses a backend, and has the rest relayed
-//! (AccelTCP section 6.1.2 calls it an L7 LB; by the device where it splices).
+//! The proxy: reads the beginning of a connection, chooses a backend, and relays the rest, in the
+//! device if it splices (AccelTCP section 6.1.2: "L7 LB").
 //!
-//! [`Proxy`] is a handler over [`host::Host`]'s sockets, as [`crate::content::ContentServer`] is:
-//! the driver gives it what [`Host::poll_notice`] says, calls it at [`Proxy::poll_timeout`], and
-//! runs the host afterwards. Files, names and signals are the driver's business; it gives a new
-//! [`Table`] when one of them changes ([`Proxy::apply`]).
+//! [`Proxy`] is a handler over [`host::Host`]'s sockets, like [`crate::content::ContentServer`]:
+//! the driver passes it the notices of [`Host::poll_notice`], calls it at [`Proxy::poll_timeout`],
+//! and runs the host afterwards. Files, names and signals are left to the driver, which passes a
+//! new [`Table`] to [`Proxy::apply`] when one of them changes.
 //!
-//! From the outside in: `server` (pairs, deadlines), `pair` (one client and its backend), `check`
-//! (health), `pool` (backends and the choice), `maglev`; and without sockets: `head` and `hello`
-//! (what a client asks for), `route`, `proxy_protocol`. It terminates no TLS, reads no response,
-//! and looks at no request but the first of a connection.
+//! Modules from the socket inward: `server` (pairs, deadlines), `pair` (one client and its
+//! backend), `check` (health checks), `pool` (backends and load balancing), `maglev`; without
+//! sockets: `head` and `hello` (the first bytes of a client), `route`, `proxy_protocol`. The proxy
+//! terminates no TLS, parses of a response the status line only, and of a connection's requests the
+//! first only.
 
 mod check;
 mod config;
@@ -42,26 +43,26 @@ use server::Server;
 
 /// The proxy.
 pub struct Proxy {
-    /// For each listener of the table that the server has.
+    /// The listeners, in the order of the table.
     ports: Vec<Port>,
-    /// No port is opened any more.
+    /// True if no listener is opened any longer.
     draining: bool,
     server: Server<SocketId>,
 }
 
-/// A port. Its place stays when it is closed: connections that came in there know it.
+/// State of a listener. Its index stays when it is closed, because its connections refer to it.
 #[derive(Clone, Copy, Debug)]
 struct Port {
-    /// Its name when it was last open; none where it could not be opened.
+    /// Identifier when it was last open; `None` if it was never opened.
     id: Option<ListenerId>,
     open: bool,
 }
 
 impl Proxy {
-    /// A proxy that listens where `table` says.
+    /// Creates a proxy and the listeners of `table`.
     ///
     /// # Errors
-    /// The first port that cannot be listened on, and why.
+    /// The first listener that could not be created.
     pub fn new(
         now: Instant,
         config: Config,
@@ -77,12 +78,13 @@ impl Proxy {
         Ok(Self { ports, draining: false, server })
     }
 
-    /// Takes over another table, or nothing of it: ports that are new in it are opened, and those
-    /// that are not in it closed. Connections stay as they are; backends that are gone get no new
-    /// ones.
+    /// Replaces the table, or refuses it as a whole. New listeners are opened, and listeners that
+    /// are not in the table are closed. Connections stay; backends that are not in the table get no
+    /// new ones.
     ///
     /// # Errors
-    /// The first listener that cannot be opened; the table from before stays, and the log says so.
+    /// The first listener that cannot be opened. The previous table stays in use, and the log says
+    /// so.
     pub fn apply(
         &mut self,
         now: Instant,
@@ -97,7 +99,7 @@ impl Proxy {
         let modes: Vec<Mode> = shared.table.listeners.iter().map(|l| l.mode).collect();
         let wanted = shared.table.replace_listeners(&mut table);
         self.ports.resize(wanted.len(), Port { id: None, open: false });
-        // First what closes: what opens may take its place.
+        // Listeners are closed first: a new one may use the same port.
         for (port, _) in
             self.ports.iter_mut().zip(&wanted).filter(|(p, wanted)| p.open && !**wanted)
         {
@@ -111,7 +113,8 @@ impl Proxy {
                 let id = port.id.filter(|_| changed);
                 id.into_iter().for_each(|id| set_options(host, id, listener.mode));
             } else if is_wanted && !self.draining {
-                // It was checked; only another application over the same host could have the port.
+                // The addresses were checked, so this fails only if another application on the host
+                // has the port.
                 match listen(host, listener, shared.config.backlog) {
                     Ok(id) => {
                         *port = Port { id: Some(id), open: true };
@@ -130,13 +133,14 @@ impl Proxy {
 }
 
 impl Application for Proxy {
-    /// Takes what [`Host::poll_notice`] gave. Notices about listeners and sockets of others are
-    /// passed over, so several applications can share a host.
+    /// Handles a notice from [`Host::poll_notice`]. Notices about other applications' listeners and
+    /// sockets are ignored, so several applications can share a host.
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         match notice {
             Notice::Accepted(listener, socket) => {
                 if let Some(index) = self.ports.iter().position(|p| p.id == Some(listener)) {
-                    // What is relayed was cut by its sender.
+                    // The sender has already cut its data into segments, so Nagle's algorithm could
+                    // only delay them.
                     host.set_option(now, socket, SocketOption::NoDelay(true));
                     self.server.handle_accepted(now, host, socket, index);
                 }
@@ -147,7 +151,7 @@ impl Application for Proxy {
                 self.server.handle_splice_refused(now, host, id, why);
             }
             Notice::SpliceClosed(id) => self.server.handle_splice_closed(now, host, id),
-            // It opens none.
+            // The proxy opens no files, UDP sockets or QUIC endpoints.
             Notice::File(_)
             | Notice::Udp(_)
             | Notice::DiskDone(_)
@@ -165,26 +169,26 @@ impl Application for Proxy {
         self.server.poll_timeout()
     }
 
-    /// Stops accepting connections, whatever tables come. Open connections stay.
+    /// Closes all listeners for good. Open connections stay.
     fn drain(&mut self, _: Instant, host: &mut Host) {
         self.draining = true;
         self.ports.iter_mut().for_each(|port| port.close(host));
     }
 
-    /// Every connection is about to be reset, by host or device: the log says so of each.
+    /// Logs every connection, because the host or the device is about to reset them all.
     fn end(&mut self, now: Instant, _: &mut Host) {
         self.draining = true;
         self.server.end(now);
     }
 
-    /// The next line of the access log, without its line end: one for each client when it has
-    /// ended, and remarks about backends that begin with `#`.
+    /// Returns the next line of the access log, without its line end: a line for each client when
+    /// it has ended, or a remark about a backend that begins with `#`.
     fn poll_log(&mut self) -> Option<String> {
         self.server.shared.log.poll()
     }
 
-    /// Calls `f` with the name and value of each counter, and of four gauges: clients, those that
-    /// the device relays, backends, and backends that are up.
+    /// Calls `f` with the name and value of each counter and of four gauges: clients, spliced
+    /// pairs, backends, and backends that are up.
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         let shared = &self.server.shared;
         shared.counters.visit(f);
@@ -212,7 +216,7 @@ fn listen(host: &mut Host, l: &Listener, backlog: usize) -> Result<ListenerId, L
 }
 
 fn set_options(host: &mut Host, id: ListenerId, mode: Mode) {
-    // What is relayed blindly may be a protocol in which the server speaks first.
+    // In TCP mode the protocol may be one in which the server sends first.
     let speaks_first = mode != Mode::Tcp;
     host.set_listener_option(id, ListenerOption::DeferAccept(speaks_first));
     host.set_listener_option(id, ListenerOption::SetupOffload(speaks_first));

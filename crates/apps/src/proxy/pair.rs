@@ -1,11 +1,11 @@
-//! One client and its backend: the head, the choice, the connection, and then bytes both ways until
-//! both ends have had enough.
+//! One client and its backend: the head, the choice of a backend, the connection to it, and then
+//! bytes in both directions until both have closed.
 //!
 //! [`super::server`] calls it when the readiness of one of its sockets changed, when its deadline
-//! is over, and when a splice was made, refused or has ended. A head is looked at once; what
-//! follows is relayed unread, by the device where it will, else by this host ([`relay`]). Nothing
-//! is read from one side that the other has no room for, so a pair holds a head, and what the
-//! host's buffers hold.
+//! has passed, and when a splice was made, was refused or has ended. The head is parsed once; the
+//! bytes behind it are relayed unread, by the device if it accepts, else by this host ([`relay`]).
+//! Bytes are read from one side only if the other has room for them, so a pair buffers a head and
+//! nothing else.
 
 mod answer;
 mod relay;
@@ -27,43 +27,43 @@ use super::{proxy_protocol, route};
 use crate::content::gather::{HeadLimits, gather};
 use crate::content::status::Status;
 
-/// All that a pair needs from outside.
+/// Everything outside of a pair that its functions need.
 pub(crate) struct Context<'a, S: Sockets> {
     pub(crate) now: Instant,
     pub(crate) host: &'a mut S,
     pub(crate) shared: &'a mut Shared<S::Id>,
 }
 
-/// What becomes of a pair.
+/// Whether a pair continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// It goes on.
+    /// The pair continues.
     Keep,
-    /// It is over, and its sockets were let go.
+    /// The pair has ended, and its sockets were closed.
     Gone,
 }
 
-/// What a pair waits for.
+/// Event that a pair waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// The rest of a head or of a ClientHello.
     Head,
     /// A connection to a backend.
     Connecting,
-    /// Bytes, from either side.
+    /// Bytes from either side.
     Relay,
-    /// The device's word; the sockets are the host's until then.
+    /// The device's decision about a splice; until then the sockets are the host's.
     Splicing,
-    /// The end of a splice: there are no sockets any more.
+    /// The end of a splice; there are no sockets.
     Spliced,
-    /// The client's acknowledgments of an answer of ours, and its FIN.
+    /// The client's acknowledgments of a response of the proxy's own, and its FIN.
     Answering,
 }
 
-/// The end in the log of a pair that a drain, or the end of the program, resets.
+/// End of a pair in the log if the end of the program resets it.
 const DRAINED: &str = "drained";
 
-/// A side of a pair, as an index of what there is for both.
+/// Indices of the two sides in arrays.
 const CLIENT: usize = 0;
 const BACKEND: usize = 1;
 
@@ -74,41 +74,42 @@ pub(crate) struct Pair<I> {
     remote: Endpoint,
     local: Endpoint,
     backend: Option<I>,
-    /// Place in the table of pairs.
+    /// Index in the table of pairs.
     index: usize,
     listener: usize,
     phase: Phase,
-    /// Slot of the pool, once it is known; none if the pool is gone.
+    /// Slot of the pool, once it is known; `None` if the pool is gone.
     pool: Option<usize>,
-    /// The backend that counts this pair.
+    /// The backend that counts this pair's connection.
     chosen: Option<BackendId>,
     tried: Vec<BackendId>,
-    /// What the client is hashed to.
+    /// Hash of the client's address or of the requested name.
     hash: u64,
-    /// The method is HEAD.
+    /// True if the method is HEAD.
     is_head: bool,
-    /// Bytes of a head that is not whole; then what the backend gets before all else; then an
-    /// answer of ours for the client.
+    /// Bytes of an incomplete head; then the bytes to send to the backend first; then a response of
+    /// the proxy's own to the client.
     head: Vec<u8>,
-    /// Request line or name, for the log.
+    /// Request line or server name, for the log.
     asked: Vec<u8>,
-    /// Bytes relayed that each side sent.
+    /// Bytes received from each side and relayed; those of the backend include the proxy's own
+    /// response.
     bytes: [u64; 2],
-    /// Our direction to that side is closed.
+    /// The sending direction to that side was shut down.
     shut: [bool; 2],
     times: Times,
     status: StatusLine,
-    /// How it ends, once that is known: what happened first counts.
+    /// How the pair ends, once that is known; the first cause counts.
     termination: Option<Termination>,
-    /// Bytes unacknowledged when the deadline was set, on both sides.
+    /// Unacknowledged bytes on both sides at the last check of the deadline.
     queued: u64,
-    /// When bytes moved last, while they are relayed.
+    /// When bytes were last relayed.
     moved: Instant,
     /// When to call [`Self::handle_timeout`].
     pub(crate) deadline: Instant,
 }
 
-/// What a head, whole or not, leads to.
+/// Result of reading a head.
 enum Found {
     More,
     Pool(usize),
@@ -117,7 +118,7 @@ enum Found {
 }
 
 impl<I: Copy + Eq> Pair<I> {
-    /// The pair of a client that was just accepted; none where the client is gone already.
+    /// Creates the pair of a client that was just accepted; `None` if the client is already gone.
     pub(crate) fn new<S: Sockets<Id = I>>(
         cx: &Context<'_, S>,
         client: I,
@@ -151,7 +152,7 @@ impl<I: Copy + Eq> Pair<I> {
         })
     }
 
-    /// The first look at the client.
+    /// Begins to read from the client, or connects to a backend at once in TCP mode.
     pub(crate) fn start<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
         let listener = cx.shared.table.listeners.get(self.listener);
         match listener.map(|listener| (listener.mode, listener.default)) {
@@ -164,7 +165,7 @@ impl<I: Copy + Eq> Pair<I> {
         }
     }
 
-    /// The readiness of one of the sockets changed.
+    /// Handles a change of readiness of one of the sockets.
     pub(crate) fn turn<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
         match self.phase {
             Phase::Head => self.read_head(cx),
@@ -176,7 +177,7 @@ impl<I: Copy + Eq> Pair<I> {
         }
     }
 
-    /// The deadline is over.
+    /// Handles the deadline.
     pub(crate) fn handle_timeout<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
         match self.phase {
             Phase::Head => {
@@ -281,8 +282,8 @@ impl<I: Copy + Eq> Pair<I> {
         }
     }
 
-    /// Takes bytes up to the end of the head, and none beyond; says whether the head is whole or
-    /// too long.
+    /// Gathers bytes up to the end of the head, and none beyond. Returns whether the head is
+    /// complete or too long.
     fn gather_http<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> bool {
         let limits = &cx.shared.table.limits;
         let limits = HeadLimits {
@@ -348,7 +349,7 @@ impl<I: Copy + Eq> Pair<I> {
         }
     }
 
-    /// The pool is known, by its index in the table.
+    /// Begins to connect to a backend of the pool with this index in the table.
     fn routed<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>, pool: usize) -> Fate {
         cx.shared.counters.proxy_routed += 1;
         self.times.routed = Some(cx.now);
@@ -357,7 +358,7 @@ impl<I: Copy + Eq> Pair<I> {
         self.connect(cx, None)
     }
 
-    /// Begins to connect to the next backend; `before` is why the last one failed.
+    /// Connects to the next backend; `before` is the error of the last one.
     fn connect<S: Sockets<Id = I>>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -369,7 +370,7 @@ impl<I: Copy + Eq> Pair<I> {
         };
         let id = match chosen {
             Ok(id) => id,
-            // What failed first says more than that there is no other.
+            // The error of a backend is more informative than the lack of another one.
             Err(_) if before.is_some() => return self.give_up(cx, before),
             Err(Unavailable::Down) => {
                 cx.shared.counters.proxy_no_backend_up += 1;
@@ -386,7 +387,7 @@ impl<I: Copy + Eq> Pair<I> {
         let addr = cx.shared.backends.get(id).map(|backend| backend.addr);
         let socket = addr.and_then(|addr| cx.host.connect(cx.now, addr).ok());
         let Some(socket) = socket else {
-            // Not the backend's fault, and another one would not help.
+            // Not the backend's fault, and the same would happen with another one.
             cx.shared.counters.proxy_connects_local += 1;
             self.ends_by(Cause::Resource, Stage::Connect);
             self.release_backend(cx);
@@ -427,7 +428,7 @@ impl<I: Copy + Eq> Pair<I> {
         self.begin_relay(cx)
     }
 
-    /// The backend cannot be connected to: no byte has been sent, so another may be tried.
+    /// Handles a failed connection to a backend. No byte has been sent, so another may be tried.
     fn connect_failed<S: Sockets<Id = I>>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -446,12 +447,12 @@ impl<I: Copy + Eq> Pair<I> {
         self.connect(cx, Some(error))
     }
 
-    /// Ends the connection to the backend, if there is one, with a reset.
+    /// Resets the connection to the backend, if there is one, and stops counting it.
     fn release_backend<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) {
         if let Some(socket) = self.backend.take() {
             cx.shared.owners.clear(S::index(socket), socket);
             cx.host.abort(cx.now, socket);
-            // One that has ended by itself is held until it is closed.
+            // The host keeps a socket that has ended by itself until it is closed.
             cx.host.close(cx.now, socket);
         }
         if let Some(id) = self.chosen.take() {
@@ -459,7 +460,7 @@ impl<I: Copy + Eq> Pair<I> {
         }
     }
 
-    /// There is no backend: the client is told so as its protocol has it.
+    /// Reports to the client, according to its protocol, that there is no backend.
     fn give_up<S: Sockets<Id = I>>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -480,17 +481,17 @@ impl<I: Copy + Eq> Pair<I> {
                 },
             ),
             Some(Mode::Tls) => self.answer_alert(cx, hello::INTERNAL_ERROR),
-            // RFC 9293 has no other way to say it.
+            // TCP has no other way to report an error than a reset.
             Some(Mode::Tcp) | None => self.drop_client(cx),
         }
     }
 
-    /// Notes how the pair ends, unless something before was the cause.
+    /// Sets how the pair ends, unless an earlier cause is known.
     fn ends_by(&mut self, cause: Cause, stage: Stage) {
         self.termination.get_or_insert_with(|| Termination::new(cause, stage));
     }
 
-    /// What the pair is doing.
+    /// Returns the stage of the pair for its termination state.
     fn stage(&self, shared: &Shared<I>) -> Stage {
         let listener = shared.table.listeners.get(self.listener);
         let is_http = listener.is_some_and(|listener| listener.mode == Mode::Http);
@@ -502,7 +503,7 @@ impl<I: Copy + Eq> Pair<I> {
         }
     }
 
-    /// Resets whatever there is.
+    /// Resets the connections of both sides.
     fn drop_client<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
         self.ends_by(Cause::Internal, self.stage(cx.shared));
         cx.host.abort(cx.now, self.client);
@@ -510,14 +511,14 @@ impl<I: Copy + Eq> Pair<I> {
         self.end(cx, "answered", "reset")
     }
 
-    /// Closes a connection on which nothing was promised.
+    /// Closes a connection to which nothing was sent.
     fn leave_client<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
         cx.host.close(cx.now, self.client);
         self.end(cx, "answered", "closed")
     }
 
-    /// Puts a line about the pair into the log, unless the device has it: then the line has to wait
-    /// for what the device relayed.
+    /// Logs the pair at the end of the program. A spliced pair is logged later, when the number of
+    /// bytes that the device relayed is known.
     pub(crate) fn note_end(&self, now: Instant, shared: &mut Shared<I>) {
         let how = match self.phase {
             Phase::Spliced => return,
@@ -550,7 +551,7 @@ impl<I: Copy + Eq> Pair<I> {
         shared.note(now, &record);
     }
 
-    /// Lets go of everything but the client's socket, and of its name.
+    /// Logs the pair, and releases everything but the client's socket.
     fn end<S: Sockets<Id = I>>(
         &mut self,
         cx: &mut Context<'_, S>,

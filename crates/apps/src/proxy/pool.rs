@@ -1,9 +1,9 @@
-//! Pools and their backends: which one gets a connection, which ones are up.
+//! Pools and their backends: load balancing and health.
 //!
-//! [`super::pair`] asks for a backend and says how it did; [`super::check`] asks which backend is
-//! due for a check and says how that went; a new table comes from [`super::server`]. A backend that
-//! is not in the table any more is *draining*: it keeps its connections, gets no new ones, and its
-//! slot is free when the last has ended.
+//! [`super::pair`] asks for a backend and reports how the connection went; [`super::check`] asks
+//! which backend is due for a check and reports the result; [`super::server`] passes new tables. A
+//! backend that is no longer in the table is *draining*: it keeps its connections, gets no new
+//! ones, and its slot becomes free when the last one has ended.
 
 use base::{Duration, Instant};
 use wire::Endpoint;
@@ -11,22 +11,22 @@ use wire::Endpoint;
 use super::config::{Backend as BackendConfig, Balance, Check, Pool as PoolConfig};
 use super::maglev::Maglev;
 
-/// Entries of a hash table that one backend takes for each that another takes.
+/// Maximum ratio of two backends' entries in a Maglev table.
 const TURNS_MAX: u32 = 256;
 
-/// Slot of a backend: stays the same as long as it has connections.
+/// Slot of a backend, which does not change while the backend has connections.
 pub(crate) type BackendId = usize;
 
-/// Why no backend can be had.
+/// Reason for which no backend can be chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unavailable {
-    /// None is up, or none is there, or all that are have been tried.
+    /// No backend is up, or all that are up have been tried.
     Down,
-    /// Those that are up have as many connections as they may.
+    /// The backends that are up have their maximum number of connections.
     Full,
 }
 
-/// What a good or bad sign changed.
+/// Effect of a check or a connection on a backend's health.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     None,
@@ -40,17 +40,18 @@ pub(crate) struct Backend {
     pub(crate) addr: Endpoint,
     priority: u16,
     weight: u32,
-    /// Of round robin: the weights that it has been owed, less what it was given.
+    /// Round robin: the sum of weights that the backend was credited, less those that it has used
+    /// up.
     owed: i64,
-    /// Slot of its pool.
+    /// Slot of the backend's pool.
     pool: usize,
     up: bool,
     draining: bool,
-    /// Connections, spliced ones among them.
+    /// Number of connections, including spliced ones.
     pub(crate) connections: u32,
-    /// Bad signs in a row where it is up, good ones where it is down.
+    /// Consecutive failures if the backend is up, consecutive successes if it is down.
     signs: u32,
-    /// When it is checked next, or tried again where it is not checked.
+    /// Time of the next check, or of the next try if the backend is not checked.
     pub(crate) due: Instant,
 }
 
@@ -59,13 +60,13 @@ pub(crate) struct Backend {
 struct Pool {
     config: PoolConfig,
     members: Vec<BackendId>,
-    /// Where the next round begins.
+    /// Position in `members` at which the next choice begins.
     cursor: usize,
-    /// Members that it was built of; none where it has to be built again.
+    /// Maglev table and the members that it refers to; `None` if it must be built again.
     maglev: Option<(Maglev, Vec<BackendId>)>,
 }
 
-/// All pools and backends.
+/// All pools and their backends.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Backends {
     slots: Vec<Option<Backend>>,
@@ -73,8 +74,7 @@ pub(crate) struct Backends {
 }
 
 impl Backends {
-    /// Takes over the pools of a table; gives the slot of each of them, and the backends that are
-    /// new.
+    /// Replaces the pools by those of a table. Returns the slot of each pool, and the new backends.
     pub(crate) fn apply(&mut self, table: &[PoolConfig]) -> (Vec<usize>, Vec<BackendId>) {
         let mut added = Vec::new();
         let kept: Vec<usize> = table.iter().map(|pool| self.place_of(&pool.name)).collect();
@@ -109,11 +109,12 @@ impl Backends {
         if let Some(slot) = self.pools.iter().position(same) {
             return slot;
         }
-        // Taken at once, so that the next name finds another.
+        // The slot is filled at once, so that the next new pool gets another.
         let config = PoolConfig { name: name.to_owned(), ..PoolConfig::default() };
         let pool = Some(Pool { config, members: Vec::new(), cursor: 0, maglev: None });
         let free = self.pools.iter().position(Option::is_none);
-        // A slot's draining backends belong to the pool that was there, so it is not used again.
+        // Draining backends refer to their pool's slot, so the slot is not used again before they
+        // are gone.
         let used = |slot: &usize| self.slots.iter().flatten().any(|b| b.pool == *slot);
         match free.filter(|slot| !used(slot)) {
             Some(slot) => {
@@ -145,7 +146,7 @@ impl Backends {
             weight,
             owed: 0,
             pool,
-            // Up until it is known to be down: a start does not wait for checks.
+            // Up until the first failures, so that a start does not wait for checks.
             up: true,
             draining: false,
             connections: 0,
@@ -163,7 +164,7 @@ impl Backends {
         id
     }
 
-    /// A backend, draining or not.
+    /// Returns a backend, draining or not.
     pub(crate) fn get(&self, id: BackendId) -> Option<&Backend> {
         self.slots.get(id)?.as_ref()
     }
@@ -172,18 +173,19 @@ impl Backends {
         self.slots.get_mut(id)?.as_mut()
     }
 
-    /// The configuration of a pool.
+    /// Returns the configuration of a pool.
     pub(crate) fn config(&self, pool: usize) -> Option<&PoolConfig> {
         self.pools.get(pool)?.as_ref().map(|pool| &pool.config)
     }
 
-    /// The configuration of the pool of a backend that is not draining.
+    /// Returns the configuration of a backend's pool; `None` if the backend is draining.
     pub(crate) fn config_of(&self, id: BackendId) -> Option<&PoolConfig> {
         let backend = self.get(id).filter(|backend| !backend.draining)?;
         self.config(backend.pool)
     }
 
-    /// Chooses a backend for a new connection, and counts it there. `tried` are not chosen again.
+    /// Chooses a backend for a new connection and counts the connection. `tried` are not chosen
+    /// again.
     pub(crate) fn choose(
         &mut self,
         pool: usize,
@@ -196,7 +198,7 @@ impl Backends {
         let is_up = |id: &BackendId| get(id).is_some_and(|b| b.up) && !tried.contains(id);
         let max = config.connections_max;
         let has = |b: &Backend, id: BackendId| b.up && b.connections < max && !tried.contains(&id);
-        // RFC 2782: the least number that can be reached.
+        // RFC 2782: the lowest value among the backends that are available.
         let members = pool.members.iter().filter_map(|id| Some((get(id)?, *id)));
         let first = members.filter(|(b, id)| has(b, *id)).map(|(b, _)| b.priority).min();
         let fits = |b: &Backend, id| has(b, id) && Some(b.priority) == first;
@@ -208,8 +210,8 @@ impl Backends {
         };
         let mut turn = after.iter().chain(before).copied();
         let found = match config.balance {
-            // nginx's smooth weighted round robin: each is owed its weight a turn, and whoever is
-            // owed most gets the turn for what all were owed in it.
+            // nginx's smooth weighted round robin: in each turn every backend is credited its
+            // weight. The backend with the most credit is chosen, and pays the sum of the weights.
             Balance::RoundRobin => {
                 let owed = |id: &BackendId| get(id).map_or(0, |b| -(b.owed + i64::from(b.weight)));
                 turn.filter(usable).min_by_key(owed)
@@ -223,7 +225,8 @@ impl Backends {
                 let (table, members) =
                     pool.maglev.get_or_insert_with(|| build(&pool.members, slots));
                 let mut flow = table.lookup(hash).filter_map(|at| members.get(at).copied());
-                // Where all of the table are full or were tried, those after them.
+                // If all members of the table are full or were tried, the other members of the
+                // pool.
                 flow.find(usable).or_else(|| turn.find(usable))
             }
         };
@@ -231,7 +234,7 @@ impl Backends {
             let full = pool.members.iter().any(is_up);
             return Err(if full { Unavailable::Full } else { Unavailable::Down });
         };
-        // Equals take turns in both of the orders that begin there.
+        // The next choice begins behind this backend, so that equal backends take turns.
         pool.cursor = pool.members.iter().position(|m| *m == id).map_or(0, |at| at + 1);
         if config.balance == Balance::RoundRobin {
             take_turn(&mut self.slots, &pool.members, id, fits);
@@ -242,7 +245,7 @@ impl Backends {
         Ok(id)
     }
 
-    /// A connection to a backend has ended.
+    /// Handles the end of a connection to a backend.
     pub(crate) fn release(&mut self, id: BackendId) {
         let Some(slot) = self.slots.get_mut(id) else { return };
         let Some(backend) = slot else { return };
@@ -252,7 +255,7 @@ impl Backends {
         }
     }
 
-    /// A check was good, or a connection was made.
+    /// Handles a successful check, or, if not `checked`, a successful connection.
     pub(crate) fn good(&mut self, id: BackendId, checked: bool) -> Change {
         let rise = self.config_of(id).map_or(1, |pool| pool.check.rise.max(1));
         let Some(backend) = self.get_mut(id) else { return Change::None };
@@ -260,12 +263,13 @@ impl Backends {
             backend.signs = 0;
             return Change::None;
         }
-        // Where there are checks, a connection that was begun before tells nothing new.
+        // Only checks bring a backend up: the connection may have begun before the backend went
+        // down.
         backend.signs += u32::from(checked);
         self.turn_if(id, rise, true)
     }
 
-    /// A check was bad, or a connection could not be made.
+    /// Handles a failed check, or a failed connection.
     pub(crate) fn bad(&mut self, id: BackendId, now: Instant) -> Change {
         let Some(check) = self.config_of(id).map(|pool| pool.check.clone()) else {
             return Change::None;
@@ -285,7 +289,7 @@ impl Backends {
         change
     }
 
-    /// It has been down for long enough without being checked.
+    /// Marks a backend without checks as up again, after [`Check::DOWN_TIME`].
     pub(crate) fn try_again(&mut self, id: BackendId) -> Change {
         if let Some(backend) = self.get_mut(id) {
             backend.signs = 1;
@@ -308,14 +312,15 @@ impl Backends {
         if up { Change::Up } else { Change::Down }
     }
 
-    /// Backends that may get connections, and those of them that are up.
+    /// Returns the number of backends that are not draining, and of those that are up.
     pub(crate) fn count(&self) -> (u64, u64) {
         let live = self.slots.iter().flatten().filter(|b| !b.draining);
         live.fold((0, 0), |(all, up), b| (all + 1, up + u64::from(b.up)))
     }
 }
 
-/// `chosen` has a turn of those members that `fits` says.
+/// Credits the weights of a turn to the members for which `fits` is true, and debits their sum from
+/// `chosen`.
 fn take_turn(
     slots: &mut [Option<Backend>],
     members: &[BackendId],
@@ -341,7 +346,7 @@ fn build(members: &[BackendId], slots: &[Option<Backend>]) -> (Maglev, Vec<Backe
     let first = up().filter_map(get).map(|b| b.priority).min();
     let used = || up().filter(|id| get(id).map(|b| b.priority) == first);
     let least = used().filter_map(get).map(|b| b.weight).min().unwrap_or(1);
-    // Who has twice the weight takes twice as many entries a turn.
+    // A backend of twice the weight takes twice as many entries in a turn.
     let times = |id: &BackendId| get(id).map_or(0, |b| (b.weight / least).min(TURNS_MAX));
     let turns: Vec<BackendId> = used()
         .flat_map(|id| core::iter::repeat_n(*id, usize::try_from(times(id)).unwrap_or(1)))
@@ -382,7 +387,7 @@ mod tests {
         assert_eq!(changes, [Change::None, Change::None, Change::Down]);
     }
 
-    /// Backends by address, priority and weight.
+    /// Creates a pool of backends with address, priority and weight.
     fn weighted(balance: Balance, backends: &[(u8, u16, u32)]) -> Backends {
         let one = |&(n, priority, weight): &(u8, u16, u32)| BackendConfig {
             addr: addr(n),
@@ -395,7 +400,7 @@ mod tests {
         all
     }
 
-    /// How often each of 1 to 3 is chosen for `times` connections that stay.
+    /// Returns how often each of backends 1 to 3 is chosen for `times` connections that stay open.
     fn shares(all: &mut Backends, times: u64) -> [u64; 3] {
         let mut counts = [0; 3];
         for flow in 0..times {
@@ -408,7 +413,7 @@ mod tests {
         base::Prng::new(flow).next_u64()
     }
 
-    /// RFC 2782: in proportion to the weights, evenly in time.
+    /// RFC 2782: in proportion to the weights, evenly over time.
     #[test]
     fn weights() {
         let mut all = weighted(Balance::RoundRobin, &[(1, 0, 5), (2, 0, 1), (3, 0, 1)]);
@@ -424,7 +429,7 @@ mod tests {
         }
     }
 
-    /// RFC 2782: a higher number only where none of a lower one can be had.
+    /// RFC 2782: a higher value only if no backend of a lower one is available.
     #[test]
     fn priorities() {
         for balance in [Balance::RoundRobin, Balance::Least, Balance::Maglev(HashBy::Source)] {
@@ -479,7 +484,7 @@ mod tests {
         let moved = before.iter().zip(&after).filter(|(b, a)| **b != 5 && b != a).count();
         assert!(moved < 50, "{moved} of 1000 moved");
         assert!(!after.contains(&5));
-        // What is tried once is not tried again, and everybody else is.
+        // A backend that was tried is not chosen again, and all others are.
         let mut tried = Vec::new();
         while let Ok(id) = all.choose(0, 7, &tried) {
             assert!(!tried.contains(&id));
@@ -502,7 +507,7 @@ mod tests {
         down(&mut all, 2);
         assert_eq!(chosen(&mut all, 0, &[]), Err(Unavailable::Down));
         assert_eq!(all.count(), (2, 0));
-        // A bad sign in between begins anew.
+        // A failure in between starts the count of successes again.
         assert_eq!(all.good(one, true), Change::None);
         assert_eq!(all.bad(one, Instant::ZERO), Change::None);
         assert_eq!((all.good(one, true), all.good(one, true)), (Change::None, Change::Up));
@@ -533,7 +538,7 @@ mod tests {
         assert_eq!(chosen(&mut all, 0, &[]), Ok(1));
         down(&mut all, 2);
         let one = id_of(&all, 1);
-        // The order changes, "a" loses 1 and gains 3, "b" goes.
+        // The order changes, pool "a" loses backend 1 and gains 3, pool "b" is removed.
         let (slots, added) = all.apply(&[
             pool("c", Balance::RoundRobin, &[9]),
             pool("a", Balance::RoundRobin, &[3, 2]),
@@ -541,7 +546,7 @@ mod tests {
         assert_eq!((slots[1], added.len()), (0, 2), "a pool keeps its slot");
         assert!(all.get(one).is_some_and(|b| b.draining && b.connections == 1));
         assert_eq!([(); 2].map(|()| chosen(&mut all, 0, &[])), [Ok(3), Ok(3)], "2 is still down");
-        // Signs about one that drains change nothing.
+        // Failures of a draining backend have no effect.
         assert_eq!(all.bad(one, Instant::ZERO), Change::None);
         all.release(one);
         assert!(all.get(one).is_none());

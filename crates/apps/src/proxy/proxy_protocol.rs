@@ -1,19 +1,20 @@
-//! The header of HAProxy's PROXY protocol, version 2 ("The PROXY protocol", section 2.2): tells a
-//! backend who its client is.
+//! The header of HAProxy's PROXY protocol, version 2 ("The PROXY protocol", section 2.2), which
+//! tells a backend the address of its client.
 
 use core::net::IpAddr;
 
 use wire::Endpoint;
 
 const SIGNATURE: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
-/// Version 2; a connection on somebody's behalf, or one of our own.
+/// Version 2 with command PROXY (a relayed connection) or LOCAL (one of the proxy's own).
 const PROXY: u8 = 0x21;
 const LOCAL: u8 = 0x20;
 /// Address family and SOCK_STREAM.
 const TCP4: u8 = 0x11;
 const TCP6: u8 = 0x21;
 
-/// Appends the header for a connection from `source` to `destination`, ends of one connection.
+/// Appends the header for a relayed connection whose client connected from `source` to
+/// `destination`.
 pub(crate) fn write(out: &mut Vec<u8>, source: Endpoint, destination: Endpoint) {
     out.extend_from_slice(SIGNATURE);
     match (source.addr, destination.addr) {
@@ -27,7 +28,7 @@ pub(crate) fn write(out: &mut Vec<u8>, source: Endpoint, destination: Endpoint) 
             out.extend_from_slice(&from.octets());
             out.extend_from_slice(&to.octets());
         }
-        // One connection has one family; here only so that nothing else is ever said.
+        // Cannot occur: a connection has one address family.
         _ => {
             out.extend_from_slice(&[LOCAL, 0, 0, 0]);
             return;
@@ -37,7 +38,7 @@ pub(crate) fn write(out: &mut Vec<u8>, source: Endpoint, destination: Endpoint) 
     out.extend_from_slice(&destination.port.to_be_bytes());
 }
 
-/// Appends the header for a connection of our own: a health check.
+/// Appends the header for a connection of the proxy's own: a health check.
 pub(crate) fn write_local(out: &mut Vec<u8>) {
     out.extend_from_slice(SIGNATURE);
     out.extend_from_slice(&[LOCAL, 0, 0, 0]);

@@ -1,30 +1,31 @@
-//! Which pool a request goes to, by the name and the path that it asks for.
+//! Chooses the pool of a request by the requested name and path.
 //!
-//! Names are compared without their port and in lower case, paths as they are sent: a backend that
-//! takes `/%61` for `/a` does so after the choice. Routes choose backends, they guard nothing.
+//! Names are compared without their port and in lower case, paths as they were sent: a backend that
+//! treats `/%61` as `/a` does so after the choice. Routes select backends; they are no access
+//! control.
 
 use super::config::{Listener, Route};
 
-/// The pool for a name and a path; both may be empty. None where there is neither a route nor a
-/// default.
+/// Returns the pool for a name and a path, both of which may be empty; `None` if neither a route
+/// matches nor a default exists.
 pub(crate) fn find(listener: &Listener, name: &str, path: &str) -> Option<usize> {
     let fitting = listener.routes.iter().filter_map(|route| {
         let host = host_rank(&route.host, name)?;
         path_fits(&route.path, path).then_some(((host, route.path.len()), route))
     });
-    // The first of equals: `max_by_key` would give the last.
+    // The first of equals; `max_by_key` would return the last.
     let best = fitting.reduce(|best, next| if next.0 > best.0 { next } else { best });
     best.map(|(_, Route { pool, .. })| *pool).or(listener.default)
 }
 
-/// How specific a pattern is for a name that it fits: the whole name, then the longest of those
-/// with a star, then none.
+/// Returns how specific a pattern is that matches a name: exact names rank highest, then patterns
+/// with a star by their length, then the empty pattern.
 fn host_rank(pattern: &str, name: &str) -> Option<(u8, usize)> {
     if pattern.is_empty() {
         return Some((0, 0));
     }
     match pattern.strip_prefix('*') {
-        // `.example`, with at least one byte of a label before it.
+        // `.example`, with at least one byte before it.
         Some(suffix) => {
             let fits = name.len() > suffix.len() && name.ends_with(suffix);
             fits.then_some((1, suffix.len()))
@@ -33,7 +34,7 @@ fn host_rank(pattern: &str, name: &str) -> Option<(u8, usize)> {
     }
 }
 
-/// Whether a path is the prefix or below it: `/a` fits `/a`, `/a/b` and `/a?q`, and not `/ab`.
+/// Returns whether a path matches a prefix: `/a` matches `/a`, `/a/b` and `/a?q`, but not `/ab`.
 fn path_fits(prefix: &str, path: &str) -> bool {
     path.strip_prefix(prefix).is_some_and(|rest| {
         prefix.is_empty()
@@ -42,12 +43,12 @@ fn path_fits(prefix: &str, path: &str) -> bool {
     })
 }
 
-/// The name in an authority, without a port, in lower case, and without the dot that ends a name of
-/// DNS.
+/// Returns the name in an authority: without port, in lower case, and without the final dot of a
+/// DNS name.
 pub(crate) fn name_of(authority: &[u8]) -> String {
     let text = String::from_utf8_lossy(authority).to_ascii_lowercase();
     let name = match text.rsplit_once(':') {
-        // An IPv6 address keeps its colons, and its brackets.
+        // An IPv6 address keeps its colons and brackets.
         Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
         _ => &text,
     };

@@ -1,7 +1,8 @@
 //! The table of pairs and their deadlines.
 //!
-//! [`super::Proxy`] hands on what the host told it. A deadline that moves later leaves its pair's
-//! alarm where it is, and is looked at when that time comes: what is relayed moves nothing.
+//! [`super::Proxy`] forwards the host's notices. A deadline that moves later leaves its pair's
+//! alarm where it is; the deadline is compared again when the alarm fires. So relaying moves no
+//! alarm.
 
 use abi::Refusal;
 use base::{Alarms, Instant};
@@ -13,14 +14,14 @@ use super::pair::{Context, Fate, Pair};
 use super::shared::{Owner, Shared};
 use super::sockets::Sockets;
 
-/// The proxy over any sockets.
+/// The proxy, generic over the sockets.
 pub(crate) struct Server<I> {
     pub(crate) shared: Shared<I>,
     checks: Checks<I>,
     pairs: Vec<Option<Pair<I>>>,
     free: Vec<usize>,
     deadlines: Alarms,
-    /// All connections are being reset; only of those that the device has is there more to hear.
+    /// True once all connections are being reset; only notices about ended splices still count.
     ends: bool,
 }
 
@@ -36,12 +37,12 @@ impl<I: Copy + Eq> Server<I> {
         }
     }
 
-    /// Clients that are there.
+    /// Returns the number of clients.
     pub(crate) fn connections(&self) -> usize {
         self.pairs.len() - self.free.len()
     }
 
-    /// Takes over a table. Clients that have a backend keep it.
+    /// Replaces the table. Clients that have a backend keep it.
     pub(crate) fn apply(&mut self, now: Instant, table: Table) {
         let (pools, added) = self.shared.backends.apply(&table.pools);
         self.shared.table = table;
@@ -50,7 +51,7 @@ impl<I: Copy + Eq> Server<I> {
         self.checks.watch(now, &mut self.shared, &added);
     }
 
-    /// Puts every client into the log whose connection the host is about to reset.
+    /// Logs every client whose connection the host is about to reset.
     pub(crate) fn end(&mut self, now: Instant) {
         self.ends = true;
         for pair in self.pairs.iter().flatten() {
@@ -58,7 +59,7 @@ impl<I: Copy + Eq> Server<I> {
         }
     }
 
-    /// A client was accepted at a listener, by its index in the table.
+    /// Handles a client that was accepted by the listener with this index in the table.
     pub(crate) fn handle_accepted<S: Sockets<Id = I>>(
         &mut self,
         now: Instant,
@@ -92,7 +93,7 @@ impl<I: Copy + Eq> Server<I> {
         self.with(now, host, index, Pair::start);
     }
 
-    /// A connection's readiness changed.
+    /// Handles a change of a connection's readiness.
     pub(crate) fn handle_socket<S: Sockets<Id = I>>(
         &mut self,
         now: Instant,
@@ -111,7 +112,7 @@ impl<I: Copy + Eq> Server<I> {
         }
     }
 
-    /// The device relays for a pair.
+    /// Handles a splice that the device has accepted.
     pub(crate) fn handle_spliced<S: Sockets<Id = I>>(
         &mut self,
         now: Instant,
@@ -125,7 +126,7 @@ impl<I: Copy + Eq> Server<I> {
         });
     }
 
-    /// The device does not.
+    /// Handles a splice that the device has refused.
     pub(crate) fn handle_splice_refused<S: Sockets<Id = I>>(
         &mut self,
         now: Instant,
@@ -138,7 +139,7 @@ impl<I: Copy + Eq> Server<I> {
         self.with(now, host, index, |pair, cx| pair.handle_splice_refused(cx, error));
     }
 
-    /// The device has done so to the end.
+    /// Handles the end of a splice.
     pub(crate) fn handle_splice_closed<S: Sockets<Id = I>>(
         &mut self,
         now: Instant,
@@ -150,7 +151,7 @@ impl<I: Copy + Eq> Server<I> {
         self.with(now, host, index, |pair, cx| pair.handle_splice_closed(cx, meta));
     }
 
-    /// Time has passed.
+    /// Handles the deadlines that have passed.
     pub(crate) fn handle_timeout<S: Sockets<Id = I>>(&mut self, now: Instant, host: &mut S) {
         while let Some(key) = self.deadlines.pop(now) {
             let index = key as usize;
@@ -164,7 +165,7 @@ impl<I: Copy + Eq> Server<I> {
         self.checks.handle_timeout(now, host, &mut self.shared);
     }
 
-    /// When to call [`Self::handle_timeout`]; may be early.
+    /// Returns when to call [`Self::handle_timeout`]; this may be too early.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.deadlines.next().into_iter().chain(self.checks.poll_timeout()).min()
     }

@@ -1,5 +1,4 @@
-//! What all connections of a proxy share: the table, the backends, whose socket is whose, counters,
-//! log.
+//! State that all connections of a proxy share: table, backends, owners of sockets, counters, log.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -15,16 +14,16 @@ use super::termination::Termination;
 use crate::content::date::Clock;
 use crate::content::log::{Log, quoted};
 
-/// Whose a socket is.
+/// Owner of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// A pair's, of either side.
+    /// A pair, by its index; the socket is that of either side.
     Pair(usize),
-    /// A health check's.
+    /// A health check, by its backend.
     Check(BackendId),
 }
 
-/// Owners by the socket's index.
+/// Owners of sockets, by the socket's index.
 #[derive(Debug)]
 pub(crate) struct Owners<I>(Vec<Option<(I, Owner)>>);
 
@@ -35,7 +34,7 @@ impl<I> Default for Owners<I> {
 }
 
 impl<I: Copy + Eq> Owners<I> {
-    /// Whoever had a socket with that index before has lost it without a word.
+    /// Sets the owner of a socket. An earlier socket with this index has ended without a notice.
     pub(crate) fn set(&mut self, index: usize, socket: I, owner: Owner) {
         if self.0.len() <= index {
             self.0.resize(index + 1, None);
@@ -50,7 +49,7 @@ impl<I: Copy + Eq> Owners<I> {
         (known == socket).then_some(owner)
     }
 
-    /// The socket was let go.
+    /// Removes the owner of a socket that was closed.
     pub(crate) fn clear(&mut self, index: usize, socket: I) {
         if let Some(slot) = self.0.get_mut(index).filter(|s| s.is_some_and(|s| s.0 == socket)) {
             *slot = None;
@@ -58,34 +57,34 @@ impl<I: Copy + Eq> Owners<I> {
     }
 }
 
-/// What a line of the access log says.
+/// The contents of a line of the access log.
 #[derive(Debug)]
 pub(crate) struct Record<'a> {
     pub(crate) client: Endpoint,
-    /// The request line, or the name of the ClientHello; empty where nothing was looked at.
+    /// Request line, or server name of the ClientHello; empty if nothing was read.
     pub(crate) asked: &'a [u8],
     pub(crate) backend: Option<Endpoint>,
-    /// From the client and to it.
+    /// Bytes from the client, and bytes to it.
     pub(crate) bytes: [u64; 2],
     /// `spliced`, `relayed` or `answered`.
     pub(crate) how: &'static str,
-    /// How it ended, in a word or two.
+    /// How the connection ended, in a word or two.
     pub(crate) end: &'a str,
     pub(crate) times: Times,
-    /// The status that the client got, if it is known.
+    /// Status of the response to the client, if it is known.
     pub(crate) status: Option<u16>,
     pub(crate) termination: Termination,
 }
 
-/// When a pair came how far.
+/// Times at which a pair reached its stages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
     began: Instant,
-    /// The head was whole, and had a pool.
+    /// The head was complete and a pool was found.
     pub(crate) routed: Option<Instant>,
     /// A backend was connected.
     pub(crate) connected: Option<Instant>,
-    /// The backend's first byte came through this host.
+    /// The backend's first byte passed through this host.
     pub(crate) answered: Option<Instant>,
 }
 
@@ -94,9 +93,9 @@ impl Times {
         Self { began, routed: None, connected: None, answered: None }
     }
 
-    /// Appends the times as HAProxy does, `TR/Tw/Tc/Tr/Ta` in milliseconds: to the head, in a queue
-    /// (there is none), to a connection, to an answer, and all together; -1 if it did not come so
-    /// far or passed this host by.
+    /// Appends the times as HAProxy does, `TR/Tw/Tc/Tr/Ta` in milliseconds: time to receive the
+    /// head, in the queue (there is none), to connect, to the response, and in total; -1 if the
+    /// pair did not reach the stage, or the device relayed the response.
     fn write(&self, now: Instant, line: &mut String) {
         let between = |from: Option<Instant>, to: Option<Instant>| {
             from.zip(to).map_or(-1, |(from, to)| {
@@ -113,7 +112,7 @@ impl Times {
     }
 }
 
-/// The beginning of a response, up to the status in its status line.
+/// The first bytes of a response, up to the status in its status line.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StatusLine {
     bytes: [u8; Self::BYTES],
@@ -124,25 +123,25 @@ impl StatusLine {
     /// `HTTP/1.1 200`
     const BYTES: usize = 12;
 
-    /// A status of our own.
+    /// Returns the status line of a response of the proxy's own.
     pub(crate) fn of(code: u16) -> Self {
         let mut line = Self::default();
         line.take(format!("HTTP/1.1 {code}").as_bytes());
         line
     }
 
-    /// Returns whether more of the response says nothing more.
+    /// Returns whether the status is complete.
     pub(crate) const fn is_whole(&self) -> bool {
         self.len == Self::BYTES
     }
 
-    /// Takes the next bytes of the response.
+    /// Appends bytes of the response.
     pub(crate) fn take(&mut self, bytes: &[u8]) {
         let room = self.bytes.iter_mut().skip(self.len);
         self.len += room.zip(bytes).map(|(to, from)| *to = *from).count();
     }
 
-    /// The status; none if there is no response, or none of HTTP/1.
+    /// Returns the status; `None` if there is no response, or it is not HTTP/1.
     pub(crate) fn code(&self) -> Option<u16> {
         let rest = self.bytes.strip_prefix(b"HTTP/1.")?;
         let [_, b' ', digits @ ..] = rest else { return None };
@@ -150,20 +149,20 @@ impl StatusLine {
     }
 }
 
-/// All that is shared.
+/// State that all connections share.
 pub(crate) struct Shared<I> {
     pub(crate) config: Config,
     pub(crate) table: Table,
-    /// Slot of each pool of the table.
+    /// Slot in `backends` of each pool of the table.
     pub(crate) pools: Vec<usize>,
     pub(crate) backends: Backends,
     pub(crate) owners: Owners<I>,
-    /// Pairs that the device has, or is about to have.
+    /// Pairs that are spliced, or wait for the device's decision.
     pub(crate) splices: BTreeMap<SpliceId, usize>,
     pub(crate) clock: Clock,
     pub(crate) counters: Counters,
     pub(crate) log: Log,
-    /// Backends that went down since the checks were told.
+    /// Backends that went down since the health checks were last informed.
     pub(crate) went_down: Vec<BackendId>,
 }
 
@@ -183,9 +182,9 @@ impl<I: Copy + Eq> Shared<I> {
         }
     }
 
-    /// A line of the access log: the client, the time, what it asked for, the status, its backend,
-    /// bytes from and to the client, who relayed them, how it ended, times, and HAProxy's state at
-    /// termination. A status that is not known is -1, as in HAProxy's logs.
+    /// Logs a pair. A line has the client, the time, the request, the status, the backend, bytes
+    /// from and to the client, who relayed them, how the pair ended, times, and HAProxy's
+    /// termination state. An unknown status is -1, as in HAProxy's logs.
     pub(crate) fn note(&mut self, now: Instant, record: &Record<'_>) {
         if !self.log.enabled() {
             return;
@@ -212,7 +211,7 @@ impl<I: Copy + Eq> Shared<I> {
         }
     }
 
-    /// Counts what became of a backend, and says so in the log.
+    /// Counts and logs a change of a backend's health.
     pub(crate) fn note_change(&mut self, now: Instant, backend: BackendId, change: Change) {
         let what = match change {
             Change::None => return,
@@ -234,7 +233,7 @@ impl<I: Copy + Eq> Shared<I> {
         }
     }
 
-    /// Puts a line that is about no client into the log.
+    /// Logs a line that is not about a client.
     pub(crate) fn remark(&mut self, now: Instant, what: &dyn core::fmt::Display) {
         if self.log.enabled() {
             self.clock.advance(now);

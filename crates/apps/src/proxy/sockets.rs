@@ -1,7 +1,8 @@
-//! What the proxy asks of the host's connections.
+//! The interface between the proxy and the host: connections and splices.
 //!
-//! One implementation is the host; the other is the fake of this module's tests, on which backends
-//! and the device answer when they are told to. Nothing else is meant to implement it.
+//! There are two implementations: the host, which forwards each call, and the fake of the server's
+//! tests, whose backends and device answer when a test says so. No other code is meant to implement
+//! the trait.
 
 use base::{Duration, Instant};
 use host::{ConnectError, Host, SocketId, SocketOption, SpliceError, SpliceId, SpliceMeta};
@@ -9,9 +10,9 @@ use wire::Endpoint;
 
 use crate::connections::Connections;
 
-/// Connections, also to backends, and splices of two; see [`Host`] for what each call promises.
+/// Connections, also to backends, and splices of two; see [`Host`] for the contract of each call.
 pub(crate) trait Sockets: Connections {
-    /// Begins to connect to a backend, with the options that suit what is relayed.
+    /// Begins to connect to a backend, with the options that suit relaying.
     fn connect(&mut self, now: Instant, remote: Endpoint) -> Result<Self::Id, ConnectError>;
     fn nsplice(
         &mut self,
@@ -26,7 +27,8 @@ pub(crate) trait Sockets: Connections {
 impl Sockets for Host {
     fn connect(&mut self, now: Instant, remote: Endpoint) -> Result<SocketId, ConnectError> {
         let id = Self::connect(self, now, remote)?;
-        // What is relayed was cut by its sender: Nagle's algorithm could only hold back ends.
+        // The sender has already cut its data into segments, so Nagle's algorithm could only delay
+        // them.
         self.set_option(now, id, SocketOption::NoDelay(true));
         self.set_option(now, id, SocketOption::TeardownOffload(true));
         Ok(id)

@@ -1,52 +1,52 @@
-//! Termination states: two letters at the end of a line of the access log, as HAProxy writes them
-//! (its configuration manual, section 8.5), so that tools which read HAProxy's logs read ours.
+//! Termination states: two letters at the end of a line of the access log, as in HAProxy's logs
+//! (its configuration manual, section 8.5), so that tools for those logs can read these.
 //!
-//! The first letter is the cause of the end, the second what the pair was doing then. Only those of
-//! HAProxy's letters occur that mean something here: there are no queues, cookies and tarpits.
+//! The first letter is the cause of the end, the second the stage that the pair had reached.
+//! Letters of HAProxy for queues, cookies and tarpits do not occur.
 
 use core::fmt;
 
-/// What ended a pair.
+/// Cause of a pair's end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Cause {
     /// Both sides closed.
     #[default]
     Normal,
-    /// The client reset its connection, or left before it had asked.
+    /// The client reset its connection, or closed it before it had sent a request.
     Client,
-    /// The backend refused or reset its connection, or closed it without an answer; or none is up.
+    /// The backend refused or reset its connection, or closed it without a response; or none is up.
     Server,
-    /// The client did not send, or acknowledge, in time.
+    /// The client did not send or acknowledge in time.
     ClientTimeout,
-    /// The backend did not connect or answer in time.
+    /// The backend did not connect or respond in time.
     ServerTimeout,
     /// The proxy refused the request.
     Proxy,
-    /// The proxy has no port, memory or route left for a connection to a backend.
+    /// No port, memory or route for a connection to a backend.
     Resource,
-    /// The device lost the pair.
+    /// The device lost the pair, or an internal error occurred.
     Internal,
-    /// The proxy was ended.
+    /// The program ended.
     Killed,
 }
 
-/// What the pair was doing.
+/// Stage that a pair had reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Nothing any longer.
+    /// Both sides had closed.
     #[default]
     Over,
-    /// It waited for the request, or for a ClientHello.
+    /// Waiting for the request, or for a ClientHello.
     Request,
-    /// It waited for a connection to a backend.
+    /// Waiting for a connection to a backend.
     Connect,
-    /// It waited for the first byte of the backend's answer.
+    /// Waiting for the first byte of the backend's response.
     Headers,
-    /// It relayed.
+    /// Relaying.
     Data,
 }
 
-/// How a pair ended.
+/// Cause and stage of a pair's end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Termination {
     pub(crate) cause: Cause,
@@ -54,7 +54,7 @@ pub(crate) struct Termination {
 }
 
 impl Termination {
-    /// A pair that both sides closed.
+    /// Termination of a pair that both sides closed.
     pub(crate) const NORMAL: Self = Self::new(Cause::Normal, Stage::Over);
 
     pub(crate) const fn new(cause: Cause, stage: Stage) -> Self {

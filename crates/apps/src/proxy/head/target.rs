@@ -1,22 +1,22 @@
-//! The request-target and the authority that a backend gets (RFC 9112 section 3.2).
+//! The request-target and the authority for a backend (RFC 9112 section 3.2).
 //!
-//! Called by [`super`] with what the parser found. A target is forwarded byte by byte (RFC 9110
-//! section 7.7 forbids a proxy to change path and query), so one that servers read in different
-//! ways is refused here: other schemes, userinfo, fragments, backslashes in a path, bytes that no
-//! URI has.
+//! Called by [`super`] with the results of the parser. A target is forwarded byte by byte, because
+//! RFC 9110 section 7.7 forbids a proxy to change path and query. So a target that servers
+//! interpret in different ways is refused: other schemes, userinfo, fragments, backslashes in a
+//! path, and bytes that are not allowed in a URI.
 
 use core::net::Ipv6Addr;
 
-/// The reason for refusing a target or an authority: it is ambiguous, or it is none.
+/// Error: the target or authority is ambiguous or invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ambiguous;
 
-/// A target in a form that an origin server gets.
+/// A target in a form for an origin server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Target<'b> {
     /// Path and query; the path begins with a slash.
     Origin {
-        /// A slash has to be put in front, since the absolute form had no path.
+        /// True if a slash must be prepended, because the absolute form had no path.
         add_slash: bool,
         /// Path and query, or the query alone.
         text: &'b [u8],
@@ -29,8 +29,8 @@ impl<'b> Target<'b> {
     /// Parses a target; returns the authority too if the target has the absolute form.
     ///
     /// # Errors
-    /// If the target has none of the forms that the method allows, or has parts that servers
-    /// read in different ways.
+    /// Fails if the target has none of the forms that the method allows, or has parts that servers
+    /// interpret in different ways.
     pub(super) fn parse(
         method: &[u8],
         target: &'b [u8],
@@ -45,8 +45,8 @@ impl<'b> Target<'b> {
             let whole = (method == b"OPTIONS").then_some((Self::Asterisk, None));
             return whole.ok_or(Ambiguous);
         }
-        // RFC 9110 section 4.2.1: the scheme is compared without regard to case. A request for
-        // https over plain HTTP, or for any other scheme, was meant for somebody else.
+        // RFC 9110 section 4.2.1: the scheme is compared case-insensitively. A request for https
+        // over plain HTTP, or for any other scheme, is not for this server.
         let scheme = b"http://";
         let (start, rest) = target.split_at_checked(scheme.len()).ok_or(Ambiguous)?;
         if !start.eq_ignore_ascii_case(scheme) {
@@ -58,15 +58,15 @@ impl<'b> Target<'b> {
         if authority.is_empty() {
             return Err(Ambiguous);
         }
-        // RFC 9112 section 3.2.4: the last proxy makes the asterisk form of it.
+        // RFC 9112 section 3.2.4: the last proxy converts it to the asterisk form.
         if text.is_empty() && method == b"OPTIONS" {
             return Ok((Self::Asterisk, Some(authority)));
         }
         Ok((Self::origin(text)?, Some(authority)))
     }
 
-    /// A path and query whose path has no backslash: URL parsers of browsers and of some servers
-    /// take it for a slash.
+    /// Accepts path and query if the path has no backslash, which URL parsers of browsers and of
+    /// some servers take for a slash.
     fn origin(text: &'b [u8]) -> Result<Self, Ambiguous> {
         let path = text.split(|&b| b == b'?').next().unwrap_or_default();
         if path.contains(&b'\\') {
@@ -75,7 +75,7 @@ impl<'b> Target<'b> {
         Ok(Self::Origin { add_slash: path.is_empty(), text })
     }
 
-    /// Appends the target as it stands in a request line.
+    /// Appends the target as in a request line.
     pub(super) fn write(self, out: &mut Vec<u8>) {
         match self {
             Self::Origin { add_slash, text } => {
@@ -89,7 +89,7 @@ impl<'b> Target<'b> {
     }
 }
 
-/// A host and perhaps a port, as Host has them (RFC 9110 section 7.2).
+/// A host with an optional port, as in Host (RFC 9110 section 7.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Authority<'b> {
     host: &'b [u8],
@@ -99,12 +99,12 @@ pub(super) struct Authority<'b> {
 impl<'b> Authority<'b> {
     /// Parses an authority; an empty one is the Host of a target that has no authority.
     ///
-    /// RFC 3986 allows more in a name: percent-encoding, which some servers decode, and the
-    /// delimiters of other parts, at which some servers cut. No name of DNS has them.
+    /// RFC 3986 allows more characters in a name: percent-encoding, which some servers decode, and
+    /// the delimiters of other parts, at which some servers cut. No DNS name contains them.
     ///
     /// # Errors
-    /// If the bytes are not a name of DNS, an IPv4 address or an IPv6 address in brackets, with or
-    /// without a port.
+    /// Fails if the bytes are not a DNS name, an IPv4 address or an IPv6 address in brackets, with
+    /// or without a port.
     pub(super) fn parse(text: &'b [u8]) -> Result<Self, Ambiguous> {
         let end = match text.first() {
             Some(b'[') => text.iter().position(|&b| b == b']').ok_or(Ambiguous)? + 1,
@@ -127,17 +127,17 @@ impl<'b> Authority<'b> {
         if is_host && named { Ok(Self { host, port }) } else { Err(Ambiguous) }
     }
 
-    /// Returns whether there is no host.
+    /// Returns whether the host is empty.
     pub(super) const fn is_empty(&self) -> bool {
         self.host.is_empty()
     }
 
-    /// The host, without a port.
+    /// Returns the host, without a port.
     pub(super) const fn host(&self) -> &'b [u8] {
         self.host
     }
 
-    /// Appends the authority as it stands in Host.
+    /// Appends the authority as in Host.
     pub(super) fn write(self, out: &mut Vec<u8>) {
         out.extend_from_slice(self.host);
         if let Some(port) = self.port {
@@ -146,12 +146,12 @@ impl<'b> Authority<'b> {
     }
 }
 
-/// The number in a port's digits; none if there are no digits, which RFC 3986 section 3.2.3 allows.
+/// Parses a port; `None` if there are no digits, which RFC 3986 section 3.2.3 allows.
 fn parse_port(digits: &[u8]) -> Result<Option<u16>, Ambiguous> {
     if digits.is_empty() {
         return Ok(None);
     }
-    // The parser of numbers takes a sign.
+    // The integer parser would accept a sign.
     let text = core::str::from_utf8(digits).ok().filter(|t| t.bytes().all(|b| b.is_ascii_digit()));
     text.and_then(|text| text.parse().ok()).map(Some).ok_or(Ambiguous)
 }

@@ -1,4 +1,4 @@
-//! Heads, by what their backend gets.
+//! Heads of requests, and the heads that their backends get.
 
 use super::*;
 use crate::proxy::config::{Mode, Route};
@@ -88,8 +88,8 @@ fn fields_are_added() {
     assert!(head.contains("Forwarded: for=\"[fd77::1]\";by=\"[fd77::2]\";proto=http\r\n"));
 }
 
-/// What a client says of others is removed, in every spelling that a server could believe; with it
-/// goes the second request, which would not be looked at.
+/// Forwarding fields from a client are removed, in every spelling that a server could trust. The
+/// connection then carries only one request, because a second one would not be parsed.
 #[test]
 fn forged_fields_are_replaced() {
     let forged = "Forwarded: for=1.2.3.4\r\nX-Forwarded-For: 1.2.3.4\r\nx_forwarded_for: 1\r\n\
@@ -112,7 +112,7 @@ fn forged_fields_are_replaced() {
         );
         assert_eq!(String::from_utf8(head).unwrap(), expected);
     }
-    // A string that does not end would swallow what is appended.
+    // An unclosed quoted string would include the value that is appended.
     let open = "GET / HTTP/1.1\r\nHost: a\r\nForwarded: for=\"\r\n\r\n";
     assert_eq!(refused(open, ALL), 400);
     assert_eq!(refused(&open.replace("=\"", "=\"\\\""), ALL), 400);
@@ -176,7 +176,7 @@ fn refusals() {
     assert_eq!(decision, Decision::Refuse { status: Status::NotFound, is_head: true });
 }
 
-/// A request as its canonical head says it: nothing in such a head can be read in two ways.
+/// The contents of a canonical head, which cannot be interpreted in two ways.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     method: String,
@@ -185,7 +185,7 @@ struct Seen {
     framing: String,
 }
 
-/// Reads a canonical head by a grammar that is stricter than any server's.
+/// Parses a canonical head with a grammar that is stricter than any server's.
 fn read_canonical(head: &[u8]) -> Result<Seen, String> {
     let head = head.strip_suffix(b"\r\n\r\n").ok_or("no end")?;
     let text: String = head.iter().map(|&b| char::from(b)).collect();
@@ -244,7 +244,7 @@ fn read_canonical(head: &[u8]) -> Result<Seen, String> {
     Ok(seen)
 }
 
-/// The bytes of a text in which \r, \n, \t, \\ and \xHH are escapes.
+/// Replaces the escapes \r, \n, \t, \\ and \xHH in a text by the bytes that they denote.
 fn unescape(text: &str) -> Vec<u8> {
     let (mut out, mut rest) = (Vec::new(), text);
     while let Some((plain, escape)) = rest.split_once('\\') {
@@ -271,8 +271,8 @@ fn unescape(text: &str) -> Vec<u8> {
     out
 }
 
-/// What becomes of a head; one that is forwarded has to be canonical, and to stay as it is when a
-/// second proxy forwards it.
+/// Returns the result for a head. A forwarded head must be canonical, and a second proxy must not
+/// change it.
 fn outcome(bytes: &[u8], listener: &Listener) -> Result<Seen, u16> {
     let head = match decide_bytes(bytes, listener, "10.77.0.1") {
         Decision::Refuse { status, .. } => return Err(status.code()),
@@ -289,7 +289,7 @@ fn outcome(bytes: &[u8], listener: &Listener) -> Result<Seen, u16> {
     Ok(seen)
 }
 
-/// Some hundred heads that servers are known to read in different ways.
+/// Several hundred heads that servers are known to interpret in different ways.
 #[test]
 fn ambiguous_heads() {
     let (mut heads, mut forwarded, mut wrong) = (0, 0, Vec::new());
@@ -326,7 +326,7 @@ fn ambiguous_heads() {
 }
 
 proptest! {
-    /// Any combination of pieces that are good and bad: what is forwarded is canonical.
+    /// For any combination of valid and invalid pieces, a forwarded head is canonical.
     #[test]
     fn heads_of_pieces(
         method in "(GET|POST|OPTIONS|get|X-Y|[!-~]{1,3})",

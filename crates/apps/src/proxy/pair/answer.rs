@@ -1,15 +1,15 @@
-//! Answers of our own: statuses of HTTP, alerts of TLS; and the end of the connection after them.
+//! The proxy's own responses: HTTP statuses and TLS alerts, and closing the connection after them.
 
 use base::Duration;
 use wire::tls::fatal_alert;
 
 use super::*;
 
-/// How long a client may take to acknowledge an answer and to close.
+/// Time limit for the client to acknowledge a response and to close.
 const LINGER: Duration = Duration::from_secs(2);
 
 impl<I: Copy + Eq> Pair<I> {
-    /// Answers a request, and closes.
+    /// Responds to a request with an error, and closes.
     pub(super) fn answer<S: Sockets<Id = I>>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -35,7 +35,7 @@ impl<I: Copy + Eq> Pair<I> {
         self.say(cx, text.into_bytes())
     }
 
-    /// Ends a handshake that has not begun, and closes.
+    /// Sends a TLS alert in place of a handshake, and closes.
     pub(super) fn answer_alert<S: Sockets<Id = I>>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -53,9 +53,10 @@ impl<I: Copy + Eq> Pair<I> {
         self.close_when_done(cx)
     }
 
-    /// The last steps: everything sent, our direction closed, everything acknowledged, the client's
-    /// direction closed. What still comes is thrown away, for a reset in answer to it could destroy
-    /// the answer on its way (RFC 9112 section 9.6).
+    /// Takes the last steps, in order: send everything, shut down the sending direction, wait for
+    /// all acknowledgments, wait for the client's FIN. Bytes that still arrive are discarded,
+    /// because a reset in response to them could destroy the proxy's response on its way (RFC 9112
+    /// section 9.6).
     pub(super) fn close_when_done<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
         let client = self.client;
         if cx.host.readiness(client).error.is_some() {

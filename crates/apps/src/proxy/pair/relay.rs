@@ -1,25 +1,25 @@
-//! Bytes both ways: by the device, or by this host where the device will not.
+//! Relays bytes in both directions: in the device, or in this host if the device refuses.
 //!
-//! Both mean the same. What a side sends the other gets, in order; the end of a direction is passed
-//! on when all before it was, and a reset resets the other side. Two differences: as long as a
-//! backend has not answered a first request, this host says 502 or 504 for it, where the device can
-//! only reset; and this host does not pass on the reset of a backend that has ended its direction,
-//! unless the protocol is unknown.
+//! Both do the same: bytes from one side are sent to the other in order, a FIN follows the bytes
+//! before it, and a reset of one side resets the other. There are two differences. If a backend has
+//! not answered the first request, this host responds with 502 or 504, while the device can only
+//! reset. And except in TCP mode, this host does not pass on the reset of a backend that has
+//! already sent a FIN.
 
 use super::*;
 
-/// Bytes of a client that are discarded behind a response, as by the content server.
+/// Bytes of a client that are discarded after the response, as in the content server.
 const LATE_BYTES_MAX: u32 = 2 << 20;
 
 impl<I: Copy + Eq> Pair<I> {
-    /// The backend is connected: it gets what was gathered for it, and the device is asked.
+    /// Sends the head to the connected backend, and asks the device to splice.
     pub(super) fn begin_relay<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
         self.phase = Phase::Relay;
         self.moved = cx.now;
         self.arm(cx);
         let Some(backend) = self.backend else { return self.drop_client(cx) };
         if !self.flush(cx, backend) {
-            // Too little room for a head: no connection for a device.
+            // The send buffer has too little room even for the head, so the device is not asked.
             cx.shared.counters.proxy_relayed += 1;
             return Fate::Keep;
         }
@@ -38,7 +38,7 @@ impl<I: Copy + Eq> Pair<I> {
         }
     }
 
-    /// The device will not: this host does it, to the end.
+    /// Relays in this host to the end, because the device refuses.
     fn not_spliced<S: Sockets<Id = I>>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -52,7 +52,7 @@ impl<I: Copy + Eq> Pair<I> {
         self.relay(cx)
     }
 
-    /// The device relays now, and the sockets are gone.
+    /// Handles a splice that was made: the device relays, and the sockets are gone.
     pub(crate) fn handle_spliced<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) {
         cx.shared.counters.proxy_spliced += 1;
         self.phase = Phase::Spliced;
@@ -63,7 +63,7 @@ impl<I: Copy + Eq> Pair<I> {
         }
     }
 
-    /// The sockets are as they were before.
+    /// Handles a refused splice: the sockets are as before.
     pub(crate) fn handle_splice_refused<S: Sockets<Id = I>>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -75,7 +75,7 @@ impl<I: Copy + Eq> Pair<I> {
         self.not_spliced(cx, error)
     }
 
-    /// The splice has ended.
+    /// Handles the end of a splice.
     pub(crate) fn handle_splice_closed<S: Sockets<Id = I>>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -91,7 +91,7 @@ impl<I: Copy + Eq> Pair<I> {
         }
         let stage = self.stage(cx.shared);
         match end {
-            // A backend that took a request and closed without an answer.
+            // The backend took a request and closed without a response.
             Some(SpliceEnd::Closed) if stage == Stage::Headers => {
                 self.ends_by(Cause::Server, stage)
             }
@@ -103,7 +103,7 @@ impl<I: Copy + Eq> Pair<I> {
             None => self.ends_by(Cause::Internal, stage),
         }
         let end = match end {
-            // Only the end of the program ends splices.
+            // Only the end of the program unsplices pairs.
             Some(SpliceEnd::Unspliced) => DRAINED.to_owned(),
             Some(end) => format!("{end:?}").to_lowercase(),
             None => "lost".to_owned(),
@@ -111,7 +111,7 @@ impl<I: Copy + Eq> Pair<I> {
         self.end(cx, "spliced", &end)
     }
 
-    /// Moves what can be moved, and ends what has ended.
+    /// Relays the bytes for which there is room, and handles the end of either side.
     pub(super) fn relay<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
         let Some(backend) = self.backend else { return self.drop_client(cx) };
         if !self.flush(cx, backend) {
@@ -122,19 +122,19 @@ impl<I: Copy + Eq> Pair<I> {
         self.look_at_ends(cx, backend)
     }
 
-    /// Gives the host the rest of the head for `to`; says whether nothing is left.
+    /// Sends the rest of the head to `to`; returns whether none is left.
     pub(super) fn flush<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>, to: I) -> bool {
         if self.head.is_empty() {
             return true;
         }
-        // One that is gone is seen at its readiness.
+        // An error of the socket is handled through its readiness.
         let bytes = Bytes::from(core::mem::take(&mut self.head));
         let taken = cx.host.send(cx.now, to, bytes.clone()).unwrap_or(0);
         self.head = bytes.get(taken..).unwrap_or_default().to_vec();
         self.head.is_empty()
     }
 
-    /// Moves bytes of one direction, as many as the other side has room for; then its end.
+    /// Relays the bytes of one direction for which the other side has room, and then the FIN.
     fn pump<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>, from: usize, source: I, to: I) {
         let target = 1 - from;
         let is_answer = from == BACKEND && self.mode(cx) == Some(Mode::Http);
@@ -146,7 +146,7 @@ impl<I: Copy + Eq> Pair<I> {
             }
             let piece = Bytes::copy_from_slice(&bytes[..bytes.len().min(room)]);
             let first = (is_answer && !self.status.is_whole()).then(|| piece.clone());
-            // One that is gone is seen at its readiness.
+            // An error of the socket is handled through its readiness.
             let Ok(taken) = cx.host.send(cx.now, to, piece) else { break };
             if taken == 0 {
                 break;
@@ -168,14 +168,14 @@ impl<I: Copy + Eq> Pair<I> {
         }
         if !self.shut[target] && cx.host.readiness(source).peer_closed {
             self.shut[target] = true;
-            // A backend that has said nothing at all did not answer: see `look_at_ends`.
+            // A backend that closes without sending anything did not respond: see `look_at_ends`.
             if !self.owes_answer(cx, from) {
                 cx.host.shutdown(cx.now, to);
             }
         }
     }
 
-    /// Whether a request is unanswered, and the backend the one that has just ended.
+    /// Returns whether `from` is a backend that has not responded to a request.
     fn owes_answer<S: Sockets<Id = I>>(&self, cx: &Context<'_, S>, from: usize) -> bool {
         from == BACKEND && self.bytes[BACKEND] == 0 && self.mode(cx) == Some(Mode::Http)
     }
@@ -196,8 +196,8 @@ impl<I: Copy + Eq> Pair<I> {
             return self.backend_owes(cx, Status::BadGateway);
         }
         if failed(of_backend) && self.shut[CLIENT] && self.mode(cx) != Some(Mode::Tcp) {
-            // The backend had sent all of its response, and has refused what the client sent after
-            // that. Passed on, its reset could destroy the response (RFC 9112 section 9.6).
+            // The backend had sent its whole response, and refused what the client sent after that.
+            // If its reset were passed on, it could destroy the response (RFC 9112 section 9.6).
             cx.shared.counters.proxy_relays_closed += 1;
             cx.host.close_lingering(cx.now, self.client, LATE_BYTES_MAX);
             return self.end(cx, "relayed", "closed");
@@ -210,7 +210,7 @@ impl<I: Copy + Eq> Pair<I> {
         }
         if self.shut == [true; 2] {
             cx.shared.counters.proxy_relays_closed += 1;
-            // The host delivers what is left, in both directions.
+            // The host delivers the rest in both directions.
             cx.host.close(cx.now, self.client);
             cx.shared.owners.clear(S::index(backend), backend);
             cx.host.close(cx.now, backend);
@@ -220,7 +220,7 @@ impl<I: Copy + Eq> Pair<I> {
         Fate::Keep
     }
 
-    /// The backend took a request and gave no answer.
+    /// Responds to the client for a backend that took a request and did not respond.
     fn backend_owes<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>, what: Status) -> Fate {
         if let Some(id) = self.chosen {
             let change = cx.shared.backends.bad(id, cx.now);
@@ -234,10 +234,10 @@ impl<I: Copy + Eq> Pair<I> {
         self.deadline = self.moved + cx.shared.table.limits.idle_timeout;
     }
 
-    /// The time without anything moving may be over.
+    /// Ends the pair if it has been idle for the idle timeout.
     pub(super) fn check_idle<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
         let Some(backend) = self.backend else { return self.drop_client(cx) };
-        // A slow reader is not idle: it acknowledges.
+        // A slow reader is not idle: it acknowledges bytes.
         let queued = cx.host.send_queue(self.client) + cx.host.send_queue(backend);
         if queued != self.queued {
             self.queued = queued;
@@ -249,8 +249,9 @@ impl<I: Copy + Eq> Pair<I> {
         }
         cx.shared.counters.proxy_relays_idle += 1;
         if self.phase == Phase::Splicing {
-            // The host waits for a peer that has gone before it asks the device. It gives up with
-            // the sockets; what it would say of them is for nobody.
+            // The host waits for acknowledgments of a vanished peer before it asks the device. It
+            // abandons the splice when the sockets are reset, so its notice about the splice is no
+            // longer needed.
             let index = self.index;
             cx.shared.splices.retain(|_, pair| *pair != index);
             cx.host.abort(cx.now, self.client);

@@ -25,7 +25,7 @@ fn status(text: &str) -> &str {
     &text[9..12]
 }
 
-/// The client gets `code` and a close that it can read.
+/// Asserts that the client gets `code` and then a close that does not destroy the response.
 fn assert_answered(world: &mut World, client: Id, code: &str) {
     assert_eq!(status(&world.text(client)), code);
     assert!(world.is_shut(client) && !world.is_aborted(client));
@@ -82,7 +82,7 @@ fn http_head_at_any_cut() {
         assert_eq!(world.text(backend), format!("{GET}body"));
         world.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
         assert_eq!(status(&world.text(client)), "200");
-        // The next request is not looked at.
+        // The next request is not parsed.
         world.receive(client, "CONNECT x HTTP/9\r\n\r\n");
         assert_eq!(world.text(backend), "CONNECT x HTTP/9\r\n\r\n");
     }
@@ -137,7 +137,7 @@ fn malformed_and_oversized_heads() {
         moved.retain(|(name, value)| *value > 0 && is_status(name));
         assert_eq!(moved, [(counter, 1)]);
     }
-    // No more is gathered than what shows that it is too much.
+    // No more is gathered than shows that the head is too long.
     let mut world = World::new(Mode::Http, 1);
     let client = world.accept();
     world.receive(client, format!("GET / HTTP/1.1\r\nHost: a\r\nB: {}", "b".repeat(30_000)));
@@ -147,7 +147,7 @@ fn malformed_and_oversized_heads() {
         ("proxy_431", 1),
         ("proxy_discarded_bytes", discarded),
     ]);
-    // An answer to HEAD has no content.
+    // A response to HEAD has no content.
     let mut world = World::new(Mode::Http, 0);
     let client = world.accept();
     world.receive(client, GET.replace("GET", "HEAD"));
@@ -164,7 +164,7 @@ fn slow_heads() {
     assert_eq!(world.text(client), "");
     world.advance(seconds(1));
     assert_answered(&mut world, client, "408");
-    // Nothing at all: nothing is said.
+    // A client that sends nothing gets no response.
     let client = world.accept();
     world.advance(seconds(10));
     assert!(world.is_closed(client));
@@ -189,12 +189,13 @@ fn clients_that_leave_early() {
         match stage {
             0 => world.peer_closes(client),
             1 => world.fail(client, SocketError::Reset),
-            // While the backend is connected to.
+            // While the connection to the backend is in progress.
             _ => world.fail(client, SocketError::Reset),
         }
         world.assert_empty();
     }
-    // Half-closed while the backend is connected to: that is a request all the same.
+    // Half-closed while the connection to the backend is in progress: the request is still
+    // forwarded.
     let mut world = World::new(Mode::Http, 1);
     let client = world.accept();
     world.receive(client, GET);
@@ -233,14 +234,14 @@ fn retries_before_the_first_byte() {
 
 #[test]
 fn no_backend_to_be_had() {
-    // All refuse.
+    // All backends refuse.
     let mut world = World::new(Mode::Http, 2);
     let client = world.accept();
     world.receive(client, GET);
     world.fail(world.opened(), SocketError::Refused);
     world.fail(world.opened(), SocketError::Refused);
     assert_answered(&mut world, client, "502");
-    // The last does not answer; no more are tried than allowed.
+    // The last backend does not answer; no more are tried than allowed.
     let mut table = table(Mode::Http, 5);
     table.limits.retries = 1;
     let mut world = World::with(Config::default(), table);
@@ -250,12 +251,12 @@ fn no_backend_to_be_had() {
     world.advance(seconds(4));
     assert_eq!(world.sockets.more.opened.len(), 2);
     assert_answered(&mut world, client, "504");
-    // None is there.
+    // The pool is empty.
     let mut world = World::new(Mode::Http, 0);
     let client = world.accept();
     world.receive(client, GET);
     assert_answered(&mut world, client, "503");
-    // No port.
+    // No local port is free.
     let mut world = World::new(Mode::Http, 2);
     world.sockets.more.connect_error = Some(ConnectError::NoPort);
     let client = world.accept();
@@ -269,7 +270,7 @@ fn no_backend_to_be_had() {
         ("proxy_connects_local", 1),
         ("proxy_discarded_bytes", 16),
     ]);
-    // TCP has a reset for all of it.
+    // TCP mode reports all of this with a reset.
     let mut world = World::new(Mode::Tcp, 1);
     let client = world.accept();
     world.fail(world.opened(), SocketError::Unreachable);
@@ -316,7 +317,7 @@ fn backends_that_fail_before_and_after_they_answer() {
         assert!(text.ends_with("part"), "nothing is added: {text}");
         assert_eq!((world.is_shut(client), world.is_aborted(client)), (close, !close));
     }
-    // TCP passes an end on as what it is.
+    // TCP mode passes on a FIN as a FIN.
     let mut world = World::new(Mode::Tcp, 1);
     let client = world.accept();
     let backend = world.establish();
@@ -336,7 +337,7 @@ fn hanging_backends_and_idle_connections() {
     world.advance(seconds(301));
     assert!(world.is_aborted(backend));
     assert_eq!(status(&world.text(client)), "504");
-    // Once it has answered, a reset.
+    // A backend that has begun to respond: a reset.
     let mut world = World::new(Mode::Http, 1);
     let client = world.accept();
     world.receive(client, GET);
@@ -357,8 +358,8 @@ fn hanging_backends_and_idle_connections() {
     world.assert_empty();
 }
 
-/// RFC 9112 section 9.6: a backend that has answered and closed resets its connection for what the
-/// client sends then. The client still gets all of the response.
+/// RFC 9112 section 9.6: a backend that has responded and closed resets its connection when the
+/// client sends more. The client still gets the whole response.
 #[test]
 fn late_data_of_a_client_does_not_cut_the_response_off() {
     for mode in [Mode::Http, Mode::Tcp] {
@@ -480,7 +481,7 @@ fn tls_that_is_none() {
     let client = world.accept();
     world.receive(client, GET);
     assert_eq!(world.sent(client), fatal_alert(50));
-    // A hello without an end: bounded.
+    // A ClientHello without an end: the buffer is bounded.
     let mut world = World::new(Mode::Tls, 1);
     let client = world.accept();
     let record = [&[22, 3, 1, 0x40, 0, 1, 0, 0xff, 0xff][..], &[0; 0x3ffc]].concat();
@@ -515,12 +516,12 @@ fn spliced_to_the_end() {
     let backend = world.establish();
     assert_eq!(world.text(backend), GET, "the head, and nothing more");
     assert_eq!(world.sockets.more.spliced, [(client, backend)]);
-    // Until the host has decided, the sockets are its own.
+    // The sockets are the host's until it has decided.
     world.poke(client);
     world.receive(backend, "early");
     assert_eq!((world.unread(client), world.unread(backend)), (4, 5));
     world.spliced();
-    // The slots are used again while the splice lasts.
+    // The indices are used again while the splice lasts.
     let other = world.accept();
     assert_eq!(other.index, client.index);
     world.peer_closes(other);
@@ -590,7 +591,7 @@ fn refused_splices_are_relayed_here() {
     ]);
 }
 
-/// The device is asked once all is acknowledged; a peer that has gone acknowledges nothing.
+/// The host asks the device once all bytes are acknowledged; a vanished peer acknowledges nothing.
 #[test]
 fn splices_that_never_begin() {
     let mut world = World::with(Config::default(), table(Mode::Http, 1));
@@ -628,7 +629,7 @@ fn splices_that_do_not_end_well() {
     }
 }
 
-/// Three failures in a row take a backend down; without checks it is tried again after a while.
+/// Three consecutive failures take a backend down; without checks it is tried again later.
 #[test]
 fn passive_health() {
     let mut world = World::new(Mode::Http, 1);
@@ -657,7 +658,7 @@ fn passive_health() {
     );
 }
 
-/// As `assert_answered`, where a deadline of a backend stays.
+/// Like `assert_answered`, but a deadline of a backend may remain.
 fn assert_answered_later(world: &mut World, client: Id, code: &str) {
     assert_eq!(status(&world.text(client)), code);
     world.acknowledge(client);
@@ -671,7 +672,7 @@ fn checked(path: &str) -> World {
     World::with(Config { splice: false, ..Config::default() }, table)
 }
 
-/// Lets the next check begin, and gives its socket.
+/// Waits for the next check to begin; returns its socket.
 fn next_check(world: &mut World) -> Id {
     let before = world.sockets.more.opened.len();
     for _ in 0..30 {
@@ -702,7 +703,7 @@ fn checks_by_connection() {
         assert!(world.is_aborted(id), "no TIME-WAIT for checks");
     }
     assert_eq!(world.server.shared.backends.count(), (1, 1));
-    // One that hangs is bad after its time.
+    // A check that takes too long has failed.
     let id = next_check(&mut world);
     world.advance(seconds(2));
     assert!(world.is_aborted(id));
@@ -750,7 +751,7 @@ fn a_new_table_keeps_connections() {
     world.receive(waiting, "GET / HTTP/1.1\r\n");
     let connecting = world.accept();
     world.receive(connecting, GET);
-    // 11 goes, 50 comes.
+    // Backend 11 is removed, 50 is added.
     let mut next = table(Mode::Http, 0);
     next.pools[0].backends = vec![end(50, 8080).into()];
     world.server.apply(world.now, next);
@@ -759,11 +760,11 @@ fn a_new_table_keeps_connections() {
     world.receive(waiting, "Host: a\r\n\r\n");
     assert_eq!(world.opened_to(), 50, "what is chosen from now on is new");
     world.establish();
-    // A retry goes to the new one as well.
+    // A retry goes to the new backend too.
     let first = world.sockets.more.opened[1];
     world.fail(first, SocketError::Refused);
     assert_eq!((world.opened_to(), world.sockets.more.opened.len()), (50, 4));
-    // The old one is forgotten when its last connection ends.
+    // The removed backend is dropped when its last connection ends.
     assert_eq!(world.server.shared.backends.get(0).map(|b| b.connections), Some(1));
     world.fail(old, SocketError::Reset);
     assert!(world.server.shared.backends.get(0).is_none());
@@ -771,8 +772,8 @@ fn a_new_table_keeps_connections() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
-    /// Whatever both sides send, in whatever pieces and with however little room, arrives as it was
-    /// sent, and so do both ends.
+    /// Bytes in any pieces and with any room in the buffers arrive as they were sent, and so do
+    /// both FINs.
     #[test]
     fn bytes_arrive(
         up in proptest::collection::vec(1_usize..3000, 0..12),
@@ -787,7 +788,7 @@ proptest! {
         world.set_room(backend, room);
         let mut sides = [(client, up, 0_u8, Vec::new()), (backend, down, 1, Vec::new())];
         let mut got = [Vec::new(), Vec::new()];
-        // Any order first; then everything, until both have had enough.
+        // First in random order; then everything, until both sides have closed.
         let rest = (0..4_u8).cycle().take(4 * 20_000);
         for turn in turns.into_iter().chain(rest) {
             if world.is_closed(client) {
@@ -816,8 +817,8 @@ proptest! {
     }
 }
 
-/// At the end of the program every client is in the log, with how far it came; nothing is connected
-/// any more, and what the device relays follows when the device has said how much that was.
+/// At the end of the program every client is logged, with the stage that it had reached. No further
+/// connections are made. A spliced pair is logged once the device has reported its bytes.
 #[test]
 fn the_end_is_logged() {
     let mut world = World::new(Mode::Http, 1);

@@ -1,4 +1,4 @@
-//! A proxy on fake connections, with backends and splices as a test says.
+//! A proxy on fake connections, with backends and splices that a test controls.
 
 use core::ops::Deref;
 
@@ -13,14 +13,14 @@ pub(crate) use crate::connections::fake::Id;
 use crate::proxy::config::{Config, HeaderPolicy, Insert, Listener, Mode, Pool, Table};
 use crate::proxy::sockets::Sockets;
 
-/// What the fake has of backends and splices.
+/// The backends and splices of the fake sockets.
 #[derive(Default)]
 pub(crate) struct FakeBackends {
-    /// Sockets that were opened, in order.
+    /// Sockets of connections to backends, in order.
     pub(crate) opened: Vec<Id>,
-    /// What `connect` says.
+    /// Error that `connect` returns, if any.
     pub(crate) connect_error: Option<ConnectError>,
-    /// What `nsplice` says.
+    /// Error that `nsplice` returns, if any.
     pub(crate) splice: Option<SpliceError>,
     pub(crate) spliced: Vec<(Id, Id)>,
     meta: Option<SpliceMeta>,
@@ -28,7 +28,7 @@ pub(crate) struct FakeBackends {
 
 pub(crate) type FakeSockets = FakeConnections<FakeBackends>;
 
-/// Bytes of memory that a connection sends and that are not acknowledged, at most.
+/// Maximum number of unacknowledged bytes of a connection.
 const BUFFER_BYTES: usize = 100_000;
 
 pub(crate) fn end(n: u8, port: u16) -> Endpoint {
@@ -80,7 +80,7 @@ pub(crate) fn listener(mode: Mode) -> Listener {
     }
 }
 
-/// A pool of 10.77.0.11 and so on, without checks.
+/// Returns a pool of the backends 10.77.0.11 and following, without checks.
 pub(crate) fn pool(backends: u8) -> Pool {
     let check = crate::proxy::Check { interval: Duration::ZERO, ..Default::default() };
     let backends = (11..11 + backends).map(|n| end(n, 8080).into()).collect();
@@ -93,7 +93,7 @@ pub(crate) fn table(mode: Mode, backends: u8) -> Table {
 }
 
 impl World {
-    /// A proxy that relays by itself.
+    /// Creates a proxy that relays in the host.
     pub(crate) fn new(mode: Mode, backends: u8) -> Self {
         let config = Config { splice: false, ..Config::default() };
         Self::with(config, table(mode, backends))
@@ -135,12 +135,12 @@ impl World {
         self.poke(id);
     }
 
-    /// The socket that was opened last.
+    /// Returns the socket that was opened last.
     pub(crate) fn opened(&self) -> Id {
         *self.sockets.more.opened.last().expect("a connection was opened")
     }
 
-    /// Last byte of the address of the socket that was opened last.
+    /// Returns the last byte of the remote address of that socket.
     pub(crate) fn opened_to(&self) -> u8 {
         match self.sockets.remote(self.opened()).map(|remote| remote.addr) {
             Some(core::net::IpAddr::V4(v4)) => v4.octets()[3],
@@ -148,7 +148,7 @@ impl World {
         }
     }
 
-    /// The backend that is being connected to accepts.
+    /// Lets the backend accept the connection that was opened last.
     pub(crate) fn establish(&mut self) -> Id {
         let id = self.opened();
         self.sockets.establish(id);
@@ -160,13 +160,13 @@ impl World {
         self.sockets.set_buffer(id, bytes);
     }
 
-    /// The peer acknowledges all that was sent, and the end if there is one.
+    /// Acknowledges all bytes that were sent, and the FIN if there is one.
     pub(crate) fn acknowledge(&mut self, id: Id) {
         self.sockets.acknowledge(id, u64::MAX);
         self.poke(id);
     }
 
-    /// The device has both sockets.
+    /// Completes the last splice: the device takes both sockets.
     pub(crate) fn spliced(&mut self) {
         let (a, b) = *self.sockets.more.spliced.last().expect("asked for");
         self.sockets.close(self.now, a);
@@ -188,7 +188,7 @@ impl World {
         self.server.handle_splice_closed(self.now, &mut self.sockets, id);
     }
 
-    /// Lets time pass, with a call at each moment that the server asked for.
+    /// Advances the clock, with a call at each timeout of the server.
     pub(crate) fn advance(&mut self, by: Duration) {
         let end = self.now + by;
         while let Some(next) = self.server.poll_timeout().filter(|next| *next <= end) {
@@ -199,7 +199,7 @@ impl World {
         self.now = end;
     }
 
-    /// What was sent since the last look.
+    /// Returns the bytes that were sent since the last call.
     pub(crate) fn sent(&mut self, id: Id) -> Vec<u8> {
         self.sockets.take_sent(id)
     }
@@ -212,14 +212,14 @@ impl World {
         std::iter::from_fn(|| self.server.shared.log.poll()).collect()
     }
 
-    /// Exactly these counters moved.
+    /// Asserts that exactly these counters are not 0.
     pub(crate) fn assert_moved(&self, expected: &[(&str, u64)]) {
         let mut moved = base::counters::all(|f| self.server.shared.counters.visit(f));
         moved.retain(|(name, value)| *value > 0 && *name != "proxy_tables");
         assert_eq!(moved, expected);
     }
 
-    /// No client, no deadline, no socket and no connection of a backend is left.
+    /// Asserts that no client, deadline, socket or backend connection is left.
     pub(crate) fn assert_empty(&self) {
         assert_eq!((self.server.connections(), self.server.deadlines.next()), (0, None));
         assert!(self.server.shared.splices.is_empty());

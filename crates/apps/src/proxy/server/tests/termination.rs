@@ -1,15 +1,15 @@
-//! The two letters at the end of a line of the access log, for each way in which a pair ends.
+//! The termination state in the access log, for each way in which a pair can end.
 
 use super::*;
 
-/// The letters of the last line about a client.
+/// Returns the letters of the last line about a client.
 fn letters(world: &mut World) -> String {
     let log = world.log();
     let line = log.iter().rfind(|line| !line.starts_with('#')).expect("a line");
     line.rsplit(' ').next().expect("a word").to_owned()
 }
 
-/// A pair whose head, if the mode has one, has been forwarded.
+/// Returns a pair whose head, if the mode has one, has been forwarded.
 fn relayed(mode: Mode) -> (World, Id, Id) {
     let mut world = World::new(mode, 1);
     let client = world.accept();
@@ -20,7 +20,7 @@ fn relayed(mode: Mode) -> (World, Id, Id) {
     (world, client, backend)
 }
 
-/// Takes an answer of the proxy's own, and closes.
+/// Acknowledges a response of the proxy's own, and closes.
 fn leave(world: &mut World, client: Id) {
     world.acknowledge(client);
     world.peer_closes(client);
@@ -66,7 +66,7 @@ fn before_there_is_a_backend() {
     }
 }
 
-/// A client that resets the connection on which it got an answer did not cause the end.
+/// A client that resets the connection after a response did not cause its end.
 #[test]
 fn the_first_cause_counts() {
     let mut world = World::new(Mode::Http, 0);
@@ -115,7 +115,7 @@ fn relayed_by_the_device() {
     for (expected, mode, end, bytes) in [
         ("--", Mode::Http, SpliceEnd::Closed, [0, 100]),
         ("--", Mode::Tcp, SpliceEnd::Closed, [0, 0]),
-        // The README says so: the client sees what the backend did.
+        // As documented in the README: the client sees what the backend did.
         ("SH", Mode::Http, SpliceEnd::Closed, [0, 0]),
         ("SH", Mode::Http, SpliceEnd::Reset(1), [0, 0]),
         ("SD", Mode::Http, SpliceEnd::Reset(1), [0, 1]),
