@@ -1,4 +1,4 @@
-//! What an endpoint is told before it starts.
+//! Configuration of an endpoint.
 
 use std::sync::Arc;
 
@@ -13,57 +13,58 @@ use crate::qlog::OpenQlog;
 pub struct Config {
     /// UDP port.
     pub port: u16,
-    /// TLS of connections that are accepted; none where none are. TLS 1.3 has to be among its
-    /// versions. An endpoint that accepts connections takes no Retry for those that it opens.
+    /// TLS configuration of accepted connections; `None` if the endpoint accepts none. TLS 1.3 must
+    /// be enabled. An endpoint that accepts connections ignores Retry packets, also for the
+    /// connections that it opens.
     pub tls: Option<Arc<rustls::ServerConfig>>,
-    /// What seals and opens.
+    /// Provider of AEAD and header protection.
     pub crypto: Arc<dyn CryptoProvider>,
-    /// The instant of the standard library at [`base::Instant::ZERO`]: quinn-proto's time has no
-    /// other beginning.
+    /// Instant of the standard library at [`base::Instant::ZERO`]. quinn-proto's timestamps are
+    /// relative to it.
     pub epoch: std::time::Instant,
-    /// Unix time at [`base::Instant::ZERO`]: tokens are valid for a time.
+    /// Unix time at [`base::Instant::ZERO`], for the lifetime of tokens.
     pub unix_epoch: Duration,
-    /// Random where peers are hostile: everything secret comes from it, and equal seeds repeat
-    /// runs.
+    /// Seed of all secrets and random numbers. It must be random if peers may be hostile; equal
+    /// seeds repeat a run.
     pub seed: [u8; 32],
-    /// Connections at one time; more are refused.
+    /// Maximum open connections; further attempts are refused.
     pub connections_max: usize,
-    /// Handshakes at one time from which on clients prove their address first (RFC 9000, section
-    /// 8.1.2).
+    /// Number of concurrent handshakes from which on clients must validate their address by a Retry
+    /// (RFC 9000 section 8.1.2).
     pub handshakes_before_retry: usize,
-    /// Bytes sent or received from which on a connection is handed to the device. It is worth the
-    /// operations from the first object on (`outboard-lab bench quic`, `break_even_bytes`); what
-    /// ends with less leaves the device's table its room.
+    /// Bytes sent and received after which a connection is offloaded to the device. The operations
+    /// pay off from the first object on (`outboard-lab bench quic`, `break_even_bytes`); shorter
+    /// connections do not occupy entries of the device's table.
     pub offload_bytes_min: u64,
-    /// Whether the device puts packets in order before the host gets them, and within which bounds.
-    /// The time is the most that any connection gets: one whose peer is near gets a quarter of its
-    /// round-trip time.
+    /// Bounds of the device's reordering window; `None` if the device delivers packets as they
+    /// come. `time` is an upper bound: a connection uses a quarter of its round-trip time if that
+    /// is less.
     pub reorder: Option<Reorder>,
-    /// True if peers may move to other addresses (section 9).
+    /// True if peers may migrate to other addresses (RFC 9000 section 9).
     pub migration: bool,
-    /// The device's spreading of datagrams over several hosts, and which of them this is: then all
-    /// that have the port need the same seed, and every connection ID that is made here leads here.
+    /// Steering of datagrams over several hosts, and the queue of this one. All hosts that share
+    /// the port need the same seed. Every connection ID made here leads to this host's queue.
     pub steering: Option<(Steering, usize)>,
     /// Opens a qlog for each connection.
     pub qlog: Option<OpenQlog>,
-    /// Bytes that a peer may send on a stream, and on all of a connection, before we read them:
-    /// what a connection can receive in a round-trip time, at most.
+    /// Flow control windows in bytes of a stream and of a connection. They bound what a connection
+    /// can receive in a round-trip time.
     pub receive_windows: [u32; 2],
-    /// Streams that a peer may have open at one time in both directions.
+    /// Bidirectional streams that a peer may have open at a time.
     pub streams_max: u32,
-    /// How long a connection may be silent.
+    /// Idle timeout of a connection.
     pub idle_timeout: Duration,
 }
 
 impl Config {
-    /// The usual bounds of reordering. The time is a fifth of what we may delay an acknowledgment
-    /// by (RFC 9000, section 18.2). Packets and bytes are what a connection with the usual receive
-    /// window may receive in that time, a quarter of a round trip: fewer, and a burst gives gaps up
-    /// that are about to be filled.
+    /// Default bounds of the reordering window. `time` is a fifth of the maximum delay of an
+    /// acknowledgment (RFC 9000 section 18.2). `packets` and `bytes` fit what a connection with the
+    /// default receive window can receive in that time, a quarter of a round trip. Lower bounds
+    /// would make a burst give up gaps that are about to be filled.
     pub const REORDER: Reorder =
         Reorder { packets: 256, bytes: 256 * 1024, time: Duration::from_millis(5) };
 
-    /// The usual configuration.
+    /// Returns the default configuration.
     #[must_use]
     pub fn new(crypto: Arc<dyn CryptoProvider>, epoch: std::time::Instant, seed: [u8; 32]) -> Self {
         Self {
@@ -89,7 +90,7 @@ impl Config {
 
 impl core::fmt::Debug for Config {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        // No seed.
+        // The seed is secret.
         f.debug_struct("Config").field("port", &self.port).finish_non_exhaustive()
     }
 }

@@ -1,9 +1,9 @@
-//! One connection: streams towards quinn-proto, and what has to be done after each event.
+//! One connection: data of its streams on the way to quinn-proto, and the work after each event.
 //!
-//! [`crate::Endpoint`] gives it its turn. What an application writes waits here, in order, until
-//! quinn-proto has room for it; file content becomes places ([`crate::placed`]) where the device
-//! reads the file and seals the packets, and is read by the host before it is written where not.
-//! Datagrams are made in [`crate::transmit`].
+//! Called by [`crate::Endpoint`]. Data that an application writes is queued per stream until
+//! quinn-proto has room for it. File content is passed as placeholder zeros ([`crate::placed`]) if
+//! the device reads the file and encrypts the packets; otherwise the host reads it before it is
+//! written. [`crate::transmit`] builds the datagrams.
 
 use core::net::SocketAddr;
 use std::collections::{BTreeMap, VecDeque};
@@ -25,97 +25,99 @@ use crate::protection::{Record, Shared};
 use crate::schedule::{Priority, Schedule, TURN_BYTES};
 use crate::transmit::{Late, Plan};
 
-/// Bytes that the host reads of a file at a time.
+/// Maximum bytes per read of a file by the host.
 const READ_BYTES: u64 = 128 * 1024;
-/// Bytes that may be unacknowledged at most: in memory, and where files take none.
+/// Maximum unacknowledged bytes: without transmit offload, when file content is held in memory, and
+/// with it, when it is not.
 const WINDOWS: [u64; 2] = [2 << 20, 16 << 20];
-/// Bytes that may be unacknowledged in any case.
+/// Minimum of the limit of unacknowledged bytes.
 const WINDOW_MIN: u64 = 256 * 1024;
-/// Congestion windows that may be unacknowledged: one in flight, two that hang behind a packet that
-/// is lost until it has been sent again, and one that is queued.
+/// Limit of unacknowledged bytes in congestion windows: one in flight, two that wait behind a lost
+/// packet until its retransmission is acknowledged, and one queued.
 const CONGESTION_WINDOWS: u64 = 4;
-/// What a stream is reset with where its file fails: RFC 9114's `H3_INTERNAL_ERROR`.
+/// Error code of streams that are reset because their file failed: `H3_INTERNAL_ERROR` of RFC 9114.
 pub(crate) const FILE_FAILED: u32 = 0x0102;
-/// Streams without anything to send whose credit is kept, those with the largest numbers: of others
-/// less is known than the peer allows.
+/// Maximum streams without unsent data whose credit is kept. Those with the largest numbers are
+/// kept; of the others a lower limit is assumed than the peer allows.
 const EARLY_CREDIT_MAX: usize = 128;
 
-/// A part of what a stream sends.
+/// A part of a stream's queued data.
 #[derive(Debug)]
 enum Piece {
     Bytes(Bytes),
     File { file: FileId, offset: u64, len: u64 },
 }
 
-/// The reason for which a stream with unsent data waits.
+/// Reason for which a stream waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Waits {
-    /// The application: everything so far was written.
+    /// All data written by the application was passed on.
     #[default]
     Application,
-    /// Its turn: it is in the [`Schedule`].
+    /// The stream is in the [`Schedule`].
     Turn,
-    /// The peer's credit for the stream: quinn-proto will say when there is some.
+    /// The peer's stream credit is used up; quinn-proto reports when there is more.
     Credit,
-    /// The host's read of the file at the front.
+    /// The host reads the file at the front of the queue.
     Disk,
 }
 
-/// What a stream is still to send.
+/// Queued data of a stream.
 #[derive(Debug, Default)]
 struct Outgoing {
     queue: VecDeque<Piece>,
-    /// Nothing follows.
+    /// The stream ends after the queue.
     finish: bool,
-    /// The first file in the queue is being read by the host.
+    /// The host is reading the first file in the queue.
     reading: bool,
     waits: Waits,
     priority: Priority,
-    /// Bytes that are left of its turn.
+    /// Bytes left of the stream's turn.
     turn: u64,
-    /// Bytes that quinn-proto took.
+    /// Bytes passed to quinn-proto.
     written: u64,
-    /// Bytes that the peer allows at least ([`EARLY_CREDIT_MAX`]).
+    /// Known lower bound of the peer's limit for the stream ([`EARLY_CREDIT_MAX`]).
     credit: u64,
 }
 
-/// The end of a stream's turn.
+/// Reason for the end of a stream's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
-    /// It has more to write.
+    /// The turn is used up; the stream has more to write.
     Over,
-    /// It has something to write and the connection has no room for it.
+    /// The stream has more to write but the connection has no room.
     Full,
-    /// It waits, or is gone.
+    /// The stream waits, or is gone.
     Waits,
 }
 
-/// Streams by what they wait for.
+/// Number of streams by what they wait for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
-    /// The peer's credit for the stream.
+    /// The peer's stream credit.
     pub stream_credit: usize,
-    /// The peer's credit for the connection.
+    /// The peer's connection credit.
     pub connection_credit: usize,
-    /// Room for what is not acknowledged: the congestion window, and what is queued behind it.
+    /// Room in the limit of unacknowledged bytes: the congestion window and the data queued behind
+    /// it.
     pub window: usize,
-    /// A read by the host.
+    /// A file read by the host.
     pub disk: usize,
 }
 
-/// What a read is for.
+/// Purpose of a file read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ReadFor {
-    /// A stream of a connection that the device does not seal for.
+    /// Data of a stream, on a connection without transmit offload.
     Stream { handle: Handle, stream: StreamId, extent: FileExtent },
-    /// A packet that was built with a hole in it.
+    /// Missing file content of a packet that was already built.
     Late { handle: Handle, late: u64, at: usize, extent: FileExtent },
 }
 
-/// Reads under way.
+/// File reads in progress.
 #[derive(Debug)]
 pub(crate) struct Reads {
-    /// The endpoint as a user of the disk.
+    /// The endpoint's identity towards the disk.
     user: DiskUser,
     next: u64,
     pub(crate) pending: BTreeMap<u64, ReadFor>,
@@ -130,7 +132,7 @@ impl Reads {
         self.user
     }
 
-    /// Has the host read.
+    /// Starts a read by the host.
     pub(crate) fn begin(&mut self, host: &mut Host, extent: FileExtent, what: ReadFor) {
         self.next += 1;
         self.pending.insert(self.next, what);
@@ -138,7 +140,7 @@ impl Reads {
     }
 }
 
-/// All that a connection needs from outside.
+/// Environment of a connection: the parts of its endpoint that it uses.
 pub(crate) struct Cx<'a> {
     pub(crate) now: Instant,
     pub(crate) host: &'a mut Host,
@@ -150,7 +152,7 @@ pub(crate) struct Cx<'a> {
     pub(crate) scratch: &'a mut Scratch,
 }
 
-/// Memory that is used again.
+/// Buffers that are reused between calls.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     pub(crate) buffer: Vec<u8>,
@@ -159,7 +161,7 @@ pub(crate) struct Scratch {
 }
 
 impl Cx<'_> {
-    /// quinn-proto's time.
+    /// Converts `now` to quinn-proto's time.
     pub(crate) fn time(&self) -> std::time::Instant {
         self.config.epoch + std::time::Duration::from_nanos(self.now.as_nanos())
     }
@@ -169,7 +171,7 @@ impl Cx<'_> {
     }
 }
 
-/// A connection.
+/// A QUIC connection.
 pub(crate) struct Connection {
     pub(crate) inner: quinn_proto::Connection,
     pub(crate) quinn: ConnectionHandle,
@@ -180,34 +182,34 @@ pub(crate) struct Connection {
     pub(crate) placed: Placed,
     pub(crate) late: VecDeque<Late>,
     pub(crate) late_next: u64,
-    /// Our connection IDs that lead here, by their sequence numbers.
+    /// Our connection IDs in use, by sequence number.
     pub(crate) cids: Cids,
     pub(crate) cids_issued: u64,
-    /// UDP payload in both directions.
+    /// Bytes of UDP payload, both directions together.
     pub(crate) bytes: u64,
-    /// Bytes of files that were given to quinn-proto for the device to read.
+    /// File bytes passed to quinn-proto for the device to read.
     pub(crate) file_bytes_offloaded: u64,
-    /// Where the peer was when it was last heard, and how often it had moved.
+    /// The peer's address as of the last received datagram, and the number of its changes.
     pub(crate) remote: SocketAddr,
     pub(crate) migrations: u64,
-    /// The handshake is complete.
+    /// True when the handshake is complete.
     pub(crate) connected: bool,
-    /// It has ended; quinn-proto keeps it for a while.
+    /// True when the connection has ended; quinn-proto keeps its state for a while.
     pub(crate) lost: bool,
-    /// The reason of its end.
+    /// Reason for the end.
     pub(crate) closed: Option<String>,
     pub(crate) dirty: bool,
-    /// One of several files failed in the device, and which is not known: the host reads what is
-    /// sent until it finds it.
+    /// True if the device reported a fault of one of several files without saying which. The host
+    /// then reads all file content that is sent until it finds the failed file.
     pub(crate) careful: bool,
     congestion: Link,
-    /// What became of its losses.
+    /// Accumulated results of loss detection.
     pub(crate) losses: Counts,
     streams: BTreeMap<StreamId, Outgoing>,
-    /// Credit of streams that send nothing now.
+    /// Credit of streams without queued data.
     early_credit: BTreeMap<StreamId, u64>,
     schedule: Schedule,
-    /// Bytes that quinn-proto took, of all streams.
+    /// Bytes of all streams passed to quinn-proto.
     written: u64,
 }
 
@@ -251,7 +253,7 @@ impl Connection {
         connection
     }
 
-    /// Queues a piece, or the end of the stream.
+    /// Queues a piece of data, or the end of the stream.
     fn queue(&mut self, stream: StreamId, piece: Option<Piece>) {
         if !self.streams.contains_key(&stream) {
             self.begin(stream);
@@ -269,7 +271,8 @@ impl Connection {
         let ours = u64::from(self.inner.side().is_server());
         let initial = self.shared.lock().credit.initial(u64::from(stream), ours);
         let credit = initial.max(self.early_credit.remove(&stream).unwrap_or(0));
-        // Streams in one direction are the application's own: settings, and what it says of others.
+        // Unidirectional streams carry the application's control data: settings and stream
+        // metadata.
         let priority = match stream.dir() {
             Dir::Uni => Priority::CONTROL,
             Dir::Bi => Priority::default(),
@@ -278,7 +281,7 @@ impl Connection {
         self.set_priority(stream, priority);
     }
 
-    /// Sets the priority of what a stream is to send; without effect when all of it is written.
+    /// Sets the priority of a stream; no effect if all of its data was passed on.
     pub(crate) fn set_priority(&mut self, stream: StreamId, priority: Priority) {
         let Some(outgoing) = self.streams.get_mut(&stream) else { return };
         if outgoing.priority == priority {
@@ -289,7 +292,7 @@ impl Connection {
             self.schedule.push(stream, priority);
         }
         outgoing.priority = priority;
-        // It may have been reset before.
+        // This fails if the stream was reset before.
         let _ = self.inner.send_stream(stream).set_priority(priority.for_quinn());
     }
 
@@ -300,7 +303,7 @@ impl Connection {
         }
     }
 
-    /// Queues a file's bytes. Says whether there is such a range.
+    /// Queues a range of a file on a stream. Returns false if the file has no such range.
     pub(crate) fn write_file(
         &mut self,
         host: &mut Host,
@@ -319,25 +322,25 @@ impl Connection {
         held
     }
 
-    /// Nothing follows on a stream.
+    /// Ends a stream after its queued data.
     pub(crate) fn finish(&mut self, stream: StreamId) {
         if !self.lost {
             self.queue(stream, None);
         }
     }
 
-    /// Ends a stream of ours at once.
+    /// Resets the sending part of a stream.
     pub(crate) fn reset(&mut self, host: &mut Host, stream: StreamId, code: u32) {
         self.forget_stream(host, stream);
-        // Its chunks are let go of one by one; none is a place for anything any more.
+        // Its chunks are dropped one by one; none of them needs file content any longer.
         self.placed.forget(u64::from(stream));
         if !self.lost {
-            // It may have been finished and acknowledged before.
+            // This fails if the stream was finished and acknowledged before.
             let _ = self.inner.send_stream(stream).reset(VarInt::from_u32(code));
         }
     }
 
-    /// quinn-proto has room again for a stream that had none.
+    /// Reschedules a stream that waited for stream credit.
     pub(crate) fn unblock(&mut self, stream: StreamId) {
         let Some(outgoing) = self.streams.get_mut(&stream) else { return };
         if outgoing.waits == Waits::Credit {
@@ -346,7 +349,7 @@ impl Connection {
         }
     }
 
-    /// Drops what a stream was to send.
+    /// Drops the queued data of a stream.
     pub(crate) fn forget_stream(&mut self, host: &mut Host, stream: StreamId) {
         let Some(outgoing) = self.streams.remove(&stream) else { return };
         self.schedule.remove(stream, outgoing.priority);
@@ -357,7 +360,7 @@ impl Connection {
         }
     }
 
-    /// The connection has ended: nothing is sent any more but what quinn-proto has to say.
+    /// Marks the connection as ended: only quinn-proto's own packets are sent from now on.
     pub(crate) fn end(&mut self, host: &mut Host, why: String) {
         self.lost = true;
         self.closed.get_or_insert(why);
@@ -367,7 +370,8 @@ impl Connection {
         self.offload.remove(host);
     }
 
-    /// Gives quinn-proto what it has room for, streams by turns.
+    /// Offloads the connection if it is due, and passes queued data to quinn-proto, by turns of the
+    /// streams.
     pub(crate) fn pump(&mut self, cx: &mut Cx<'_>) {
         let worth = self.connected && self.bytes >= cx.config.offload_bytes_min && !self.lost;
         if worth && self.offload.is_due(self.bytes) {
@@ -391,19 +395,19 @@ impl Connection {
         }
     }
 
-    /// Bytes that may be unacknowledged: what is queued behind the congestion window has used the
-    /// peer's credit already, and a stream that is more urgent could not have it.
+    /// Returns the limit of unacknowledged bytes. It is kept low because data queued behind the
+    /// congestion window has used the peer's credit, which a more urgent stream could then not use.
     fn send_window(&self) -> u64 {
         let congestion = self.inner.congestion_state().window();
-        // Of each stream quinn-proto counts the piece at its front until all of it is acknowledged.
+        // quinn-proto counts the piece at the front of each stream until all of it is acknowledged.
         let fronts = TURN_BYTES * self.streams.len() as u64;
         let max = WINDOWS[usize::from(self.offload.tx().is_some())];
         (congestion.saturating_mul(CONGESTION_WINDOWS) + fronts).clamp(WINDOW_MIN, max)
     }
 
-    /// Lets a stream write for a turn.
+    /// Lets a stream write until its turn ends.
     fn take_turn(&mut self, cx: &mut Cx<'_>, stream: StreamId) -> Turn {
-        // Alone it need not be cut into turns.
+        // A single stream need not be cut into short turns.
         let turn = if self.schedule.is_empty() { CHUNK_BYTES as u64 } else { TURN_BYTES };
         if let Some(outgoing) = self.streams.get_mut(&stream).filter(|o| o.turn == 0) {
             outgoing.turn = turn;
@@ -415,14 +419,15 @@ impl Connection {
         }
     }
 
-    /// Writes of the piece at a stream's front; returns how the turn ended, if it did.
+    /// Writes from the piece at a stream's front. Returns how the turn ended, or `None` if it has
+    /// not.
     fn step(&mut self, cx: &mut Cx<'_>, stream: StreamId) -> Option<Turn> {
         let by_device = self.offload.tx().is_some();
         let Some(outgoing) = self.streams.get_mut(&stream) else { return Some(Turn::Waits) };
         match outgoing.queue.front_mut() {
             None if outgoing.finish => {
                 self.streams.remove(&stream);
-                // A stream that the peer has stopped is reset already.
+                // This fails if the peer stopped the stream, which is then reset already.
                 let _ = self.inner.send_stream(stream).finish();
                 Some(Turn::Waits)
             }
@@ -449,8 +454,8 @@ impl Connection {
         }
     }
 
-    /// Has the host read what comes behind the bytes at a stream's front, so that the stream has
-    /// something to write in its next turn: others that are less urgent would take it.
+    /// Starts reading the file behind the bytes at a stream's front, so that the stream has data in
+    /// its next turn; otherwise less urgent streams would take the turn.
     fn read_ahead(&mut self, cx: &mut Cx<'_>, stream: StreamId) {
         let by_device = self.offload.tx().is_some();
         // Without credit nothing behind the front can be sent in the next turn.
@@ -476,8 +481,8 @@ impl Connection {
         cx.reads.begin(cx.host, extent, what);
     }
 
-    /// Writes of the bytes at a stream's front what is left of its turn; returns how the turn
-    /// ended, if it did.
+    /// Writes bytes from a stream's front, up to the rest of its turn. Returns how the turn ended,
+    /// or `None` if it has not.
     fn write_front(&mut self, cx: &mut Cx<'_>, stream: StreamId) -> Option<Turn> {
         let outgoing = self.streams.get_mut(&stream)?;
         let Some(Piece::Bytes(bytes)) = outgoing.queue.front_mut() else { return None };
@@ -496,7 +501,7 @@ impl Connection {
                 self.written += written.bytes as u64;
                 None
             }
-            // quinn-proto will say when there is room, whatever it waits for.
+            // quinn-proto reports when there is room, whatever the limit was.
             Err(WriteError::Blocked) if outgoing.written >= outgoing.credit => {
                 outgoing.waits = Waits::Credit;
                 Some(Turn::Waits)
@@ -509,7 +514,7 @@ impl Connection {
         }
     }
 
-    /// Puts zeros in the place of the next bytes of the file at a stream's front.
+    /// Queues placeholder zeros for the next bytes of the file at a stream's front.
     fn place(&mut self, cx: &mut Cx<'_>, stream: StreamId, front: (FileId, u64, u64)) {
         let Some(outgoing) = self.streams.get_mut(&stream) else { return };
         let (file, offset, left) = front;
@@ -529,7 +534,7 @@ impl Connection {
         self.file_bytes_offloaded += len;
     }
 
-    /// The host has read what a stream waited for.
+    /// Handles the end of the host's read for a stream.
     pub(crate) fn handle_read(
         &mut self,
         cx: &mut Cx<'_>,
@@ -542,7 +547,7 @@ impl Connection {
         let Some(at) = outgoing.queue.iter().position(is_file) else { return };
         let Some(&Piece::File { file, offset, .. }) = outgoing.queue.get(at) else { return };
         if !outgoing.reading || file != extent.file || offset != extent.offset {
-            return; // The stream has another queue by now.
+            return; // The stream's queue has changed since.
         }
         outgoing.reading = false;
         if outgoing.waits == Waits::Disk {
@@ -561,13 +566,13 @@ impl Connection {
         }
     }
 
-    /// What a stream sends cannot be had any more.
+    /// Resets a stream whose file content can no longer be read.
     fn fail_file(&mut self, cx: &mut Cx<'_>, stream: StreamId) {
         cx.counters.quic_file_failures += 1;
         self.reset(cx.host, stream, FILE_FAILED);
     }
 
-    /// A file was found changed, or cannot be read: the streams that send it end.
+    /// Resets the streams that send a file that has changed or cannot be read.
     pub(crate) fn fail_streams(&mut self, cx: &mut Cx<'_>, file: FileId) {
         let mut streams: Vec<u64> = self.placed.streams().collect();
         streams.dedup();
@@ -578,15 +583,15 @@ impl Connection {
         }
     }
 
-    /// The device dropped a transmit with bytes of these files.
+    /// Handles a transmit that the device dropped because of its files.
     pub(crate) fn handle_fault(&mut self, cx: &mut Cx<'_>, scope: FaultScope, fault: FileFault) {
         match (fault, scope) {
-            // It has lost the file, or has no room: a loss, and no fault of the file's. Of one that
-            // has changed it tells apart.
+            // The device lost the file or has no room: a packet loss, not a fault of the file. A
+            // changed file is reported as `Changed`.
             (FileFault::BadExtent | FileFault::FlowFailed | FileFault::Refused(_), _) => {
                 cx.counters.quic_out_dropped += 1;
-                // Unless it was found changed before the device lost it: no device is ever asked
-                // to open that again.
+                // Exception: the file was found changed before the device lost it. It is never
+                // opened on a device again.
                 if let Some(failed) = self.placed.find_file(|f| cx.host.extent_fault(f).is_some()) {
                     self.fail_streams(cx, failed);
                 }
@@ -597,12 +602,12 @@ impl Connection {
         }
     }
 
-    /// Streams that have something left to be sent.
+    /// Returns the number of streams with unsent data.
     pub(crate) fn streams(&self) -> usize {
         self.streams.len()
     }
 
-    /// Counts of the reasons for which those streams wait.
+    /// Counts those streams by what they wait for.
     pub(crate) fn waiting(&self) -> Waiting {
         let credit = self.shared.lock().credit.connection;
         let mut waiting = Waiting::default();
@@ -618,7 +623,7 @@ impl Connection {
         waiting
     }
 
-    /// Notes where the peer is by now (RFC 9000, section 9).
+    /// Records a change of the peer's address (RFC 9000 section 9).
     pub(crate) fn follow_peer(&mut self, counters: &mut Counters) {
         let remote = self.inner.remote_address();
         if self.remote != remote {
@@ -629,7 +634,7 @@ impl Connection {
         }
     }
 
-    /// Time has passed: losses may be due.
+    /// Lets congestion control act on losses as time passes.
     pub(crate) fn follow_losses(&mut self, cx: &mut Cx<'_>) {
         let counts = self.congestion.follow(cx.now, &self.inner, None);
         self.count_losses(cx.counters, counts);
@@ -640,8 +645,8 @@ impl Connection {
         self.losses += counts;
     }
 
-    /// A datagram was handled: the device follows the peer's keys, and the connection IDs that the
-    /// peer retired lead here no more.
+    /// Handles the side effects of a received datagram: key updates and credit of the peer,
+    /// acknowledgments, and removal of the connection IDs that the peer retired.
     pub(crate) fn follow_packets(&mut self, cx: &mut Cx<'_>) {
         let mut state = self.shared.lock();
         self.offload.follow_rx(&mut cx.device(), &state);
@@ -665,7 +670,7 @@ impl Connection {
     }
 }
 
-/// Notes how far the peer lets a stream send that has nothing to send yet, or nothing left.
+/// Records the credit of a stream that has no queued data.
 fn note_early(early: &mut BTreeMap<StreamId, u64>, stream: StreamId, limit: u64) {
     let credit = early.entry(stream).or_default();
     *credit = limit.max(*credit);
@@ -675,7 +680,7 @@ fn note_early(early: &mut BTreeMap<StreamId, u64>, stream: StreamId, limit: u64)
 }
 
 impl Outgoing {
-    /// Takes bytes off the front of the file at a place of the queue.
+    /// Removes bytes from the front of the file at index `at` of the queue.
     fn take(&mut self, at: usize, bytes: u64) {
         if let Some(Piece::File { offset, len, .. }) = self.queue.get_mut(at) {
             *offset += bytes;

@@ -1,4 +1,4 @@
-//! What an endpoint counts. Every drop and every fallback to software has its own counter.
+//! Counters of an endpoint. Every drop and every fallback to software has its own counter.
 
 use abi::Refusal;
 
@@ -7,98 +7,102 @@ use crate::congestion::Counts;
 base::counters! {
     /// Counters of a QUIC endpoint.
     pub struct Counters {
-        /// States that the code excludes: a bug of this endpoint, whatever it was sent.
+        /// States that cannot occur, whatever the peer sends: a bug in this endpoint.
         quic_internal_errors: alarm,
-        /// Connections whose handshake was completed.
+        /// Connections whose handshake completed.
         quic_connections,
-        /// Connection attempts turned away: as many as may be are open.
+        /// Connection attempts refused because the maximum number of connections was open.
         quic_connections_refused: alarm,
-        /// Connection attempts that had to prove their address first (Retry).
+        /// Connection attempts answered with a Retry packet, for address validation.
         quic_retries,
-        /// Connection attempts that failed in their first packet.
+        /// Connection attempts that failed at their first packet.
         quic_handshakes_failed: alarm,
-        /// Connections that the peer closed, both codes of no error included.
+        /// Connections that the peer closed, with or without an error code.
         quic_closed_by_peer,
         /// Connections that we closed.
         quic_closed_by_us,
-        /// Connections that fell silent.
+        /// Connections that reached their idle timeout.
         quic_timed_out,
-        /// Connections ended by an error of the protocol, or by a stateless reset.
+        /// Connections ended by a protocol error or a stateless reset.
         quic_failed,
-        /// Times that a peer came from another address or port.
+        /// Changes of a peer's address or port.
         quic_migrations,
         /// Datagrams received.
         quic_in_datagrams,
-        /// Of those, the ones that the device had opened.
+        /// Received datagrams that the device had decrypted.
         quic_in_opened,
-        /// Datagrams that the device opened for a connection that is gone, or that the host has
-        /// taken back meanwhile: dropped.
+        /// Datagrams dropped because the device decrypted them for a connection that is gone, or
+        /// for a receive offload that the host has removed.
         quic_in_orphaned,
-        /// Datagrams that the device opened as of another connection, or another packet: dropped.
+        /// Datagrams dropped because the device attributed them to another connection or packet
+        /// number, or to none.
         quic_in_disagreed: alarm,
-        /// Retry packets that a server got: whoever sent them, they are dropped.
+        /// Retry packets dropped by an endpoint that accepts connections: a server cannot
+        /// authenticate them.
         quic_in_retries_dropped: alarm,
-        /// Datagrams of other versions that were answered with those that we speak.
+        /// Datagrams of unsupported versions answered with a Version Negotiation packet.
         quic_versions_negotiated,
-        /// Datagrams of other versions that were dropped: too short for an answer.
+        /// Datagrams of unsupported versions dropped: too short for an answer, or received by a
+        /// client.
         quic_in_versions_dropped: alarm,
         /// Datagrams sent.
         quic_out_datagrams,
-        /// Of those, the ones that the device seals.
+        /// Datagrams sent for the device to encrypt.
         quic_out_for_device,
-        /// Batches that the host seals because a datagram has pieces of more files, or of more
-        /// places in them, than a transmit may have.
+        /// Batches that the host encrypts because a datagram needs more file extents than a
+        /// transmit may have.
         quic_out_too_many_extents,
-        /// Packets with file content that the host had to read: nobody else could any more.
+        /// Packets whose file content the host had to read because the device could not.
         quic_out_late,
-        /// Of those, the ones that were not needed any more when it was read, or could not be read.
+        /// Of those, the ones dropped because the read failed.
         quic_out_late_dropped,
-        /// Transmits with bytes of files that the device dropped, by no fault of one file: losses.
+        /// Transmits with file content that the device dropped for a reason other than a failure of
+        /// one known file. They count as packet losses.
         quic_out_dropped: alarm,
-        /// Acknowledgments of packets that had been counted as lost, by ranges: they were late.
+        /// ACK ranges with packets that had been declared lost and were only late.
         quic_losses_spurious,
-        /// Losses that did not reduce the congestion window, since all their packets were late.
+        /// Losses that did not reduce the congestion window because all their packets were late.
         quic_losses_spared,
         /// Reductions of the congestion window.
         quic_reductions,
-        /// Of those, the ones that were undone, for the same reason.
+        /// Reductions of the congestion window that were undone because all packets were late.
         quic_reductions_undone,
-        /// Datagrams that could not be understood after they were built, and were not sent.
+        /// Datagrams not sent because they could not be parsed after they were built.
         quic_out_malformed: alarm,
-        /// Bytes of files that are the device's to read.
+        /// File bytes that the device is to read.
         quic_file_bytes_offloaded,
-        /// Bytes of files that the host read.
+        /// File bytes that the host read.
         quic_file_bytes_software,
-        /// Bytes of files that were the device's to read, and that the host had to read after all.
+        /// File bytes left to the device that the host had to read after all.
         quic_file_bytes_late,
         /// Streams reset because their file failed or changed.
         quic_file_failures: alarm,
-        /// Times that a connection was handed to the device: again after a reset, or where there
-        /// was no room.
+        /// Offloads of connections to the device, including those repeated after a device reset or
+        /// after a refusal for lack of room.
         quic_offloaded,
-        /// Generations of keys given to it after each direction's first.
+        /// Key generations given to the device after each direction's first.
         quic_rekeys,
-        /// Connection IDs added and taken away there.
+        /// Connection IDs added to or removed from an offloaded connection's routes in the device.
         quic_route_changes,
-        /// Transmits that the device would not seal: the connection goes on in software.
+        /// Transmits that the device could not encrypt; their connections continue in software.
         quic_not_sealed: alarm,
-        /// Connections taken back because the device was reset.
+        /// Connections that returned to software because the device was reset.
         quic_device_resets: alarm,
-        /// Directions that the device refused: its table is full.
+        /// Offloads refused per direction because the device's table is full.
         quic_device_refused_full: alarm,
-        /// The same: it does not know the cipher.
+        /// Offloads refused per direction because the cipher is unknown.
         quic_device_refused_protocol: alarm,
-        /// The same: it is switched off, or there is no engine.
+        /// Offloads refused per direction because the engine is disabled or missing.
         quic_device_refused_disabled,
-        /// The same, for another reason.
+        /// Offloads refused per direction for another reason.
         quic_device_refused_other: alarm,
-        /// What the device said of connections that are gone.
+        /// Device events about connections that are gone.
         quic_events_ignored,
     }
 }
 
 impl Counters {
-    /// Counts what became of losses.
+    /// Adds the results of loss detection.
     pub(crate) const fn count_losses(&mut self, counts: Counts) {
         self.quic_reductions += counts.reductions;
         self.quic_losses_spurious += counts.spurious;

@@ -1,36 +1,38 @@
-//! The limits up to which the peer lets us send (RFC 9000, section 4.1), by its transport
-//! parameters and its frames.
+//! The peer's flow control limits for our sending (RFC 9000 section 4.1), from its transport
+//! parameters and frames.
 //!
-//! quinn-proto keeps to it and does not say what it is. Here it is followed beside quinn-proto, to
-//! tell why a stream waits: a stream without credit of its own lets others go first, and one that
-//! waits for the connection keeps its turn. Only the order of streams and what is shown depend on
-//! it.
+//! quinn-proto enforces the limits but does not expose them. They are tracked here to tell why a
+//! stream waits: a stream without stream credit lets others go first, and one that waits for
+//! connection credit keeps its turn. Only the order of streams and the displayed state depend on
+//! them.
 
 use wire::quic::{Frame, read_varint};
 
-/// `initial_max_data` and the windows of streams that the peer opens, that we open, and of streams
-/// in one direction (RFC 9000, section 18.2).
+/// Transport parameters (RFC 9000 section 18.2): `initial_max_data`, and the initial windows of
+/// bidirectional streams that the peer opens, of those that we open, and of unidirectional streams.
 const INITIAL_MAX_DATA: u64 = 0x04;
 const INITIAL_BIDI_LOCAL: u64 = 0x05;
 const INITIAL_BIDI_REMOTE: u64 = 0x06;
 const INITIAL_UNI: u64 = 0x07;
-/// MAX_DATA and MAX_STREAM_DATA (sections 19.9 and 19.10).
+/// Types of MAX_DATA and MAX_STREAM_DATA frames (RFC 9000 sections 19.9 and 19.10).
 const MAX_DATA: u64 = 0x10;
 const MAX_STREAM_DATA: u64 = 0x11;
 
-/// The peer's limits.
+/// Flow control limits set by the peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Credit {
-    /// Bytes of all streams.
+    /// Limit of all streams together, in bytes.
     pub(crate) connection: u64,
-    /// Bytes of a new stream: of the peer's, of ours in both directions, of ours in one.
+    /// Initial limits in bytes: of bidirectional streams that the peer opens, of bidirectional
+    /// streams that we open, of unidirectional streams that we open.
     pub(crate) streams: [u64; 3],
-    /// MAX_STREAM_DATA since the driver looked: which stream, and how far.
+    /// MAX_STREAM_DATA frames since the driver last drained them: stream number and limit.
     pub(crate) raised: Vec<(u64, u64)>,
 }
 
 impl Credit {
-    /// The limits that the peer's transport parameters set. What is malformed quinn-proto refuses.
+    /// Parses the limits in the peer's transport parameters. Malformed ones end the result early;
+    /// quinn-proto rejects them.
     pub(crate) fn of_parameters(mut rest: &[u8]) -> Self {
         let mut credit = Self::default();
         while let Some((id, value, behind)) = parameter(rest) {
@@ -47,7 +49,7 @@ impl Credit {
         credit
     }
 
-    /// Notes what a frame of a packet's `payload` allows.
+    /// Applies a MAX_DATA or MAX_STREAM_DATA frame of a packet's `payload`.
     pub(crate) fn follow(&mut self, payload: &[u8], frame: &Frame) {
         let Frame::Other { kind: kind @ (MAX_DATA | MAX_STREAM_DATA), range } = frame else {
             return;
@@ -61,8 +63,8 @@ impl Credit {
         }
     }
 
-    /// Bytes that a stream may have at first, by its number, for the side that opens streams with
-    /// `ours` as their last bit.
+    /// Returns the initial limit of a stream in bytes. `ours` is the lowest bit of the numbers of
+    /// streams that we open: 0 for a client, 1 for a server.
     pub(crate) fn initial(&self, stream: u64, ours: u64) -> u64 {
         let [theirs, bidirectional, unidirectional] = self.streams;
         match (stream & 1 == ours, stream & 2 == 0) {
@@ -73,7 +75,7 @@ impl Credit {
     }
 }
 
-/// The parameter at the front: its ID, its value, and what is behind.
+/// Splits off the first parameter: ID, value, and the remaining bytes.
 fn parameter(bytes: &[u8]) -> Option<(u64, &[u8], &[u8])> {
     let (id, rest) = read_varint(bytes)?;
     let (len, rest) = read_varint(rest)?;
@@ -88,7 +90,7 @@ mod tests {
 
     #[test]
     fn parameters_and_frames() {
-        // max_idle_timeout, initial_max_data, the three windows, one that is not known.
+        // max_idle_timeout, initial_max_data, the three windows, an unknown parameter.
         let bytes = [
             &[0x01, 2, 0x40, 100][..],
             &[0x04, 4, 0x80, 0, 0x10, 0],

@@ -1,34 +1,34 @@
-//! What the driver looks at beyond [`wire::quic`]: where in a datagram the short-header packet
-//! begins, whether there is a Retry in it, which connection IDs a peer retires, and which packets
-//! it acknowledges (RFC 9000, sections 17.2, 19.16 and 19.3).
+//! Parsers that complement [`wire::quic`]: position of the short-header packet in a datagram,
+//! presence of a Retry packet, connection IDs that a peer retires, and packet numbers that it
+//! acknowledges (RFC 9000 sections 17.2, 19.16 and 19.3).
 //!
-//! What we send is quinn-proto's, what we receive was authenticated, and neither is believed: every
-//! length is checked.
+//! The input comes from quinn-proto or was authenticated, but every length is checked all the same.
 
 use std::ops::Range;
 
 use wire::quic::{Frame, is_short, read_varint};
 
-/// Types of ACK, without and with counts of ECN.
+/// Types of ACK frames, without and with ECN counts.
 const ACK: u64 = 0x02;
 const ACK_ECN: u64 = 0x03;
-/// Type of RETIRE_CONNECTION_ID.
+/// Type of RETIRE_CONNECTION_ID frames.
 const RETIRE: u64 = 0x19;
-/// Ranges of an ACK frame that are looked at: the ones with the largest numbers.
+/// Maximum ranges read from an ACK frame: those with the largest numbers.
 const ACK_RANGES_MAX: u64 = 64;
 
-/// The sequence number of the connection ID that a frame of `payload` retires, if it does.
+/// Returns the sequence number of the connection ID that a RETIRE_CONNECTION_ID frame of `payload`
+/// retires; `None` for other frames.
 pub(crate) fn retired(payload: &[u8], frame: &Frame) -> Option<u64> {
     let Frame::Other { kind: RETIRE, range } = frame else { return None };
     let (_, behind) = read_varint(payload.get(range.clone())?)?;
     Some(read_varint(behind)?.0)
 }
 
-/// Appends the packet numbers that a frame of `payload` acknowledges, if it does, ascending.
+/// Appends the packet number ranges that an ACK frame of `payload` acknowledges, ascending.
 pub(crate) fn acknowledged(payload: &[u8], frame: &Frame, into: &mut Vec<Range<u64>>) {
     let Frame::Other { kind: ACK | ACK_ECN, range } = frame else { return };
     let from = into.len();
-    // The ranges before a malformed one stand; the frame ends the connection.
+    // Ranges before a malformed one are kept; quinn-proto closes the connection for the frame.
     let _ = payload.get(range.clone()).and_then(|frame| read_ranges(frame, into));
     into[from..].reverse();
 }
@@ -53,16 +53,16 @@ fn read_ranges(frame: &[u8], into: &mut Vec<Range<u64>>) -> Option<()> {
     Some(())
 }
 
-/// What a datagram ends with, as far as its headers are readable without keys.
+/// The last packet of a datagram, if the headers before it can be parsed without keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Last {
-    /// A packet with a short header, which begins there.
+    /// A packet with a short header that begins at this offset.
     Short(usize),
     Retry,
 }
 
-/// Where in a datagram its short-header packet begins; none where it has none, or where what it
-/// begins with is no packet of version 1 (RFC 9000, section 17.2).
+/// Returns the offset of the short-header packet in a datagram. `None` if there is none, or if a
+/// packet before it does not parse as one of version 1 (RFC 9000 section 17.2).
 pub(crate) fn short_header(datagram: &[u8]) -> Option<usize> {
     match last(datagram) {
         Some(Last::Short(at)) => Some(at),
@@ -70,7 +70,7 @@ pub(crate) fn short_header(datagram: &[u8]) -> Option<usize> {
     }
 }
 
-/// Whether a datagram has a Retry packet in it (section 17.2.5).
+/// Returns whether a datagram contains a Retry packet (RFC 9000 section 17.2.5).
 pub(crate) fn has_retry(datagram: &[u8]) -> bool {
     last(datagram) == Some(Last::Retry)
 }
@@ -82,7 +82,7 @@ fn last(datagram: &[u8]) -> Option<Last> {
         if is_short(first) {
             return Some(Last::Short(datagram.len() - left.len()));
         }
-        // It ends its datagram.
+        // A Retry packet extends to the end of its datagram.
         if first & 0x30 == 0x30 {
             return Some(Last::Retry);
         }
@@ -99,7 +99,7 @@ fn last(datagram: &[u8]) -> Option<Last> {
     }
 }
 
-/// What is behind a length and as many bytes.
+/// Returns the bytes after a length and a field of that length.
 fn behind_counted(bytes: &[u8]) -> Option<&[u8]> {
     let (len, behind) = read_varint(bytes)?;
     behind.get(usize::try_from(len).ok()?..)
@@ -135,7 +135,7 @@ mod tests {
             }
             ranges
         };
-        // 20 to 18, 15, 10 to 6 (RFC 9000, section 19.3.1); then 3 with counts of ECN.
+        // 20 to 18, 15, 10 to 6 (RFC 9000 section 19.3.1); then 3, with ECN counts.
         let frame = [0x02, 20, 0, 2, 2, 1, 0, 3, 4, 0x03, 3, 0, 0, 0, 9, 9, 9];
         assert_eq!(ranges(&frame), [6..11, 15..16, 18..21, 3..4]);
         assert_eq!(ranges(&[0x02, 20, 0, 1, 2, 30, 0]).first(), Some(&(18..21)), "below zero");

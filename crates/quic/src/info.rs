@@ -1,6 +1,5 @@
-//! What a connection shows of itself: to `outboard ss`, and to tests.
-//!
-//! Gathered when somebody asks, out of what quinn-proto and the driver keep anyway.
+//! State of a connection as `outboard ss` and tests show it, collected on request from quinn-proto
+//! and the connection.
 
 use core::net::{IpAddr, SocketAddr};
 
@@ -12,50 +11,52 @@ use quinn_proto::ConnectionStats;
 use crate::connection::{Connection, Waiting};
 use crate::session::VERSION_1;
 
-/// A connection.
+/// Snapshot of a connection's state.
 #[derive(Clone, Debug)]
 pub struct ConnectionInfo {
-    /// Our address, where it is known yet, and our port.
+    /// Our address, if it is known already, and our port.
     pub local: (Option<IpAddr>, u16),
-    /// The peer's end, as of its last move.
+    /// Address and port of the peer after its last migration.
     pub remote: SocketAddr,
-    /// `HANDSHAKE`, `ESTABLISHED`, or `CLOSING` for one that has ended and is not yet forgotten.
+    /// `HANDSHAKE`, `ESTABLISHED`, or `CLOSING` for a connection that has ended but that
+    /// quinn-proto still keeps.
     pub state: &'static str,
-    /// Version of QUIC.
+    /// QUIC version.
     pub version: u32,
-    /// Connection IDs that lead to us.
+    /// Our connection IDs, by which the peer addresses the connection.
     pub ids: Vec<ConnectionId>,
-    /// The connection ID that leads to the peer, once packets with short headers were sent.
+    /// The peer's connection ID in the last short-header packet that was built, if any.
     pub peer_id: Option<ConnectionId>,
-    /// The reason of its end, if it has ended.
+    /// Reason for the end of the connection, if it has ended.
     pub closed: Option<String>,
-    /// Bytes of UDP payload in both directions.
+    /// Bytes of UDP payload, both directions together.
     pub bytes: u64,
-    /// Bytes of files that the device reads, as far as they were given to quinn-proto.
+    /// File bytes passed to quinn-proto for the device to read.
     pub file_bytes_offloaded: u64,
-    /// Streams that have something left to be sent.
+    /// Streams with unsent data.
     pub streams: usize,
-    /// Counts of the reasons for which those wait.
+    /// Number of those streams by what they wait for.
     pub waiting: Waiting,
     /// Smoothed round-trip time.
     pub rtt: Duration,
-    /// Acknowledgments of packets that had been counted as lost, by ranges.
+    /// ACK ranges with packets that had been declared lost.
     pub losses_spurious: u64,
-    /// Reductions of the congestion window, and how many of them were undone since all packets were
-    /// only late.
+    /// Reductions of the congestion window, and those of them that were undone because every packet
+    /// was only late.
     pub reductions: [u64; 2],
-    /// Generations of keys after the first, in the direction that has had more.
+    /// Key updates of the direction that had more of them.
     pub key_updates: u64,
-    /// How often the peer came from another address or port.
+    /// Changes of the peer's address or port.
     pub migrations: u64,
-    /// Under which name the device seals and opens, or why it does not: none before it was asked.
+    /// For transmit and receive: identifier of the device's offload context, or the reason why
+    /// there is none. `Ok(None)` if the device has not been asked.
     pub offload: [Result<Option<QuicId>, Refusal>; 2],
-    /// quinn-proto's counts of packets, of frames, and of the path.
+    /// quinn-proto's statistics of packets, frames and the path.
     pub stats: ConnectionStats,
 }
 
 impl Connection {
-    /// What it shows of itself, at that port.
+    /// Returns a snapshot of the connection's state; `port` is the local port.
     pub(crate) fn info(&self, port: u16) -> ConnectionInfo {
         let stats = self.inner.stats();
         let state = self.shared.lock();

@@ -1,9 +1,9 @@
-//! Keys of 1-RTT packets: derivation (RFC 9001, sections 5.1 and 6.1), packet protection (5.3) and
-//! header protection (5.4).
+//! Keys of 1-RTT packets: derivation (RFC 9001 sections 5.1 and 6.1), packet protection (section
+//! 5.3) and header protection (section 5.4).
 //!
-//! Made by [`crate::session`] out of the traffic secrets that rustls logs, used by the objects that
-//! quinn-proto calls ([`crate::protection`]), by the driver where it seals itself, and given to the
-//! device. Keys of handshakes are rustls's and not here.
+//! [`crate::session`] derives them from the traffic secrets that rustls logs. They are used by
+//! quinn-proto's crypto objects ([`crate::protection`]), by the driver when it encrypts packets
+//! itself, and by the device. Handshake keys are rustls's and not handled here.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ use rustls::{CipherSuite, Tls13CipherSuite};
 use wire::quic::nonce;
 use zeroize::Zeroizing;
 
-/// Longest secret: SHA-384's.
+/// Length of the longest traffic secret, that of SHA-384.
 const SECRET_BYTES_MAX: usize = 48;
 
-/// Keys of one direction and one generation.
+/// Packet protection keys of one direction and one generation.
 pub(crate) struct Keys {
     aead: Box<dyn Aead>,
     key: Zeroizing<[u8; 32]>,
@@ -27,8 +27,8 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    /// Seals the packet in `packet`, whose header has `header_len` bytes and which has room for the
-    /// tag at its end.
+    /// Encrypts `packet` in place. Its header has `header_len` bytes, and the last [`TAG_BYTES`]
+    /// are room for the tag.
     pub(crate) fn seal(&self, number: u64, packet: &mut [u8], header_len: usize) {
         debug_assert!(packet.len() >= header_len + TAG_BYTES, "no room for the tag");
         let split = packet.split_at_mut_checked(header_len);
@@ -36,42 +36,43 @@ impl Keys {
             Some((header, (text, room))) => {
                 *room = self.aead.seal(&nonce(&self.iv, number), header, text);
             }
-            // Nothing leaves unsealed.
+            // Plaintext is never sent.
             None => packet.fill(0),
         }
     }
 
-    /// Opens the text and tag in `sealed`; gives the text's length, none where the tag is wrong.
+    /// Decrypts payload and tag in place. Returns the payload's length, or `None` if the tag is
+    /// wrong.
     pub(crate) fn open(&self, number: u64, header: &[u8], sealed: &mut [u8]) -> Option<usize> {
         self.aead.open(&nonce(&self.iv, number), header, sealed).ok()
     }
 
-    /// What the device is given, for that generation.
+    /// Returns the keys in the device's format; `generation` determines the key phase bit.
     pub(crate) fn for_device(&self, generation: u64) -> QuicKeys {
         QuicKeys { phase: generation & 1 == 1, key: self.key.clone(), iv: self.iv }
     }
 }
 
-/// Header protection of one direction.
+/// Header protection key of one direction.
 pub(crate) struct HeaderKeys {
     protection: Box<dyn HeaderProtection>,
     key: Zeroizing<[u8; 32]>,
 }
 
 impl HeaderKeys {
-    /// What the device is given.
+    /// Returns the key in the device's format.
     pub(crate) fn for_device(&self) -> Zeroizing<[u8; 32]> {
         self.key.clone()
     }
 
-    /// Protects a packet's header, whose packet number begins at `pn_offset`.
+    /// Applies header protection to a packet whose packet number begins at `pn_offset`.
     pub(crate) fn protect(&self, pn_offset: usize, packet: &mut [u8]) {
         let Some(mask) = self.mask(pn_offset, packet) else { return };
         let len = packet.first().map_or(0, |first| usize::from(first & 3) + 1);
         apply(&mask, len, pn_offset, packet);
     }
 
-    /// Takes the protection off.
+    /// Removes header protection.
     pub(crate) fn unprotect(&self, pn_offset: usize, packet: &mut [u8]) {
         let Some(mask) = self.mask(pn_offset, packet) else { return };
         let bits = if packet[0] & 0x80 == 0 { 0x1f } else { 0x0f };
@@ -94,7 +95,7 @@ fn apply(mask: &[u8; 5], len: usize, pn_offset: usize, packet: &mut [u8]) {
     }
 }
 
-/// The schedule of one direction: its secret, which moves on with each update.
+/// Key schedule of one direction; each key update replaces its secret.
 pub(crate) struct Schedule {
     hkdf: &'static dyn Hkdf,
     suite: Suite,
@@ -103,8 +104,8 @@ pub(crate) struct Schedule {
 }
 
 impl Schedule {
-    /// A schedule that begins with a traffic secret; none where the suite is not known or the
-    /// secret too long.
+    /// Creates a schedule from a traffic secret. `None` if the suite is unknown or the secret too
+    /// long.
     pub(crate) fn new(cipher: &'static Tls13CipherSuite, secret: &[u8]) -> Option<Self> {
         let mut all = Zeroizing::new([0; SECRET_BYTES_MAX]);
         all.get_mut(..secret.len())?.copy_from_slice(secret);
@@ -112,19 +113,19 @@ impl Schedule {
         Some(Self { hkdf: cipher.hkdf_provider, suite, secret: all, len: secret.len() })
     }
 
-    /// Which AEAD.
+    /// Returns the AEAD.
     pub(crate) const fn suite(&self) -> Suite {
         self.suite
     }
 
-    /// Header protection, which no update changes.
+    /// Derives the header protection key, which key updates do not change.
     pub(crate) fn header(&self, crypto: &dyn CryptoProvider) -> Option<HeaderKeys> {
         let key = self.key(b"quic hp")?;
         let protection = crypto.header_protection(self.suite, &key[..self.suite.key_bytes()])?;
         Some(HeaderKeys { protection, key })
     }
 
-    /// Keys of this generation; the schedule moves on to the next (section 6.1).
+    /// Derives the keys of the current generation and advances to the next (RFC 9001 section 6.1).
     pub(crate) fn next(&mut self, crypto: &dyn CryptoProvider) -> Option<Arc<Keys>> {
         let key = self.key(b"quic key")?;
         let mut iv = [0; NONCE_BYTES];
@@ -148,7 +149,7 @@ impl Schedule {
     }
 }
 
-/// HKDF-Expand-Label without context: RFC 8446, section 7.1.
+/// HKDF-Expand-Label with an empty context (RFC 8446 section 7.1).
 pub(crate) fn expand_label(
     expander: &dyn HkdfExpander,
     label: &[u8],
@@ -178,8 +179,8 @@ mod tests {
         digits.chunks(2).map(|d| u8::try_from(digit(d[0]) * 16 + digit(d[1])).unwrap()).collect()
     }
 
-    /// RFC 9001, section 5.3: the nonce is the IV, with the packet number of 62 bits added to its
-    /// end by exclusive or. Here both are integers.
+    /// RFC 9001 section 5.3: the nonce is the IV XORed with the 62-bit packet number,
+    /// right-aligned. Here both are integers.
     #[test]
     fn nonces_of_large_packet_numbers() {
         let rustls::SupportedCipherSuite::Tls13(cipher) =
@@ -206,7 +207,7 @@ mod tests {
         }
     }
 
-    /// RFC 9001, appendix A.5: a short-header packet of ChaCha20-Poly1305, and its next secret.
+    /// RFC 9001 appendix A.5: a short-header packet with ChaCha20-Poly1305, and the next secret.
     #[test]
     fn the_sample_of_rfc_9001() {
         let rustls::SupportedCipherSuite::Tls13(cipher) =

@@ -1,19 +1,20 @@
-//! QUIC (RFC 9000) over the host's UDP sockets, by quinn-proto, with packet protection and file
-//! content that a device may take over.
+//! QUIC (RFC 9000) over the host's UDP sockets, based on quinn-proto, with packet protection and
+//! file content that can be offloaded to the device.
 //!
-//! An [`Endpoint`] is a handler beside [`host::Host`], as applications are: it takes notices, is
-//! called at its time, and gives events out. quinn-proto, unmodified, does what RFC 9000 and 9002
-//! say; what is here is the way from its packets to operations of the contract (`abi::quic`).
+//! An [`Endpoint`] runs beside [`host::Host`] as an application does: it handles notices and
+//! timeouts and emits events. Unmodified quinn-proto implements RFC 9000 and RFC 9002; this crate
+//! turns its packets into operations of the contract (`abi::quic`).
 //!
-//! A crate of its own, since quinn-proto and `rustls::quic` need the standard library, which `host`
-//! does without. It is sans-IO all the same: time comes in, randomness comes from a seed.
+//! The crate is separate from `host` because quinn-proto and `rustls::quic` need the standard
+//! library, which `host` does without. It is sans-IO nevertheless: the caller passes the time, and
+//! randomness comes from a seed.
 //!
-//! From the outside in: `endpoint` (who gets a datagram, events), `connection` (streams),
-//! `schedule` (whose turn it is), `credit` (what the peer lets us send), `congestion` (how much),
-//! `transmit` (datagrams), `offload` (the device), `placed` (bytes of files in streams), `session`
-//! (TLS), `protection` and `keys` (packets), `secrets` (tokens and connection IDs), `frames`,
-//! `info`, `qlog`, `version` (why it speaks version 1 alone). It has no datagram frames and no
-//! 0-RTT for servers.
+//! From the outside in: `endpoint` (demultiplexing of datagrams, events), `connection` (streams),
+//! `schedule` (order of streams), `credit` (the peer's flow control limits), `congestion`
+//! (congestion control), `transmit` (datagrams), `offload` (the device's part), `placed` (file
+//! content in streams), `session` (TLS), `protection` and `keys` (packet protection), `secrets`
+//! (tokens and connection IDs), `frames`, `info`, `qlog`, `version` (version negotiation; why only
+//! version 1 is supported). DATAGRAM frames and 0-RTT on servers are not supported.
 #![forbid(unsafe_code)]
 
 mod config;

@@ -1,9 +1,10 @@
-//! What the device does for a connection: when it is asked, what it is told, and the way back.
+//! Offload of a connection's packet protection to the device: the time of the request, the
+//! operations, and the return to software.
 //!
-//! Both directions are asked for once a connection has proved that it is no mouse. The device
-//! answers only where it will not, so packets are given to it at once; those that it drops are
-//! losses to the connection. Where it has no room it is asked again, after twice as many bytes each
-//! time. The way back is always open: the host keeps all keys.
+//! Both directions are requested once the connection has carried enough bytes. The device answers
+//! only if it refuses, so transmits for it are sent at once; those that it drops count as packet
+//! losses. After a refusal for lack of room the request is repeated each time the bytes carried
+//! have doubled. The host can take over at any time, since it keeps all keys.
 
 use std::collections::BTreeMap;
 
@@ -18,28 +19,28 @@ use crate::config::Config;
 use crate::counters::Counters;
 use crate::protection::{Shared, State};
 
-/// Our connection IDs that lead to a connection, by their sequence numbers.
+/// Our connection IDs in use, by sequence number.
 pub(crate) type Cids = BTreeMap<u64, ConnectionId>;
 
-/// Packets wait for those before them for this time at least, however near the peer is: below it
-/// is what queues and batches on the way amount to.
+/// Minimum time that the device holds a packet for the ones before it, even for near peers: less is
+/// within the jitter of queues and batching on the path.
 const REORDER_TIME_MIN: Duration = Duration::from_micros(100);
 
-/// A connection's dealings with the device.
+/// Offload state of a connection.
 #[derive(Debug)]
 pub(crate) struct Offload {
-    /// Bytes of the connection from which on the device is asked; none where it is not.
+    /// Bytes carried from which on the device is asked; `None` if it is not to be asked.
     ask_at: Option<u64>,
     tx: Option<QuicId>,
     rx: Option<QuicId>,
-    /// The newest generations that the device was given.
+    /// Newest key generations that the device was given.
     tx_generation: u64,
     rx_generation: u64,
-    /// Why it does not, or no longer.
+    /// Why the device does not protect the packets, or no longer does.
     refused: Option<Refusal>,
 }
 
-/// What is needed of the endpoint to talk to the device.
+/// Parts of the endpoint that operations of the device need.
 pub(crate) struct Device<'a> {
     pub(crate) host: &'a mut Host,
     pub(crate) counters: &'a mut Counters,
@@ -53,25 +54,26 @@ impl Default for Offload {
     }
 }
 
-/// Bounds for a peer so far away. A quarter of a round-trip time is how late a packet may be that
-/// TCP does not take for lost (RFC 8985, section 6.2, `RACK_reo_wnd`); to wait for longer would
-/// let the peer find out about real losses later than it has to.
+/// Returns the reordering bounds for a round-trip time. A quarter of it is the delay that TCP's
+/// RACK tolerates before it declares a loss (RFC 8985 section 6.2, `RACK_reo_wnd`). A longer wait
+/// would delay the peer's detection of real losses.
 fn for_round_trip(bounds: Reorder, min_rtt: Duration) -> Reorder {
     let quarter = Duration::from_nanos(min_rtt.as_nanos() / 4);
     Reorder { time: quarter.max(REORDER_TIME_MIN).min(bounds.time), ..bounds }
 }
 
-/// What the device has to know of a connection, beside its keys.
+/// Properties of a connection that the device needs besides its keys.
 pub(crate) struct About<'a> {
     pub(crate) flow: FlowId,
     pub(crate) cids: &'a Cids,
-    /// The shortest round trip that was seen.
+    /// Minimum round-trip time seen.
     pub(crate) min_rtt: Duration,
 }
 
-/// Which generations a device is given that has `had` and needs `to`. Packets of those between may
-/// have been the host's, and the one before `to` is kept as long as it is. The device knows
-/// generations by their key phase, which alternates: where both have the same, that one goes first.
+/// Returns the key generations to give to a device that has `had` and needs `to`. The ones between
+/// are skipped: their packets may have been the host's. The generation before `to` is kept as long
+/// as `to`. The device tells generations apart by the key phase bit, so if `had` and `to` have the
+/// same phase, the generation before `to` is given first.
 fn missing(had: u64, to: u64) -> core::ops::RangeInclusive<u64> {
     if (to - had) % 2 == 0 { to - 1..=to } else { to..=to }
 }
@@ -84,22 +86,22 @@ impl Device<'_> {
 }
 
 impl Offload {
-    /// The name under which the device seals.
+    /// Returns the transmit context, if any.
     pub(crate) const fn tx(&self) -> Option<QuicId> {
         self.tx
     }
 
-    /// The name under which the device opens.
+    /// Returns the receive context, if any.
     pub(crate) const fn rx(&self) -> Option<QuicId> {
         self.rx
     }
 
-    /// Both names.
+    /// Returns both contexts.
     pub(crate) fn names(&self) -> impl Iterator<Item = QuicId> + use<> {
         [self.tx, self.rx].into_iter().flatten()
     }
 
-    /// The names under which the device seals and opens, or why it does not.
+    /// Returns the transmit and receive context, or why there is none.
     pub(crate) fn directions(&self) -> [Result<Option<QuicId>, Refusal>; 2] {
         [self.tx, self.rx].map(|name| match (name, self.refused) {
             (None, Some(why)) => Err(why),
@@ -107,7 +109,7 @@ impl Offload {
         })
     }
 
-    /// Whether the device does something, or why not.
+    /// Returns the reason of the refusal if neither direction is offloaded because of one.
     pub(crate) fn state(&self) -> Result<(), Refusal> {
         match self.refused {
             Some(why) if self.names().next().is_none() => Err(why),
@@ -115,12 +117,12 @@ impl Offload {
         }
     }
 
-    /// Whether the device is to be asked, now that the connection has carried so many bytes.
+    /// Returns whether the device is to be asked, given the bytes that the connection has carried.
     pub(crate) fn is_due(&self, bytes: u64) -> bool {
         self.ask_at.is_some_and(|at| at <= bytes)
     }
 
-    /// Asks the device for the directions that it has not. Says whether it was asked.
+    /// Requests an offload of the directions that have none. Returns whether a request was made.
     pub(crate) fn ask(
         &mut self,
         device: &mut Device<'_>,
@@ -137,7 +139,7 @@ impl Offload {
         let added = self.add(device, &state, about).is_some();
         drop(state);
         if !added {
-            // rustls made the keys: a cipher that we do not know.
+            // rustls made the keys itself: the cipher is not one of ours.
             self.refused = Some(Refusal::UnknownProtocol);
             device.counters.count_refusal(Refusal::UnknownProtocol);
         }
@@ -182,7 +184,7 @@ impl Offload {
                 next_packet_number: state.rx_next,
             }));
             (self.rx, self.rx_generation) = (Some(quic), state.rx_generation);
-            // The next generation, so that the peer's update finds it there (RFC 9001, section
+            // The device needs the next generation before the peer's key update (RFC 9001 section
             // 6.3).
             self.rekey_rx(device, state, state.rx_generation + 1);
         }
@@ -190,7 +192,7 @@ impl Offload {
         Some(())
     }
 
-    /// The peer may have moved to another generation of keys: the device gets the one behind it.
+    /// Ensures that the device has the generation after the peer's newest one.
     pub(crate) fn follow_rx(&mut self, device: &mut Device<'_>, state: &State) {
         if self.rx.is_some() && state.rx_generation >= self.rx_generation {
             self.rekey_rx(device, state, state.rx_generation + 1);
@@ -206,7 +208,8 @@ impl Offload {
         }
     }
 
-    /// A batch is to be sealed with keys of that generation: the device has to have it before.
+    /// Ensures that the device has the keys of generation `to` before it encrypts a batch with
+    /// them.
     pub(crate) fn follow_tx(&mut self, device: &mut Device<'_>, shared: &Shared, to: u64) {
         let Some(quic) = self.tx.filter(|_| to > self.tx_generation) else { return };
         let state = shared.lock();
@@ -217,7 +220,7 @@ impl Offload {
         }
     }
 
-    /// Another connection ID leads to the connection, or one less.
+    /// Adds (`on`) or removes a connection ID that leads to the connection.
     pub(crate) fn route(&self, device: &mut Device<'_>, id: ConnectionId, on: bool) {
         let Some(quic) = self.rx else { return };
         let route = Route::Id { port: device.config.port, id };
@@ -225,8 +228,8 @@ impl Offload {
         device.counters.quic_route_changes += 1;
     }
 
-    /// The device will not do it. Where it has no room it is asked again when the connection, which
-    /// has carried `bytes`, has carried as many once more.
+    /// Handles a refusal by the device. If its table was full, it is asked again when the
+    /// connection has carried twice its present `bytes`.
     pub(crate) fn refuse(
         &mut self,
         device: &mut Device<'_>,
@@ -235,8 +238,8 @@ impl Offload {
         bytes: u64,
     ) {
         device.counters.count_refusal(why);
-        // It may have the entry, and have refused keys or a route: what it opens under a name that
-        // we do not know would be lost.
+        // The device may have the context and have refused only keys or a route. Remove it: packets
+        // decrypted under a name that is unknown here would be lost.
         device.host.quic_remove(quic);
         self.refused = Some(why);
         self.forget(quic);
@@ -245,7 +248,7 @@ impl Offload {
         }
     }
 
-    /// The device did not seal a transmit: what comes is sealed here, and it need not try again.
+    /// Handles a transmit that the device did not encrypt: the host encrypts from now on.
     pub(crate) fn not_sealed(&mut self, device: &mut Device<'_>, quic: QuicId) {
         device.counters.quic_not_sealed += 1;
         device.host.quic_remove(quic);
@@ -258,12 +261,12 @@ impl Offload {
         self.rx = self.rx.filter(|name| *name != quic);
     }
 
-    /// The device lost everything: it may be asked again.
+    /// Forgets everything after a device reset; the device may be asked again.
     pub(crate) fn reset(&mut self) {
         *self = Self { refused: Some(Refusal::DeviceReset), ..Self::default() };
     }
 
-    /// The connection has ended.
+    /// Removes the contexts of a connection that has ended.
     pub(crate) fn remove(&mut self, host: &mut Host) {
         self.names().for_each(|quic| host.quic_remove(quic));
         (self.tx, self.rx) = (None, None);

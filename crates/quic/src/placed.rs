@@ -1,10 +1,10 @@
-//! Bytes of files in streams, as places that are kept for them.
+//! File content in streams, represented by placeholder zeros.
 //!
-//! quinn-proto keeps what a stream sends until it is acknowledged. Of a file it gets zeros, out of
-//! one static block and in chunks ([`Chunk`]), and here is written down which bytes they stand for.
-//! Every packet is looked through when it is sent, so retransmissions may cut them anew.
-//! quinn-proto does not say what is acknowledged, but lets go of a chunk when all of it is, in
-//! order, and when the stream is reset or the connection ends: a chunk that is dropped says so.
+//! quinn-proto keeps the data of a stream until it is acknowledged. For file content it gets zeros,
+//! in chunks of one static block ([`Chunk`]); this module maps them to ranges of files. Every
+//! packet is looked up when it is sent, so a retransmission may cut the data anew. quinn-proto does
+//! not report acknowledgments, but drops a chunk when all of it is acknowledged (in order), when
+//! the stream is reset, or when the connection ends; dropping a chunk releases its range.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,32 +16,32 @@ use smallvec::SmallVec;
 
 use crate::Handle;
 
-/// Bytes of a chunk.
+/// Maximum length of a chunk.
 pub(crate) const CHUNK_BYTES: usize = 64 * 1024;
 
 static ZEROS: [u8; CHUNK_BYTES] = [0; CHUNK_BYTES];
 
-/// Bytes of a file in a stream.
+/// A range of a stream whose bytes come from a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// Which connection.
+    /// Connection of the stream.
     pub(crate) connection: Handle,
-    /// Which stream.
+    /// Stream number.
     pub(crate) stream: u64,
-    /// First byte in the stream.
+    /// Stream offset of the first byte.
     pub(crate) start: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub(crate) len: u64,
-    /// Of which file.
+    /// File that holds the bytes.
     pub(crate) file: FileId,
-    /// First byte in the file.
+    /// File offset of the first byte.
     pub(crate) offset: u64,
 }
 
-/// Places that nobody refers to any more.
+/// Ranges whose chunks quinn-proto has dropped.
 pub(crate) type Released = Arc<Mutex<Vec<Place>>>;
 
-/// What is let go of when it is acknowledged.
+/// Owner of placeholder zeros; releases its range when it is dropped.
 struct Chunk {
     place: Place,
     released: Released,
@@ -49,7 +49,7 @@ struct Chunk {
 
 impl AsRef<[u8]> for Chunk {
     fn as_ref(&self) -> &[u8] {
-        // A chunk has at most as many bytes as there are zeros.
+        // A chunk is at most as long as the static block.
         usize::try_from(self.place.len).ok().and_then(|len| ZEROS.get(..len)).unwrap_or(&ZEROS)
     }
 }
@@ -60,28 +60,28 @@ impl Drop for Chunk {
     }
 }
 
-/// Zeros that stand for a place of at most [`CHUNK_BYTES`].
+/// Returns placeholder zeros for a range of at most [`CHUNK_BYTES`].
 pub(crate) fn zeros(place: Place, released: &Released) -> Bytes {
     Bytes::from_owner(Chunk { place, released: Arc::clone(released) })
 }
 
-/// Bytes of a packet that a file has to fill.
+/// Bytes of a packet to be filled from a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hole {
-    /// First byte, from wherever the packet's bytes were counted from.
+    /// Offset of the first byte, relative to whatever the caller counts from.
     pub(crate) at: usize,
-    /// Bytes.
+    /// Length in bytes.
     pub(crate) len: usize,
-    /// Of which file.
+    /// File that holds the bytes.
     pub(crate) file: FileId,
-    /// First byte in the file.
+    /// File offset of the first byte.
     pub(crate) offset: u64,
 }
 
 impl Hole {
-    /// What fills it.
+    /// Returns the file extent that fills the hole.
     pub(crate) fn extent(&self) -> FileExtent {
-        // Holes lie in datagrams.
+        // A hole is shorter than a datagram.
         let len = u32::try_from(self.len).unwrap_or(u32::MAX);
         FileExtent { file: self.file, offset: self.offset, len }
     }
@@ -90,10 +90,10 @@ impl Hole {
 /// Holes of a datagram, in order.
 pub(crate) type Holes = SmallVec<[Hole; 2]>;
 
-/// Places of a connection that are not all acknowledged.
+/// File ranges of a connection that are not fully acknowledged.
 #[derive(Debug, Default)]
 pub(crate) struct Placed {
-    /// By stream and first byte. With it: how far the place was sent.
+    /// Ranges by stream number and stream offset, each with the length that was sent so far.
     places: BTreeMap<(u64, u64), (Place, u64)>,
 }
 
@@ -110,29 +110,29 @@ impl Placed {
         self.places.remove(&(place.stream, place.start));
     }
 
-    /// Nothing of a stream is sent any more.
+    /// Forgets a stream, which sends nothing more.
     pub(crate) fn forget(&mut self, stream: u64) {
         self.places.retain(|(of, _), _| *of != stream);
     }
 
-    /// Streams that have places.
+    /// Returns the streams that have file ranges; a stream appears once per range.
     pub(crate) fn streams(&self) -> impl Iterator<Item = u64> + '_ {
         self.places.keys().map(|(stream, _)| *stream)
     }
 
-    /// Finds a file with places for which `matches` is true.
+    /// Returns a file that has ranges and satisfies `matches`.
     pub(crate) fn find_file(&self, matches: impl Fn(FileId) -> bool) -> Option<FileId> {
         self.places.values().map(|(place, _)| place.file).find(|file| matches(*file))
     }
 
-    /// Whether a stream has a place of that file.
+    /// Returns whether a stream has a range of that file.
     pub(crate) fn has(&self, stream: u64, file: FileId) -> bool {
         let all = self.places.range((stream, 0)..=(stream, u64::MAX));
         all.into_iter().any(|(_, (place, _))| place.file == file)
     }
 
-    /// Adds the holes that a STREAM frame has, whose bytes lie at `data`. Says whether all that is
-    /// in them is sent for the first time.
+    /// Appends the holes of a STREAM frame whose bytes lie at `data`. Returns whether all file
+    /// content in the frame is sent for the first time.
     pub(crate) fn holes(
         &mut self,
         stream: u64,
@@ -151,7 +151,7 @@ impl Placed {
             }
             first &= begin - place.start >= *sent;
             *sent = (*sent).max(stop - place.start);
-            // Both lie in one datagram.
+            // Both are less than the length of a datagram.
             let (Ok(into), Ok(len)) =
                 (usize::try_from(begin - offset), usize::try_from(stop - begin))
             else {
@@ -212,7 +212,7 @@ mod tests {
     }
 
     proptest! {
-        /// Byte by byte, the holes are the places.
+        /// The holes equal the file ranges byte by byte.
         #[test]
         fn as_byte_by_byte(
             places in proptest::collection::vec((0_u64..20, 1_u64..10), 0..6),

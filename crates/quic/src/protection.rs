@@ -1,13 +1,13 @@
-//! The objects that quinn-proto protects packets with, and what they share with the driver.
+//! Packet and header protection objects for quinn-proto, and the state they share with the driver.
 //!
-//! quinn-proto builds a packet, seals it and protects its header in one go. Where the device is to
-//! do that, or where bytes of a file are still missing, our keys leave the packet as it is and note
-//! where it lies ([`Shared::begin`], [`Shared::take_records`]). Where the device opened a packet
-//! they take its word for it ([`Shared::set_opened`]), after the driver has made sure that it
-//! speaks of this connection.
+//! quinn-proto builds, encrypts and header-protects a packet in one step. If the device is to
+//! encrypt it, or file content is still missing, our keys leave the packet in plaintext and record
+//! its layout ([`Shared::begin`], [`Shared::take_records`]). If the device decrypted a received
+//! packet, they skip decryption ([`Shared::set_opened`]), after the driver has checked that the
+//! device decrypted it with the keys of this connection.
 //!
-//! `quinn_proto::crypto` wants its objects to be `Sync`, so what they share has a lock. Nobody
-//! waits for it: a connection and its driver run on one thread.
+//! `quinn_proto::crypto` requires `Sync` objects, so the shared state has a lock. It is
+//! uncontended: a connection and its driver run on one thread.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,70 +25,70 @@ use crate::credit::Credit;
 use crate::frames::{acknowledged, retired};
 use crate::keys::{HeaderKeys, Keys};
 
-/// Generations of keys that are kept: the last, the current and the next (RFC 9001, section 6.5).
+/// Key generations kept: previous, current and next (RFC 9001 section 6.5).
 const GENERATIONS: usize = 3;
 
 /// A packet that was left in plaintext.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
-    /// Its number.
+    /// Packet number.
     pub(crate) number: u64,
-    /// Bytes of its header.
+    /// Length of the header.
     pub(crate) header_len: usize,
-    /// Bytes of the packet number, at the header's end.
+    /// Length of the packet number, which ends the header.
     pub(crate) pn_len: usize,
-    /// Bytes of the packet, room for the tag included.
+    /// Length of the packet, including the room for the tag.
     pub(crate) len: usize,
-    /// Which keys it is to be sealed with.
+    /// Generation of the keys to encrypt with.
     pub(crate) generation: u64,
 }
 
-/// Keys of both directions.
+/// Keys of both directions of one generation.
 #[derive(Clone)]
 pub(crate) struct Generation {
-    /// Its number: 0 for the handshake's keys.
+    /// Generation number: 0 for the keys from the handshake.
     pub(crate) number: u64,
-    /// What we send.
+    /// Keys for sending.
     pub(crate) tx: Arc<Keys>,
-    /// What the peer sends.
+    /// Keys for receiving.
     pub(crate) rx: Arc<Keys>,
 }
 
-/// What is known of a connection's 1-RTT packets.
+/// State of a connection's 1-RTT packets.
 #[derive(Default)]
 pub(crate) struct State {
     records: Vec<Record>,
-    /// One above the last packet that was built.
+    /// One above the number of the last packet built.
     pub(crate) tx_next: u64,
-    /// Generation of that packet.
+    /// Key generation of the last packet built.
     pub(crate) tx_generation: u64,
-    /// One above the largest packet that was opened.
+    /// One above the largest packet number decrypted.
     pub(crate) rx_next: u64,
-    /// The newest generation that a packet was opened of.
+    /// Newest key generation of which a packet was decrypted.
     pub(crate) rx_generation: u64,
-    /// Sequence numbers of the connection IDs that the peer retired, since the driver looked.
+    /// Sequence numbers of connection IDs that the peer retired since the driver last took them.
     pub(crate) retired: Vec<u64>,
     pub(crate) suite: Option<Suite>,
     pub(crate) tx_header: Option<Arc<HeaderKeys>>,
     pub(crate) rx_header: Option<Arc<HeaderKeys>>,
     generations: VecDeque<Generation>,
-    /// Packets that the device opened and quinn-proto did not take for that.
+    /// Packets that the device decrypted under another number than quinn-proto expects.
     pub(crate) disagreed: u64,
-    /// The credit that the peer gives us.
+    /// Flow control limits set by the peer.
     pub(crate) credit: Credit,
-    /// The peer's connection ID in the last packet that was built.
+    /// The peer's connection ID in the last packet built.
     pub(crate) peer_id: Option<ConnectionId>,
-    /// News for congestion control, since the driver looked.
+    /// Input of congestion control since the driver last took it.
     pub(crate) news: News,
 }
 
 impl State {
-    /// The keys of a generation, if they are still kept.
+    /// Returns the keys of a generation if they are still kept.
     pub(crate) fn generation(&self, number: u64) -> Option<&Generation> {
         self.generations.iter().find(|generation| generation.number == number)
     }
 
-    /// Keeps another generation.
+    /// Adds a generation, and drops the oldest one if there are too many.
     pub(crate) fn push(&mut self, generation: Generation) {
         if self.generations.len() == GENERATIONS {
             self.generations.pop_front();
@@ -97,18 +97,17 @@ impl State {
     }
 }
 
-/// What a connection's crypto objects and its driver share. What is asked for with every packet is
-/// beside the lock.
+/// State shared by a connection's crypto objects and its driver. The atomic fields are read for
+/// every packet and need no lock.
 pub(crate) struct Shared {
     state: Mutex<State>,
-    /// Leave packets in plaintext.
+    /// True while packets are left in plaintext.
     deferred: AtomicBool,
-    /// The number of the packet that is being handled, if the device opened it; else
-    /// [`NOT_OPENED`].
+    /// Number of the packet being handled if the device decrypted it; otherwise [`NOT_OPENED`].
     opened: AtomicU64,
 }
 
-/// No packet has this number (RFC 9000, section 12.3).
+/// Never a packet number (RFC 9000 section 12.3).
 const NOT_OPENED: u64 = u64::MAX;
 
 impl Default for Shared {
@@ -127,19 +126,19 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Packets are about to be built: to be sealed at once, or to be left as they are.
+    /// Prepares for building packets, which are left in plaintext if `deferred`.
     pub(crate) fn begin(&self, deferred: bool) {
         self.deferred.store(deferred, Ordering::Relaxed);
         self.lock().records.clear();
     }
 
-    /// Those that were left as they are, in order. `into` is emptied first.
+    /// Moves the records of packets left in plaintext, in order, to `into`, which is cleared first.
     pub(crate) fn take_records(&self, into: &mut Vec<Record>) {
         into.clear();
         into.append(&mut self.lock().records);
     }
 
-    /// A datagram is about to be handled, which the device opened as that packet, or did not open.
+    /// Announces the datagram handled next: its packet number if the device decrypted it.
     pub(crate) fn set_opened(&self, number: Option<u64>) {
         self.opened.store(number.unwrap_or(NOT_OPENED), Ordering::Relaxed);
     }
@@ -153,7 +152,7 @@ impl Shared {
     }
 }
 
-/// Packet protection of one direction and generation.
+/// Packet protection of one direction and generation of 1-RTT packets.
 pub(crate) struct OneRttKey {
     pub(crate) keys: Arc<Keys>,
     pub(crate) generation: u64,
@@ -203,7 +202,7 @@ impl PacketKey for OneRttKey {
         payload.truncate(len);
         state.rx_next = state.rx_next.max(packet + 1);
         state.rx_generation = state.rx_generation.max(self.generation);
-        // What is malformed ends the connection, or is a frame that only quinn-proto knows.
+        // quinn-proto handles malformed frames, and the frame types that are unknown here.
         for frame in Frames::new(payload).flatten() {
             state.credit.follow(payload, &frame);
             acknowledged(payload, &frame, &mut state.news.acked);
@@ -216,7 +215,7 @@ impl PacketKey for OneRttKey {
         TAG_BYTES
     }
 
-    /// RFC 9001, section 6.6.
+    /// RFC 9001 section 6.6.
     fn confidentiality_limit(&self) -> u64 {
         match self.suite {
             Suite::Aes128Gcm | Suite::Aes256Gcm => 1 << 23,
@@ -224,7 +223,7 @@ impl PacketKey for OneRttKey {
         }
     }
 
-    /// RFC 9001, section 6.6.
+    /// RFC 9001 section 6.6.
     fn integrity_limit(&self) -> u64 {
         match self.suite {
             Suite::Aes128Gcm | Suite::Aes256Gcm => 1 << 52,
@@ -233,7 +232,7 @@ impl PacketKey for OneRttKey {
     }
 }
 
-/// Header protection of one direction.
+/// Header protection of one direction of 1-RTT packets.
 pub(crate) struct OneRttHeaderKey {
     pub(crate) keys: Arc<HeaderKeys>,
     pub(crate) shared: Arc<Shared>,
@@ -257,7 +256,7 @@ impl HeaderKey for OneRttHeaderKey {
     }
 }
 
-/// Packet protection of rustls: Initial, Handshake and 0-RTT packets.
+/// rustls's packet protection, for Initial, Handshake and 0-RTT packets.
 pub(crate) struct TlsKey(pub(crate) Box<dyn quic::PacketKey>);
 
 impl PacketKey for TlsKey {
@@ -272,7 +271,7 @@ impl PacketKey for TlsKey {
         let (text, room) = rest.split_at_mut(text_len);
         match self.0.encrypt_in_place(packet, header, text) {
             Ok(tag) => room.copy_from_slice(tag.as_ref()),
-            // Nothing leaves unsealed.
+            // Plaintext is never sent.
             Err(_) => text.fill(0),
         }
     }
@@ -302,11 +301,11 @@ impl PacketKey for TlsKey {
     }
 }
 
-/// Header protection of rustls.
+/// rustls's header protection.
 pub(crate) struct TlsHeaderKey(pub(crate) Box<dyn quic::HeaderProtectionKey>);
 
 impl TlsHeaderKey {
-    /// The sample, the first byte, and up to four bytes from where the packet number begins.
+    /// Returns the sample, the first byte, and the four bytes from the start of the packet number.
     fn parts<'a>(
         &self,
         pn_offset: usize,
@@ -322,7 +321,7 @@ impl TlsHeaderKey {
 impl HeaderKey for TlsHeaderKey {
     fn decrypt(&self, pn_offset: usize, packet: &mut [u8]) {
         if let Some((sample, first, number)) = self.parts(pn_offset, packet) {
-            // It fails only for parts of another length.
+            // It fails only if a part has a wrong length.
             let _ = self.0.decrypt_in_place(sample, first, number);
         }
     }

@@ -1,22 +1,22 @@
-//! qlog: what happened to a connection, for tools that draw it (draft-ietf-quic-qlog-main-schema).
+//! qlog: traces of connections for visualization tools (draft-ietf-quic-qlog-main-schema).
 //!
-//! quinn-proto writes the events (packets sent, received and lost, metrics of recovery); here each
-//! connection gets a log of its own. The log is opened by the endpoint's owner, since
-//! nothing in this crate opens files.
+//! quinn-proto writes the events (packets sent, received and lost, recovery metrics), each
+//! connection to a log of its own. The owner of the endpoint opens the logs; nothing in this crate
+//! opens files.
 
 use std::io::Write;
 use std::sync::Arc;
 
 use quinn_proto::{QlogConfig, QlogStream, Side};
 
-/// The destination of a connection's log.
+/// Destination of a connection's log.
 pub type QlogWriter = Box<dyn Write + Send + Sync>;
 
-/// Opens a connection's log, by the connection ID that its first packet is sent to; none if it
-/// cannot be opened, or is not wanted.
+/// Opens the log of the connection whose first packet has this destination connection ID. `None` if
+/// it cannot be opened or is not wanted.
 pub type OpenQlog = Arc<dyn Fn(&[u8], Side) -> Option<QlogWriter> + Send + Sync>;
 
-/// Begins the log of a connection.
+/// Starts the log of a connection.
 pub(crate) fn begin(
     open: &OpenQlog,
     id: &[u8],

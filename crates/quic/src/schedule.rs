@@ -1,61 +1,61 @@
-//! Whose turn it is: the order in which streams of a connection get room for what they send.
+//! Order in which the streams of a connection may write, by the priorities of RFC 9218.
 //!
-//! By the priorities of RFC 9218. Data of a lower urgency value goes first, always. Within an
-//! urgency, incremental streams take turns of [`TURN_BYTES`] each, and those that are not
-//! incremental are sent one after the other, in the order of their numbers; all of these together
-//! take one turn, so that neither kind waits for the end of the other (section 10 leaves it open).
+//! A lower urgency value always goes first. Within an urgency, incremental streams take turns of
+//! [`TURN_BYTES`] each; non-incremental streams are sent in the order of their numbers. All of the
+//! latter together take one turn, so that neither kind has to wait until the other has finished
+//! (RFC 9218 section 10 leaves this open).
 //!
-//! A [`Schedule`] knows only streams that could send something now. [`crate::connection`] takes out
-//! the next one, writes for a turn, and puts it back.
+//! A [`Schedule`] holds only streams that could write now. [`crate::connection`] removes the next
+//! stream, writes for a turn, and puts it back.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use quinn_proto::StreamId;
 
-/// Bytes that a stream writes before the next one gets its turn: some ten packets.
+/// Bytes that a stream writes per turn: some ten packets.
 pub(crate) const TURN_BYTES: u64 = 16 * 1024;
 
 /// Urgencies of RFC 9218, and one above them.
 const RANKS: usize = 9;
 
-/// Priority of what a stream sends (RFC 9218).
+/// Priority of a stream (RFC 9218).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Priority {
-    /// Zero is for what is sent before any response.
+    /// Urgency plus one; 0 is sent before any response.
     rank: u8,
     incremental: bool,
 }
 
 impl Priority {
-    /// Priority of what has to be sent before all responses: control streams.
+    /// Priority of control streams, which go before all responses.
     pub const CONTROL: Self = Self { rank: 0, incremental: true };
 
-    /// A priority of these parameters; urgencies above 7, the least urgent, count as 7.
+    /// Creates a priority. Urgencies above 7, the least urgent, count as 7.
     #[must_use]
     pub const fn new(urgency: u8, incremental: bool) -> Self {
         let urgency = if urgency > 7 { 7 } else { urgency };
         Self { rank: urgency + 1, incremental }
     }
 
-    /// The value for quinn-proto: larger is more urgent, and zero is its default.
+    /// Returns quinn-proto's value: larger is more urgent, and 0 is the default.
     pub(crate) fn for_quinn(self) -> i32 {
         i32::from(Self::default().rank) - i32::from(self.rank)
     }
 }
 
-/// The priority of streams for which nothing is said: urgency 3, the default of RFC 9218, and
-/// incremental, which is not: a client that has no priorities shares its connection fairly.
+/// Default priority of a stream: urgency 3, the default of RFC 9218, and incremental, unlike RFC
+/// 9218, so that a client without support for priorities shares its connection fairly.
 impl Default for Priority {
     fn default() -> Self {
         Self::new(3, true)
     }
 }
 
-/// A turn within a rank.
+/// An entry of a rank's round robin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     Stream(StreamId),
-    /// The first of [`Rank::sequential`].
+    /// The stream with the lowest number in [`Rank::sequential`].
     Sequential,
 }
 
@@ -63,18 +63,18 @@ enum Turn {
 #[derive(Debug, Default)]
 struct Rank {
     turns: VecDeque<Turn>,
-    /// Those that are not incremental; [`Turn::Sequential`] is among the turns if there are any.
+    /// Non-incremental streams. [`Turn::Sequential`] is in `turns` if and only if there are any.
     sequential: BTreeSet<StreamId>,
 }
 
-/// Streams that have something to write.
+/// Streams that have data to write.
 #[derive(Debug, Default)]
 pub(crate) struct Schedule {
     ranks: [Rank; RANKS],
 }
 
 impl Schedule {
-    /// Takes out the stream whose turn it is.
+    /// Removes and returns the stream whose turn it is.
     pub(crate) fn pop(&mut self) -> Option<StreamId> {
         let rank = self.ranks.iter_mut().find(|rank| !rank.turns.is_empty())?;
         match rank.turns.pop_front()? {
@@ -102,7 +102,7 @@ impl Schedule {
         rank.sequential.insert(stream);
     }
 
-    /// Gives a stream that was just taken out its turn back.
+    /// Puts a stream that was just removed back in front of the others of its urgency.
     pub(crate) fn push_first(&mut self, stream: StreamId, priority: Priority) {
         let rank = &mut self.ranks[usize::from(priority.rank).min(RANKS - 1)];
         if priority.incremental {
@@ -114,7 +114,7 @@ impl Schedule {
         rank.turns.push_front(Turn::Sequential);
     }
 
-    /// Removes a stream, wherever it stands.
+    /// Removes a stream.
     pub(crate) fn remove(&mut self, stream: StreamId, priority: Priority) {
         let rank = &mut self.ranks[usize::from(priority.rank).min(RANKS - 1)];
         rank.sequential.remove(&stream);
@@ -140,7 +140,7 @@ mod tests {
         StreamId::new(Side::Client, Dir::Bi, index)
     }
 
-    /// The next turns, each stream behind the others afterwards.
+    /// Returns the next turns; each stream goes behind the others afterwards.
     fn turns(schedule: &mut Schedule, priorities: &[(u64, Priority)], count: usize) -> Vec<u64> {
         let turn = |_| {
             let stream = schedule.pop().expect("there are streams");

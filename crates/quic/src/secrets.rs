@@ -1,8 +1,8 @@
-//! Secrets of an endpoint: connection IDs, tokens of stateless resets and of address validation,
-//! all out of one seed.
+//! Secrets of an endpoint: connection IDs, stateless reset tokens and address validation tokens,
+//! all derived from one seed.
 //!
-//! quinn-proto asks for them by traits. They stand on HMAC and HKDF of the provider that rustls
-//! was given, so that nothing here draws randomness.
+//! They implement quinn-proto's traits with HMAC and HKDF of the rustls provider; nothing here
+//! draws random numbers.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -15,13 +15,14 @@ use zeroize::Zeroizing;
 
 use crate::keys::expand_label;
 
-/// Bytes of our connection IDs: RFC 9000, section 5.1, wants them hard to guess; quinn's default.
+/// Length of our connection IDs: quinn's default, hard to guess as RFC 9000 section 5.1 demands.
 pub const CID_BYTES: u8 = 8;
 
-/// Connection IDs that are tried for each queue there is: fewer lead here once in 10^27 times.
+/// Connection IDs tried per queue until one leads here. All of them lead elsewhere with a
+/// probability of less than 10^-27.
 const TRIES_PER_QUEUE: u32 = 64;
 
-/// A key that everything else is derived from.
+/// A secret from which keys are derived.
 #[derive(Clone)]
 pub(crate) struct Secrets {
     hkdf: &'static dyn Hkdf,
@@ -33,16 +34,16 @@ impl Secrets {
         Self { hkdf, key: Zeroizing::new(*seed) }
     }
 
-    /// Another key, for one purpose.
+    /// Derives the secret of one purpose.
     pub(crate) fn derive(&self, purpose: &[u8]) -> Self {
         let expander = self.hkdf.extract_from_secret(None, &self.key[..]);
         let mut key = Zeroizing::new([0; 32]);
-        // 32 bytes are fewer than HKDF gives.
+        // 32 bytes are within HKDF's limit, so this cannot fail.
         let _ = expand_label(&*expander, purpose, &mut key[..]);
         Self { hkdf: self.hkdf, key }
     }
 
-    /// The key, where somebody else draws from it.
+    /// Returns the key bytes, for another generator to use as a seed.
     pub(crate) fn bytes(&self) -> [u8; 32] {
         *self.key
     }
@@ -57,7 +58,7 @@ impl Secrets {
     }
 }
 
-/// Signs tokens of stateless resets: RFC 9000, section 10.3.2.
+/// Signs stateless reset tokens (RFC 9000 section 10.3.2).
 impl HmacKey for Secrets {
     fn sign(&self, data: &[u8], signature_out: &mut [u8]) {
         for (to, from) in signature_out.iter_mut().zip(Self::sign(self, data)) {
@@ -70,14 +71,14 @@ impl HmacKey for Secrets {
     }
 
     fn verify(&self, data: &[u8], signature: &[u8]) -> Result<(), CryptoError> {
-        // In constant time: all bytes are looked at.
+        // Constant time: every byte is compared.
         let ours = Self::sign(self, data);
         let differ = ours.iter().zip(signature).fold(0, |differ, (a, b)| differ | (a ^ b));
         if differ == 0 && signature.len() == ours.len() { Ok(()) } else { Err(CryptoError) }
     }
 }
 
-/// Makes keys for tokens of address validation: section 8.1.
+/// Derives the keys of address validation tokens (RFC 9000 section 8.1).
 pub(crate) struct TokenKey {
     pub(crate) secrets: Secrets,
     pub(crate) crypto: Arc<dyn CryptoProvider>,
@@ -93,7 +94,7 @@ impl HandshakeTokenKey for TokenKey {
     }
 }
 
-/// A key that seals one token: each has one of its own, so the nonce is constant.
+/// AEAD key of a single token. Each token has its own key, so the nonce is constant.
 struct OneTime(Option<Box<dyn Aead>>);
 
 impl AeadKey for OneTime {
@@ -115,11 +116,11 @@ impl AeadKey for OneTime {
     }
 }
 
-/// Connection IDs that were made and not yet given to a connection.
+/// Connection IDs that were generated and not yet assigned to a connection.
 pub(crate) type Fresh = Arc<Mutex<Vec<ConnectionId>>>;
 
-/// Makes connection IDs: a keyed hash of a count, so that nobody can tell which belong together. Of
-/// several hosts each passes over those that would lead to another.
+/// Generates connection IDs as a keyed hash of a counter, so that observers cannot link those of
+/// one connection. With steering, IDs that lead to another host's queue are skipped.
 pub(crate) struct CidGenerator {
     pub(crate) secrets: Secrets,
     pub(crate) count: u64,
@@ -141,7 +142,8 @@ impl CidGenerator {
 
 impl ConnectionIdGenerator for CidGenerator {
     fn generate_cid(&mut self) -> ConnectionId {
-        // One ID of each count of queues leads here: so long a run of others does not happen.
+        // About one ID in `queues` leads here, so the loop ends early except with negligible
+        // probability.
         let mut id = self.next();
         for _ in 0..TRIES_PER_QUEUE * self.steering.map_or(0, |(steering, _)| steering.queues) {
             if self.leads_here(&id) {

@@ -1,8 +1,8 @@
-//! TLS for quinn-proto: handshakes by rustls, 1-RTT keys by ourselves.
+//! TLS for quinn-proto: handshakes by rustls, 1-RTT keys by [`crate::keys`].
 //!
-//! rustls gives packet keys as objects that seal, and the device needs the keys themselves. The
-//! traffic secrets that they come from are told to a key log: each connection has one of its own
-//! ([`SecretLog`]), which passes everything on to the configured one (`SSLKEYLOGFILE`).
+//! rustls returns packet keys as opaque objects, but the device needs the key bytes. The traffic
+//! secrets from which they are derived are passed to a key log, so each connection has its own
+//! ([`SecretLog`]), which forwards everything to the configured log (`SSLKEYLOGFILE`).
 
 use std::any::Any;
 use std::fmt;
@@ -25,38 +25,38 @@ use crate::credit::Credit;
 use crate::keys::Schedule;
 use crate::protection::{Generation, OneRttHeaderKey, OneRttKey, Shared, TlsHeaderKey, TlsKey};
 
-/// The only version that is spoken: RFC 9000.
+/// The only supported version (RFC 9000).
 pub(crate) const VERSION_1: u32 = 1;
-/// Key and nonce of a Retry's integrity tag: RFC 9001, section 5.8.
+/// Key and nonce of the Retry integrity tag (RFC 9001 section 5.8).
 const RETRY_KEY: [u8; 16] = [
     0xbe, 0x0c, 0x69, 0x0b, 0x9f, 0x66, 0x57, 0x5a, 0x1d, 0x76, 0x6b, 0x54, 0xe3, 0x68, 0xc8, 0x4e,
 ];
 const RETRY_NONCE: [u8; 12] =
     [0x46, 0x15, 0x99, 0xd3, 0x5d, 0x63, 0x2b, 0xf2, 0x23, 0x98, 0x25, 0xbb];
 
-/// What `quinn_proto::Connection::crypto_session` gives as its handshake data.
+/// The handshake data that a session returns through `quinn_proto::Connection::crypto_session`.
 pub(crate) struct HandshakeData {
-    /// What the driver shares with the connection's keys.
+    /// State shared by the driver and the connection's crypto objects.
     pub(crate) shared: Arc<Shared>,
-    /// The protocol that ALPN agreed on.
+    /// Protocol negotiated by ALPN.
     pub(crate) protocol: Option<Vec<u8>>,
 }
 
-/// TLS of a server.
+/// TLS of accepted connections.
 pub(crate) struct TlsServer {
     pub(crate) config: Arc<rustls::ServerConfig>,
     pub(crate) crypto: Arc<dyn CryptoProvider>,
     pub(crate) initial: quic::Suite,
 }
 
-/// TLS of a client.
+/// TLS of a client connection.
 pub(crate) struct TlsClient {
     pub(crate) config: Arc<rustls::ClientConfig>,
     pub(crate) crypto: Arc<dyn CryptoProvider>,
     pub(crate) initial: quic::Suite,
 }
 
-/// The suite of Initial packets (RFC 9001, section 5.2), out of what a provider has.
+/// Returns the suite of Initial packets (RFC 9001 section 5.2) if the provider has it.
 pub(crate) fn initial_suite(provider: &rustls::crypto::CryptoProvider) -> Option<quic::Suite> {
     let suites = provider.cipher_suites.iter();
     let mut fitting = suites.filter(|s| s.suite() == CipherSuite::TLS13_AES_128_GCM_SHA256);
@@ -76,7 +76,7 @@ impl ServerConfig for TlsServer {
     }
 
     fn retry_tag(&self, _: u32, orig_dst_cid: &ConnectionId, packet: &[u8]) -> [u8; 16] {
-        // Without the suite there is no tag, and what is sent is dropped.
+        // Without the suite the tag is zero, and the peer drops the packet.
         retry_tag(&*self.crypto, orig_dst_cid, &[packet]).unwrap_or_default()
     }
 
@@ -113,19 +113,19 @@ impl ClientConfig for TlsClient {
     }
 }
 
-/// Keys by rustls, where ours cannot be made.
+/// rustls's secrets, used if our own keys cannot be derived.
 type Fallback = Option<Secrets>;
 
-/// One connection's TLS.
+/// TLS session of one connection.
 struct TlsSession {
-    /// None where rustls did not accept its configuration: the handshake fails.
+    /// `None` if rustls rejected the configuration; the handshake then fails.
     inner: Option<Connection>,
     log: Arc<SecretLog>,
     initial: quic::Suite,
     crypto: Arc<dyn CryptoProvider>,
     side: Side,
     shared: Arc<Shared>,
-    /// Ours, then the peer's, once the handshake has brought them.
+    /// Our schedule and the peer's, once the handshake has produced the secrets.
     schedules: Option<(Schedule, Schedule)>,
     generations: u64,
     fallback: Fallback,
@@ -154,8 +154,7 @@ impl TlsSession {
         }
     }
 
-    /// Our keys of 1-RTT packets, out of the secrets that were logged; none where the suite is none
-    /// that we know.
+    /// Derives our 1-RTT keys from the logged secrets. `None` if the cipher suite is unknown.
     fn one_rtt(&mut self) -> Option<Keys> {
         let suite = self.inner.as_ref()?.negotiated_cipher_suite()?;
         let SupportedCipherSuite::Tls13(cipher) = suite else { return None };
@@ -236,7 +235,7 @@ impl Session for TlsSession {
             return Err(failed(TransportErrorCode::INTERNAL_ERROR, "TLS is not configured"));
         };
         if let Err(error) = tls.read_hs(buf) {
-            // RFC 9001, section 4.8.
+            // RFC 9001 section 4.8: TLS alerts become QUIC error codes.
             let alert = tls.alert().map(|alert| TransportErrorCode::crypto(alert.into()));
             let code = alert.unwrap_or(TransportErrorCode::PROTOCOL_VIOLATION);
             return Err(failed(code, error.to_string()));
@@ -293,13 +292,13 @@ impl Session for TlsSession {
     }
 }
 
-/// Traffic secrets of the client and of the server.
+/// Traffic secrets of client and server.
 type Pair = (Zeroizing<Vec<u8>>, Zeroizing<Vec<u8>>);
 
 /// A secret, once it was logged.
 type Logged = Option<Zeroizing<Vec<u8>>>;
 
-/// Keeps the 1-RTT secrets of one connection, and passes everything on.
+/// Keeps the 1-RTT secrets of one connection and forwards all to the configured log.
 struct SecretLog {
     forward: Arc<dyn KeyLog>,
     secrets: Mutex<(Logged, Logged)>,
@@ -318,7 +317,7 @@ impl SecretLog {
 
 impl fmt::Debug for SecretLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // No secret.
+        // Secrets are not printed.
         f.write_str("SecretLog")
     }
 }
@@ -366,7 +365,8 @@ fn encode(params: &TransportParameters) -> Vec<u8> {
     bytes
 }
 
-/// RFC 9001, section 5.8: the tag of nothing, with the pseudo-packet as associated data.
+/// Returns the Retry integrity tag (RFC 9001 section 5.8): the AEAD tag of an empty plaintext with
+/// the Retry pseudo-packet as associated data. `None` if AES-128-GCM is missing.
 fn retry_tag(
     crypto: &dyn CryptoProvider,
     orig_dst_cid: &ConnectionId,

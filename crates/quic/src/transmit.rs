@@ -1,10 +1,11 @@
-//! Datagrams: what quinn-proto built goes to the host's UDP socket, sealed or to be sealed.
+//! Transmission: passes the datagrams that quinn-proto built to the host's UDP socket, encrypted or
+//! for the device to encrypt.
 //!
-//! Where the connection's packets were left in plaintext ([`crate::protection`]), each is looked
-//! through. Bytes of files become parts that the device reads; where the device seals it is told
-//! where each packet lies; else packets are sealed here. A packet with file bytes that the device
-//! cannot read (it was reset, gave the connection back, or takes no transmit of so many pieces)
-//! waits until the host has read them: the only packets that wait here.
+//! If packets were left in plaintext ([`crate::protection`]), each is parsed. File content becomes
+//! parts that the device reads. With transmit offload each packet's layout goes to the device;
+//! otherwise the packets are encrypted here. A packet with file content that the device cannot read
+//! (after a device reset, a refused offload, or with too many extents for one transmit) is delayed
+//! until the host has read the content; no other packets are delayed here.
 
 use core::net::{IpAddr, SocketAddr};
 use std::ops::Range;
@@ -25,35 +26,35 @@ use crate::frames::short_header;
 use crate::placed::Holes;
 use crate::protection::Record;
 
-/// Datagrams in one transmit at most: as many as 64 KiB have of 1,452 bytes.
+/// Maximum datagrams per transmit: 1,452-byte datagrams in 64 KiB.
 const DATAGRAMS_MAX: usize = 45;
-/// Up to this length bytes are copied out of the buffer instead of taking it away.
+/// Up to this length a batch is copied out of the buffer; longer ones take the buffer with them.
 const COPY_BYTES_MAX: usize = 4096;
 
-/// A datagram of a batch.
+/// Layout of a datagram in a batch.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    /// Where it lies in the batch.
+    /// Range of the datagram in the batch.
     range: Range<usize>,
-    /// Its 1-RTT packet in plaintext: where it begins in the datagram, and what is known of it.
+    /// The 1-RTT packet in plaintext, if any: its offset in the datagram, and its record.
     packet: Option<(usize, Record)>,
-    /// What files have to fill, counted from the batch's beginning.
+    /// Gaps to fill with file content; offsets are relative to the batch.
     holes: Holes,
 }
 
 impl Plan {
-    /// Whether a transmit may have as many extents. One with the ends of many short responses may
-    /// have more.
+    /// Returns whether a transmit may have as many extents. A datagram with the ends of many short
+    /// responses may have more.
     fn fits_a_transmit(&self) -> bool {
         if self.holes.len() <= FileLimits::EXTENTS_PER_TRANSMIT_MAX {
-            return true; // Nearly always.
+            return true; // The usual case.
         }
         let mut extents = ExtentCount::default();
         self.holes.iter().all(|hole| extents.takes(&hole.extent()))
     }
 }
 
-/// A datagram that waits for bytes of files.
+/// A datagram that waits for file content.
 #[derive(Debug)]
 pub(crate) struct Late {
     pub(crate) id: u64,
@@ -64,7 +65,7 @@ pub(crate) struct Late {
     way: Way,
 }
 
-/// Where a datagram goes.
+/// Addresses and ECN of a datagram.
 #[derive(Clone, Copy, Debug)]
 struct Way {
     remote: SocketAddr,
@@ -79,13 +80,13 @@ impl Way {
     }
 }
 
-/// Bytes of each datagram of a batch; zero for one.
+/// Returns the length of each datagram of a batch, or 0 for a single datagram.
 fn segment_size(transmit: &Transmit) -> u16 {
     let size = transmit.segment_size.filter(|size| *size < transmit.size);
     size.and_then(|size| u16::try_from(size).ok()).unwrap_or(0)
 }
 
-/// A transmit of what belongs to no connection, or is sealed.
+/// Builds a send operation for bytes that need no protection, outside of any flow.
 pub(crate) fn plain(transmit: &Transmit, bytes: Bytes) -> UdpSend {
     let way = Way::of(transmit);
     UdpSend {
@@ -102,13 +103,13 @@ pub(crate) fn plain(transmit: &Transmit, bytes: Bytes) -> UdpSend {
 }
 
 impl Connection {
-    /// Sends all that the connection may send now.
+    /// Sends everything that the connection may send now.
     pub(crate) fn transmit(&mut self, cx: &mut Cx<'_>) {
         self.follow_losses(cx);
         let mtu = usize::from(self.inner.current_mtu()).max(1);
         let most = (cx.host.udp_bytes_max() as usize / mtu).clamp(1, DATAGRAMS_MAX);
         loop {
-            // Packets that the device seals, or that may have holes, stay as they are.
+            // Packets that the device encrypts, or that may lack file content, stay in plaintext.
             self.shared.begin(self.offload.tx().is_some() || !self.placed.is_empty());
             cx.scratch.buffer.clear();
             cx.scratch.buffer.reserve(mtu * most);
@@ -139,14 +140,14 @@ impl Connection {
         plans.clear();
         match self.plan(cx, transmit.size, size, &mut plans) {
             Some(first) => self.carry_out(cx, transmit, &plans, first),
-            // It would have to leave as it is: it is lost instead.
+            // A batch that cannot be parsed would be sent in plaintext; drop it instead.
             None => cx.counters.quic_out_malformed += count,
         }
         cx.scratch.plans = plans;
     }
 
-    /// Looks through a batch. Gives whether all bytes of files in it are sent for the first time;
-    /// none where it cannot be understood.
+    /// Parses a batch into `plans`. Returns whether all file content in it is sent for the first
+    /// time, or `None` if it cannot be parsed.
     fn plan(
         &mut self,
         cx: &Cx<'_>,
@@ -179,7 +180,8 @@ impl Connection {
         records.next().is_none().then_some(first)
     }
 
-    /// Finds the holes in a packet's payload, which begins at `at` in its batch.
+    /// Collects the holes in a packet's payload, which begins at offset `at` of the batch. Returns
+    /// whether all file content in it is sent for the first time, or `None` if it is malformed.
     fn look(&mut self, payload: &[u8], at: usize, holes: &mut Holes) -> Option<bool> {
         if self.placed.is_empty() {
             return Some(true);
@@ -235,8 +237,8 @@ impl Connection {
         }
     }
 
-    /// Seals a packet of a datagram as the device would. Nothing leaves unsealed: what cannot be
-    /// sealed becomes zeros.
+    /// Encrypts a packet of a datagram as the device would. If that is impossible the datagram is
+    /// overwritten with zeros; plaintext is never sent.
     fn seal(&self, counters: &mut Counters, datagram: &mut [u8], begin: usize, record: &Record) {
         let state = self.shared.lock();
         let keys = state.generation(record.generation).map(|generation| &generation.tx);
@@ -253,7 +255,7 @@ impl Connection {
         header.protect(record.header_len.saturating_sub(record.pn_len), packet);
     }
 
-    /// Sends the datagrams of a batch one by one; those with holes when these are filled.
+    /// Sends the datagrams of a batch separately; those with holes after the host has filled them.
     fn delay(&mut self, cx: &mut Cx<'_>, way: Way, plans: &[Plan]) {
         for plan in plans {
             let Some(bytes) = cx.scratch.buffer.get(plan.range.clone()) else {
@@ -283,7 +285,7 @@ impl Connection {
         }
     }
 
-    /// The host has read what a packet waited for.
+    /// Handles the end of a file read for a delayed datagram.
     pub(crate) fn handle_late(
         &mut self,
         cx: &mut Cx<'_>,
@@ -342,7 +344,7 @@ impl Connection {
     }
 }
 
-/// Returns the files that fill the holes of a batch; none without holes.
+/// Returns the files whose content is in a batch; `None` if there is none.
 fn files_of(plans: &[Plan]) -> Option<FaultScope> {
     let mut files = plans.iter().flat_map(|plan| &plan.holes).map(|hole| hole.file);
     let first = files.next()?;
@@ -350,7 +352,7 @@ fn files_of(plans: &[Plan]) -> Option<FaultScope> {
     Some(if one { FaultScope::File(first) } else { FaultScope::Several })
 }
 
-/// What the device is told of a datagram.
+/// Returns the layout of a datagram's packet for the device.
 fn packet(plan: &Plan) -> Option<Packet> {
     let (begin, record) = plan.packet?;
     Some(Packet {
@@ -361,8 +363,8 @@ fn packet(plan: &Plan) -> Option<Packet> {
     })
 }
 
-/// A batch without its holes, and what fills them. What is left is little: it is copied, so that
-/// the next batch is built in the same memory.
+/// Splits a batch into host bytes and file extents. The host bytes are few, so they are copied, and
+/// the buffer is reused for the next batch.
 fn parts(buffer: &[u8], plans: &[Plan]) -> Parts {
     let holes = || plans.iter().flat_map(|plan| &plan.holes);
     let filled: usize = holes().map(|hole| hole.len).sum();
@@ -389,7 +391,7 @@ fn parts(buffer: &[u8], plans: &[Plan]) -> Parts {
     parts
 }
 
-/// The bytes of a buffer, which is empty afterwards.
+/// Takes the bytes out of a buffer, which is empty afterwards.
 fn take(buffer: &mut Vec<u8>) -> Bytes {
     if buffer.len() <= COPY_BYTES_MAX {
         let bytes = Bytes::copy_from_slice(buffer);

@@ -1,49 +1,50 @@
-//! Version negotiation (RFC 9000, section 6): the answer to a version that we do not speak.
+//! Version negotiation (RFC 9000 section 6): answers to datagrams of unsupported versions.
 //!
-//! A datagram of another version is read by what holds for all versions (RFC 8999): there a
-//! connection ID has up to 255 bytes, where version 1 has 20, which is as far as quinn-proto reads.
-//! So every such datagram is answered here.
+//! Such datagrams are parsed by the version-independent properties (RFC 8999). They allow
+//! connection IDs of up to 255 bytes; quinn-proto parses no more than the 20 bytes of version 1, so
+//! it cannot answer all of them.
 //!
-//! Version 2 (RFC 9369) is not spoken: quinn-proto tells long headers apart by the types of version
-//! 1, whatever their version is, and a connection's version is fixed when it is made, so that it
-//! cannot change it during the handshake as RFC 9368 has it.
+//! Version 2 (RFC 9369) is not supported: quinn-proto decodes the type of every long header as that
+//! of version 1 and fixes a connection's version when it is created, so that the version cannot
+//! change during the handshake (RFC 9368).
 
 use wire::quic::is_short;
 
 use crate::session::VERSION_1;
 
-/// Bytes of a datagram that is worth an answer: what a first datagram has to have (RFC 9000,
-/// section 14.1), so that no answer is longer than what it answers.
+/// Minimum length of a datagram that is answered: that of a client's first datagram (RFC 9000
+/// section 14.1), so that no answer is longer than the datagram it answers.
 const DATAGRAM_BYTES_MIN: usize = 1200;
-/// Versions that exist so that clients ignore what they do not know (section 15).
+/// Reserved versions, which force clients to ignore unknown versions (RFC 9000 section 15).
 const RESERVED: [u32; 2] = [0x0a1a_2a3a, 0x0a1a_2a4a];
-/// Version of a Version Negotiation packet.
+/// Version field of a Version Negotiation packet.
 const NEGOTIATION: u32 = 0;
 
-/// The handling of a datagram.
+/// Handling of a datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// quinn-proto knows what to do with it.
+    /// Pass the datagram to quinn-proto.
     Ours,
-    /// It is of another version, and this is sent back.
+    /// The version is not supported; send this Version Negotiation packet back.
     Answer(Vec<u8>),
-    /// It is of another version, and not answered.
+    /// The version is not supported, and the datagram is too short for an answer.
     Drop,
 }
 
-/// Looks at the first packet of a datagram.
+/// Classifies a datagram by the version in its first packet.
 pub(crate) fn examine(datagram: &[u8]) -> Verdict {
-    // quinn-proto drops datagrams that end within their invariants.
+    // quinn-proto drops datagrams that are too short for the invariant header.
     let Some((version, destination, source)) = invariants(datagram) else { return Verdict::Ours };
     match version {
-        // An answer to an answer would have no end: that is for who asked, if anyone here did.
+        // A Version Negotiation packet is never answered (that could loop); it concerns only a
+        // client.
         VERSION_1 | NEGOTIATION => Verdict::Ours,
         _ if datagram.len() < DATAGRAM_BYTES_MIN => Verdict::Drop,
         _ => Verdict::Answer(answer(version, destination, source)),
     }
 }
 
-/// Version and connection IDs of a long header (RFC 8999, section 5.1): whose, and the sender's.
+/// Returns version, destination and source connection ID of a long header (RFC 8999 section 5.1).
 fn invariants(datagram: &[u8]) -> Option<(u32, &[u8], &[u8])> {
     let (_, rest) = datagram.split_first().filter(|(first, _)| !is_short(**first))?;
     let (version, rest) = rest.split_first_chunk()?;
@@ -57,10 +58,10 @@ fn connection_id(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked(usize::from(len))
 }
 
-/// A Version Negotiation packet (RFC 8999, section 6), with the connection IDs the other way round.
+/// Builds a Version Negotiation packet (RFC 8999 section 6), with the connection IDs swapped.
 fn answer(version: u32, destination: &[u8], source: &[u8]) -> Vec<u8> {
     let len = |id: &[u8]| u8::try_from(id.len()).unwrap_or(u8::MAX);
-    // Its other bits are arbitrary; the second says QUIC to those that look for it (RFC 9443).
+    // The other bits are arbitrary; the second is QUIC's fixed bit, for demultiplexers (RFC 9443).
     let mut packet = vec![0xc0];
     packet.extend_from_slice(&NEGOTIATION.to_be_bytes());
     for id in [source, destination] {

@@ -1,28 +1,28 @@
-//! Packet numbers that the peer has not acknowledged although it has later ones, and which of them
-//! were counted as lost.
+//! Packet numbers that the peer has not acknowledged although it has acknowledged later ones, and
+//! which of them were declared lost.
 //!
-//! quinn-proto forgets a packet when it counts it as lost, and does not say that its
-//! acknowledgment came after all. Here the numbers are kept for a while longer. Its loss detection
-//! (RFC 9002, section 6.1) takes packets in the order of their numbers: both thresholds hold for
-//! every number below one for which they hold. So the lost ones are the gaps below one number.
+//! quinn-proto forgets a packet when it declares it lost, and does not report a late
+//! acknowledgment, so the numbers are kept here for a while. Its loss detection (RFC 9002 section
+//! 6.1) is monotonic in the packet number: if a threshold holds for a number, it holds for every
+//! lower one. Therefore the lost packets are the gaps below a single number.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Gaps that are kept; more belong to losses that no acknowledgment will undo.
+/// Maximum gaps kept; older ones belong to losses that no acknowledgment will undo.
 const GAPS_MAX: usize = 256;
-/// Skipped numbers that are kept until the peer has acknowledged later ones: quinn-proto skips
-/// fewer and fewer (RFC 9000, section 21.4).
+/// Maximum skipped numbers kept until the peer has acknowledged later ones. quinn-proto skips
+/// numbers ever more rarely (RFC 9000 section 21.4).
 const SKIPPED_MAX: usize = 8;
 
-/// The gaps of the numbers that a peer has acknowledged.
+/// Gaps in the packet numbers that a peer has acknowledged.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Gaps {
-    /// One above the largest number that was acknowledged; zero before the first.
+    /// One above the largest acknowledged number; zero before the first acknowledgment.
     next: u64,
-    /// The numbers that are missing below, ascending.
+    /// Missing numbers below `next`, ascending.
     missing: VecDeque<Range<u64>>,
-    /// Missing numbers below this one were counted as lost.
+    /// Missing numbers below this one were declared lost.
     lost_below: u64,
     /// Missing numbers below this one are forgotten.
     forgotten_below: u64,
@@ -31,7 +31,7 @@ pub(crate) struct Gaps {
 }
 
 impl Gaps {
-    /// Notes a number that is not sent, and will not be.
+    /// Records a number that is never sent.
     pub(crate) fn on_skipped(&mut self, number: u64) {
         if self.skipped.len() == SKIPPED_MAX {
             self.skipped.pop_front();
@@ -39,12 +39,12 @@ impl Gaps {
         self.skipped.push_back(number);
     }
 
-    /// Takes a range of an ACK frame, and returns whether one of its numbers had been counted as
-    /// lost. The ranges of a frame come ascending.
+    /// Processes a range of an ACK frame, in ascending order within a frame. Returns whether one of
+    /// its numbers had been declared lost.
     pub(crate) fn on_acked(&mut self, acked: Range<u64>) -> bool {
         let was_lost = self.fill(&acked);
         if self.next == 0 {
-            // The order before the first acknowledgment is not known.
+            // Numbers before the first acknowledged range are not tracked.
             (self.lost_below, self.forgotten_below) = (acked.start, acked.start);
             self.next = acked.start;
         }
@@ -57,7 +57,7 @@ impl Gaps {
         was_lost
     }
 
-    /// Takes numbers out of the gaps; returns whether one was counted as lost.
+    /// Removes numbers from the gaps. Returns whether one of them had been declared lost.
     fn fill(&mut self, acked: &Range<u64>) -> bool {
         let mut was_lost = false;
         let mut at = self.missing.partition_point(|gap| gap.end <= acked.start);
@@ -97,11 +97,12 @@ impl Gaps {
         self.missing.push_back(gap);
     }
 
-    /// Notes that this number of the missing ones was counted as lost, and all that
-    /// are `threshold` or more below the largest. Returns the range that they are in.
+    /// Marks as lost the `count` lowest missing numbers that are not lost yet, and all missing ones
+    /// that are `threshold` or more below the largest acknowledged number. Returns a range with
+    /// these numbers.
     pub(crate) fn on_lost(&mut self, count: u64, threshold: u64) -> Range<u64> {
         let (mut left, start) = (count, self.lost_below);
-        // A lost probe of the path's MTU is missing and not counted.
+        // A lost MTU probe is missing but not in `count`.
         let certain = self.next.saturating_sub(threshold);
         let mut end = start;
         for gap in &self.missing {
@@ -123,7 +124,7 @@ impl Gaps {
             && self.missing.get(at).is_none_or(|gap| gap.start >= numbers.end)
     }
 
-    /// Forgets what is missing below a number: it was lost.
+    /// Forgets missing numbers below `below`, which were really lost.
     pub(crate) fn forget(&mut self, below: u64) {
         while self.missing.front().is_some_and(|gap| gap.end <= below) {
             self.missing.pop_front();
@@ -159,7 +160,7 @@ mod tests {
         gaps.on_acked(0..10);
         gaps.on_acked(12..13);
         assert!(!gaps.on_acked(10..12));
-        // Of two gaps the lower one is lost.
+        // The lower of two gaps is the lost one.
         gaps.on_acked(14..15);
         gaps.on_acked(16..17);
         assert_eq!(gaps.on_lost(1, 3), 0..14);
@@ -187,7 +188,7 @@ mod tests {
         gaps.forget(20);
         assert!(!gaps.on_acked(10..20));
         assert!(!gaps.are_acked(&(0..20)));
-        // However many gaps there are, no more are kept.
+        // The number of gaps is bounded.
         for number in 0..10_000 {
             gaps.on_acked(40 + 2 * number..41 + 2 * number);
         }
@@ -195,7 +196,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a set of numbers.
+        /// Compares with a set of numbers.
         #[test]
         fn as_a_set(
             acks in proptest::collection::vec((0_u64..100, 1_u64..20, any::<bool>()), 1..50),

@@ -1,23 +1,22 @@
-//! Congestion control of QUIC connections: the host's CUBIC ([`host::Congestion`])
-//! for quinn-proto, with what RFC 9002 leaves open for paths that reorder packets.
+//! Congestion control of QUIC connections: the host's CUBIC ([`host::Congestion`]) for quinn-proto,
+//! with three changes that RFC 9002 permits, for paths that reorder packets.
 //!
-//! quinn-proto counts a packet as lost when three later ones were acknowledged, or after 9/8 of a
-//! round trip, and these thresholds are fixed. Its repetition of a packet that is only late costs
-//! little; a window that is reduced each time costs nearly everything. So:
+//! quinn-proto declares a packet lost when three later ones were acknowledged or after 9/8 of a
+//! round trip; these thresholds are fixed. A spurious retransmission costs little, but a spurious
+//! reduction of the window costs much throughput. Therefore:
 //!
-//! - A reduction is undone when all packets were acknowledged for which it was made, with all of
-//!   the state before (RFC 9438, section 4.9.2; as Linux).
-//! - How late such packets were is learned, and from then on losses count only when they have been
-//!   missing for longer: the adaptive reordering window of RFC 8985, section 6.2, at most a round
-//!   trip, and as there given up after [`RECOVERIES_MAX`] reductions without a late packet.
+//! - A reduction is undone, including all state before it, when all packets that caused it were
+//!   acknowledged after all (RFC 9438 section 4.9.2; as in Linux).
+//! - The lateness of such packets is learned. From then on a loss counts only if the packets have
+//!   been missing for longer: the adaptive reordering window of RFC 8985 section 6.2, at most a
+//!   round trip, and given up, as there, after [`RECOVERIES_MAX`] reductions without a late packet.
+//! - If packets are lost although round-trip times show no queue, the losses do not indicate a full
+//!   shared path. In the Reno-friendly region the window then grows by one datagram per round trip,
+//!   as in Reno and quic-go, instead of the 0.53 of RFC 9438 section 4.3. With a queue, in which
+//!   other connections may wait, the RFC's rule holds.
 //!
-//! - If packets are lost although round trips show no queue, the losses are not the sign of a full
-//!   path that is shared. In the Reno-friendly region the window then grows by a datagram in each
-//!   round trip, as Reno's and quic-go's do, and not by the 0.53 of RFC 9438,
-//!   section 4.3. With a queue, in which others may wait, the RFC's rule holds.
-//!
-//! [`Controller`] is what quinn-proto calls. The driver tells the rest ([`Control::follow`]), which
-//! it has from the packets ([`crate::protection`]), after each event and before it sends.
+//! quinn-proto calls [`Controller`]. The driver passes what it learns from the packets
+//! ([`crate::protection`]) to [`Control::follow`], after each event and before it sends.
 
 mod gaps;
 mod queue;
@@ -38,76 +37,76 @@ use smallvec::SmallVec;
 use gaps::Gaps;
 use queue::Queue;
 
-/// RFC 9002, section 6.1.1; quinn-proto's default.
+/// RFC 9002 section 6.1.1; quinn-proto's default.
 const PACKET_THRESHOLD: u64 = 3;
-/// RFC 9002, section 7.2: the initial window in datagrams.
+/// Initial window in datagrams (RFC 9002 section 7.2).
 const INITIAL_WINDOW: u32 = 10;
-/// Reductions without a late packet after which the learned lateness is forgotten: RFC 8985,
-/// section 6.2, step 4.
+/// Reductions without a late packet after which the learned lateness is forgotten (RFC 8985 section
+/// 6.2, step 4).
 const RECOVERIES_MAX: u32 = 16;
-/// Round trips after which a lost packet's acknowledgment is waited for no longer.
+/// Round trips for which an acknowledgment of a lost packet is awaited.
 const EXPIRY_ROUND_TRIPS: u64 = 4;
-/// Losses that are waited for at one time.
+/// Maximum losses that are tracked at a time.
 const LOSSES_MAX: usize = 128;
 
-/// Something that quinn-proto noticed since [`Control::follow`].
+/// A congestion signal from quinn-proto, kept until [`Control::follow`].
 #[derive(Clone, Copy, Debug)]
 struct Noticed {
     at: Instant,
-    /// When the newest packet that is concerned was sent.
+    /// When the newest of the affected packets was sent.
     sent: Instant,
     what: Signal,
 }
 
-/// A sign of congestion.
+/// Kind of a congestion signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Signal {
-    /// RFC 9002, section 7.1.
+    /// ECN-CE marks (RFC 9002 section 7.1).
     Marked,
-    /// Section 6.1.
+    /// Lost packets (RFC 9002 section 6.1).
     Lost,
-    /// Section 7.6.
+    /// Persistent congestion (RFC 9002 section 7.6).
     Persistent,
 }
 
-/// The effect of a loss on the window.
+/// Effect of a loss on the window so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Response {
-    /// Nothing yet: the packets may be late.
+    /// None: the packets may only be late.
     Deferred,
-    /// It belongs to the current reduction or an earlier one.
+    /// The window was reduced for this loss, or for an earlier one in the same round trip.
     Made,
 }
 
-/// Packets that were counted as lost at one time.
+/// Packets that were declared lost at the same time.
 #[derive(Clone, Debug)]
 struct Loss {
     numbers: Range<u64>,
     at: Instant,
     sent: Instant,
     response: Response,
-    /// Bytes acknowledged in slow start while it was deferred and the newest loss: the window grows
-    /// by them only if the packets were late.
+    /// Bytes acknowledged in slow start while this loss was the newest one and deferred. The window
+    /// grows by them only if the packets were late.
     withheld: u64,
 }
 
-/// The state before a reduction.
+/// State before a reduction.
 #[derive(Clone, Debug)]
 struct Undo {
     congestion: Congestion,
     recovery: Option<Instant>,
-    /// The first number that it was made for.
+    /// Lowest packet number that caused the reduction.
     first: u64,
 }
 
-/// The counts of a connection's losses.
+/// Results of loss detection, counted per connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// Reductions of the window.
     pub(crate) reductions: u64,
-    /// Acknowledgments of packets that had been counted as lost, by ranges.
+    /// ACK ranges with packets that had been declared lost.
     pub(crate) spurious: u64,
-    /// Losses that reduced no window since all packets were only late.
+    /// Losses that caused no reduction because all their packets were only late.
     pub(crate) spared: u64,
     /// Reductions that were undone.
     pub(crate) undone: u64,
@@ -122,16 +121,16 @@ impl core::ops::AddAssign for Counts {
     }
 }
 
-/// The events of quinn-proto and its packets since the last time.
+/// Packet numbers that the driver saw since the last [`Control::follow`].
 #[derive(Debug, Default)]
 pub(crate) struct News {
-    /// Ranges of ACK frames, those of each frame ascending.
+    /// Ranges of ACK frames; those of one frame ascend.
     pub(crate) acked: Vec<Range<u64>>,
-    /// Numbers that were not sent.
+    /// Packet numbers that were never sent.
     pub(crate) skipped: SmallVec<[u64; 2]>,
 }
 
-/// The state of a path's congestion control.
+/// Congestion control state of a path.
 #[derive(Debug)]
 pub(crate) struct Control {
     congestion: Congestion,
@@ -140,24 +139,24 @@ pub(crate) struct Control {
     srtt: Duration,
     min_rtt: Duration,
     queue: Queue,
-    /// Round trip of the packet that was acknowledged last.
+    /// Round-trip time of the last packet acknowledged.
     rtt: Duration,
     /// Bytes acknowledged so far.
     acked: u64,
-    /// The largest packet number that is acknowledged.
+    /// Largest acknowledged packet number.
     newest: Option<u64>,
-    /// When the last reduction was made: RFC 9002, section 7.3.2.
+    /// Start of the last recovery period (RFC 9002 section 7.3.2).
     recovery: Option<Instant>,
     noticed: SmallVec<[Noticed; 2]>,
     gaps: Gaps,
-    /// Ascending.
+    /// Losses that are tracked, ascending by packet number.
     losses: VecDeque<Loss>,
     undo: Option<Undo>,
-    /// The longest time from the loss of a packet to its acknowledgment.
+    /// Longest time from the declaration of a loss to the packet's acknowledgment.
     lateness: Duration,
     /// Reductions since the last late packet.
     recoveries: u32,
-    /// Packets lost so far, as quinn-proto counts them.
+    /// quinn-proto's count of lost packets at the last call.
     lost_packets: u64,
     counts: Counts,
 }
@@ -165,7 +164,7 @@ pub(crate) struct Control {
 impl Control {
     fn new(mtu: u16) -> Self {
         let (algorithm, initial_window) = (Algorithm::Cubic, INITIAL_WINDOW);
-        // HyStart++ takes the jitter of a busy machine for a queue, on a path without one.
+        // HyStart++ is off: it mistakes the scheduling jitter of a busy machine for a queue.
         let config =
             TcpConfig { algorithm, initial_window, hystart: false, ..TcpConfig::default() };
         Self {
@@ -190,9 +189,9 @@ impl Control {
         }
     }
 
-    /// The window in whole packets, as TCP counts it: quinn-proto sends no others, and the rest of
-    /// a packet would be lost. It sends what makes the bytes in flight less than the window, RFC
-    /// 9002, section 7, has what makes them no more.
+    /// Returns the window, rounded up to whole packets, as TCP counts it: quinn-proto sends only
+    /// full ones, so a fraction would be unused. One is added because quinn-proto keeps the bytes
+    /// in flight below the window, whereas RFC 9002 section 7 lets them reach it.
     fn window(&self) -> u64 {
         let packet = u64::from(self.mtu);
         u64::from(self.congestion.cwnd).div_ceil(packet) * packet + 1
@@ -205,8 +204,8 @@ impl Control {
         if app_limited || self.in_recovery(sent) {
             return;
         }
-        // A real loss is answered up to a round trip late: slow start must not double the window
-        // meanwhile. If any loss is deferred, the newest one is.
+        // The response to a real loss may be deferred by up to a round trip; slow start must not
+        // double the window meanwhile. If any loss is deferred, the newest one is.
         let newest = self.losses.back_mut().filter(|loss| loss.response == Response::Deferred);
         match newest.filter(|_| self.congestion.in_slow_start()) {
             Some(loss) => loss.withheld += bytes,
@@ -224,8 +223,9 @@ impl Control {
         self.congestion.on_ack(now, bytes, self.mtu, self.srtt);
     }
 
-    /// Notes that all packets of an ACK frame were told, of which `newest` is the largest so far.
-    /// HyStart++ judges its round trip if it is new (RFC 9002, section 5.1): others came late.
+    /// Handles the end of an ACK frame, whose packets were passed to `on_ack`. `newest` is the
+    /// largest number acknowledged so far. The round-trip time is a sample only if `newest` has
+    /// grown (RFC 9002 section 5.1).
     fn on_end_acks(&mut self, in_flight: u64, newest: Option<u64>) {
         let (acked, sent) = (self.acked, self.acked + in_flight);
         let sample = (newest > self.newest).then_some(self.rtt);
@@ -237,12 +237,13 @@ impl Control {
         self.recovery.is_some_and(|since| sent <= since)
     }
 
-    /// Returns whether [`Self::follow`] has nothing to do without news.
+    /// Returns whether [`Self::follow`] has nothing to do without new packet numbers.
     fn is_calm(&self) -> bool {
         self.noticed.is_empty() && self.losses.is_empty()
     }
 
-    /// Acts on what quinn-proto noticed. `lost_packets` is its count of all lost packets.
+    /// Processes acknowledgments and quinn-proto's signals. `lost_packets` is quinn-proto's total
+    /// count of lost packets.
     pub(crate) fn follow(&mut self, now: Instant, news: &mut News, lost_packets: u64) {
         for number in news.skipped.drain(..) {
             self.gaps.on_skipped(number);
@@ -264,7 +265,7 @@ impl Control {
                     let (numbers, response) = (numbers.clone(), Response::Deferred);
                     self.add(Loss { numbers, at, sent, response, withheld: 0 });
                 }
-                // Losses of the handshake have other numbers.
+                // Packets lost in the handshake are in other number spaces.
                 Signal::Lost | Signal::Marked => self.reduce(at, sent, None),
                 Signal::Persistent => self.collapse(),
             }
@@ -280,7 +281,7 @@ impl Control {
         self.losses.push_back(loss);
     }
 
-    /// Packets came late: notes how late the oldest of them were.
+    /// Late packets were acknowledged: learns the lateness of the oldest loss that they resolve.
     fn learn(&mut self, now: Instant) {
         self.recoveries = 0;
         let gaps = &self.gaps;
@@ -290,12 +291,12 @@ impl Control {
         }
     }
 
-    /// The time for which a packet has to be missing after it was counted as lost.
+    /// Returns how long packets must be missing after they were declared lost to count as lost.
     fn patience(&self) -> Duration {
         (self.lateness * 5 / 4).min(self.srtt)
     }
 
-    /// Drops the losses that were none, and responds to the others when their time has come.
+    /// Drops the losses that were spurious, and responds to the others when their time has come.
     fn settle(&mut self, now: Instant) {
         let (patience, expiry) = (self.patience(), self.srtt * EXPIRY_ROUND_TRIPS);
         let mut losses = core::mem::take(&mut self.losses);
@@ -315,7 +316,7 @@ impl Control {
                 return true;
             }
             self.gaps.forget(loss.numbers.end);
-            // It was lost indeed.
+            // It was a real loss, so its reduction must stay.
             if self.undo.as_ref().is_some_and(|undo| loss.numbers.start >= undo.first) {
                 self.undo = None;
             }
@@ -336,11 +337,11 @@ impl Control {
         }
     }
 
-    /// Reduces the window, unless the packets were sent before that was done last. `first` is the
-    /// first number for which it is done, if it may be undone.
+    /// Reduces the window, unless the packets were sent before the last reduction. `first` is the
+    /// lowest packet number that causes it; `None` if it must not be undone.
     fn reduce(&mut self, now: Instant, sent: Instant, first: Option<u64>) {
         if self.in_recovery(sent) {
-            // The reduction answers this too, which no late packet takes back.
+            // The last reduction also answers this signal, which late packets do not revoke.
             if first.is_none() {
                 self.undo = None;
             }
@@ -358,7 +359,7 @@ impl Control {
         }
     }
 
-    /// RFC 9002, section 7.6.2.
+    /// Persistent congestion (RFC 9002 section 7.6.2).
     fn collapse(&mut self) {
         self.counts.reductions += 1;
         self.congestion.on_congestion(self.mtu);
@@ -370,16 +371,16 @@ impl Control {
     }
 }
 
-/// A path's congestion control, shared by quinn-proto and the driver; they run on one thread.
+/// A path's congestion control, shared by quinn-proto and the driver, which run on one thread.
 pub(crate) struct Shared {
     control: Mutex<Control>,
-    /// [`Control::window`], which is asked for several times with each packet.
+    /// Copy of [`Control::window`], which is read several times per packet.
     window: AtomicU64,
     epoch: StdInstant,
 }
 
 impl Shared {
-    /// Works on the state.
+    /// Runs `work` on the state and updates the copy of the window.
     fn with<T>(&self, work: impl FnOnce(&mut Control) -> T) -> T {
         // Nothing under the lock panics.
         let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
@@ -394,12 +395,11 @@ impl Shared {
     }
 }
 
-/// The part of a path's congestion control that quinn-proto holds.
+/// The controller that quinn-proto holds.
 pub(crate) struct Controller(Arc<Shared>);
 
 impl Controller {
-    /// Returns the state behind the controller that a connection uses now; none where it is not
-    /// ours.
+    /// Returns the state of the controller that a connection uses now; `None` if it is not ours.
     pub(crate) fn of(connection: &quinn_proto::Connection) -> Option<Arc<Shared>> {
         let controller = connection.congestion_state().clone_box().into_any();
         controller.downcast::<Self>().ok().map(|controller| controller.0)
@@ -464,8 +464,8 @@ impl congestion::Controller for Controller {
         metrics
     }
 
-    /// The same state: quinn-proto copies a controller for another port of the same peer, and goes
-    /// back to the first where the peer is not found there.
+    /// Shares the state: quinn-proto clones the controller when only the peer's port changes, and
+    /// returns to the original if the peer does not answer there.
     fn clone_box(&self) -> Box<dyn congestion::Controller> {
         Box::new(Self(Arc::clone(&self.0)))
     }
@@ -479,9 +479,9 @@ impl congestion::Controller for Controller {
     }
 }
 
-/// Makes controllers.
+/// Creates controllers.
 pub(crate) struct Factory {
-    /// [`crate::Config::epoch`].
+    /// Instant of quinn-proto's time at [`base::Instant::ZERO`]: [`crate::Config::epoch`].
     pub(crate) epoch: StdInstant,
 }
 
@@ -494,7 +494,7 @@ impl ControllerFactory for Factory {
     }
 }
 
-/// A connection's end of its path's congestion control.
+/// A connection's access to the congestion control of its path.
 pub(crate) struct Link {
     shared: Option<Arc<Shared>>,
     news: News,
@@ -502,12 +502,12 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// The one of a connection as it is now.
+    /// Follows the controller that the connection uses now.
     pub(crate) fn new(connection: &quinn_proto::Connection) -> Self {
         Self::of(Controller::of(connection), connection.stats().path.lost_packets)
     }
 
-    /// Counts only what the state counts from now on: it may have been followed before.
+    /// Counts from the current values: the state may have been followed before.
     fn of(shared: Option<Arc<Shared>>, lost_packets: u64) -> Self {
         let begin = |control: &mut Control| {
             control.lost_packets = lost_packets;
@@ -517,8 +517,8 @@ impl Link {
         Self { shared, news: News::default(), counts }
     }
 
-    /// The connection has another path, which has another state unless only the peer's port is
-    /// another.
+    /// Follows a change of the connection's path. It has another state, unless only the peer's port
+    /// has changed.
     pub(crate) fn follow_path(&mut self, connection: &quinn_proto::Connection) {
         let shared = Controller::of(connection);
         if shared.as_ref().map(Arc::as_ptr) != self.shared.as_ref().map(Arc::as_ptr) {
@@ -526,7 +526,7 @@ impl Link {
         }
     }
 
-    /// Follows what happened on a connection; returns what is to be counted.
+    /// Processes what happened on a connection. Returns the counts since the last call.
     pub(crate) fn follow(
         &mut self,
         now: Instant,

@@ -1,28 +1,28 @@
-//! Whether packets wait in a queue on the path, for all that round trips show.
+//! Detection of a queue on the path from round-trip times.
 //!
-//! The least round trip of a round counts, as in HyStart++ (RFC 9406): a queue delays all packets
-//! of a round, a busy machine or a path that delays single packets only some.
+//! The minimum of a round counts, as in HyStart++ (RFC 9406): a queue delays all packets of a
+//! round, whereas a busy machine or jitter of the path delays only some.
 
 use base::{Duration, Instant};
 
-/// Growth of the least round trip that shows a queue: an eighth of it, within these bounds (RFC
-/// 9406, section 4.3).
+/// Growth of the minimum round-trip time that indicates a queue: an eighth of it, within these
+/// bounds (RFC 9406 section 4.3).
 const DIVISOR: u64 = 8;
 const GROWTH_MIN: Duration = Duration::from_millis(4);
 const GROWTH_MAX: Duration = Duration::from_millis(16);
 
-/// Least round trips of the current round and the one before.
+/// Minimum round-trip times of the current round and the previous one.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
-    /// When the current round began.
+    /// Start of the current round.
     began: Instant,
-    /// None before the first sample.
+    /// `None` before the round's first sample.
     current: Option<Duration>,
     last: Option<Duration>,
 }
 
 impl Queue {
-    /// Takes the round trip of an acknowledged packet; `srtt` is the length of a round.
+    /// Adds the round-trip time of an acknowledged packet. A round lasts `srtt`.
     pub(crate) fn on_sample(&mut self, now: Instant, rtt: Duration, srtt: Duration) {
         if now.since(self.began) >= srtt {
             (self.began, self.last) = (now, self.current.take());
@@ -30,7 +30,7 @@ impl Queue {
         self.current = Some(self.current.map_or(rtt, |least| least.min(rtt)));
     }
 
-    /// Whether there is a queue, on a path whose least round trip ever is `min_rtt`.
+    /// Returns whether there is a queue on a path whose minimum round-trip time ever is `min_rtt`.
     pub(crate) fn is_seen(&self, min_rtt: Duration) -> bool {
         let shown = min_rtt + (min_rtt / DIVISOR).clamp(GROWTH_MIN, GROWTH_MAX);
         let least = [self.current, self.last].into_iter().flatten().min();
@@ -46,7 +46,7 @@ mod tests {
         Duration::from_millis(n)
     }
 
-    /// A queue after rounds of samples, which are 10 ms long.
+    /// Returns the detector after rounds of 10 ms with these samples in ms.
     fn after(rounds: &[&[u64]]) -> Queue {
         let (mut queue, mut now) = (Queue::default(), Instant::from_millis(1000));
         for samples in rounds {

@@ -1,11 +1,11 @@
-//! The window's answers to losses and late packets, without packets.
+//! Responses of the window to losses and late packets, tested without packets.
 
 use super::*;
 
 const MTU: u16 = 1200;
 const RTT: Duration = Duration::from_millis(10);
 
-/// A sender of packets that are acknowledged a round trip later.
+/// A sender whose packets are acknowledged a round trip after they were sent.
 struct Sender {
     control: Control,
     now: Instant,
@@ -20,7 +20,7 @@ impl Sender {
         Self { control, now: Instant::ZERO + RTT * 10, next: 0, lost: 0 }
     }
 
-    /// Numbers are acknowledged now that were sent a round trip ago.
+    /// Acknowledges numbers that were sent a round trip ago.
     fn acked(&mut self, numbers: Range<u64>) {
         self.acked_after(RTT, numbers);
     }
@@ -35,7 +35,7 @@ impl Sender {
         self.control.follow(self.now, &mut news, self.lost);
     }
 
-    /// The next number is missing, and those behind it cause its loss; returns it.
+    /// Skips the next number, whose loss the three after it reveal, and returns it.
     fn lose(&mut self) -> u64 {
         let number = self.next;
         let sent = Instant::from_nanos(self.now.as_nanos() - RTT.as_nanos());
@@ -112,7 +112,7 @@ fn lateness_is_learned_and_forgotten() {
     let first = s.lose();
     s.wait(RTT / 2);
     s.acked(first..first + 1);
-    // The next ones reduce nothing, as late as they are.
+    // Later packets that are as late cause no reduction.
     let before = s.cwnd();
     for _ in 0..20 {
         let late = s.lose();
@@ -121,7 +121,7 @@ fn lateness_is_learned_and_forgotten() {
     }
     assert!(s.cwnd() > before);
     assert_eq!(s.control.counts, Counts { reductions: 1, spurious: 21, spared: 20, undone: 1 });
-    // A real loss does when it has been missing for longer, and no longer than a round trip.
+    // A real loss does, when it has been missing for longer; at the latest after a round trip.
     let before = s.cwnd();
     s.lose();
     assert!(s.cwnd() >= before);
@@ -129,7 +129,7 @@ fn lateness_is_learned_and_forgotten() {
     assert!(s.cwnd() >= before);
     s.wait(RTT / 2);
     assert!(s.cwnd() < before);
-    // After many of them nothing is waited for.
+    // After many real losses the lateness is forgotten.
     for _ in 0..RECOVERIES_MAX {
         s.wait(RTT * 2);
         s.lose();
@@ -158,7 +158,7 @@ fn marks_and_persistent_congestion_are_answered_at_once() {
 
 #[test]
 fn a_whole_window_may_be_in_flight() {
-    // quinn-proto refuses what would make it as much as the window.
+    // quinn-proto does not let the bytes in flight reach the window.
     let (mut control, packet) = (Control::new(MTU), u64::from(MTU));
     assert!(9 * packet + packet < control.window());
     assert!(10 * packet + packet >= control.window());
@@ -169,7 +169,7 @@ fn a_whole_window_may_be_in_flight() {
 
 #[test]
 fn a_late_packet_does_not_undo_what_answers_a_mark() {
-    // The mark is of a packet that was sent before the reduction: it needs no other.
+    // The marked packet was sent before the reduction, so the mark needs no reduction of its own.
     let mut s = Sender::new();
     s.acked(0..20);
     let late = s.lose();
@@ -182,8 +182,8 @@ fn a_late_packet_does_not_undo_what_answers_a_mark() {
     assert_eq!(s.control.counts, Counts { reductions: 1, spurious: 1, spared: 0, undone: 0 });
 }
 
-/// A sender in slow start that has learned that packets come half a round trip late, and misses
-/// another one.
+/// Returns a sender in slow start that has learned that packets are half a round trip late, and the
+/// number of another packet that is missing.
 fn deferring() -> (Sender, u64) {
     let mut s = Sender::new();
     s.acked(0..20);
@@ -210,7 +210,7 @@ fn slow_start_goes_on_when_a_packet_was_only_late() {
     let (mut s, missing) = deferring();
     let before = s.cwnd();
     s.acked(s.next..s.next + 50);
-    // Another one is missing when it comes, as always on such a path.
+    // When it arrives another one is missing, as is normal on such a path.
     s.lose();
     s.wait(RTT / 2);
     s.acked(missing..missing + 1);
@@ -229,8 +229,8 @@ fn nothing_is_counted_again_after_a_change_of_path() {
     assert_eq!(link.counts, counted);
 }
 
-/// RFC 9438, section 4.3, where others may wait in the same queue; Reno's growth where there is
-/// none.
+/// With a queue, in which others may wait, RFC 9438 section 4.3 applies; without one the window
+/// grows as Reno's.
 #[test]
 fn the_window_grows_faster_without_a_queue() {
     for (queue_ms, grown) in [(0, 20), (3, 20), (5, 10)] {
@@ -249,8 +249,8 @@ fn the_window_grows_faster_without_a_queue() {
     }
 }
 
-/// RFC 9438, section 4.8, for what QUIC has instead of a time-out: the window returns to the
-/// threshold, and does not hurry from there to where it once was.
+/// RFC 9438 section 4.8, for persistent congestion, QUIC's counterpart of a timeout: slow start
+/// ends at the threshold, and the window does not hurry from there to the former plateau.
 #[test]
 fn persistent_congestion_forgets_the_plateau() {
     let (mut s, rtt) = (Sender::new(), Duration::from_millis(100));

@@ -1,6 +1,6 @@
-//! What the device and the disk say of connections: reads of files, troubles of an offload, its
-//! reset. Called for the host's notices; what is about connections that are gone is counted and
-//! left.
+//! Events from the device and the disk: completed file reads, refusals and failures of offloads,
+//! device resets. Called for the host's notices; events of connections that are gone are ignored,
+//! those of the device are counted.
 
 use std::sync::PoisonError;
 
@@ -47,7 +47,7 @@ impl Endpoint {
         });
     }
 
-    /// A transmit's files could not be read.
+    /// Handles a transmit that the device dropped because of its files.
     pub(super) fn handle_fault(
         &mut self,
         now: Instant,
@@ -71,7 +71,8 @@ impl Endpoint {
                 if connection.offload.names().next().is_some() {
                     cx.counters.quic_device_resets += 1;
                 }
-                // What was asked for just before came to the device after its reset.
+                // Operations queued just before the reset reach the device after it; remove their
+                // contexts.
                 connection.offload.remove(cx.host);
                 connection.offload.reset();
                 connection.careful = false;
@@ -79,12 +80,12 @@ impl Endpoint {
         }
     }
 
-    /// Files' bytes that nobody refers to any more.
+    /// Releases the file ranges whose chunks quinn-proto has dropped.
     pub(super) fn release(&mut self, host: &mut Host) {
         let mut released = self.released.lock().unwrap_or_else(PoisonError::into_inner);
         for place in released.drain(..) {
             host.extent_release(place.file, place.offset, place.len, true);
-            // Its connection may be gone, and another in its slot.
+            // The connection may be gone, and another one in its slot.
             let index = place.connection.index as usize;
             let connection = self.connections.get_mut(index).and_then(Option::as_mut);
             if let Some(connection) = connection.filter(|c| c.handle == place.connection) {

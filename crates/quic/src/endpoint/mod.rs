@@ -1,14 +1,14 @@
-//! The endpoint: datagrams find their connection, connections get their turn.
+//! The endpoint: assigns datagrams to connections and runs the connections.
 //!
-//! Order of calls: `handle_*` for what happened, the application on every [`Endpoint::poll_event`],
-//! then [`Endpoint::flush`], which gives quinn-proto what was written and the host what is to be
-//! sent. Nothing is sent before.
+//! Order of calls: `handle_*` for input, then the application for every [`Endpoint::poll_event`],
+//! then [`Endpoint::flush`], which passes written data to quinn-proto and datagrams to the host.
+//! Connections send nothing before `flush`.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `streams` | what an application does with streams |
-//! | `receive` | datagrams that came in |
-//! | `device` | what the device and the disk say |
+//! | `streams` | stream operations of the application |
+//! | `receive` | received datagrams |
+//! | `device` | events from the device and the disk |
 
 mod device;
 mod receive;
@@ -43,49 +43,49 @@ use crate::qlog;
 use crate::secrets::{CidGenerator, Fresh, Secrets, TokenKey};
 use crate::session::{HandshakeData, TlsClient, TlsServer, VERSION_1, initial_suite};
 
-/// Headers of IPv6 and UDP, the larger ones.
+/// Length of the IPv6 and UDP headers; IPv4's is shorter.
 const IP_UDP_BYTES: u16 = 48;
-/// A datagram's payload: what every path has to carry (RFC 9000, section 14), and what is looked
-/// for at most, quinn-proto's default. What our own wire does not carry is not probed for.
+/// UDP payload bytes: the minimum that every path must carry (RFC 9000 section 14), and the upper
+/// bound of MTU discovery (quinn-proto's default), which the link's MTU limits further.
 const MTU_MIN: u16 = 1200;
 const MTU_MAX: u16 = 1452;
-/// Streams in one direction that a peer may have open: HTTP/3 has three.
+/// Unidirectional streams that a peer may have open; HTTP/3 uses three.
 const UNI_STREAMS_MAX: u32 = 16;
 
-/// A connection. Handles are never used again.
+/// Identifies a connection of an endpoint. Handles are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Handle {
     pub(crate) index: u32,
     pub(crate) serial: u64,
 }
 
-/// Something that an application may want to look at.
+/// An event for the application.
 #[derive(Debug)]
 pub enum Event {
-    /// A handshake is complete: streams may be opened.
+    /// The handshake is complete; streams may be opened.
     Connected(Handle),
-    /// A stream can be accepted, read, or has ended.
+    /// A stream event of quinn-proto: a stream can be accepted, read or written, or has ended.
     Stream(Handle, StreamEvent),
-    /// The connection has ended; its handle means nothing from now on.
+    /// The connection has ended; its handle is invalid from now on.
     Lost(Handle, ConnectionError),
 }
 
-/// How far a connection has come.
+/// Send progress of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// STREAM frames that were sent, in all.
+    /// STREAM frames sent so far.
     pub stream_frames: u64,
-    /// Streams that we send on, and of which not all is acknowledged.
+    /// Sending streams with unacknowledged data.
     pub streams: usize,
 }
 
-/// Why there is no endpoint.
+/// Reason why an endpoint cannot be created.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// The port cannot be bound.
+    /// The UDP port cannot be bound.
     Bind(ListenError),
-    /// TLS without TLS 1.3, or without the suite that every handshake begins with.
+    /// The TLS provider lacks TLS_AES_128_GCM_SHA256 of TLS 1.3, the suite of Initial packets.
     Tls,
 }
 
@@ -100,23 +100,23 @@ impl core::fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// Why a connection cannot be opened.
+/// Reason why a connection cannot be opened.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// TLS without TLS 1.3.
+    /// The TLS provider lacks TLS_AES_128_GCM_SHA256 of TLS 1.3, the suite of Initial packets.
     Tls,
-    /// The name or the address is none.
+    /// quinn-proto rejected the server name or the address.
     Refused,
 }
 
-/// A QUIC endpoint: one UDP port.
+/// A QUIC endpoint on one UDP port.
 pub struct Endpoint {
     socket: UdpId,
     config: Config,
     inner: quinn_proto::Endpoint,
     transport: Arc<TransportConfig>,
-    /// The configuration for accepted connections, if any are.
+    /// Configuration of accepted connections; `None` if the endpoint accepts none.
     server: Option<Arc<ServerConfig>>,
     connections: Vec<Option<Box<Connection>>>,
     open: usize,
@@ -126,20 +126,20 @@ pub struct Endpoint {
     dirty: VecDeque<u32>,
     events: VecDeque<Event>,
     counters: Counters,
-    /// Which connection the device speaks of.
+    /// Connections by the device's offload contexts.
     names: BTreeMap<QuicId, Handle>,
     flows: BTreeMap<FlowId, Handle>,
     fresh: Fresh,
     released: Released,
     reads: Reads,
     scratch: Scratch,
-    /// Where merged datagrams are copied to.
+    /// Copies of received batches are split off from here.
     batch: BytesMut,
     unix_ns: Arc<Clock>,
     secrets: Secrets,
 }
 
-/// Unix time for tokens, as of the last call.
+/// Unix time in ns as of the last notice, for the lifetime of tokens.
 struct Clock(AtomicU64);
 
 impl TimeSource for Clock {
@@ -172,11 +172,11 @@ fn transport(config: &Config, mtu: u16) -> Arc<TransportConfig> {
 }
 
 impl Endpoint {
-    /// An endpoint on `config.port`, of all our addresses.
+    /// Creates an endpoint on `config.port` of all local addresses. `provider` is the one with
+    /// which the TLS configuration was made.
     ///
     /// # Errors
-    /// [`ConfigError`]: the port is taken, or TLS cannot be used for QUIC. `provider` is the one
-    /// that the TLS configuration was made with.
+    /// [`ConfigError`]: the port cannot be bound, or TLS cannot be used for QUIC.
     pub fn new(
         config: Config,
         provider: &rustls::crypto::CryptoProvider,
@@ -200,8 +200,8 @@ impl Endpoint {
             Arc::new(server)
         });
         let fresh = Fresh::default();
-        // Hosts that share a port have one seed, so that each understands the others' tokens; what
-        // is drawn from it must differ all the same.
+        // Hosts that share a port have the same seed, so that they accept each other's tokens;
+        // other values derived from it must differ, so they include the queue.
         let queue = config.steering.map_or(0, |(_, queue)| queue);
         let own = secrets.derive(&[b"queue ", &queue.to_be_bytes()[..]].concat());
         let (cids, made) = (own.derive(b"cids"), Arc::clone(&fresh));
@@ -215,7 +215,7 @@ impl Endpoint {
                 Box::new(CidGenerator { secrets, count: 0, steering, fresh })
             });
         let socket = host.udp_bind(None, config.port).map_err(ConfigError::Bind)?;
-        // Datagrams go with DF set, so the path's MTU may be probed.
+        // Datagrams are sent with DF set, so the path MTU may be probed.
         let inner = quinn_proto::Endpoint::new(Arc::new(endpoint), server.clone(), true, None);
         Ok(Self {
             socket,
@@ -243,7 +243,7 @@ impl Endpoint {
         })
     }
 
-    /// Begins to open a connection.
+    /// Starts to open a connection.
     ///
     /// # Errors
     /// [`ConnectError`].
@@ -272,7 +272,7 @@ impl Endpoint {
         self.insert(host, quinn, inner).ok_or(ConnectError::Refused)
     }
 
-    /// A transport configuration whose connection writes a qlog, if it is to.
+    /// Returns a transport configuration that writes a qlog; `None` if no qlog is wanted.
     fn logged_transport(&self, mtu: u16, id: &[u8], side: Side) -> Option<Arc<TransportConfig>> {
         let open = self.config.qlog.as_ref()?;
         let stream = qlog::begin(open, id, side, self.config.epoch)?;
@@ -281,12 +281,12 @@ impl Endpoint {
         Some(Arc::new(transport))
     }
 
-    /// The next thing that happened.
+    /// Returns the next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// Sends what connections have to say.
+    /// Lets every connection with work write, send and update its timer.
     pub fn flush(&mut self, now: Instant, host: &mut Host) {
         while let Some(index) = self.dirty.pop_front() {
             let index = index as usize;
@@ -302,7 +302,7 @@ impl Endpoint {
         self.release(host);
     }
 
-    /// Ends a connection, with a code of the application. No event follows.
+    /// Closes a connection with an error code of the application. No event follows.
     pub fn close(&mut self, now: Instant, host: &mut Host, handle: Handle, code: u32, why: &str) {
         let time = self.time(now);
         let Some(connection) = self.get_mut(handle) else { return };
@@ -320,7 +320,7 @@ impl Endpoint {
         self.touch(handle.index);
     }
 
-    /// Begins a key update (RFC 9001, section 6): for tests.
+    /// Starts a key update (RFC 9001 section 6); for tests.
     pub fn update_keys(&mut self, handle: Handle) {
         if let Some(connection) = self.get_mut(handle) {
             connection.inner.force_key_update();
@@ -328,8 +328,8 @@ impl Endpoint {
         }
     }
 
-    /// Our address has changed (RFC 9000, section 9.2): the peer hears from us at once, under
-    /// another of its connection IDs, so that nobody can tell that it is the same connection.
+    /// Reports a change of our address (RFC 9000 section 9.2). The peer hears from us at once,
+    /// under another of its connection IDs, so that observers cannot link the two paths.
     pub fn address_changed(&mut self, handle: Handle) {
         if let Some(connection) = self.get_mut(handle) {
             connection.inner.local_address_changed();
@@ -337,37 +337,37 @@ impl Endpoint {
         }
     }
 
-    /// What is to be shown of a connection.
+    /// Returns a snapshot of a connection's state.
     #[must_use]
     pub fn info(&self, handle: Handle) -> Option<ConnectionInfo> {
         self.get(handle).map(|connection| connection.info(self.config.port))
     }
 
-    /// The same of all connections, those that have ended and are not forgotten yet too.
+    /// Returns snapshots of all connections, including ended ones that quinn-proto still keeps.
     pub fn infos(&self) -> impl Iterator<Item = ConnectionInfo> + '_ {
         self.connections.iter().flatten().map(|connection| connection.info(self.config.port))
     }
 
-    /// The peer's end.
+    /// Returns the peer's address and port.
     #[must_use]
     pub fn remote(&self, handle: Handle) -> Option<SocketAddr> {
         self.get(handle).map(|connection| connection.inner.remote_address())
     }
 
-    /// Whether the device protects a connection's packets (it may not have been asked yet), or why
-    /// not.
+    /// Returns why the device protects none of a connection's packets; `Ok` if it does, or has not
+    /// been asked. `None` if there is no such connection.
     #[must_use]
     pub fn offload(&self, handle: Handle) -> Option<Result<(), Refusal>> {
         self.get(handle).map(|connection| connection.offload.state())
     }
 
-    /// The protocol that ALPN agreed on.
+    /// Returns the protocol negotiated by ALPN.
     #[must_use]
     pub fn protocol(&self, handle: Handle) -> Option<Vec<u8>> {
         handshake_data(&self.get(handle)?.inner)?.protocol
     }
 
-    /// How a connection gets on; none where there is none.
+    /// Returns the send progress of a connection; `None` if there is no such connection.
     #[must_use]
     pub fn progress(&mut self, handle: Handle) -> Option<Progress> {
         let connection = self.get_mut(handle)?;
@@ -375,23 +375,23 @@ impl Endpoint {
         Some(Progress { stream_frames, streams: connection.inner.streams().send_streams() })
     }
 
-    /// Streams in both directions that a peer may have open at one time.
+    /// Returns the number of bidirectional streams that a peer may have open at a time.
     #[must_use]
     pub const fn streams_max(&self) -> u32 {
         self.config.streams_max
     }
 
-    /// Accepts no connection any more.
+    /// Refuses all further incoming connections.
     pub const fn refuse_new(&mut self) {
         self.config.connections_max = 0;
     }
 
-    /// Connections that have not ended.
+    /// Returns the connections that have not ended.
     pub fn connections(&self) -> impl Iterator<Item = Handle> + '_ {
         self.connections.iter().flatten().filter(|c| !c.lost).map(|c| c.handle)
     }
 
-    /// The counters.
+    /// Returns the endpoint's counters.
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.counters
@@ -407,7 +407,7 @@ impl Endpoint {
         (connection.handle == handle).then_some(connection)
     }
 
-    /// quinn-proto's time.
+    /// Converts `now` to quinn-proto's time.
     fn time(&self, now: Instant) -> std::time::Instant {
         self.config.epoch + Duration::from_nanos(now.as_nanos())
     }
@@ -420,7 +420,7 @@ impl Endpoint {
         }
     }
 
-    /// Works on a connection, settles what that changed, and lets it send at the next flush.
+    /// Runs `work` on a connection, settles it, and schedules it for the next flush.
     fn with(
         &mut self,
         now: Instant,
@@ -464,7 +464,7 @@ impl Endpoint {
         }
     }
 
-    /// After work on a connection: its events, what it wants of the endpoint, its alarm, its end.
+    /// Processes the results of work on a connection: events, requests to the endpoint, timer, end.
     fn settle(&mut self, now: Instant, host: &mut Host, index: usize) {
         let mut drained = false;
         loop {
@@ -492,7 +492,7 @@ impl Endpoint {
         match connection.inner.poll_timeout() {
             Some(at) => {
                 let since = at.saturating_duration_since(self.config.epoch);
-                // Not before it is due: our clock and quinn-proto's have the same grain.
+                // The timer never fires early: both clocks have a resolution of 1 ns.
                 let ns = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
                 self.alarms.set(slot, Instant::from_nanos(ns).max(now));
             }
@@ -500,7 +500,7 @@ impl Endpoint {
         }
     }
 
-    /// Connection IDs that the endpoint just made belong to the connection that asked for them.
+    /// Assigns newly generated connection IDs to the connection that asked for them.
     fn route_fresh(&mut self, host: &mut Host, index: usize, answer: Option<ConnectionEvent>) {
         let fresh = self.take_fresh();
         let Some(connection) = self.connections.get_mut(index).and_then(Option::as_mut) else {
@@ -545,7 +545,7 @@ impl Endpoint {
                 match event {
                     StreamEvent::Writable { id } => connection.unblock(id),
                     StreamEvent::Stopped { id, error_code } => {
-                        // RFC 9000, section 3.5: the answer is a reset.
+                        // RFC 9000 section 3.5: the response is a reset.
                         let code = u32::try_from(error_code.into_inner()).unwrap_or(0);
                         connection.reset(host, id, code);
                     }
@@ -572,7 +572,7 @@ impl Endpoint {
         } += 1;
     }
 
-    /// quinn-proto has forgotten the connection.
+    /// Removes a connection that quinn-proto has drained.
     fn remove(&mut self, index: usize) {
         let Some(connection) = self.connections.get_mut(index).and_then(Option::take) else {
             return;
@@ -586,8 +586,8 @@ impl Endpoint {
     }
 }
 
-/// An application that uses QUIC calls these, then [`Endpoint::flush`]. An endpoint whose events
-/// something else takes can be the application itself.
+/// An application that uses QUIC calls these methods and then [`Endpoint::flush`]. An endpoint can
+/// also be the application itself if its events are handled elsewhere.
 impl Application for Endpoint {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         let unix = self.config.unix_epoch.as_nanos().saturating_add(now.as_nanos());
@@ -618,7 +618,7 @@ impl Application for Endpoint {
         while let Some(index) = self.alarms.pop(now) {
             self.with(now, host, index as usize, |connection, cx| {
                 connection.inner.handle_timeout(time);
-                // A path that was not validated in time is left for the one before.
+                // After a failed path validation the connection returns to the previous path.
                 connection.follow_peer(cx.counters);
             });
         }

@@ -1,6 +1,6 @@
-//! Datagrams that came in: to their connection, to a new one, or to an answer without one. Called
-//! for the host's notices. What the device opened is believed only where the connection says that
-//! those keys are its own.
+//! Received datagrams: routed to their connection, to a new connection, or answered without one.
+//! Called for the host's notices. Claims of the device about decrypted packets are accepted only if
+//! they name the receive context of the connection that gets the packet.
 
 use core::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, PoisonError};
@@ -21,7 +21,7 @@ use crate::protection::Shared;
 use crate::transmit::plain;
 use crate::version::{self, Verdict};
 
-/// Bytes from which on a batch is copied to memory that is used again.
+/// Batches of at least this length are copied to reused memory.
 const BATCH_BYTES_MIN: usize = 8192;
 
 impl Endpoint {
@@ -52,9 +52,10 @@ impl Endpoint {
         self.settle_one(now, host, settled);
     }
 
-    /// quinn-proto takes each datagram as its own: one copy of the batch, cut without another. For
-    /// merged ones it goes to memory that is used again as soon as none of them is kept, which is
-    /// nearly always; what is short does not keep more memory than it has bytes.
+    /// Copies a batch once; quinn-proto takes ownership of the datagrams, which are split off
+    /// without further copies. Large batches go to a buffer that is reused as soon as none of their
+    /// datagrams is held, as is usual. Short ones get an allocation of their own length, so that
+    /// holding them does not pin a large buffer.
     fn copy(&mut self, bytes: &[u8]) -> BytesMut {
         if bytes.len() < BATCH_BYTES_MIN {
             return BytesMut::from(bytes);
@@ -64,14 +65,14 @@ impl Endpoint {
         self.batch.split()
     }
 
-    /// The datagrams of a batch that were a connection's have been handled.
+    /// Settles the connection whose consecutive datagrams of a batch were handled.
     fn settle_one(&mut self, now: Instant, host: &mut Host, index: Option<usize>) {
         if let Some(index) = index {
             self.settle(now, host, index);
         }
     }
 
-    /// Gives the connection that took it, which is to be settled.
+    /// Handles a datagram. Returns the index of the connection that took it, which must be settled.
     fn handle_datagram(
         &mut self,
         now: Instant,
@@ -91,8 +92,8 @@ impl Endpoint {
                 return None;
             }
         }
-        // quinn-proto ends a handshake for it, and nothing in it is authenticated to a server:
-        // anyone could end the handshakes of others. Only version 1 has this type of packet.
+        // quinn-proto aborts a handshake for a Retry, which a server cannot authenticate: anyone
+        // could abort the handshakes of others. Only version 1 defines this packet type.
         if self.config.tls.is_some() && has_retry(&datagram) {
             self.counters.quic_in_retries_dropped += 1;
             return None;
@@ -105,7 +106,7 @@ impl Endpoint {
                 self.deliver(now, host, (quinn, event), len, opened);
                 return Some(quinn.0);
             }
-            // What the device opened belongs to a connection that is gone.
+            // The device decrypted it for a connection that is gone.
             _ if opened.is_some() => self.counters.quic_in_orphaned += 1,
             Some(DatagramEvent::NewConnection(incoming)) => self.handle_new(now, host, incoming),
             Some(DatagramEvent::Response(transmit)) => {
@@ -142,7 +143,7 @@ impl Endpoint {
         host.udp_send(now, self.socket, send);
     }
 
-    /// A connection takes a datagram; who calls it settles the connection.
+    /// Passes a datagram to its connection. The caller settles the connection afterwards.
     fn deliver(
         &mut self,
         now: Instant,
@@ -152,7 +153,7 @@ impl Endpoint {
         opened: Option<(QuicId, u64)>,
     ) {
         self.work(now, host, quinn.0, |connection, cx| {
-            // Only what was opened with this connection's keys is taken for that.
+            // Only packets decrypted with this connection's keys are accepted as decrypted.
             let rx = connection.offload.rx();
             if opened.is_some_and(|(quic, _)| rx != Some(quic)) {
                 let counter = match rx {
@@ -215,7 +216,8 @@ impl Endpoint {
         }
     }
 
-    /// The configuration of an accepted connection that writes a qlog, if it is to.
+    /// Returns a configuration for an accepted connection that writes a qlog; `None` if no qlog is
+    /// wanted.
     fn logged_server(&self, mtu: u16, incoming: &Incoming) -> Option<Arc<ServerConfig>> {
         let transport = self.logged_transport(mtu, incoming.orig_dst_cid(), Side::Server)?;
         let mut server = ServerConfig::clone(self.server.as_deref()?);
@@ -223,7 +225,7 @@ impl Endpoint {
         Some(Arc::new(server))
     }
 
-    /// Keeps a new connection; none where its crypto is not ours, which does not happen.
+    /// Adds a new connection. Returns `None` if its TLS session is not ours, which cannot happen.
     pub(super) fn insert(
         &mut self,
         host: &mut Host,
@@ -251,7 +253,7 @@ impl Endpoint {
         Some(handle)
     }
 
-    /// Connection IDs in answers to datagrams that belong to no connection lead nowhere.
+    /// Discards connection IDs in responses that belong to no connection.
     fn forget_fresh(&self) {
         self.fresh.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }

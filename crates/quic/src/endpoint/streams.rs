@@ -1,6 +1,5 @@
-//! What an application does with streams. Called by applications; [`super::Endpoint::flush`] sends
-//! what came of it. Streams of a connection that is gone take what they are given in silence: its
-//! event says so.
+//! Stream operations of the application. [`super::Endpoint::flush`] sends the results. Operations
+//! on a connection that is gone are ignored; an event has reported its end.
 
 use abi::FileId;
 use bytes::Bytes;
@@ -10,36 +9,36 @@ use quinn_proto::{Dir, ReadError, ReadableError, StreamId, VarInt};
 use super::{Endpoint, Handle};
 use crate::schedule::Priority;
 
-/// Why a stream has nothing to read.
+/// Reason why a stream returns no bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadEnd {
-    /// Not yet.
+    /// No data has arrived yet.
     Blocked,
-    /// Everything was read.
+    /// All data was read.
     Finished,
-    /// The peer gave it up, with this code.
+    /// The peer reset the stream with this error code.
     Reset(u64),
-    /// There is no such stream.
+    /// The stream does not exist.
     Gone,
 }
 
 impl Endpoint {
-    /// The next stream that the peer has opened.
+    /// Returns the next stream that the peer has opened.
     pub fn accept_stream(&mut self, handle: Handle, dir: Dir) -> Option<StreamId> {
         let connection = self.get_mut(handle)?;
         connection.inner.streams().accept(dir)
     }
 
-    /// Opens a stream; none where the peer allows no more.
+    /// Opens a stream. Returns `None` if the peer's limit is reached.
     pub fn open_stream(&mut self, handle: Handle, dir: Dir) -> Option<StreamId> {
         let connection = self.get_mut(handle)?;
         connection.inner.streams().open(dir)
     }
 
-    /// Reads from a stream, in order: the next bytes, at most `max`.
+    /// Reads the next bytes of a stream in order, at most `max`.
     ///
     /// # Errors
-    /// [`ReadEnd`]: why there are none.
+    /// [`ReadEnd`] if there are none.
     pub fn read(&mut self, handle: Handle, stream: StreamId, max: usize) -> Result<Bytes, ReadEnd> {
         let Some(connection) = self.get_mut(handle) else { return Err(ReadEnd::Gone) };
         let mut receive = connection.inner.recv_stream(stream);
@@ -55,13 +54,13 @@ impl Endpoint {
             Err(ReadError::Blocked) => Err(ReadEnd::Blocked),
             Err(ReadError::Reset(code)) => Err(ReadEnd::Reset(code.into_inner())),
         };
-        // More room: the peer may have to be told.
+        // Reading may free flow control credit, which is announced by the next flush.
         let _ = chunks.finalize();
         self.touch(handle.index);
         read
     }
 
-    /// Asks the peer to send nothing more on a stream.
+    /// Asks the peer to stop sending on a stream (STOP_SENDING).
     pub fn stop(&mut self, handle: Handle, stream: StreamId, code: u32) {
         if let Some(connection) = self.get_mut(handle) {
             let _ = connection.inner.recv_stream(stream).stop(VarInt::from_u32(code));
@@ -69,7 +68,7 @@ impl Endpoint {
         }
     }
 
-    /// Appends bytes to what a stream sends.
+    /// Appends bytes to a stream.
     pub fn write(&mut self, handle: Handle, stream: StreamId, bytes: Bytes) {
         if let Some(connection) = self.get_mut(handle) {
             connection.write(stream, bytes);
@@ -77,8 +76,8 @@ impl Endpoint {
         }
     }
 
-    /// Appends a file's bytes to what a stream sends: metadata only, any length at once. Says no
-    /// where the file has no such range. If the file fails later the stream is reset.
+    /// Appends a range of a file, of any length, to a stream; its bytes are not read here. Returns
+    /// false if the file has no such range. If the file fails later the stream is reset.
     pub fn send_file(
         &mut self,
         host: &mut Host,
@@ -93,15 +92,15 @@ impl Endpoint {
         queued
     }
 
-    /// Sets the priority of what a stream is to send, beside the connection's other streams. To be
-    /// called behind the first write; without effect where nothing is left to be written.
+    /// Sets the priority of a stream relative to the connection's other streams. Call it after the
+    /// first write; it has no effect if no data is queued.
     pub fn set_priority(&mut self, handle: Handle, stream: StreamId, priority: Priority) {
         if let Some(connection) = self.get_mut(handle) {
             connection.set_priority(stream, priority);
         }
     }
 
-    /// Nothing follows on a stream.
+    /// Ends a stream after its queued data.
     pub fn finish(&mut self, handle: Handle, stream: StreamId) {
         if let Some(connection) = self.get_mut(handle) {
             connection.finish(stream);
@@ -109,7 +108,7 @@ impl Endpoint {
         }
     }
 
-    /// Gives up what a stream sends.
+    /// Resets the sending part of a stream with an error code.
     pub fn reset(&mut self, host: &mut Host, handle: Handle, stream: StreamId, code: u32) {
         if let Some(connection) = self.get_mut(handle) {
             connection.reset(host, stream, code);
