@@ -1,5 +1,5 @@
-//! Whole transfers between two endpoints: in software, with a device that seals and opens, and with
-//! one that gives up half-way.
+//! Whole transfers between two endpoints: in software, with a device that encrypts and decrypts,
+//! and with one that fails half-way.
 
 #[path = "transfer/loss.rs"]
 mod loss;
@@ -16,7 +16,7 @@ use world::{Abilities, World, file_byte};
 
 const ALL: Abilities = Abilities { quic: true, opens: true, refuses: None, files: true };
 
-/// The server answers the first stream of a connection with bytes and a file.
+/// A connection on whose first stream the server sends bytes and a file.
 struct Exchange {
     client: Handle,
     server: Option<Handle>,
@@ -38,7 +38,7 @@ impl Exchange {
         Self { client, server, file, stream, received, ended, lost: Vec::new() }
     }
 
-    /// Takes events; true when the answer has ended.
+    /// Handles events; returns true when the response has ended.
     fn step(&mut self, w: &mut World, len: u64) -> bool {
         while let Some(event) = w.client.endpoint.poll_event() {
             match event {
@@ -103,7 +103,7 @@ fn exchange(w: &mut World, len: u64) -> Exchange {
     exchange
 }
 
-/// Both endpoints' connections end, and nothing is kept.
+/// Closes the connection and checks that nothing is left of it.
 fn close(w: &mut World, exchange: &Exchange) {
     w.server.host.offload_close(exchange.file);
     let now = w.now;
@@ -142,15 +142,15 @@ fn sealed_and_opened_by_the_device() {
     assert_eq!(w.server.device.sealed, counters.quic_out_for_device);
     assert!(counters.quic_in_opened > 10 && counters.quic_in_disagreed == 0, "{counters:?}");
     assert_eq!((counters.quic_out_late, counters.quic_out_malformed), (0, 0));
-    // A quarter of a round trip of ten milliseconds.
+    // A quarter of the 10 ms round-trip time.
     let waits = Duration::from_micros(2500);
     assert_eq!(w.server.device.reorder_times(), [Some(waits)]);
     close(&mut w, &e);
     assert_eq!(w.server.device.file_bytes[1], counters.quic_file_bytes_offloaded, "all let go");
 }
 
-/// A file that is closed is there until what was sent of it has arrived, whoever reads it, and
-/// though there is still word of its opening.
+/// A closed file stays readable, for host and device, until all that was queued of it has been
+/// acknowledged, even if a notice about the file arrives after the close.
 #[test]
 fn a_closed_file_is_sent_whole() {
     for able in [Abilities::default(), ALL] {
@@ -215,8 +215,8 @@ fn keys_are_updated_by_either_side() {
 
 #[test]
 fn refusals_are_counted_and_cost_nothing() {
-    // Where there is no room it is asked again: in the first 64 KiB, and after twice as
-    // many each time up to a megabyte.
+    // After a full table the device is asked again: first within 64 KiB, then each time the bytes
+    // carried have doubled, up to a megabyte.
     for (why, name, refused) in [
         (Refusal::TableFull, "quic_device_refused_full", 10),
         (Refusal::UnknownProtocol, "quic_device_refused_protocol", 2),
@@ -233,7 +233,7 @@ fn refusals_are_counted_and_cost_nothing() {
     }
 }
 
-/// What was on its way, and what stands for a file in packets that are lost, is sent by the host.
+/// The host retransmits packets that were in the device, and reads the file content of lost ones.
 #[test]
 fn a_reset_of_the_device_loses_nothing() {
     let mut w = World::new(ALL);
@@ -271,8 +271,8 @@ fn a_file_that_fails_resets_its_stream() {
     close(&mut w, &e);
 }
 
-/// A datagram with more pieces of files than a transmit may have, as with the ends of many short
-/// responses: the host reads them, and the device goes on with the rest.
+/// A datagram with more file extents than a transmit may have, as with the ends of many short
+/// responses: the host reads the content, and the device continues with the next datagrams.
 #[test]
 fn many_pieces_in_a_datagram() {
     let mut w = World::new(ALL);
@@ -311,7 +311,7 @@ fn many_pieces_in_a_datagram() {
     close(&mut w, &e);
 }
 
-/// The same seed, the same run.
+/// Equal seeds repeat a run.
 #[test]
 fn runs_repeat() {
     let run = || {
@@ -320,11 +320,11 @@ fn runs_repeat() {
         exchange(&mut w, 500_000).check(500_000);
         (w.now, w.server.device.file_bytes)
     };
-    // TLS draws randomness of its own, which decides lengths of no packet that matters here.
+    // TLS draws its own random numbers, but they affect no packet length that matters here.
     assert_eq!(run().1[1], run().1[1]);
 }
 
-/// The buffer in which a test keeps a qlog.
+/// Buffer for a qlog.
 #[derive(Clone, Default)]
 struct Log(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
 
@@ -355,7 +355,7 @@ fn a_connection_writes_a_qlog() {
     let ids = ids.lock().expect("no test panicked");
     assert_eq!(ids.iter().map(Vec::len).collect::<Vec<_>>(), [16], "the client's first choice");
     let bytes = log.0.lock().expect("no test panicked");
-    // RFC 7464: each text begins with a record separator and ends with a line feed.
+    // RFC 7464: each record begins with a record separator and ends with a line feed.
     let records: Vec<&[u8]> = bytes.split(|byte| *byte == 0x1e).skip(1).collect();
     assert!(records.iter().all(|r| r.starts_with(b"{") && r.ends_with(b"}\n")));
     let count = |name: &str| {
@@ -375,7 +375,7 @@ fn what_streams_wait_for_is_shown() {
         config.idle_timeout = Duration::from_secs(1000)
     });
     let mut e = Exchange::begin(&mut w);
-    // The client reads nothing: its window for the stream is full.
+    // The client does not read, so its stream window fills up.
     let stuck = |w: &mut World, e: &mut Exchange| {
         while let Some(event) = w.client.endpoint.poll_event() {
             if let Event::Connected(handle) = event {

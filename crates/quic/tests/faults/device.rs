@@ -1,12 +1,12 @@
-//! The device refuses, or loses everything.
+//! The device refuses, or is reset.
 
 use abi::Refusal;
 
 use crate::machines::{Lab, Setup, WAY};
 use crate::transfers::{Transfers, down, up};
 
-/// With room for one connection the second goes on in software, and is not asked for again until
-/// it has carried as much once more; when the first has gone there is room.
+/// With room for one connection, the second continues in software and asks again whenever the bytes
+/// it carried have doubled. When the first has ended there is room.
 #[test]
 fn a_full_table() {
     let mut lab = Lab::with(Setup { entries_max: 2, ..Setup::default() });
@@ -22,7 +22,7 @@ fn a_full_table() {
     assert_eq!(lab.server.app.offload(server), Some(Err(Refusal::TableFull)));
     let refused = lab.server.count("quic_refused_full");
     assert_eq!(lab.server.count("quic_entries"), 2);
-    // Asked first between 16 and 64 KiB, and at twice as many each time up to 4 MiB, for both
+    // First asked between 16 and 64 KiB, then at twice the bytes each time up to 4 MiB, for both
     // directions.
     assert!((12..=18).contains(&refused), "{refused}");
     let (now, client) = (lab.now, &mut lab.client);
@@ -34,8 +34,8 @@ fn a_full_table() {
     second.close(&mut lab);
 }
 
-/// Packets that the devices had in hand are losses; what the devices read of files the hosts read;
-/// and the devices are asked again.
+/// Packets inside the devices are lost, the hosts read the file content in their place, and the
+/// devices are asked again.
 #[test]
 fn resets_in_the_middle() {
     let mut lab = Lab::new();
@@ -49,7 +49,7 @@ fn resets_in_the_middle() {
     let ended = lab.run(120, |lab| {
         if resets < 3 && t.received() > 2_000_000 * (resets + 1) {
             resets += 1;
-            // With transmits of files in the ring, then between two rounds.
+            // With file transmits in the ring, then between two rounds.
             match resets {
                 1 => lab.reset_before_files = true,
                 _ => lab.server.device().reset(),

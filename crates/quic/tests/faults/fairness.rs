@@ -1,7 +1,8 @@
-//! Sharing of one connection by its streams: by bytes in turn, and by the priorities of RFC 9218.
+//! Sharing of a connection between its streams: round robin by bytes, and the priorities of RFC
+//! 9218.
 //!
 //! The path is a bottleneck of a fixed rate with a short queue, so that a share of the connection
-//! is a time. Every case runs with packets and files given to the device, and without.
+//! determines a duration. Every case runs with and without offload to the device.
 
 use base::{Duration, Instant};
 use outboard_quic::{Config, Priority};
@@ -9,11 +10,11 @@ use outboard_quic::{Config, Priority};
 use crate::machines::{Lab, PAYLOAD_AT, Setup, WAY};
 use crate::transfers::{Transfers, down};
 
-/// Bytes per second that the path carries to the client.
+/// Bandwidth to the client in bytes per second.
 const RATE: u64 = 20_000_000;
-/// Time that a frame may wait in the queue of the bottleneck.
+/// Maximum time that a frame waits in the bottleneck's queue.
 const QUEUE: Duration = Duration::from_millis(10);
-/// Bytes that nothing in these tests comes to the end of.
+/// Length of files that these tests never finish.
 const LARGE: u64 = 200_000_000;
 const SMALL: u64 = 300_000;
 
@@ -35,7 +36,7 @@ fn bottleneck(lab: &mut Lab, rate: u64) {
 }
 
 fn roomy(config: &mut Config) {
-    // As browsers and curl have it: one stream may take all that the connection may.
+    // As in browsers and curl: one stream may use all of the connection's window.
     config.receive_windows = [8 << 20, 8 << 20];
 }
 
@@ -49,7 +50,7 @@ fn lab(offload: bool) -> Lab {
     lab
 }
 
-/// Checks that the bytes went the way that the case is about.
+/// Checks that the bytes took the path under test, device or software.
 fn check_path(lab: &Lab, offload: bool) {
     let counters = lab.server.app.counters();
     if offload {
@@ -62,7 +63,7 @@ fn check_path(lab: &Lab, offload: bool) {
     }
 }
 
-/// Three large transfers until they fill the path.
+/// Starts three large transfers and runs until they fill the path.
 fn three_large(lab: &mut Lab) -> Transfers {
     let large = ["a", "b", "c"].map(|file| down(file, LARGE));
     let mut transfers = Transfers::begin(lab, large.into());
@@ -113,8 +114,8 @@ fn large_responses_share_by_bytes() {
     }
 }
 
-/// A response that is more urgent has the connection, and finds credit, though less urgent ones
-/// have as much to send as there is: on a slow path, so that credit is worth seconds.
+/// An urgent response gets the connection and finds credit, although less urgent ones always have
+/// data. The path is slow, so that the credit corresponds to seconds.
 #[test]
 fn an_urgent_response_is_not_kept_waiting() {
     for offload in [true, false] {
@@ -129,7 +130,7 @@ fn an_urgent_response_is_not_kept_waiting() {
             transfers.all[urgent].ended.is_some()
         });
         let took = lab.now.since(begun);
-        // 150 ms at that rate, one queue before it, and round trips.
+        // 150 ms at this rate, one queue before it, and round trips.
         assert!(transfers.all[urgent].ended.is_some(), "{offload}: not within {took:?}");
         assert!(took < Duration::from_millis(300), "{offload}: {took:?}");
         transfers.all[urgent].check();

@@ -1,4 +1,4 @@
-//! Files that fail, change or are slow while they are sent.
+//! Files that fail, change or are slow during a transfer.
 
 use base::Duration;
 use outboard_quic::ReadEnd;
@@ -6,10 +6,10 @@ use outboard_quic::ReadEnd;
 use crate::machines::Lab;
 use crate::transfers::{Transfers, down};
 
-/// What a stream is reset with: RFC 9114's `H3_INTERNAL_ERROR`.
+/// Expected reset of the stream: RFC 9114's `H3_INTERNAL_ERROR`.
 const FAILED: ReadEnd = ReadEnd::Reset(0x0102);
 
-/// Three files at one time, of which the second fails after `bytes`.
+/// Transfers three files, of which the second fails before `bytes` have arrived.
 fn one_of_three_fails(fail: impl Fn(&mut Lab), bytes: u64) {
     let mut lab = Lab::new();
     let all = vec![down("a", 3_000_000), down("b", 3_000_000), down("c", 3_000_000)];
@@ -40,7 +40,7 @@ fn a_read_that_fails_resets_its_stream_only() {
     one_of_three_fails(fail, 2_000_000);
 }
 
-/// Shorter, with another time: what is sent from then on would be of another file.
+/// The new file is shorter and has another modification time; its bytes must not be sent.
 #[test]
 fn a_file_that_changes_resets_its_stream_only() {
     let fail = |lab: &mut Lab| {
@@ -49,7 +49,7 @@ fn a_file_that_changes_resets_its_stream_only() {
     one_of_three_fails(fail, 3_000_000);
 }
 
-/// The only file, from its first byte that the device reads.
+/// The failure begins at the first byte that the device reads.
 #[test]
 fn the_only_file_fails() {
     let mut lab = Lab::new();
@@ -66,8 +66,8 @@ fn the_only_file_fails() {
     t.close(&mut lab);
 }
 
-/// A disk that takes five round trips: packets wait for it in the device, where quinn-proto takes
-/// them for sent.
+/// The disk takes five round trips. Packets wait for it in the device, and quinn-proto considers
+/// them sent.
 #[test]
 fn a_slow_disk() {
     let mut lab = Lab::new();
@@ -78,7 +78,8 @@ fn a_slow_disk() {
     t.check();
     let stats = lab.server.app.info(t.server.expect("connected")).expect("it is there");
     assert!(lab.server.count("quic_file_bytes_offloaded") > 7_000_000);
-    // The disk read ahead, and what it delayed was late and not lost: the window has not collapsed.
+    // The disk reads ahead, and packets that it delays are late, not lost: the window is not
+    // reduced.
     let path = stats.stats.path;
     assert_eq!((path.lost_packets, path.congestion_events), (0, 0), "{path:?}");
     assert!(path.cwnd > 100_000 && path.rtt.as_millis() < 20, "{path:?}");

@@ -1,4 +1,4 @@
-//! Floods of packets that belong to nobody, and resets of connections that one side has forgotten.
+//! Floods of forged packets, and stateless resets by a side that has lost its state.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -8,9 +8,9 @@ use base::Duration;
 use crate::machines::{Lab, WAY, is_short, payload, with_payload};
 use crate::transfers::{Transfers, down, up};
 
-/// Forged packets between two of a connection, in its own headers: to unknown IDs and to its own.
-/// The device sorts out both; answers are few and shorter than what they answer (RFC 9000, section
-/// 10.3), and the connection notices nothing.
+/// Forged packets are sent among those of a connection, to unknown connection IDs and to its own.
+/// The device drops both kinds; responses are few and shorter than the forged packets (RFC 9000
+/// section 10.3), and the connection is not affected.
 #[test]
 fn forged_packets() {
     let time = |forged: usize| {
@@ -25,7 +25,7 @@ fn forged_packets() {
         let (seed, answers) = (RefCell::new(seed), Rc::new(RefCell::new(Vec::new())));
         let (kept, known) = (Rc::clone(&answers), Rc::new(Cell::new([0_u64; 2])));
         let count = Rc::clone(&known);
-        // The IDs that both sides use.
+        // The connection IDs that both sides use.
         let mut used: [Option<Vec<u8>>; 2] = [None, None];
         lab.on_link(move |_, to_server, frame| {
             let mut fate = Vec::new();
@@ -57,7 +57,7 @@ fn forged_packets() {
         lab.run(1, |_| false);
         let [unknown, own] = known.get();
         let server = &lab.server;
-        // The client answers some of the answers, which end there: each is shorter.
+        // The client answers some of the resets with resets, each shorter, so that this ends.
         let more = server.count("quic_rx_unknown_id") - unknown;
         assert!(more <= answers.borrow().len() as u64, "{more}");
         assert_eq!(server.count("quic_rx_bad_tag") + server.count("quic_rx_unknown_keys"), own);
@@ -65,7 +65,7 @@ fn forged_packets() {
         assert_eq!((server.count("quic_entries"), server.count("quic_waiting")), (2, 0));
         assert_eq!(server.count("quic_connections_open"), 1);
         let answers = answers.borrow();
-        // One in 20 ms, whoever asks.
+        // The rate limit: one per 20 ms for all senders together.
         let most = lab.now.since(begin).as_millis() / 20 + 1;
         assert!(answers.len() as u64 <= most, "{} in {took:?}", answers.len());
         assert!(answers.iter().all(|len| *len < 100), "shorter than what they answer");
@@ -80,8 +80,8 @@ fn forged_packets() {
     assert!(flooded < quiet + quiet, "{flooded:?} under a flood, {quiet:?} without");
 }
 
-/// One side is switched off and on. It knows nothing of the connection but can still prove that it
-/// was a party to it (RFC 9000, section 10.3); the other's device hands the proof on as it came.
+/// One side restarts. It has no state of the connection but can still send a stateless reset (RFC
+/// 9000 section 10.3), which the other side's device delivers unchanged.
 #[test]
 fn stateless_resets() {
     for server_forgets in [true, false] {

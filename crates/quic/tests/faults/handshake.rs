@@ -1,4 +1,4 @@
-//! Before a connection is: versions, Retry, and how much is sent to an address that is not proved.
+//! Connection setup: version negotiation, Retry, and the amplification limit.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -6,7 +6,7 @@ use std::rc::Rc;
 use crate::machines::{Lab, Setup, WAY, is_handshake, long_packets, mend, payload};
 use crate::transfers::{Transfers, down};
 
-/// Headers of a datagram from the client to the server.
+/// Returns the headers of a datagram from the client to the server.
 fn headers(lab: &mut Lab) -> Vec<u8> {
     let seen = Rc::new(RefCell::new(None));
     let kept = Rc::clone(&seen);
@@ -23,7 +23,7 @@ fn headers(lab: &mut Lab) -> Vec<u8> {
     headers.expect("it said something")
 }
 
-/// The datagrams of the server from now on; nothing arrives any more.
+/// Collects the server's datagrams from now on; no frames are delivered.
 fn answers(lab: &mut Lab) -> Rc<RefCell<Vec<Vec<u8>>>> {
     let answers = Rc::new(RefCell::new(Vec::new()));
     let kept = Rc::clone(&answers);
@@ -36,8 +36,8 @@ fn answers(lab: &mut Lab) -> Rc<RefCell<Vec<Vec<u8>>>> {
     answers
 }
 
-/// RFC 9000, sections 5.2.2 and 6: a version that is not spoken is answered with those that are,
-/// if the datagram was long enough to be a client's first, and nothing is kept of it.
+/// RFC 9000 sections 5.2.2 and 6: an unsupported version is answered with the supported ones if the
+/// datagram is as long as a client's first must be; no state is kept.
 #[test]
 fn versions_are_negotiated() {
     let mut lab = Lab::new();
@@ -53,7 +53,7 @@ fn versions_are_negotiated() {
     lab.run(1, |_| false);
     let answers = answers.borrow();
     let [answer] = &answers[..] else { panic!("one answer: {answers:?}") };
-    // Section 17.2.1: any first byte of a long header, version 0, the IDs the other way round.
+    // RFC 9000 section 17.2.1: a long header with any first byte, version 0, the IDs swapped.
     assert!(answer[0] & 0x80 != 0);
     assert_eq!(answer[1..5], [0; 4]);
     assert_eq!(answer[5..16], [5, 11, 12, 13, 14, 15, 4, 1, 2, 3, 4]);
@@ -62,7 +62,7 @@ fn versions_are_negotiated() {
     assert_eq!(lab.server.count("quic_connections_open"), before);
 }
 
-/// RFC 8999: what holds for all versions has connection IDs of up to 255 bytes.
+/// RFC 8999 allows connection IDs of up to 255 bytes in all versions.
 #[test]
 fn versions_with_long_connection_ids_are_negotiated() {
     let mut lab = Lab::new();
@@ -83,7 +83,7 @@ fn versions_with_long_connection_ids_are_negotiated() {
     assert_eq!(lab.server.count("quic_versions_negotiated"), 2);
 }
 
-/// RFC 8999, section 5.1: the first byte's other bits belong to the version.
+/// RFC 8999 section 5.1: the other bits of the first byte are specific to the version.
 #[test]
 fn versions_are_negotiated_whatever_the_first_byte_is() {
     let mut lab = Lab::new();
@@ -100,7 +100,7 @@ fn versions_are_negotiated_whatever_the_first_byte_is() {
     assert_eq!(lab.server.count("quic_in_retries_dropped"), 0);
 }
 
-/// RFC 9000, section 8.1.2: the client proves its address, and goes on.
+/// RFC 9000 section 8.1.2: the client validates its address and continues.
 #[test]
 fn retries() {
     let server = |config: &mut outboard_quic::Config| config.handshakes_before_retry = 0;
@@ -123,15 +123,15 @@ fn retries() {
     assert_eq!((firsts[2].0, firsts[2].1 & 0xb0), (true, 0x80), "an Initial, with the token");
     assert_eq!(lab.server.count("quic_offloaded"), 1);
     drop(firsts);
-    // The Retry's connection ID is not one of the connection's.
+    // The connection ID in the Retry is not one of the connection's.
     let server = lab.server.app.info(t.server.expect("connected")).expect("it is there");
     let issued = 1 + server.stats.frame_tx.new_connection_id;
     assert_eq!(lab.server.count("quic_routes"), issued);
     t.close(&mut lab);
 }
 
-/// RFC 9000, section 8.1: three times what came, until a client has proved its address. The
-/// certificate is many times that.
+/// RFC 9000 section 8.1: at most three times the received bytes are sent until the client has
+/// validated its address. The certificate is much longer.
 #[test]
 fn amplification_is_limited() {
     for silent in [false, true] {
@@ -142,13 +142,13 @@ fn amplification_is_limited() {
         lab.on_link(move |_, to_server, frame| {
             let Some(packet) = payload(&frame) else { return vec![(WAY, frame)] };
             let mut bytes = count.get();
-            // Whoever spoofs an address sends once, and never hears what comes back.
+            // An attacker with a spoofed address sends once and receives nothing.
             if silent && to_server && bytes[1] > 0 {
                 return Vec::new();
             }
             bytes[usize::from(to_server)] += packet.len();
             count.set(bytes);
-            // A Handshake packet proves that the client got ours.
+            // A Handshake packet proves that the client received ours.
             let proof = long_packets(packet).iter().any(|(first, _)| is_handshake(*first));
             done.set(done.get() || to_server && proof);
             if !done.get() {
@@ -173,7 +173,7 @@ fn amplification_is_limited() {
     }
 }
 
-/// As many handshakes as may be: the next are refused, and nothing is kept of them.
+/// Above the maximum number of connections, attempts are refused and no state is kept.
 #[test]
 fn connections_are_bounded() {
     let server = |config: &mut outboard_quic::Config| config.connections_max = 1;
@@ -198,8 +198,8 @@ fn connections_are_bounded() {
     lab.run(2, |_| false);
 }
 
-/// RFC 9000, section 17.2.5: only servers send Retry. One that comes to a server, made by anyone
-/// who has seen the handshake, ends nothing.
+/// RFC 9000 section 17.2.5: only servers send Retry. A Retry to a server, forged by an observer of
+/// the handshake, has no effect.
 #[test]
 fn a_retry_to_a_server() {
     let mut lab = Lab::new();

@@ -1,21 +1,21 @@
-//! Connection IDs that are used up, and what the device has of them.
+//! Retirement of connection IDs, and which of them the device knows.
 
 use base::Duration;
 
 use crate::machines::{Lab, Setup};
 use crate::transfers::{Transfers, down};
 
-/// Most connection IDs of ours that a peer has: as many as quinn-proto takes of another.
+/// Maximum active connection IDs that quinn-proto accepts from its peer.
 const IDS_MAX: u64 = 5;
 
-/// A peer that takes another ID in each step, before its connection is offloaded and after: the
-/// device knows those that are in use, and no others.
+/// A peer changes its connection ID in each step, before and after the connection is offloaded. The
+/// device knows exactly the IDs in use.
 #[test]
 fn a_peer_that_retires_as_fast_as_it_can() {
     let server = |config: &mut outboard_quic::Config| config.offload_bytes_min = 256 * 1024;
     let mut lab = Lab::with(Setup { server, ..Setup::default() });
     let mut t = Transfers::begin(&mut lab, vec![down("a", 4_000_000)]);
-    // Nothing but retirements at first: this connection is not worth an offload yet.
+    // At first only retirements, too few bytes for an offload.
     let mut steps = 0;
     lab.run(5, |lab| {
         lab.client.app.address_changed(t.client);
@@ -42,14 +42,14 @@ fn a_peer_that_retires_as_fast_as_it_can() {
     t.close(&mut lab);
 }
 
-/// Nothing is left at the devices of connections that came and went, however they ended.
+/// Nothing is left at the devices of ended connections, however they ended.
 #[test]
 fn nothing_leaks() {
     let mut lab = Lab::new();
     for round in 0..6_u64 {
         let mut t = Transfers::begin(&mut lab, vec![down("a", 600_000)]);
         if round % 3 == 2 {
-            // The client is gone: the server finds out by itself.
+            // The client disappears; the server times out.
             lab.run(30, |lab| t.step(lab) || t.received() > 400_000);
             assert_eq!(lab.server.count("quic_entries"), 2);
             lab.on_link(|_, _, _| Vec::new());

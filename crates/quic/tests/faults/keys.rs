@@ -1,11 +1,11 @@
-//! Key updates (RFC 9001, section 6) by both sides, while the path reorders.
+//! Key updates (RFC 9001 section 6) by both sides on a path that reorders.
 
 use base::Duration;
 
 use crate::machines::{Lab, WAY};
 use crate::transfers::{Transfers, down, up};
 
-/// Packets of two generations arrive mixed, and both devices open them all.
+/// Packets of two generations arrive mixed, and both devices decrypt them.
 #[test]
 fn updates_while_packets_are_reordered() {
     let mut lab = Lab::new();
@@ -13,7 +13,7 @@ fn updates_while_packets_are_reordered() {
     let mut frames = 0;
     lab.on_link(move |_, _, frame| {
         frames += 1;
-        // Behind those that follow, and rarely behind more than the device waits for.
+        // Some packets arrive after later ones, rarely by more than the reordering window.
         let late = match frames {
             n if n % 97 == 0 => Duration::from_millis(3),
             n if n % 5 == 0 => Duration::from_micros(400),
@@ -35,11 +35,12 @@ fn updates_while_packets_are_reordered() {
     assert!(ended && updates >= 8, "{updates}");
     t.check();
     for machine in [&lab.client, &lab.server] {
-        // The next generation when it was added, and both directions at each update.
+        // The next generation at the start, and both directions at each update.
         assert!(machine.count("quic_rekeyed") >= 13, "{}", machine.count("quic_rekeyed"));
         assert_eq!(machine.count("quic_rekeyed"), machine.count("quic_rekeys"));
         assert!(machine.count("quic_reordered") > 50);
-        // The generation before goes when the next comes: one that is as late the host opens.
+        // A new generation replaces the previous one; the host decrypts packets that are later than
+        // that.
         let late = machine.count("quic_rx_bad_tag") + machine.count("quic_rx_unknown_keys");
         assert!(late <= updates, "{late} late ones in {updates} updates");
         assert_eq!((machine.count("quic_in_disagreed"), machine.count("quic_not_sealed")), (0, 0));
@@ -47,7 +48,7 @@ fn updates_while_packets_are_reordered() {
         assert_eq!(machine.count("quic_tx_sealed"), machine.count("quic_out_for_device"));
         assert_eq!(machine.count("quic_offloaded"), 1);
     }
-    // Nothing goes by software afterwards.
+    // Afterwards nothing is processed in software.
     let software = |lab: &Lab| {
         [&lab.client, &lab.server].map(|machine| {
             let out = machine.count("quic_out_datagrams") - machine.count("quic_out_for_device");

@@ -1,5 +1,5 @@
-//! Two machines with an endpoint, a host and the real device each, a disk below them, and a wire
-//! that does with every frame what a test says.
+//! Two machines, each with an endpoint, a host, the real device and a disk, and a link whose
+//! treatment of each frame is set by the test.
 
 use core::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -16,19 +16,19 @@ use wire::frame::protocol;
 use wire::quic::read_varint;
 use wire::segment::Layout;
 
-/// Where a frame's UDP payload begins: Ethernet, IPv4, UDP.
+/// Offset of a frame's UDP payload: Ethernet, IPv4 and UDP headers.
 pub(crate) const PAYLOAD_AT: usize = 42;
-/// One way over the wire, where a test says nothing else.
+/// Default one-way delay of the link.
 pub(crate) const WAY: Duration = Duration::from_millis(5);
-/// Virtual time at which tests begin.
+/// Virtual time at the start of a test.
 pub(crate) const START: Instant = Instant::from_millis(1_000);
 /// Last bytes of the machines' addresses.
 const CLIENT: u8 = 1;
 const SERVER: u8 = 2;
-/// Bytes of every file.
+/// Length of every file.
 const FILE_BYTES: u64 = 1 << 30;
 
-/// The byte at a place of a file.
+/// Returns the byte at an offset of a file.
 pub(crate) fn file_byte(file: u32, offset: u64) -> u8 {
     (offset.wrapping_mul(31) >> 3).to_le_bytes()[0]
         ^ offset.to_le_bytes()[0]
@@ -38,14 +38,14 @@ pub(crate) fn file_byte(file: u32, offset: u64) -> u8 {
 /// A machine with an endpoint.
 pub(crate) type Machine = Node<Endpoint>;
 
-/// What becomes of a frame: each of these arrives, after that time.
+/// What the link delivers for a frame: frames with their delays.
 pub(crate) type Fate = Vec<(Duration, Vec<u8>)>;
 
-/// Both machines, and the link between them.
+/// Client, server, and the link between them.
 pub(crate) struct Lab {
     pub(crate) net: Network<Endpoint, Endpoint>,
-    /// The server's device is reset before the next operations with bytes of a file reach it: what
-    /// the host had said by then is for a device that knows nothing.
+    /// Resets the server's device when the next operation with file content is in its ring, so that
+    /// the operations in the ring reach a device that has no state.
     pub(crate) reset_before_files: bool,
     setup: Setup,
     server_tls: Arc<rustls::ServerConfig>,
@@ -66,15 +66,15 @@ impl DerefMut for Lab {
     }
 }
 
-/// What is not as usual.
+/// Deviations from the default setup.
 pub(crate) struct Setup {
-    /// Entries of the devices' QUIC engines.
+    /// Table size of the devices' QUIC engines.
     pub(crate) entries_max: u32,
-    /// Names in the server's certificate.
+    /// Number of names in the server's certificate.
     pub(crate) names: usize,
     pub(crate) server: fn(&mut Config),
     pub(crate) client: fn(&mut Config),
-    /// The server's device has another queue, whose host knows nothing of these connections.
+    /// Steering of the server's device, which then has a second queue that no endpoint serves.
     pub(crate) steering: Option<Steering>,
 }
 
@@ -127,7 +127,7 @@ fn machine(
     };
     let mut disk = MemDisk::default();
     for letter in b'a'..=b'z' {
-        // Each file has a version of its own: blocks are shared by it.
+        // Each file has its own version, since the version identifies cached blocks.
         let (name, version) = (char::from(letter).to_string(), u64::from(letter) << 8);
         disk.put_computed(&name, FILE_BYTES, version, move |at| file_byte(letter.into(), at));
     }
@@ -137,7 +137,7 @@ fn machine(
     (machine, endpoint)
 }
 
-/// TLS of both sides. The more names, the longer the certificate.
+/// Returns the TLS configurations of both sides. More names make a longer certificate.
 fn tls(names: usize) -> (Arc<rustls::ServerConfig>, Arc<rustls::ClientConfig>) {
     let mut all = vec!["localhost".to_owned()];
     all.extend((1..names).map(|i| format!("name-{i}.a-long-domain-of-nobody.example")));
@@ -145,7 +145,7 @@ fn tls(names: usize) -> (Arc<rustls::ServerConfig>, Arc<rustls::ClientConfig>) {
 }
 
 impl Lab {
-    /// Two machines with whole devices.
+    /// Creates two machines with the default setup.
     pub(crate) fn new() -> Self {
         Self::with(Setup::default())
     }
@@ -159,7 +159,8 @@ impl Lab {
         lab
     }
 
-    /// Changes what the link does with a frame to the server, or from it.
+    /// Sets what the link does with a frame; the rule's second argument is true for frames to the
+    /// server.
     pub(crate) fn on_link(
         &mut self,
         mut rule: impl FnMut(Instant, bool, Vec<u8>) -> Fate + 'static,
@@ -171,7 +172,7 @@ impl Lab {
         });
     }
 
-    /// The client connects.
+    /// Starts a connection from the client.
     pub(crate) fn connect(&mut self) -> Handle {
         let remote = core::net::SocketAddr::from(([10, 77, 0, SERVER], 443));
         let Network { now, client: Node { machine, app }, .. } = &mut self.net;
@@ -179,14 +180,15 @@ impl Lab {
         begun.expect("it begins")
     }
 
-    /// A frame that was not sent arrives at once.
+    /// Delivers a forged frame at once.
     pub(crate) fn inject(&mut self, to_server: bool, bytes: Vec<u8>) {
         let towards = if to_server { Towards::Server } else { Towards::Client };
         let frame = Frame { bytes, checksum: Checksum::Unchecked, segment_size: 0 };
         self.net.inject(towards, Duration::ZERO, frame);
     }
 
-    /// Runs until `done` says so, or for that many seconds of virtual time.
+    /// Runs until `done` returns true, at most for `seconds` of virtual time. Returns whether it
+    /// did.
     pub(crate) fn run(&mut self, seconds: u64, mut done: impl FnMut(&mut Self) -> bool) -> bool {
         let end = self.now + Duration::from_secs(seconds);
         loop {
@@ -201,7 +203,7 @@ impl Lab {
         }
     }
 
-    /// Lets both sides do what they can at this time.
+    /// Lets both sides do all work that is due.
     fn settle(&mut self) {
         let has_file = |t: &abi::Transmit| t.parts.iter().any(|part| part.extent().is_some());
         while self.net.turn() {
@@ -213,14 +215,14 @@ impl Lab {
         }
     }
 
-    /// Datagrams that the server's device gave to another host than this one.
+    /// Counts the datagrams that the server's device passed to the queue of another host.
     pub(crate) fn strays(&self) -> usize {
         let is_datagram =
             |e: &&Event| matches!(e, Event::Received(r) if payload(r.packet.as_slice()).is_some());
         self.server.other_events().iter().filter(is_datagram).count()
     }
 
-    /// A machine is switched off and on: nothing is left but its seeds and addresses.
+    /// Restarts a machine without any state but its seeds and addresses.
     pub(crate) fn restart(&mut self, server: bool) {
         let tls = server.then(|| Arc::clone(&self.server_tls));
         let last = if server { SERVER } else { CLIENT };
@@ -230,19 +232,19 @@ impl Lab {
     }
 }
 
-/// The UDP payload of a frame; none where it is no UDP.
+/// Returns the UDP payload of a frame; `None` if it is not UDP.
 pub(crate) fn payload(frame: &[u8]) -> Option<&[u8]> {
     (frame.get(12..14)? == [8, 0] && *frame.get(23)? == protocol::UDP).then_some(())?;
     frame.get(PAYLOAD_AT..)
 }
 
-/// Whether a frame has a short-header packet at its begin.
+/// Returns whether a frame's datagram begins with a short-header packet.
 pub(crate) fn is_short(frame: &[u8]) -> bool {
     payload(frame).and_then(<[u8]>::first).is_some_and(|first| first & 0x80 == 0)
 }
 
-/// The long-header packets of version 1 in a datagram (RFC 9000, section 17.2), none of them a
-/// Retry: the first byte of each, and all of its bytes.
+/// Returns the long-header packets of version 1 in a datagram (RFC 9000 section 17.2), each with
+/// its first byte. None of them may be a Retry.
 pub(crate) fn long_packets(datagram: &[u8]) -> Vec<(u8, &[u8])> {
     let (mut packets, mut left) = (Vec::new(), datagram);
     while left.first().is_some_and(|first| first & 0x80 != 0) {
@@ -254,7 +256,7 @@ pub(crate) fn long_packets(datagram: &[u8]) -> Vec<(u8, &[u8])> {
             usize::try_from(value).expect("a length")
         };
         if left[0] & 0x30 == 0 {
-            let token = varint(&mut at); // Only an Initial has one.
+            let token = varint(&mut at); // Only an Initial packet has a token.
             at += token;
         }
         let len = varint(&mut at);
@@ -265,19 +267,19 @@ pub(crate) fn long_packets(datagram: &[u8]) -> Vec<(u8, &[u8])> {
     packets
 }
 
-/// Whether a packet with that first byte is a Handshake packet. The second bit may be anything
-/// (RFC 9287).
+/// Returns whether a packet with this first byte is a Handshake packet. The fixed bit may have any
+/// value (RFC 9287).
 pub(crate) const fn is_handshake(first: u8) -> bool {
     first & 0xb0 == 0xa0
 }
 
-/// Lengths and sums of a frame whose bytes were changed.
+/// Corrects lengths and checksums of a changed frame.
 pub(crate) fn mend(mut frame: Vec<u8>) -> Vec<u8> {
     Layout::of(&frame, 14, 34).expect("a packet").complete(&mut frame, 0);
     frame
 }
 
-/// The same frame with another UDP payload.
+/// Returns a frame with another UDP payload.
 pub(crate) fn with_payload(frame: &[u8], payload: &[u8]) -> Vec<u8> {
     mend([&frame[..PAYLOAD_AT], payload].concat())
 }

@@ -1,5 +1,5 @@
 //! Faults between two endpoints with real devices: each transfer arrives byte for byte or is reset
-//! with its code, and the counters say what happened.
+//! with its error code, and the counters report what happened.
 
 mod device;
 mod fairness;

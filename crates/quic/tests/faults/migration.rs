@@ -1,4 +1,4 @@
-//! Clients that move (RFC 9000, section 9): the server's device knows them by connection ID.
+//! Clients that migrate (RFC 9000 section 9): the server's device identifies connections by ID.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -8,13 +8,13 @@ use abi::quic::Steering;
 use crate::machines::{Lab, Setup, WAY, is_short, mend, payload};
 use crate::transfers::{Transfers, down, up};
 
-/// Most connection IDs of ours that a peer has: as many as quinn-proto takes of another.
+/// Maximum active connection IDs that quinn-proto accepts from its peer.
 const IDS_MAX: u64 = 5;
 
-/// Where a frame has the client's address and port, in each direction: to the server, from it.
+/// Offsets of the client's address and port in a frame, to the server and from it.
 const AT: [(usize, usize); 2] = [(26, 34), (30, 36)];
 
-/// Rewrites the client's end as a NAT does; ARP says the same.
+/// Rewrites the client's address and port as a NAT does, also in ARP.
 fn translate(frame: &mut Vec<u8>, to_server: bool, last: u8, port: u16) {
     if frame[12..14] == [8, 6] {
         let at = if to_server { 28 } else { 38 };
@@ -30,12 +30,12 @@ fn translate(frame: &mut Vec<u8>, to_server: bool, last: u8, port: u16) {
     }
 }
 
-/// The end of the client that a frame from the server is for.
+/// Returns the client's address (last byte) and port in a frame from the server.
 fn client_end(frame: &[u8]) -> (u8, u16) {
     (frame[33], u16::from_be_bytes([frame[36], frame[37]]))
 }
 
-/// What a move is to.
+/// What a migration changes.
 #[derive(Clone, Copy, PartialEq)]
 enum Move {
     Port,
@@ -47,7 +47,7 @@ fn moves(how: Move) {
     let mut lab = Lab::new();
     let mut t = Transfers::begin(&mut lab, vec![down("a", 6_000_000), up("b", 3_000_000)]);
     let end = Rc::new(Cell::new((1_u8, 5000_u16)));
-    // Short-header packets from the server to the client's newest end, and to any before.
+    // Short-header packets from the server to the client's newest address, and to older ones.
     let sent = Rc::new(Cell::new((0_u64, 0_u64)));
     let (now_at, count) = (Rc::clone(&end), Rc::clone(&sent));
     lab.on_link(move |_, to_server, mut frame| {
@@ -57,7 +57,7 @@ fn moves(how: Move) {
             let (new, old) = count.get();
             count.set((new + u64::from(newest), old + u64::from(!newest)));
             if !newest {
-                return Vec::new(); // Nobody is there any more.
+                return Vec::new(); // The old address is no longer in use.
             }
         }
         translate(&mut frame, to_server, last, port);
@@ -97,14 +97,14 @@ fn moves(how: Move) {
         assert_eq!((machine.count("quic_not_sealed"), machine.count("quic_in_disagreed")), (0, 0));
     }
     let stats = lab.server.app.info(t.server.expect("connected")).expect("it is there");
-    // One for the new path and one for the old, each time.
+    // At each migration, one for the new path and one for the old.
     assert_eq!((stats.migrations, lab.server.count("quic_migrations")), (2, 2));
     assert!(stats.offload.iter().all(|name| matches!(name, Ok(Some(_)))), "{:?}", stats.offload);
     let stats = stats.stats;
     assert!(stats.frame_tx.path_challenge >= 2 && stats.frame_rx.path_response >= 2, "{stats:?}");
     let routes = lab.server.count("quic_routes");
     match how {
-        // Each ID that the client left was retired, and another issued: both went to the device.
+        // Each ID that the client retired was replaced; the device got both changes.
         Move::AddressAndId => {
             assert_eq!((routes, stats.frame_rx.retire_connection_id), (IDS_MAX, 2));
         }
@@ -133,12 +133,12 @@ fn to_another_address_with_another_id() {
     moves(Move::AddressAndId);
 }
 
-/// A server with two queues: wherever the client's packets come from, they go to the host that has
-/// the connection, in software and with the device.
+/// A server with two queues: packets from any client address go to the host that has the
+/// connection, in software and with the device.
 #[test]
 fn to_other_ports_of_a_server_with_two_queues() {
     for offload in [false, true] {
-        // Of a connection ID that the client chose the key says which host accepts it.
+        // The client chooses the first connection ID; the key decides which host accepts it.
         let accepted = (0..20).find(|&key| {
             let steering =
                 Steering { port: 443, id_bytes: outboard_quic::CID_BYTES, key, queues: 2 };
@@ -152,7 +152,8 @@ fn to_other_ports_of_a_server_with_two_queues() {
     }
 }
 
-/// Returns whether the first host accepted the connection; then it kept it over all moves.
+/// Returns whether the first host accepted the connection; if so, checks that it keeps it over all
+/// migrations.
 fn moves_between_queues(setup: Setup) -> bool {
     let mut lab = Lab::with(setup);
     let mut t = Transfers::begin(&mut lab, vec![down("a", 6_000_000), up("b", 3_000_000)]);
@@ -167,7 +168,7 @@ fn moves_between_queues(setup: Setup) -> bool {
         assert!(lab.strays() > 0, "it went to the other host");
         return false;
     }
-    // By their addresses all of these would lead to the first queue once in 16,000 times.
+    // By address, all of these would lead to the first queue with a probability of 1/16,000.
     for number in 1..=14 {
         port.set(6000 + number);
         lab.run(60, |lab| t.step(lab) || t.received() > u64::from(number) * 500_000);

@@ -1,5 +1,4 @@
-//! Packets that are not as they were sent: bytes flipped, key phases spoofed, long headers in
-//! front.
+//! Packets changed in transit: flipped bits, spoofed key phases, prepended long-header packets.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -12,7 +11,7 @@ use crate::machines::{
 };
 use crate::transfers::{Transfers, down, up};
 
-/// Datagrams that the device got and did not open, by all reasons.
+/// Counts the datagrams that the device did not decrypt, for any reason.
 fn unopened(machine: &Machine) -> u64 {
     ["not_short", "unknown_id", "too_short", "unknown_keys", "bad_tag"]
         .map(|why| machine.count(&format!("quic_rx_{why}")))
@@ -20,15 +19,15 @@ fn unopened(machine: &Machine) -> u64 {
         .sum()
 }
 
-/// quinn-proto updates its keys once by itself, early: each side, in both directions. The device
-/// has the next generation too. There was no other update.
+/// Checks the number of key updates. quinn-proto starts one early: each side in both directions,
+/// and the device also has the next generation. There was no other update.
 fn assert_updates(machine: &Machine) {
     let (asked, taken) = (machine.count("quic_rekeys"), machine.count("quic_rekeyed"));
     assert!(asked <= 5 && taken == asked, "{asked} {taken}");
 }
 
-/// RFC 9001, section 9.5: what does not verify changes nothing. Of one packet in each direction,
-/// each byte is flipped in a copy that arrives before it.
+/// RFC 9001 section 9.5: packets that fail authentication change nothing. For one packet in each
+/// direction a copy of it with a flipped bit arrives before it, for each byte.
 #[test]
 fn every_byte_of_a_packet_flipped() {
     let mut lab = Lab::new();
@@ -49,7 +48,7 @@ fn every_byte_of_a_packet_flipped() {
         let mut fate = Vec::new();
         let whole = payload(&frame).unwrap_or_default();
         if *copies == 0 && is_short(&frame) && whole.len() > 1000 {
-            // All bits of the first byte, one of each other.
+            // All bits of the first byte, and one bit of each other byte.
             let others = (1..whole.len()).map(|at| (at, at % 8));
             for (at, bit) in (0..8).map(|bit| (0, bit)).chain(others) {
                 let mut bytes = whole.to_vec();
@@ -65,8 +64,8 @@ fn every_byte_of_a_packet_flipped() {
     let copies = *copies.borrow();
     assert!(copies.iter().all(|copies| *copies > 1000), "{copies:?}");
     for (side, machine) in [&lab.client, &lab.server].into_iter().enumerate() {
-        // And the answers to another ID, which is to nobody that the other side knows, and to
-        // another version, which a client did not ask for.
+        // Besides the copies: responses to the packet with another connection ID (unknown to its
+        // sender) and to the one of another version (not requested by the client).
         let count = unopened(machine) - before[side] - copies[side];
         assert!(count <= 2, "{count} besides");
         assert!(machine.count("quic_rx_unknown_id") >= 8 && machine.count("quic_rx_not_short") > 0);
@@ -80,8 +79,8 @@ fn every_byte_of_a_packet_flipped() {
     t.close(&mut lab);
 }
 
-/// A key phase bit that somebody on the path turned: such packets do not verify under the other
-/// generation, and start no update (RFC 9001, section 9.4).
+/// An attacker on the path flips the key phase bit. Such packets fail authentication under the
+/// other generation and start no key update (RFC 9001 section 9.4).
 #[test]
 fn spoofed_key_phases() {
     let mut lab = Lab::new();
@@ -113,13 +112,13 @@ fn spoofed_key_phases() {
     t.close(&mut lab);
 }
 
-/// A short-header packet behind one with a long header (RFC 9000, section 12.2): the device leaves
-/// the datagram as it is, and the host opens the packet in it.
+/// A short-header packet behind a long-header packet (RFC 9000 section 12.2): the device passes the
+/// datagram on unchanged, and the host decrypts the packet in it.
 #[test]
 fn behind_a_long_header() {
     let mut lab = Lab::new();
     let mut t = Transfers::begin(&mut lab, vec![down("a", 3_000_000)]);
-    // Of a handshake that is over: its keys are gone, so it says nothing.
+    // From the completed handshake: its keys are discarded, so the packet is ignored.
     let handshake = Rc::new(RefCell::new(None));
     let kept = Rc::clone(&handshake);
     lab.on_link(move |_, to_server, frame| {
@@ -156,7 +155,7 @@ fn behind_a_long_header() {
     assert_eq!(server.count("quic_rx_not_short"), coalesced.get());
     let opened = server.count("quic_rx_opened") - opened;
     let arrived = server.count("quic_in_datagrams") - arrived;
-    // Besides those it opened all, but for a few around a key update.
+    // The device decrypted all other datagrams, except a few around a key update.
     assert!((arrived - opened).abs_diff(coalesced.get()) <= 5, "{arrived} {opened}");
     assert_eq!((server.count("quic_in_disagreed"), server.count("quic_rx_bad_tag")), (0, 0));
     t.close(&mut lab);

@@ -1,5 +1,5 @@
-//! An application on both machines: the client asks for files and sends some, each on a stream of
-//! its own, and all bytes are compared.
+//! An application on both machines: the client requests files and sends files, each on its own
+//! stream, and all bytes are compared.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use outboard_quic::{Dir, Event, Handle, Priority, ReadEnd, StreamEvent, StreamId
 
 use crate::machines::{Lab, Machine, file_byte};
 
-/// A file's bytes from its beginning on, to the client or (`up`) to the server.
+/// Transfer of the first `len` bytes of a file to the client, or to the server (`up`).
 pub(crate) struct Transfer {
     up: bool,
     file: &'static str,
@@ -19,17 +19,17 @@ pub(crate) struct Transfer {
     pub(crate) ended: Option<ReadEnd>,
 }
 
-/// What one connection carries.
+/// The transfers of one connection.
 pub(crate) struct Transfers {
     pub(crate) client: Handle,
     pub(crate) server: Option<Handle>,
     pub(crate) all: Vec<Transfer>,
-    /// How the connection ended, at the client and at the server.
+    /// Reason for the end of the connection at the client and at the server.
     pub(crate) lost: [Option<String>; 2],
-    /// Requests that the server has read a part of.
+    /// Requests of which the server has read a part.
     requests: BTreeMap<StreamId, Vec<u8>>,
     files: BTreeMap<(bool, &'static str), FileId>,
-    /// Priority of what the server sends from now on.
+    /// Priority of responses that the server starts from now on.
     pub(crate) priority: Priority,
 }
 
@@ -41,7 +41,7 @@ pub(crate) fn up(file: &'static str, len: u64) -> Transfer {
     Transfer { up: true, ..down(file, len) }
 }
 
-/// Bytes of a request: which transfer.
+/// Length of a request: the index of the transfer.
 const REQUEST_BYTES: usize = 1;
 
 impl Transfers {
@@ -58,7 +58,7 @@ impl Transfers {
         Self { client, server, all, lost, requests, files, priority }
     }
 
-    /// The client asks for one more file; returns the number of its transfer.
+    /// Requests one more file; returns the index of its transfer.
     pub(crate) fn ask_for(&mut self, lab: &mut Lab, mut transfer: Transfer) -> usize {
         let file = lab.server.host().offload_open(transfer.file).expect("there is room");
         self.files.insert((false, transfer.file), file);
@@ -73,7 +73,7 @@ impl Transfers {
         number
     }
 
-    /// Takes events; true when every transfer has ended.
+    /// Handles events; returns true when every transfer has ended.
     pub(crate) fn step(&mut self, lab: &mut Lab) -> bool {
         while let Some(event) = lab.client.app.poll_event() {
             match event {
@@ -114,12 +114,12 @@ impl Transfers {
                 assert!(endpoint.send_file(host, (self.client, stream), file, 0, transfer.len));
             }
             endpoint.finish(self.client, stream);
-            // Of what goes up the server reads the request first.
+            // On an upload the server reads the request first.
             transfer.stream = (!transfer.up).then_some(stream);
         }
     }
 
-    /// Reads requests and begins to answer.
+    /// Reads requests and starts responses.
     fn serve(&mut self, lab: &mut Lab) {
         let Some(server) = self.server else { return };
         let Machine { machine, app: endpoint } = &mut lab.server;
@@ -165,12 +165,12 @@ impl Transfers {
         }
     }
 
-    /// Bytes that have arrived, of all transfers.
+    /// Returns the bytes received by all transfers.
     pub(crate) fn received(&self) -> u64 {
         self.all.iter().map(|transfer| transfer.received.len() as u64).sum()
     }
 
-    /// All of it has arrived, as it was sent.
+    /// Checks that everything has arrived intact.
     pub(crate) fn check(&self) {
         assert_eq!(self.lost, [None, None]);
         for transfer in &self.all {
@@ -178,7 +178,7 @@ impl Transfers {
         }
     }
 
-    /// Runs until all has ended, and checks it.
+    /// Runs until all transfers have ended, and checks them.
     pub(crate) fn run(&mut self, lab: &mut Lab) {
         let ended = lab.run(120, |lab| self.step(lab));
         let server = lab.server.app.counters();
@@ -186,7 +186,7 @@ impl Transfers {
         self.check();
     }
 
-    /// The client closes; nothing is left at either device.
+    /// Closes the connection and checks that nothing is left at either device.
     pub(crate) fn close(&mut self, lab: &mut Lab) {
         for (&(up, _), &file) in &self.files {
             let machine = if up { &mut lab.client } else { &mut lab.server };
@@ -194,7 +194,7 @@ impl Transfers {
         }
         let (now, Machine { machine, app }) = (lab.now, &mut lab.client);
         app.close(now, machine.host(), self.client, 0, "done");
-        // The close may be lost: the server then waits for its idle time-out of 30 seconds.
+        // The close may be lost; the server then needs its idle timeout of 30 seconds.
         lab.run(70, |_| false);
         for machine in [&lab.net.client, &lab.net.server] {
             for gauge in ["quic_connections_open", "quic_entries", "quic_routes", "quic_waiting"] {
@@ -205,7 +205,7 @@ impl Transfers {
 }
 
 impl Transfer {
-    /// It has arrived, as it was sent.
+    /// Checks that the file has arrived intact.
     pub(crate) fn check(&self) {
         assert_eq!(self.ended, Some(ReadEnd::Finished), "{}", self.file);
         assert_eq!(self.received.len() as u64, self.len);

@@ -1,19 +1,18 @@
-//! What paths that lose packets at random leave of a download: what theory has of the window.
+//! Throughput of downloads over paths with random loss, compared with the theoretical window.
 
 use crate::reordering::{BYTES, DEVICE, download, rate};
 use crate::world::Abilities;
 
-/// Round trip of the path, with a packet's time at the bottleneck and half of that until the client
-/// has its second packet to acknowledge.
+/// Effective round-trip time: that of the path, the time of a packet at the bottleneck, and half of
+/// that until the client has a second packet to acknowledge.
 const ROUND_TRIP_US: u64 = 10_100;
-/// What each packet carries of a file at least: UDP payload of 1472 bytes, without the headers of
-/// packet and frame, and the tag.
+/// Minimum file bytes per packet: 1472 bytes of UDP payload without packet header, frame header and
+/// tag.
 const PACKET_BYTES: u64 = 1430;
 
-/// Losses of 1 % without a queue. A window that grows by a packet per round trip and is reduced to
-/// 0.7 has sqrt(1.7 / (2 * 0.3 * 0.01)) = 16.8 packets on average (RFC 9438, section 4.3, with the
-/// model of M. Mathis and others, "The Macroscopic Behavior of the TCP Congestion Avoidance
-/// Algorithm").
+/// Loss of 1% without a queue. A window that grows by a packet per round trip and is reduced to 0.7
+/// has sqrt(1.7 / (2 * 0.3 * 0.01)) = 16.8 packets on average (RFC 9438 section 4.3, with the model
+/// of M. Mathis et al., "The Macroscopic Behavior of the TCP Congestion Avoidance Algorithm").
 fn losses_leave_what_theory_has(device: Abilities) {
     let (w, took) = download(device, |w| w.loss_ppm = 10_000);
     let packets = rate(took) * ROUND_TRIP_US * 10 / 1_000_000 / PACKET_BYTES;

@@ -1,4 +1,4 @@
-//! Downloads over paths that delay single packets: as fast as over the same path without.
+//! Downloads over paths that delay single packets are nearly as fast as without the delays.
 
 use base::Duration;
 use bytes::Bytes;
@@ -8,15 +8,15 @@ use crate::world::{Abilities, World};
 
 pub(crate) const DEVICE: Abilities =
     Abilities { quic: true, opens: true, refuses: None, files: true };
-/// The delays of the late packets, on a path with a round trip of 10 ms.
+/// Extra delay of the late packets, on a path with a round-trip time of 10 ms.
 const LATE: Duration = Duration::from_micros(6500);
 pub(crate) const BYTES: u64 = 40_000_000;
-/// Bytes per second of the path.
+/// Bandwidth of the path in bytes per second.
 const RATE: u64 = 20_000_000;
-/// More than the path holds: what is late holds back what the client can read.
+/// More than the path holds, since the client cannot read past a late packet.
 const WINDOWS: [u32; 2] = [1 << 20, 1 << 20];
 
-/// A download of a file; returns the world when it has ended, and how long it took.
+/// Downloads a file; returns the world afterwards and the duration.
 pub(crate) fn download(device: Abilities, prepare: impl FnOnce(&mut World)) -> (World, Duration) {
     let mut w = World::with_windows(device, Abilities::default(), WINDOWS, |_| {});
     w.rate = RATE;
@@ -58,7 +58,7 @@ fn answer(w: &mut World, event: &Event, file: abi::FileId) {
     endpoint.finish(handle, stream);
 }
 
-/// Reads what there is; returns whether that was all.
+/// Reads all available bytes; returns true at the end of the stream.
 fn read(w: &mut World, client: Handle, stream: StreamId, received: &mut u64) -> bool {
     loop {
         match w.client.endpoint.read(client, stream, usize::MAX) {
@@ -69,7 +69,7 @@ fn read(w: &mut World, client: Handle, stream: StreamId, received: &mut u64) -> 
     }
 }
 
-/// Bytes per second.
+/// Returns the throughput in bytes per second.
 pub(crate) fn rate(took: Duration) -> u64 {
     BYTES * 1_000_000 / took.as_micros()
 }
@@ -103,7 +103,7 @@ fn late_packets_cost_little_with_a_device() {
     late_packets_cost_little(DEVICE, 2_000);
 }
 
-/// The windows are waited for, not lost packets: those still reduce.
+/// Only late packets are waited for; real losses still reduce the window.
 #[test]
 fn losses_count_among_late_packets() {
     let (_, undisturbed) = download(DEVICE, |_| {});

@@ -1,5 +1,5 @@
-//! Two hosts with an endpoint each, and between them a device for each that does what `abi::quic`
-//! says, as slowly and plainly as can be.
+//! Two hosts with an endpoint each. Each has a reference device, a simple and slow implementation
+//! of `abi::quic`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -22,26 +22,26 @@ use testkit::MemDisk;
 use wire::frame::Frame;
 use wire::segment::Layout;
 
-/// Where a frame's UDP payload begins: Ethernet, IPv4, UDP.
+/// Offset of a frame's UDP payload: Ethernet, IPv4 and UDP headers.
 const PAYLOAD_AT: usize = 42;
-/// Virtual time at which tests begin.
+/// Virtual time at the start of a test.
 const START: Instant = Instant::from_millis(1_000);
 
-/// The byte at a place of every file.
+/// Returns the byte at an offset of every file.
 pub(crate) fn file_byte(offset: u64) -> u8 {
     (offset.wrapping_mul(31) >> 3).to_le_bytes()[0] ^ offset.to_le_bytes()[0]
 }
 
-/// What the device does.
+/// Capabilities and behavior of a device.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Abilities {
-    /// It has a QUIC engine.
+    /// The device has a QUIC engine.
     pub(crate) quic: bool,
-    /// It opens what comes in, too.
+    /// The device also decrypts received packets.
     pub(crate) opens: bool,
-    /// It refuses every entry, for this reason.
+    /// Reason for which the device refuses every offload, if any.
     pub(crate) refuses: Option<Refusal>,
-    /// It reads files.
+    /// The device reads files.
     pub(crate) files: bool,
 }
 
@@ -58,7 +58,7 @@ struct Entry {
     next: u64,
 }
 
-/// A device.
+/// Reference device.
 #[derive(Default)]
 pub(crate) struct Device {
     pub(crate) able: Abilities,
@@ -66,12 +66,12 @@ pub(crate) struct Device {
     routes: BTreeMap<Vec<u8>, QuicId>,
     files: BTreeMap<FileId, Box<[u8]>>,
     events: VecDeque<Event>,
-    /// Bytes of files that it read, and that it was told are acknowledged.
+    /// File bytes read, and file bytes reported as acknowledged.
     pub(crate) file_bytes: [u64; 2],
     pub(crate) sealed: u64,
     pub(crate) opened: u64,
     pub(crate) rekeys: u64,
-    /// Reads fail.
+    /// True if file reads fail.
     pub(crate) broken: bool,
 }
 
@@ -87,12 +87,13 @@ fn nonce(iv: [u8; 12], number: u64) -> [u8; 12] {
 }
 
 impl Device {
-    /// Entries that it has.
+    /// Returns the number of offload contexts.
     pub(crate) fn entries(&self) -> usize {
         self.entries.len()
     }
 
-    /// How long packets may wait for those before them, by entry that receives.
+    /// Returns the reordering time of each receive context; `None` in it means no reordering
+    /// window.
     pub(crate) fn reorder_times(&self) -> Vec<Option<Duration>> {
         let time = |entry: &Entry| match &entry.add.direction {
             Direction::Receive { reorder, .. } => Some(reorder.map(|bounds| bounds.time)),
@@ -101,12 +102,12 @@ impl Device {
         self.entries.values().filter_map(time).collect()
     }
 
-    /// Connection IDs that lead to entries.
+    /// Returns the number of connection IDs that lead to contexts.
     pub(crate) fn routes(&self) -> usize {
         self.routes.len()
     }
 
-    /// Forgets everything.
+    /// Forgets everything and reports a reset.
     fn reset(&mut self) {
         self.entries.clear();
         self.routes.clear();
@@ -114,7 +115,7 @@ impl Device {
         self.events.push_back(Event::Reset);
     }
 
-    /// Does what it is asked; gives frames.
+    /// Carries out an operation; returns frames for the link.
     fn handle(&mut self, op: Op) -> Vec<Vec<u8>> {
         match op {
             Op::Transmit(transmit) => return self.transmit(&transmit),
@@ -214,7 +215,7 @@ impl Device {
             if transmit.segment_size == 0 { usize::MAX } else { transmit.segment_size.into() };
         let mut datagrams: Vec<Vec<u8>> = payload.chunks(size).map(<[u8]>::to_vec).collect();
         if datagrams.is_empty() {
-            datagrams.push(Vec::new()); // ARP is all header.
+            datagrams.push(Vec::new()); // An ARP frame is all header.
         }
         if let Some(protect) = &transmit.protect {
             assert_eq!(protect.packets.len(), datagrams.len());
@@ -233,7 +234,7 @@ impl Device {
         datagrams.iter().map(|datagram| finish([header, datagram].concat())).collect()
     }
 
-    /// A frame from the wire, as the host gets it.
+    /// Handles a frame from the link; returns it as the host receives it.
     fn receive(&mut self, frame: &[u8]) -> Received {
         let mut frame = frame.to_vec();
         let udp = matches!(wire::frame::parse(&frame), Ok(Frame::Ip(ip)) if ip.protocol == 17);
@@ -263,7 +264,7 @@ impl Device {
             copy[9 + i] ^= mask[1 + i];
             number = number << 8 | u64::from(copy[9 + i]);
         }
-        // RFC 9000, appendix A.3.
+        // RFC 9000 appendix A.3.
         let (window, expected) = (1_u64 << (8 * pn_len), entry.next);
         let mut full = (expected & !(window - 1)) | number;
         if full + window / 2 <= expected {
@@ -310,7 +311,7 @@ fn finish(mut frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-/// What every file is.
+/// Returns the attributes of every file.
 fn stat() -> FileStat {
     FileStat { kind: FileKind::Regular, size: 1 << 30, modified_s: 0, modified_ns: 0, version: 1 }
 }
@@ -320,26 +321,26 @@ pub(crate) struct Node {
     pub(crate) host: Host,
     pub(crate) endpoint: Endpoint,
     pub(crate) device: Device,
-    /// The host's own, with the file `a`.
+    /// The host's own disk, with the file `a`.
     disk: MemDisk,
 }
 
-/// Both machines, and the wire between them.
+/// Client, server, and the link between them.
 pub(crate) struct World {
     pub(crate) now: Instant,
     pub(crate) client: Node,
     pub(crate) server: Node,
-    /// Frames on their way: when they arrive, and whether at the server.
+    /// Frames in flight: time of arrival, and whether the server receives them.
     flying: VecDeque<(Instant, bool, Vec<u8>)>,
-    /// Each frame that is the n-th of its way is lost.
+    /// Frames whose number is a multiple of this are lost.
     pub(crate) lose_every: Option<u64>,
-    /// Of a million frames to the client, how many are lost.
+    /// Loss rate of frames to the client, in parts per million.
     pub(crate) loss_ppm: u64,
-    /// Of a million frames to the client, how many are late, and by how much.
+    /// Rate of late frames to the client in parts per million, and their extra delay.
     pub(crate) late: (u64, Duration),
-    /// Bytes per second that reach the client; zero for all.
+    /// Bandwidth to the client in bytes per second; zero if unlimited.
     pub(crate) rate: u64,
-    /// When the last frame to the client has left.
+    /// Time at which the link to the client becomes idle.
     idle_at: Instant,
     prng: base::Prng,
     frames: u64,
@@ -379,12 +380,12 @@ fn node(last: u8, able: Abilities, change: impl FnOnce(&mut Config)) -> Node {
 }
 
 impl World {
-    /// A server with a device of these abilities, and a client without one.
+    /// Creates a server with a device of these abilities, and a client without offloads.
     pub(crate) fn new(able: Abilities) -> Self {
         Self::with(able, Abilities::default(), |_| {})
     }
 
-    /// Both sides' devices, and a change of the server's configuration.
+    /// Creates both machines; `change` modifies the server's configuration.
     pub(crate) fn with(
         server: Abilities,
         client: Abilities,
@@ -394,7 +395,7 @@ impl World {
         Self::with_windows(server, client, usual.receive_windows, change)
     }
 
-    /// The same with a client that takes so much of a stream, and of a connection, at one time.
+    /// As [`Self::with`], with the client's receive windows of a stream and of a connection.
     pub(crate) fn with_windows(
         server: Abilities,
         client: Abilities,
@@ -428,7 +429,7 @@ impl World {
         }
     }
 
-    /// The client connects.
+    /// Starts a connection from the client.
     pub(crate) fn connect(&mut self) -> Handle {
         let remote = core::net::SocketAddr::from(([10, 77, 0, 2], 443));
         let (now, tls) = (self.now, Arc::clone(&self.tls));
@@ -438,12 +439,13 @@ impl World {
         handle
     }
 
-    /// The server's device loses everything.
+    /// Resets the server's device.
     pub(crate) fn reset_device(&mut self) {
         self.server.device.reset();
     }
 
-    /// Runs until `done` says so of both sides, or for that many seconds of virtual time.
+    /// Runs until `done` returns true, at most for `seconds` of virtual time. Returns whether it
+    /// did.
     pub(crate) fn run(&mut self, seconds: u64, mut done: impl FnMut(&mut Self) -> bool) -> bool {
         let end = self.now + Duration::from_secs(seconds);
         loop {
@@ -462,7 +464,7 @@ impl World {
         }
     }
 
-    /// Lets both sides do what they can at this time; says whether they did anything.
+    /// Lets both sides do all work that is due. Returns whether there was any.
     fn turn(&mut self) -> bool {
         let mut moved = false;
         while let Some((_, to_server, frame)) = self
