@@ -1,9 +1,9 @@
-//! The Internet checksum: RFC 1071, over any number of pieces.
+//! The Internet checksum (RFC 1071) over any number of pieces.
 
 use core::net::IpAddr;
 
-/// A running ones' complement sum. Pieces may have any length; where one ends at an odd byte the
-/// next goes on from there.
+/// A running ones' complement sum. Pieces may have any length; the sum continues correctly after a
+/// piece of odd length.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sum {
     total: u64,
@@ -11,14 +11,14 @@ pub struct Sum {
 }
 
 impl Sum {
-    /// The sum of nothing.
+    /// Returns the sum of no bytes.
     #[must_use]
     pub const fn new() -> Self {
         Self { total: 0, odd: false }
     }
 
-    /// The sum of a few words: of a short header, without the ways of long pieces. Bytes beyond the
-    /// last whole word of four are left out.
+    /// Returns the sum of whole 32-bit words, for short headers; faster than [`Self::add`] there.
+    /// Bytes after the last whole word are ignored.
     #[must_use]
     pub fn of_words(bytes: &[u8]) -> Self {
         let words = bytes.chunks_exact(4);
@@ -40,20 +40,20 @@ impl Sum {
         self.total += word as u64;
     }
 
-    /// The folded sum, not complemented: what a partial checksum field holds.
+    /// Returns the folded sum, not complemented: the content of a partial checksum field.
     #[must_use]
     pub const fn fold(self) -> u16 {
         fold(self.total)
     }
 
-    /// The checksum to put into a header.
+    /// Returns the value of the checksum field.
     #[must_use]
     pub const fn finish(self) -> u16 {
         !fold(self.total)
     }
 }
 
-/// The sum of the TCP or UDP pseudo-header: RFC 9293 section 3.1, RFC 8200 section 8.1.
+/// Returns the sum of the TCP or UDP pseudo-header (RFC 9293 section 3.1, RFC 8200 section 8.1).
 #[must_use]
 pub fn pseudo_header(source: IpAddr, destination: IpAddr, protocol: u8, len: usize) -> Sum {
     let mut sum = Sum::new();
@@ -67,53 +67,53 @@ pub fn pseudo_header(source: IpAddr, destination: IpAddr, protocol: u8, len: usi
     sum
 }
 
-/// The checksum field after a 16-bit word of the covered bytes changed from `old` to `new`: RFC
-/// 1624 equation 3.
+/// Returns a checksum field after a 16-bit word of the covered bytes changed from `old` to `new`
+/// (RFC 1624 equation 3).
 #[must_use]
 pub const fn adjust(checksum: u16, old: u16, new: u16) -> u16 {
     !fold(!checksum as u64 + !old as u64 + new as u64)
 }
 
-/// By how much a checksum changes with the bytes that it covers: RFC 1624 equation 3, over any
-/// number of fields.
+/// Change of a checksum that follows from changes of the covered bytes: RFC 1624 equation 3 over
+/// any number of fields.
 ///
-/// Each change adds `~old + new`, so a sum that does not change is the negative zero and never the
-/// positive one: what RFC 1624 section 3 found wrong with RFC 1141 cannot happen, and a checksum
-/// that was right becomes the one that summing anew would give.
+/// Each change adds `~old + new`, so the sum of an unchanged field is negative zero, never positive
+/// zero. The fault of RFC 1141 that RFC 1624 section 3 describes cannot occur, and a correct
+/// checksum becomes the one that a new sum over all bytes would be.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Difference(u64);
 
 impl Difference {
-    /// Nothing changed.
+    /// Returns the difference of no change.
     #[must_use]
     pub const fn new() -> Self {
         Self(0)
     }
 
-    /// A word at an even position changed.
+    /// Records a change of a word at an even position.
     pub const fn u16(&mut self, old: u16, new: u16) {
         self.0 += !old as u64 + new as u64;
     }
 
-    /// Two words changed. `odd` where they begin at an odd position: their sum is then the
-    /// byte-swapped one (RFC 1071 section 2, B).
+    /// Records a change of two words. `odd` if they begin at an odd position: their sum is then
+    /// byte-swapped (RFC 1071 section 2, B).
     pub const fn u32(&mut self, old: u32, new: u32, odd: bool) {
         let turn = if odd { 8 } else { 0 };
         self.0 += (!old).rotate_left(turn) as u64 + new.rotate_left(turn) as u64;
     }
 
-    /// What changed elsewhere, too.
+    /// Adds the changes recorded in `other`.
     pub const fn add(&mut self, other: Self) {
         self.0 += other.0;
     }
 
-    /// The same in 16 bits, so that any number of them can be added.
+    /// Returns the difference folded to 16 bits, so that any number of them can be added.
     #[must_use]
     pub const fn folded(self) -> Self {
         Self(fold(self.0) as u64)
     }
 
-    /// The checksum field after the change.
+    /// Returns the checksum field after the changes.
     #[must_use]
     pub const fn apply(self, checksum: u16) -> u16 {
         !fold(!checksum as u64 + self.0)
@@ -128,8 +128,8 @@ const fn fold(mut total: u64) -> u16 {
     total as u16
 }
 
-/// Sums big-endian words. 32-bit loads into 64-bit lanes: the compiler makes vectors of them, and
-/// no lane can overflow below 16 GiB.
+/// Sums big-endian words. 32-bit loads are added to 64-bit lanes, which the compiler vectorizes; no
+/// lane overflows below 16 GiB of input.
 fn sum_bytes(bytes: &[u8]) -> u64 {
     let (chunks, tail) = bytes.split_at(bytes.len() & !31);
     let mut lanes = [0_u64; 8];
@@ -184,7 +184,7 @@ mod tests {
     }
 
     proptest! {
-        /// Fields at even and odd places change, among them to and from all zeros and all ones.
+        /// Fields at even and odd positions change, among them to and from all zeros and all ones.
         #[test]
         fn differences_equal_summing_anew(
             mut bytes in proptest::collection::vec(
@@ -192,7 +192,7 @@ mod tests {
             changes in proptest::collection::vec(
                 (any::<u8>(), prop_oneof![Just(0_u32), Just(u32::MAX), any::<u32>()]), 0..6),
         ) {
-            bytes[0] = 6; // like a pseudo-header: never all zeros
+            bytes[0] = 6; // as in a pseudo-header, never all zeros
             let mut before = Sum::new();
             before.add(&bytes);
             let mut difference = Difference::new();

@@ -1,4 +1,4 @@
-//! Writing Ethernet, IP and TCP headers, and mending them per packet as segmentation does.
+//! Writing of Ethernet, IP, TCP and UDP headers, and per-packet changes to them for segmentation.
 
 use core::net::IpAddr;
 
@@ -10,29 +10,29 @@ use crate::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, UDP_BYTES};
 /// Ethernet addresses of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Sender.
+    /// Source address.
     pub source: [u8; 6],
-    /// Receiver.
+    /// Destination address.
     pub destination: [u8; 6],
 }
 
-/// What an IP header says beyond lengths and checksums.
+/// Fields of an IP header other than lengths and checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpHeader {
-    /// Sender.
+    /// Source address.
     pub source: IpAddr,
-    /// Receiver; of the same family as `source`.
+    /// Destination address, of the same family as `source`.
     pub destination: IpAddr,
-    /// What follows.
+    /// Protocol number of the payload.
     pub protocol: u8,
     /// The ECN field.
     pub ecn: u8,
-    /// Time to live, or hop limit.
+    /// Time to live (IPv4) or hop limit (IPv6).
     pub hop_limit: u8,
 }
 
 impl IpHeader {
-    /// Bytes of the header.
+    /// Returns the length of the header in bytes.
     #[must_use]
     pub const fn len(&self) -> usize {
         match self.destination {
@@ -41,7 +41,7 @@ impl IpHeader {
         }
     }
 
-    /// Never: every IP header has bytes.
+    /// Returns false: an IP header is never empty.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         false
@@ -49,20 +49,20 @@ impl IpHeader {
 }
 
 /// Writes Ethernet and IP headers at the start of `out`, for `payload_len` bytes behind them.
-/// Lengths that do not fit 16 bits are written as zero.
+/// Lengths of more than 16 bits are written as zero.
 ///
 /// # Panics
-/// Where `out` is shorter than the headers.
+/// If `out` is shorter than the headers.
 pub fn ethernet_ip(link: &Link, ip: &IpHeader, payload_len: usize, out: &mut [u8]) {
     ethernet_ip_template(link, ip, out);
     set_lengths(out, ETHERNET_BYTES, ETHERNET_BYTES + ip.len() + payload_len, 0);
 }
 
-/// As [`ethernet_ip`], without lengths and without a checksum: [`set_lengths`] sets these in each
-/// packet that is made with the template.
+/// As [`ethernet_ip`], without lengths and checksum. [`set_lengths`] sets these in each packet that
+/// is made from the template.
 ///
 /// # Panics
-/// Where `out` is shorter than the headers.
+/// If `out` is shorter than the headers.
 pub fn ethernet_ip_template(link: &Link, ip: &IpHeader, out: &mut [u8]) {
     let ethertype = match ip.destination {
         IpAddr::V4(_) => ETHERTYPE_IPV4,
@@ -77,7 +77,7 @@ pub fn ethernet_ip_template(link: &Link, ip: &IpHeader, out: &mut [u8]) {
             header[0] = 0x45;
             header[1] = ip.ecn;
             header[2..6].fill(0);
-            // Don't fragment: path MTU discovery, RFC 1191.
+            // DF is set for path MTU discovery (RFC 1191).
             header[6..8].copy_from_slice(&[0x40, 0]);
             header[8] = ip.hop_limit;
             header[9] = ip.protocol;
@@ -96,7 +96,7 @@ pub fn ethernet_ip_template(link: &Link, ip: &IpHeader, out: &mut [u8]) {
     }
 }
 
-/// The octets of an address; an IPv4 address as it is mapped to IPv6 (RFC 4291 section 2.5.5.2).
+/// Returns the octets of an address; an IPv4 address is mapped to IPv6 (RFC 4291 section 2.5.5.2).
 #[must_use]
 pub fn to_v6_octets(addr: IpAddr) -> [u8; 16] {
     match addr {
@@ -109,7 +109,7 @@ pub fn to_v6_octets(addr: IpAddr) -> [u8; 16] {
 /// IPv4 its identification and header checksum.
 ///
 /// # Panics
-/// Where the IP header is not within `frame`.
+/// If the IP header is not within `frame`.
 pub fn set_lengths(frame: &mut [u8], l3: usize, end: usize, identification: u16) {
     if frame[l3] >> 4 == 4 {
         let total = u16::try_from(end - l3).unwrap_or(0);
@@ -125,18 +125,18 @@ pub fn set_lengths(frame: &mut [u8], l3: usize, end: usize, identification: u16)
     }
 }
 
-/// The pseudo-header's sum for `len` bytes from the transport header on, read from the IP header at
-/// `l3`.
+/// Returns the sum of the pseudo-header for `len` bytes of transport header and payload. The
+/// addresses are read from the IP header at `l3`.
 ///
 /// # Panics
-/// Where the IP header is not within `frame`.
+/// If the IP header is not within `frame`.
 #[must_use]
 pub fn pseudo_header_of(frame: &[u8], l3: usize, protocol: u8, len: usize) -> Sum {
     let v4 = frame[l3] >> 4 == 4;
     let addresses = if v4 { l3 + 12..l3 + 20 } else { l3 + 8..l3 + 40 };
     let mut sum = Sum::of_words(&frame[addresses]);
     sum.add_u16(u16::from(protocol));
-    // The length of a run of segments may have more than 16 bits.
+    // The length of a run of segments may need more than 16 bits.
     #[expect(clippy::cast_possible_truncation, reason = "split into its 16-bit halves")]
     {
         sum.add_u16((len >> 16) as u16);
@@ -145,12 +145,12 @@ pub fn pseudo_header_of(frame: &[u8], l3: usize, protocol: u8, len: usize) -> Su
     sum
 }
 
-/// Writes the headers of a TCP segment into `out`, checksum zero, and gives the offset of TSval
-/// where there is one. `out` is exactly as long as the Ethernet header, `ip` and `segment`'s header
-/// are together.
+/// Writes the headers of a TCP segment, with a checksum of zero, into `out`, which must be exactly
+/// as long as the Ethernet header, `ip` and `segment`'s header together. Returns the offset of
+/// TSval if there are timestamps.
 ///
 /// # Panics
-/// Where `out` has another length.
+/// If `out` has another length.
 pub fn tcp_headers(
     link: &Link,
     ip: &IpHeader,
@@ -164,8 +164,7 @@ pub fn tcp_headers(
     tsval_at
 }
 
-/// As [`tcp_headers`], without lengths and without the IP header's checksum: what a device
-/// completes.
+/// As [`tcp_headers`], without lengths and IP checksum, which a device fills in.
 ///
 /// # Panics
 /// As [`tcp_headers`].
@@ -180,12 +179,12 @@ pub fn tcp_template(
     segment.emit(&mut out[l4..]).map(|at| at + l4)
 }
 
-/// Writes the headers of a UDP datagram into `out`: ports, and the length for `payload_len` bytes.
-/// The IP header's length and checksum, and UDP's checksum, are left to a device. `out` is exactly
-/// as long as the headers.
+/// Writes the headers of a UDP datagram with `payload_len` bytes of payload into `out`, which must
+/// be exactly as long as the headers. A device fills in the IP header's length and checksum, and
+/// UDP's checksum.
 ///
 /// # Panics
-/// Where `out` has another length.
+/// If `out` has another length.
 pub fn udp_template(
     link: &Link,
     ip: &IpHeader,

@@ -1,9 +1,8 @@
-//! Where the headers of a frame lie: one pass from Ethernet to the transport header.
+//! Offsets of a frame's headers, found in one pass from Ethernet to the transport header.
 //!
-//! The device runs it on every received frame; the host runs it again, because it trusts no offset
-//! that crossed a ring. It checks lengths and versions and skips VLAN tags and IPv6 extension
-//! headers; it does not verify checksums other than IPv4's header checksum, which is part of being
-//! well-formed.
+//! The device parses every received frame; the host parses it again, because it trusts no offset
+//! from a ring. The parser checks lengths and versions and skips VLAN tags and IPv6 extension
+//! headers. Of the checksums it verifies only that of the IPv4 header.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -19,7 +18,7 @@ pub const ETHERTYPE_VLAN: u16 = 0x8100;
 /// EtherType of IPv6.
 pub const ETHERTYPE_IPV6: u16 = 0x86dd;
 
-/// Protocol numbers that the stack knows.
+/// Protocol numbers used by the stack.
 pub mod protocol {
     /// ICMP for IPv4.
     pub const ICMP: u8 = 1;
@@ -31,23 +30,23 @@ pub mod protocol {
     pub const ICMPV6: u8 = 58;
 }
 
-/// IPv6 extension headers that a packet may carry before its transport header. More is refused: no
-/// honest sender needs them, and the walk has to be bounded.
+/// Maximum IPv6 extension headers before the transport header. More are refused: no honest sender
+/// needs them, and the loop must be bounded.
 const EXTENSION_HEADERS_MAX: usize = 4;
 
-/// A frame whose headers are well-formed as far as the transport header's first byte.
+/// A frame with well-formed headers up to the start of the transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
     /// An ARP packet.
     Arp {
-        /// Where it begins.
+        /// Offset of the ARP packet in the frame.
         at: usize,
     },
     /// An IP packet.
     Ip(IpPacket),
 }
 
-/// Where the parts of an IP packet lie in its frame, and what its header says.
+/// Offsets of an IP packet in its frame, and fields of its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpPacket {
     /// Source address.
@@ -58,40 +57,40 @@ pub struct IpPacket {
     pub l3: usize,
     /// Offset of the transport header.
     pub l4: usize,
-    /// Offset just behind the packet; Ethernet padding lies beyond.
+    /// Offset of the packet's end; Ethernet padding may follow.
     pub end: usize,
-    /// Protocol of what lies at `l4`.
+    /// Protocol number of the header at `l4`.
     pub protocol: u8,
-    /// The ECN field: RFC 3168.
+    /// ECN field (RFC 3168).
     pub ecn: u8,
-    /// Time to live, or hop limit.
+    /// Time to live (IPv4) or hop limit (IPv6).
     pub hop_limit: u8,
 }
 
-/// What is wrong with a frame.
+/// Reason why a frame is malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// It ends before its headers do.
+    /// The frame ends before its headers do.
     Truncated,
-    /// The EtherType is none that the stack speaks.
+    /// The EtherType is not supported.
     UnknownEtherType,
-    /// The IP version does not fit the EtherType.
+    /// The IP version does not match the EtherType.
     BadVersion,
-    /// A length field points outside the frame, or inside a header.
+    /// A length field points outside the frame, or into a header.
     BadLength,
     /// The IPv4 header checksum is wrong.
     BadHeaderChecksum,
-    /// It is a fragment: the stack sends with DF set and takes none.
+    /// The packet is a fragment: the stack sends with DF set and does not reassemble.
     Fragment,
-    /// Too many IPv6 extension headers, or one that forbids delivery.
+    /// Too many IPv6 extension headers.
     BadExtensionHeader,
 }
 
 /// Finds the headers of a frame.
 ///
 /// # Errors
-/// `FrameError` says what is malformed; the frame is then of no use to anybody.
+/// [`FrameError`] if the headers are malformed.
 pub fn parse(frame: &[u8]) -> Result<Frame, FrameError> {
     let mut ethertype = u16_at(frame, 12)?;
     let mut l3 = ETHERNET_BYTES;
@@ -120,7 +119,7 @@ fn parse_ipv4(frame: &[u8], l3: usize) -> Result<IpPacket, FrameError> {
     if Sum::of_words(&frame[l3..l3 + header_bytes]).finish() != 0 {
         return Err(FrameError::BadHeaderChecksum);
     }
-    // MF, or a fragment offset: RFC 791 section 3.1.
+    // MF flag or fragment offset (RFC 791 section 3.1).
     if u16::from_be_bytes([header[6], header[7]]) & 0x3fff != 0 {
         return Err(FrameError::Fragment);
     }
@@ -165,7 +164,7 @@ fn parse_ipv6(frame: &[u8], l3: usize) -> Result<IpPacket, FrameError> {
     })
 }
 
-/// Walks hop-by-hop options, routing and destination options: RFC 8200 section 4.
+/// Skips hop-by-hop options, routing headers and destination options (RFC 8200 section 4).
 fn skip_extension_headers(
     packet: &[u8],
     mut next: u8,
@@ -200,7 +199,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A well-formed IPv4 header for 20 bytes of TCP, from RFC-conform parts.
+    /// Returns a frame with a well-formed IPv4 header and 20 bytes for TCP.
     fn ipv4() -> [u8; 54] {
         let mut f = [0; 54];
         f[12..14].copy_from_slice(&[0x08, 0x00]);

@@ -1,14 +1,13 @@
-//! Packet formats: views over bytes, and values that were validated.
+//! Packet formats: views over bytes, and validated values.
 //!
-//! What both sides of the contract need to agree on about a frame is here: where its headers lie
-//! ([`frame`]), what a TCP segment says ([`tcp`]), how it is written ([`emit`]), the packets that a
-//! run of segments becomes ([`segment`]), its checksums and its RSS hash, TLS records ([`tls`]),
-//! QUIC packets ([`quic`]), and NVMe over TCP ([`nvme`]).
-//! Standard formats off the hot path (ARP, ICMP, neighbour discovery) are `smoltcp`'s, re-exported
-//! as [`std_formats`].
+//! The crate holds everything about frames that both sides of the contract must agree on: the
+//! offsets of headers ([`frame`]), TCP headers ([`tcp`]), writing headers ([`emit`]), the packets
+//! that a run of segments is cut into ([`segment`]), checksums ([`checksum`]), the RSS hash
+//! ([`rss`]), TLS records ([`tls`]), QUIC packets ([`quic`]) and NVMe over TCP ([`nvme`]). Standard
+//! formats off the hot path (ARP, ICMP, neighbor discovery) are `smoltcp`'s, re-exported as
+//! [`std_formats`].
 //!
-//! Nothing here panics on input: parsing is total and answers with an error that says what was
-//! wrong.
+//! Parsers are total: they never panic on input but return an error that names the fault.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -26,18 +25,18 @@ pub mod tls;
 
 pub use smoltcp::wire as std_formats;
 
-/// Bytes of an Ethernet header.
+/// Length of an Ethernet header.
 pub const ETHERNET_BYTES: usize = 14;
-/// Bytes of an IPv4 header without options: the only kind that this stack sends.
+/// Length of an IPv4 header without options, the only kind that this stack sends.
 pub const IPV4_BYTES: usize = 20;
-/// Bytes of the fixed IPv6 header.
+/// Length of the fixed IPv6 header.
 pub const IPV6_BYTES: usize = 40;
-/// Bytes of a TCP header without options.
+/// Length of a TCP header without options.
 pub const TCP_BYTES: usize = 20;
-/// Bytes of a UDP header.
+/// Length of a UDP header.
 pub const UDP_BYTES: usize = 8;
 
-/// An IP address and a port, in 20 bytes.
+/// An IP address and a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Endpoint {
     /// Address.
@@ -52,7 +51,7 @@ impl core::fmt::Display for Endpoint {
     }
 }
 
-/// The two ends of a connection as this machine sees them.
+/// Both ends of a connection as this machine sees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tuple {
     /// Our end.
@@ -61,7 +60,7 @@ pub struct Tuple {
     pub remote: Endpoint,
 }
 
-/// Checksum settings for [`std_formats`]: verify and fill in everything.
+/// Returns checksum settings for [`std_formats`]: verify and fill in all checksums.
 #[must_use]
 pub fn std_formats_caps() -> smoltcp::phy::ChecksumCapabilities {
     smoltcp::phy::ChecksumCapabilities::default()

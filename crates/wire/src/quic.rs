@@ -1,69 +1,69 @@
-//! QUIC packets as they look on the wire: short headers, packet numbers, nonces, and where STREAM
-//! frames lie in a payload (RFC 9000, RFC 9001).
+//! Fields of QUIC packets: short headers, packet numbers, nonces, and positions of STREAM frames in
+//! a payload (RFC 9000, RFC 9001).
 //!
-//! Host and device both cut and name packets by it, and have to agree to the byte. There are no
-//! keys here, and nothing is sealed. Long headers are told apart and not read: handshakes belong to
-//! whoever does them.
+//! Host and device both use them and must agree to the byte. There are no keys and no encryption
+//! here. Long headers are recognized but not parsed: the device has no part in handshakes.
 
 use core::fmt;
 use core::ops::Range;
 
-/// First byte: the header is a long one (RFC 9000, section 17.2).
+/// First byte: the header is long (RFC 9000 section 17.2).
 pub const LONG: u8 = 0x80;
-/// First byte: set in every packet (RFC 9000, section 17.3.1), unless the receiver has said that it
-/// does not care (RFC 9287).
+/// First byte: the fixed bit, set in every packet (RFC 9000 section 17.3.1) unless the receiver has
+/// waived it (RFC 9287).
 pub const FIXED: u8 = 0x40;
-/// First byte of a short header: zero once header protection is off.
+/// First byte of a short header: reserved bits, zero once header protection is removed.
 pub const RESERVED: u8 = 0x18;
-/// First byte of a short header: which generation of keys (RFC 9001, section 6).
+/// First byte of a short header: key phase (RFC 9001 section 6).
 pub const KEY_PHASE: u8 = 0x04;
-/// First byte: one less than the bytes of the packet number.
+/// First byte: length of the packet number, less one.
 pub const NUMBER_BYTES: u8 = 0x03;
-/// Bits of a short header's first byte that header protection hides (RFC 9001, section 5.4.1).
+/// Bits of a short header's first byte under header protection (RFC 9001 section 5.4.1).
 pub const PROTECTED: u8 = RESERVED | KEY_PHASE | NUMBER_BYTES;
 
-/// Most bytes of a packet number.
+/// Maximum length of a packet number.
 pub const NUMBER_BYTES_MAX: usize = 4;
-/// Largest packet number, and largest variable-length integer.
+/// Maximum packet number, and maximum variable-length integer.
 pub const NUMBER_MAX: u64 = (1 << 62) - 1;
-/// Bytes from a packet number's begin to header protection's sample, whatever the number's length
-/// (RFC 9001, section 5.4.2).
+/// Offset of header protection's sample from the packet number, whatever that number's length (RFC
+/// 9001 section 5.4.2).
 pub const SAMPLE_AT: usize = 4;
-/// Bytes of a nonce.
+/// Length of a nonce.
 pub const NONCE_BYTES: usize = 12;
 
-/// Whether a packet with this first byte has a short header (RFC 9000, section 17.3.1). What
-/// [`FIXED`] means, the ends have agreed on: it is not looked at.
+/// Returns whether a packet with this first byte has a short header (RFC 9000 section 17.3.1).
+/// [`FIXED`] is ignored, since the endpoints may have agreed not to set it.
 #[must_use]
 pub const fn is_short(first: u8) -> bool {
     first & LONG == 0
 }
 
-/// Bytes of the packet number, by a first byte without header protection: 1 to 4.
+/// Returns the length of the packet number, 1 to 4, from a first byte without header protection.
 #[must_use]
 pub const fn number_len(first: u8) -> usize {
     (first & NUMBER_BYTES) as usize + 1
 }
 
-/// Whether the key phase bit is set, by a first byte without header protection.
+/// Returns whether the key phase bit is set, from a first byte without header protection.
 #[must_use]
 pub const fn key_phase(first: u8) -> bool {
     first & KEY_PHASE != 0
 }
 
-/// A packet with a short header, whose connection ID's length the receiver knows.
+/// A packet with a short header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Short<'a> {
-    /// First byte; but for [`PROTECTED`] it is readable without keys.
+    /// First byte; all bits but [`PROTECTED`] are readable without keys.
     pub first: u8,
     /// Destination connection ID.
     pub id: &'a [u8],
-    /// From the packet number on.
+    /// The rest, beginning with the packet number.
     pub rest: &'a [u8],
 }
 
 impl<'a> Short<'a> {
-    /// Splits `packet`; none where it has no short header, or ends inside its connection ID.
+    /// Splits a packet whose connection ID has `id_len` bytes. `None` if the header is not short or
+    /// the packet ends inside the ID.
     #[must_use]
     pub fn parse(packet: &'a [u8], id_len: usize) -> Option<Self> {
         let (&first, behind) = packet.split_first().filter(|(first, _)| is_short(**first))?;
@@ -72,8 +72,8 @@ impl<'a> Short<'a> {
     }
 }
 
-/// The whole packet number out of its last `len` bytes (RFC 9000, section A.3). `expected` is one
-/// above the largest that was received.
+/// Reconstructs a packet number from its last `len` bytes (RFC 9000 appendix A.3). `expected` is
+/// one above the largest received.
 #[must_use]
 pub fn expand_number(expected: u64, truncated: u32, len: usize) -> u64 {
     let expected = expected.min(NUMBER_MAX);
@@ -89,8 +89,8 @@ pub fn expand_number(expected: u64, truncated: u32, len: usize) -> u64 {
     }
 }
 
-/// How many bytes of a packet number have to be sent (RFC 9000, section A.2); none where four are
-/// too few. `acked` is the largest that the peer has acknowledged.
+/// Returns how many bytes of a packet number must be sent (RFC 9000 appendix A.2); `None` if four
+/// do not suffice. `acked` is the largest number that the peer has acknowledged.
 #[must_use]
 pub fn number_len_for(number: u64, acked: Option<u64>) -> Option<usize> {
     let unacked = match acked {
@@ -100,14 +100,14 @@ pub fn number_len_for(number: u64, acked: Option<u64>) -> Option<usize> {
     (1..=NUMBER_BYTES_MAX).find(|len| unacked < 1 << (8 * len - 1))
 }
 
-/// The last bytes of a packet number, big-endian: the last `len` of the array count.
+/// Returns the last four bytes of a packet number, big-endian; the last `len` of them are sent.
 #[must_use]
 #[expect(clippy::cast_possible_truncation, reason = "the last four bytes are what is sent")]
 pub const fn truncate_number(number: u64) -> [u8; NUMBER_BYTES_MAX] {
     (number as u32).to_be_bytes()
 }
 
-/// The nonce of a packet (RFC 9001, section 5.3).
+/// Returns the nonce of a packet (RFC 9001 section 5.3).
 #[must_use]
 pub fn nonce(iv: &[u8; NONCE_BYTES], number: u64) -> [u8; NONCE_BYTES] {
     let mut nonce = *iv;
@@ -117,7 +117,7 @@ pub fn nonce(iv: &[u8; NONCE_BYTES], number: u64) -> [u8; NONCE_BYTES] {
     nonce
 }
 
-/// Reads a variable-length integer (RFC 9000, section 16); gives what is behind it too.
+/// Parses a variable-length integer (RFC 9000 section 16). Returns it with the bytes behind it.
 #[must_use]
 pub fn read_varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
     let len = 1_usize << (bytes.first()? >> 6);
@@ -126,7 +126,7 @@ pub fn read_varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
     Some((value & (u64::MAX >> (66 - 8 * len)), behind))
 }
 
-/// Bytes of the shortest coding of `value`; none above [`NUMBER_MAX`].
+/// Returns the length of the shortest encoding of `value`; `None` above [`NUMBER_MAX`].
 #[must_use]
 pub const fn varint_len(value: u64) -> Option<usize> {
     Some(match value {
@@ -138,54 +138,54 @@ pub const fn varint_len(value: u64) -> Option<usize> {
     })
 }
 
-/// Writes the shortest coding of `value` at the start of `out`, and gives its length; none where
-/// there is none, or no room.
+/// Writes the shortest encoding of `value` at the start of `out`. Returns its length, or `None` if
+/// there is no encoding or no room.
 pub fn write_varint(value: u64, out: &mut [u8]) -> Option<usize> {
     let len = varint_len(value)?;
     let out = out.get_mut(..len)?;
     out.copy_from_slice(&value.to_be_bytes()[8 - len..]);
-    // Lengths of 1, 2, 4, 8 are written as 0 to 3 in the first two bits.
+    // The first two bits encode the lengths 1, 2, 4, 8 as 0 to 3.
     #[expect(clippy::cast_possible_truncation, reason = "zero to three")]
     let tag = len.trailing_zeros() as u8;
     out[0] |= tag << 6;
     Some(len)
 }
 
-/// A STREAM frame (RFC 9000, section 19.8).
+/// A STREAM frame (RFC 9000 section 19.8).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamFrame {
-    /// Which stream.
+    /// Stream number.
     pub id: u64,
-    /// Where in the stream its data begins.
+    /// Stream offset of the data.
     pub offset: u64,
-    /// Whether the stream ends with it.
+    /// True if the frame ends the stream.
     pub fin: bool,
-    /// Where in the payload its data lies.
+    /// Range of the data in the payload.
     pub data: Range<usize>,
 }
 
 /// A frame in a payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// Part of a stream.
+    /// A STREAM frame.
     Stream(StreamFrame),
-    /// Any other; a run of padding counts as one.
+    /// Any other frame; a run of PADDING frames counts as one.
     Other {
-        /// Its type.
+        /// Frame type.
         kind: u64,
-        /// Where in the payload it lies, its type included.
+        /// Range of the frame in the payload, including its type.
         range: Range<usize>,
     },
 }
 
-/// A payload that cannot be read any further.
+/// Reason why the rest of a payload cannot be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameError {
-    /// It ends inside a frame.
+    /// The payload ends inside a frame.
     Truncated,
-    /// A frame of a type whose length is not known.
+    /// The frame type is unknown, and so is the frame's length.
     UnknownType(u64),
-    /// A stream's data would end above 2^62 - 1.
+    /// Stream data would end above 2^62 - 1.
     TooFar,
 }
 
@@ -199,7 +199,7 @@ impl fmt::Display for FrameError {
     }
 }
 
-/// The frames of a payload in plaintext, in order; after an error there is nothing more.
+/// Iterator over the frames of a decrypted payload. It ends after an error.
 #[derive(Clone, Debug)]
 pub struct Frames<'a> {
     payload: &'a [u8],
@@ -207,7 +207,7 @@ pub struct Frames<'a> {
 }
 
 impl<'a> Frames<'a> {
-    /// Those of `payload`.
+    /// Returns an iterator over the frames of `payload`.
     #[must_use]
     pub const fn new(payload: &'a [u8]) -> Self {
         Self { payload, at: 0 }
@@ -227,7 +227,7 @@ impl<'a> Frames<'a> {
         Ok(Frame::Other { kind, range: start..self.at })
     }
 
-    /// RFC 9000, section 19.8: the three low bits of the type say which fields there are.
+    /// RFC 9000 section 19.8: the three low bits of the type tell which fields are present.
     fn stream(&self, kind: u64, mut rest: Rest<'a>) -> Result<StreamFrame, FrameError> {
         let id = rest.integer()?;
         let offset = if kind & 0x04 == 0 { 0 } else { rest.integer()? };
@@ -257,7 +257,7 @@ impl Iterator for Frames<'_> {
     }
 }
 
-/// What is not read yet.
+/// The bytes not parsed yet.
 struct Rest<'a>(&'a [u8]);
 
 impl Rest<'_> {
@@ -277,14 +277,13 @@ impl Rest<'_> {
         Ok(())
     }
 
-    /// A length, and as many bytes.
+    /// Skips a length and as many bytes.
     fn counted(&mut self) -> Result<(), FrameError> {
         let len = self.integer()?;
         self.skip(len)
     }
 
-    /// Reads over what is behind the type of a frame: RFC 9000, section 19, and DATAGRAM (RFC
-    /// 9221).
+    /// Skips the fields behind a frame's type: RFC 9000 section 19, and DATAGRAM (RFC 9221).
     fn skip_body(&mut self, kind: u64) -> Result<(), FrameError> {
         match kind {
             // PADDING.
@@ -308,7 +307,7 @@ impl Rest<'_> {
             0x07 | 0x31 => self.counted(),
             // MAX_DATA, MAX_STREAMS, DATA_BLOCKED, STREAMS_BLOCKED, RETIRE_CONNECTION_ID.
             0x10 | 0x12 | 0x13 | 0x14 | 0x16 | 0x17 | 0x19 => self.integers(1),
-            // NEW_CONNECTION_ID: two numbers, an ID with its length in a byte, a token.
+            // NEW_CONNECTION_ID: two numbers, an ID with a length byte, a stateless reset token.
             0x18 => {
                 self.integers(2)?;
                 let len = *self.0.first().ok_or(FrameError::Truncated)?;
@@ -316,7 +315,7 @@ impl Rest<'_> {
             }
             // PATH_CHALLENGE, PATH_RESPONSE.
             0x1a | 0x1b => self.skip(8),
-            // CONNECTION_CLOSE, of QUIC and of the application.
+            // CONNECTION_CLOSE of QUIC, and below that of the application.
             0x1c => {
                 self.integers(2)?;
                 self.counted()
@@ -325,20 +324,20 @@ impl Rest<'_> {
                 self.integers(1)?;
                 self.counted()
             }
-            // DATAGRAM up to the end.
+            // DATAGRAM without a length: it extends to the payload's end.
             0x30 => self.skip(self.0.len() as u64),
-            // ACK_FREQUENCY: it and IMMEDIATE_ACK are of draft-ietf-quic-ack-frequency.
+            // ACK_FREQUENCY; like IMMEDIATE_ACK from draft-ietf-quic-ack-frequency.
             0xaf => self.integers(4),
             other => Err(FrameError::UnknownType(other)),
         }
     }
 
-    /// RFC 9000, section 19.3.
+    /// Skips the fields of an ACK frame (RFC 9000 section 19.3).
     fn skip_ack(&mut self, ecn: bool) -> Result<(), FrameError> {
         self.integers(2)?;
         let ranges = self.integer()?;
         self.integers(1)?;
-        // Each takes two bytes at least, so that the payload's end bounds this.
+        // Each range takes at least two bytes, so the end of the payload bounds the loop.
         for _ in 0..ranges {
             self.integers(2)?;
         }
@@ -365,7 +364,7 @@ mod tests {
         assert!(Short::parse(&[], 0).is_none());
     }
 
-    /// The examples of RFC 9000, sections A.1 to A.3.
+    /// Examples of RFC 9000 appendices A.1 to A.3.
     #[test]
     fn the_examples_of_the_rfc() {
         assert_eq!(expand_number(0xa82f_30ea + 1, 0x9b32, 2), 0xa82f_9b32);
@@ -416,8 +415,8 @@ mod tests {
         assert_eq!(&payload[9..12], b"abc");
     }
 
-    /// Every type of RFC 9000, section 19, RFC 9221 and the draft on acknowledgment frequency, each
-    /// followed by a PING; and each cut short.
+    /// Every frame type of RFC 9000 section 19, RFC 9221 and the acknowledgment frequency draft,
+    /// each followed by a PING; and each truncated.
     #[test]
     fn every_type_has_its_length() {
         let bodies: [&[u8]; 21] = [
@@ -477,8 +476,8 @@ mod tests {
     }
 
     proptest! {
-        /// What is sent is what the receiver makes of it, while the distance is within half the
-        /// window (RFC 9000, section 17.1).
+        /// A truncated number is reconstructed if its distance from the expected one is within half
+        /// the window (RFC 9000 section 17.1).
         #[test]
         fn numbers_survive(expected in 0..=NUMBER_MAX, distance in -(1_i64 << 31)..1 << 31) {
             let number = expected.saturating_add_signed(distance);
@@ -502,7 +501,7 @@ mod tests {
             let len = number_len_for(number, Some(acked)).unwrap();
             let kept = u64::from(u32::from_be_bytes(truncate_number(number)));
             let kept = u32::try_from(kept & ((1 << (8 * len)) - 1)).unwrap();
-            // Whatever of them the peer has received.
+            // Whichever of them the peer has received.
             for largest in [acked, acked + ahead / 2, number - 1] {
                 prop_assert_eq!(expand_number(largest + 1, kept, len), number);
             }

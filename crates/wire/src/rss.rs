@@ -1,7 +1,7 @@
-//! Receive-side scaling: the Toeplitz hash over the tuple, as NICs compute it.
+//! Receive-side scaling (RSS): the Toeplitz hash of a tuple, as NICs compute it.
 //!
-//! The device computes it for each received packet: it names the flow's queue. The host's own table
-//! is keyed otherwise, by a hash that is safe against chosen input (this one is linear).
+//! The device hashes each received packet to select the flow's queue. The host's connection table
+//! uses another hash, which is safe against chosen input; this one is linear.
 
 use core::net::IpAddr;
 
@@ -10,10 +10,10 @@ use base::Prng;
 use crate::Tuple;
 use crate::emit::to_v6_octets;
 
-/// Bytes hashed for IPv6: two addresses and two ports.
+/// Maximum input length, that of IPv6: two addresses and two ports.
 const INPUT_BYTES_MAX: usize = 36;
 
-/// A hash function with its key expanded into a table per input nibble.
+/// Toeplitz hash function, with the key expanded to a table per input nibble.
 #[derive(Clone)]
 pub struct Toeplitz {
     tables: [[u32; 16]; INPUT_BYTES_MAX * 2],
@@ -36,8 +36,7 @@ impl Toeplitz {
         Self { tables }
     }
 
-    /// A function with a key from `prng`: the choice of queue and bucket cannot be known from
-    /// outside.
+    /// Creates a function with a key from `prng`, so that peers cannot predict a flow's queue.
     #[must_use]
     pub fn random(prng: &mut Prng) -> Self {
         let mut key = [0; 40];
@@ -47,7 +46,7 @@ impl Toeplitz {
         Self::new(&key)
     }
 
-    /// The hash of a received packet's tuple: source is the remote end, as it stands in the packet.
+    /// Returns the hash of a received packet's tuple; the remote end is the packet's source.
     #[must_use]
     pub fn hash(&self, tuple: &Tuple) -> u32 {
         let ports = u32::from(tuple.remote.port) << 16 | u32::from(tuple.local.port);
@@ -83,7 +82,7 @@ impl core::fmt::Debug for Toeplitz {
     }
 }
 
-/// The 32 bits of the key that start at bit `at`.
+/// Returns the 32 bits of the key that start at bit `at`.
 fn window(key: &[u8; 40], at: usize) -> u32 {
     (0..32).fold(0, |bits, i| {
         let bit = at + i;
@@ -97,7 +96,7 @@ mod tests {
     use super::*;
     use crate::Endpoint;
 
-    /// The key and vectors of Microsoft's "Verifying the RSS Hash Calculation".
+    /// Key and vectors of Microsoft's "Verifying the RSS Hash Calculation".
     const KEY: [u8; 40] = [
         0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f,
         0xb0, 0xd0, 0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30,

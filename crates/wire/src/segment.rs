@@ -1,10 +1,10 @@
-//! Packets as a NIC makes them, with lengths, sequence numbers and checksums: one of its own, and
-//! those that a run of segments becomes on a cable.
+//! Completion of packets as a NIC does it (lengths, sequence numbers, checksums), for single
+//! packets and for the packets of a run of segments.
 //!
-//! [`cut`] does it with runs that lie in one piece: for captures, whose readers know no frames
-//! longer than a packet, and for tests. The device cuts its runs one packet at a time, each with a
-//! payload in many pieces, and completes it with the same [`Layout`]. A frame that makes no sense
-//! is given as it is.
+//! [`cut`] segments contiguous runs, for captures (whose readers do not accept frames longer than a
+//! packet) and for tests. The device cuts its runs one packet at a time, with payloads in many
+//! pieces, and completes them with the same [`Layout`]. Frames with invalid headers are passed on
+//! unchanged.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -15,20 +15,21 @@ use crate::frame::{Frame, IpPacket, parse, protocol};
 use crate::tcp::{Flags, Segment};
 use crate::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, Tuple};
 
-/// Where a frame's headers lie, and which transport protocol it has.
+/// Offsets of a frame's headers, and its transport protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Offset of the IP header.
     pub l3: usize,
     /// Offset of the transport header.
     pub l4: usize,
-    /// The transport protocol.
+    /// Transport protocol number.
     pub protocol: u8,
 }
 
 impl Layout {
-    /// Of a frame whose headers are known to lie there, without extension headers; its lengths may
-    /// be those of no packet.
+    /// Returns the layout of a frame whose header offsets are known. `None` if there are extension
+    /// headers or IPv4 options. Length fields are not checked, since those of a run are not valid
+    /// yet.
     #[must_use]
     pub fn of(frame: &[u8], l3: usize, l4: usize) -> Option<Self> {
         let (at, bytes) = match frame.get(l3)? >> 4 {
@@ -40,17 +41,17 @@ impl Layout {
         (l3 + bytes == l4).then_some(Self { l3, l4, protocol })
     }
 
-    /// Of a frame that has come in.
+    /// Returns the layout of a received frame.
     #[must_use]
     pub fn find(frame: &[u8]) -> Option<Self> {
         let Ok(Frame::Ip(IpPacket { l3, l4, .. })) = parse(frame) else { return None };
         Self::of(frame, l3, l4)
     }
 
-    /// Returns where the payload begins.
+    /// Returns the offset of the payload.
     fn payload(&self, frame: &[u8]) -> Option<usize> {
         match self.protocol {
-            // RFC 9293 section 3.1: the data offset counts words of 32 bits.
+            // RFC 9293 section 3.1: the data offset counts 32-bit words.
             protocol::TCP => {
                 let words = usize::from(frame.get(self.l4 + 12)? >> 4);
                 (words >= 5).then_some(self.l4 + words * 4)
@@ -61,7 +62,7 @@ impl Layout {
         .filter(|payload| *payload <= frame.len())
     }
 
-    /// Returns where the transport checksum is, of protocols that have one.
+    /// Returns the offset of the transport checksum, for protocols that have one.
     #[must_use]
     pub const fn checksum(&self) -> Option<usize> {
         let offset = match self.protocol {
@@ -73,7 +74,8 @@ impl Layout {
         Some(self.l4 + offset)
     }
 
-    /// Returns the sum of the pseudo-header of a packet that ends at `end`; ICMP for IPv4 has none.
+    /// Returns the sum of the pseudo-header of a packet that ends at `end`; zero for ICMPv4, which
+    /// has none.
     ///
     /// # Panics
     /// If the IP header is not within `frame`.
@@ -85,8 +87,7 @@ impl Layout {
         }
     }
 
-    /// Sets the lengths of a packet that ends at `end`, and the identification and the checksum of
-    /// IPv4.
+    /// Sets the lengths of a packet that ends at `end`, and IPv4's identification and checksum.
     ///
     /// # Panics
     /// If the headers are not within `frame`.
@@ -98,8 +99,8 @@ impl Layout {
         }
     }
 
-    /// Fills in the transport checksum of a packet that ends at `end`. `frame` has its headers at
-    /// least, and `rest` is its payload as far as it is not there.
+    /// Fills in the transport checksum of a packet that ends at `end`. `frame` has at least the
+    /// headers; `rest` is the part of the payload that is not in `frame`.
     ///
     /// # Panics
     /// If the headers are not within `frame`.
@@ -114,7 +115,7 @@ impl Layout {
         let mut sum = self.pseudo_header(frame, end);
         sum.add(&frame[self.l4..]);
         rest.into_iter().for_each(|part| sum.add(part));
-        // RFC 768: a computed zero goes as all ones, for zero means that there is no checksum.
+        // RFC 768: a computed zero is sent as all ones, since zero means no checksum.
         let sum = match sum.finish() {
             0 if self.protocol == protocol::UDP => 0xffff,
             sum => sum,
@@ -122,7 +123,7 @@ impl Layout {
         frame[at..at + 2].copy_from_slice(&sum.to_be_bytes());
     }
 
-    /// Completes a packet that lies in one piece: lengths, identification and checksums.
+    /// Completes a contiguous packet: lengths, identification and checksums.
     ///
     /// # Panics
     /// If the headers are not within `packet`.
@@ -133,7 +134,7 @@ impl Layout {
     }
 }
 
-/// Returns a whole packet with this behind its IP header; its lengths and checksums are filled in.
+/// Returns a complete packet with `parts` behind its IP header.
 #[must_use]
 pub fn packet(link: &Link, ip: &IpHeader, parts: &[&[u8]]) -> Vec<u8> {
     let l4 = ETHERNET_BYTES + ip.len();
@@ -145,7 +146,7 @@ pub fn packet(link: &Link, ip: &IpHeader, parts: &[&[u8]]) -> Vec<u8> {
     packet
 }
 
-/// Returns a whole TCP packet.
+/// Returns a complete TCP packet.
 #[must_use]
 pub fn tcp_packet(link: &Link, ip: &IpHeader, segment: &Segment, payload: &[u8]) -> Vec<u8> {
     let mut header = vec![0; segment.header_len()];
@@ -153,8 +154,8 @@ pub fn tcp_packet(link: &Link, ip: &IpHeader, segment: &Segment, payload: &[u8])
     packet(link, ip, &[&header, payload])
 }
 
-/// Returns a whole TCP packet that the remote end of a connection sends; the ports are those of the
-/// connection.
+/// Returns a complete TCP packet from the remote end of a connection; its ports replace those of
+/// `segment`.
 #[must_use]
 pub fn tcp_packet_of(tuple: &Tuple, link: &Link, segment: &Segment, payload: &[u8]) -> Vec<u8> {
     let Tuple { local, remote } = *tuple;
@@ -164,9 +165,9 @@ pub fn tcp_packet_of(tuple: &Tuple, link: &Link, segment: &Segment, payload: &[u
     tcp_packet(link, &ip, &segment, payload)
 }
 
-/// Calls `each` with the packets that `frame` becomes, `segment_size` bytes of payload in each;
-/// zero for a frame that is one packet. `partial` says whether its checksum is unfinished. `packet`
-/// is room.
+/// Calls `each` with the packets that `frame` is cut into, with `segment_size` bytes of payload
+/// each; zero if the frame is a single packet. `partial` is true if the checksum of the frame is
+/// partial. `packet` is a buffer to reuse.
 pub fn cut(
     frame: &[u8],
     layout: Option<Layout>,
@@ -198,8 +199,8 @@ pub fn cut(
     }
 }
 
-/// Makes the headers those of the packet with that number, whose payload begins `before` bytes
-/// behind the run's first.
+/// Completes the headers of the packet at `index` of a run; `before` bytes of the run's payload
+/// precede its own.
 #[expect(clippy::cast_possible_truncation, reason = "numbers and identifications wrap")]
 fn number(packet: &mut [u8], layout: Layout, (index, before): (usize, usize), last: bool) {
     let Layout { l3, l4, .. } = layout;
@@ -212,12 +213,12 @@ fn number(packet: &mut [u8], layout: Layout, (index, before): (usize, usize), la
     layout.complete(packet, identification.wrapping_add(index as u16));
 }
 
-/// Offset of the control bits in a TCP header.
+/// Offset of the control bits (flags) in a TCP header.
 pub const FLAGS_AT: usize = 13;
 /// Offset of the sequence number in a TCP header.
 const SEQ_AT: usize = 4;
 
-/// Moves the sequence number of a TCP header by so many bytes.
+/// Advances the sequence number of a TCP header by `by` bytes.
 pub fn advance(tcp: &mut [u8], by: u32) {
     if let Some(seq) = tcp.get_mut(SEQ_AT..).and_then(<[u8]>::first_chunk_mut::<4>) {
         *seq = u32::from_be_bytes(*seq).wrapping_add(by).to_be_bytes();
@@ -237,7 +238,7 @@ mod tests {
 
     const ALL: Flags = Flags(Flags::FIN.0 | Flags::PSH.0 | Flags::ACK.0 | Flags::CWR.0);
 
-    /// A run of numbered bytes under headers without lengths and sums, and where these lie.
+    /// Returns a run of numbered bytes under headers without lengths and checksums, and its layout.
     fn run(v4: bool, protocol: u8, payload: usize) -> (Vec<u8>, Option<Layout>) {
         let addr = |last: u8| -> IpAddr {
             if v4 {
@@ -273,7 +274,7 @@ mod tests {
         all
     }
 
-    /// The transport header and payload of a packet whose lengths and checksums are right.
+    /// Returns transport header and payload of a packet after checking its lengths and checksums.
     fn checked(packet: &[u8]) -> &[u8] {
         let Ok(Frame::Ip(ip)) = parse(packet) else { panic!("{:?}", parse(packet)) };
         assert_eq!(ip.end, packet.len());

@@ -1,4 +1,4 @@
-//! TCP segments as values: RFC 9293 section 3.1, options of RFC 7323, RFC 2018 and RFC 5482.
+//! TCP headers (RFC 9293 section 3.1) with the options of RFC 7323, RFC 2018 and RFC 7413.
 
 use base::SeqNum;
 
@@ -11,31 +11,31 @@ pub struct Flags(pub u8);
 impl Flags {
     /// No more data from the sender.
     pub const FIN: Self = Self(0x01);
-    /// Synchronise sequence numbers.
+    /// Synchronize sequence numbers.
     pub const SYN: Self = Self(0x02);
     /// Reset the connection.
     pub const RST: Self = Self(0x04);
-    /// Push.
+    /// Push function.
     pub const PSH: Self = Self(0x08);
     /// The acknowledgment number is valid.
     pub const ACK: Self = Self(0x10);
-    /// Urgent data.
+    /// The urgent pointer is valid.
     pub const URG: Self = Self(0x20);
-    /// ECN echo: RFC 3168.
+    /// ECN echo (RFC 3168).
     pub const ECE: Self = Self(0x40);
-    /// Congestion window reduced: RFC 3168.
+    /// Congestion window reduced (RFC 3168).
     pub const CWR: Self = Self(0x80);
-    /// None.
+    /// No flags.
     pub const NONE: Self = Self(0);
 
-    /// Both sets together.
+    /// Returns the union of both sets.
     #[must_use]
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// What of a run's flags a packet of it has: its end and PSH are the last packet's, and CWR,
-    /// which answers an ECE once, is the first's (RFC 3168 section 6.1.2).
+    /// Returns the flags of one packet of a run from those of the run. FIN and PSH belong to the
+    /// last packet; CWR, which answers an ECE once, to the first (RFC 3168 section 6.1.2).
     #[must_use]
     pub const fn of_run(self, first: bool, last: bool) -> Self {
         let later = if first { Self::NONE } else { Self::CWR };
@@ -43,19 +43,19 @@ impl Flags {
         self.without(later.with(before))
     }
 
-    /// This set without those of `other`.
+    /// Returns this set without the flags of `other`.
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    /// Whether all of `other` are set.
+    /// Returns whether all flags of `other` are set.
     #[must_use]
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Whether any of `other` is set.
+    /// Returns whether any flag of `other` is set.
     #[must_use]
     pub const fn any(self, other: Self) -> bool {
         self.0 & other.0 != 0
@@ -74,12 +74,12 @@ impl core::fmt::Debug for Flags {
     }
 }
 
-/// The timestamps option: RFC 7323 section 3.
+/// The timestamps option (RFC 7323 section 3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Timestamps {
-    /// The sender's clock.
+    /// TSval: the sender's clock.
     pub value: u32,
-    /// The peer's clock, echoed.
+    /// TSecr: the peer's clock, echoed.
     pub echo: u32,
 }
 
@@ -88,11 +88,11 @@ pub struct Timestamps {
 pub struct SackBlock {
     /// First sequence number.
     pub start: SeqNum,
-    /// Sequence number behind the last.
+    /// Sequence number behind the last byte.
     pub end: SeqNum,
 }
 
-/// Blocks that fit beside no other option: RFC 2018 section 3.
+/// Maximum SACK blocks of a segment without other options (RFC 2018 section 3).
 pub const SACK_BLOCKS_MAX: usize = 4;
 
 /// Options of a segment.
@@ -100,7 +100,7 @@ pub const SACK_BLOCKS_MAX: usize = 4;
 pub struct Options {
     /// Maximum segment size.
     pub mss: Option<u16>,
-    /// Window scale shift, as it came.
+    /// Window scale shift, as received.
     pub window_scale: Option<u8>,
     /// SACK permitted.
     pub sack_permitted: bool,
@@ -108,8 +108,8 @@ pub struct Options {
     pub timestamps: Option<Timestamps>,
     /// Selective acknowledgments.
     pub sack_blocks: SackBlocks,
-    /// A TCP Fast Open option came (RFC 7413 section 4.1.1), of the assigned or the experimental
-    /// kind. It is never written.
+    /// A TCP Fast Open option was received (RFC 7413 section 4.1.1), of the assigned or the
+    /// experimental kind. It is never written.
     pub fast_open: bool,
 }
 
@@ -121,13 +121,13 @@ pub struct SackBlocks {
 }
 
 impl Options {
-    /// The SACK blocks.
+    /// Returns the SACK blocks.
     #[must_use]
     pub fn sack(&self) -> &[SackBlock] {
         &self.sack_blocks.blocks[..usize::from(self.sack_blocks.len)]
     }
 
-    /// Adds a SACK block; says whether there was room.
+    /// Adds a SACK block. Returns false if there is no room.
     pub const fn push_sack(&mut self, block: SackBlock) -> bool {
         let SackBlocks { blocks, len } = &mut self.sack_blocks;
         if *len as usize == SACK_BLOCKS_MAX {
@@ -138,12 +138,13 @@ impl Options {
         true
     }
 
-    /// Bytes that [`Self::emit`] writes: a multiple of four.
+    /// Returns the length that [`Self::emit`] writes, a multiple of four.
     #[must_use]
     pub fn len(&self) -> usize {
         let mss = if self.mss.is_some() { 4 } else { 0 };
         let scale = if self.window_scale.is_some() { 4 } else { 0 };
-        // As Linux orders them: SACK-permitted fills the padding before the timestamps on a SYN.
+        // Linux's order: SACK-permitted takes the place of the padding before the timestamps on a
+        // SYN.
         let timestamps = match (self.timestamps.is_some(), self.sack_permitted) {
             (true, _) => 12,
             (false, true) => 4,
@@ -154,17 +155,17 @@ impl Options {
         mss + scale + timestamps + sack
     }
 
-    /// Whether there are none.
+    /// Returns whether there is nothing to write.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Writes the options, in the order that Linux uses, into `out` of [`Self::len`] bytes. Gives
-    /// the offset of TSval in `out` where there are timestamps.
+    /// Writes the options in Linux's order into `out` of [`Self::len`] bytes. Returns the offset of
+    /// TSval in `out` if there are timestamps.
     ///
     /// # Panics
-    /// Where `out` has another length.
+    /// If `out` has another length.
     pub fn emit(&self, out: &mut [u8]) -> Option<usize> {
         assert_eq!(out.len(), self.len(), "options fill their room exactly");
         let mut writer = Writer { out, at: 0 };
@@ -196,10 +197,10 @@ impl Options {
         tsval_at
     }
 
-    /// Reads options. Unknown ones are skipped; a malformed length ends the reading and is an
-    /// error.
+    /// Parses options. Unknown ones are skipped; a wrong length is an error.
     fn parse(mut bytes: &[u8]) -> Result<Self, SegmentError> {
-        // The layout that every data segment of an established connection has: RFC 7323 appendix A.
+        // Fast path: the layout of data segments of an established connection (RFC 7323 appendix
+        // A).
         if let [1, 1, 8, 10, a, b, c, d, e, f, g, h] = *bytes {
             let timestamps = Some(Timestamps {
                 value: u32::from_be_bytes([a, b, c, d]),
@@ -243,7 +244,8 @@ impl Options {
                     echo: u32::from_be_bytes([e, f, g, h]),
                 });
             }
-            // RFC 7413 appendix A: before there was a kind of its own, this magic under 254.
+            // RFC 7413 appendix A: the experimental kind 254 with this magic number preceded kind
+            // 34.
             (34, _) | (254, [0xf9, 0x89, ..]) => self.fast_open = true,
             (2..=5 | 8, _) => return Err(SegmentError::BadOption),
             _ => {}
@@ -264,7 +266,7 @@ impl Writer<'_> {
     }
 }
 
-/// What a TCP header says.
+/// Fields of a TCP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Segment {
     /// Source port.
@@ -273,22 +275,22 @@ pub struct Segment {
     pub destination: u16,
     /// Sequence number of the first byte, or of the SYN.
     pub seq: SeqNum,
-    /// Acknowledgment number; means something only with [`Flags::ACK`].
+    /// Acknowledgment number; valid only with [`Flags::ACK`].
     pub ack: SeqNum,
     /// Control bits.
     pub flags: Flags,
-    /// The window field, unscaled.
+    /// Window field, unscaled.
     pub window: u16,
     /// Options.
     pub options: Options,
 }
 
-/// What is wrong with a TCP header.
+/// Reason why a TCP header is malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SegmentError {
-    /// It ends before its header does, or the data offset points into the header or outside the
-    /// packet.
+    /// The packet is shorter than its header, or the data offset points into the fixed header or
+    /// behind the packet.
     BadLength,
     /// An option's length is wrong.
     BadOption,
@@ -297,16 +299,16 @@ pub enum SegmentError {
 }
 
 impl Segment {
-    /// Bytes of the header with its options.
+    /// Returns the length of the header with its options.
     #[must_use]
     pub fn header_len(&self) -> usize {
         TCP_BYTES + self.options.len()
     }
 
-    /// Reads the header of the TCP packet `bytes`; gives it with the length of the header.
+    /// Parses the header of the TCP packet `bytes`. Returns it with its length.
     ///
     /// # Errors
-    /// `SegmentError` says what is malformed. The checksum is not looked at.
+    /// [`SegmentError`] if the header is malformed. The checksum is not verified.
     pub fn parse(bytes: &[u8]) -> Result<(Self, usize), SegmentError> {
         let header = bytes.get(..TCP_BYTES).ok_or(SegmentError::BadLength)?;
         let u16_at = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
@@ -330,11 +332,11 @@ impl Segment {
         Ok((segment, header_len))
     }
 
-    /// Writes the header, checksum and urgent pointer zero, into `out` of [`Self::header_len`]
-    /// bytes. Gives the offset of TSval in `out` where there are timestamps.
+    /// Writes the header, with checksum and urgent pointer zero, into `out` of [`Self::header_len`]
+    /// bytes. Returns the offset of TSval in `out` if there are timestamps.
     ///
     /// # Panics
-    /// Where `out` has another length.
+    /// If `out` has another length.
     pub fn emit(&self, out: &mut [u8]) -> Option<usize> {
         let (header, options) = out.split_at_mut(TCP_BYTES);
         header[0..2].copy_from_slice(&self.source.to_be_bytes());

@@ -1,50 +1,48 @@
-//! TLS records as they look on the wire: headers, nonces, associated data, and where the records of
-//! a run lie.
+//! Framing of TLS records: headers, nonces, associated data, and positions in a run of records.
 //!
-//! Host and device both frame records, and have to agree to the byte: RFC 8446 section 5, and RFC
-//! 5246 section 6 for the AEAD suites (RFC 5288, RFC 7905). There are no keys here, and nothing is
-//! sealed.
+//! Host and device both frame records and must agree to the byte: RFC 8446 section 5, and RFC 5246
+//! section 6 for the AEAD suites (RFC 5288, RFC 7905). There are no keys and no encryption here.
 
 pub mod client_hello;
 
-/// Bytes of a record's header.
+/// Length of a record header.
 pub const HEADER_BYTES: usize = 5;
-/// Most bytes of content in a record: RFC 8446 section 5.1.
+/// Maximum content of a record (RFC 8446 section 5.1).
 pub const CONTENT_BYTES_MAX: usize = 1 << 14;
-/// Most bytes behind a header: RFC 5246 section 6.2.3, of which RFC 8446 section 5.2 uses less.
+/// Maximum length of a record behind its header: 2048 bytes of expansion (RFC 5246 section 6.2.3).
 pub const RECORD_BYTES_MAX: usize = CONTENT_BYTES_MAX + 2048;
-/// The same in TLS 1.3.
+/// Maximum length of a TLS 1.3 record behind its header (RFC 8446 section 5.2).
 pub const RECORD_BYTES_MAX_13: usize = CONTENT_BYTES_MAX + 256;
-/// Bytes of a nonce.
+/// Length of a nonce.
 pub const NONCE_BYTES: usize = 12;
-/// Bytes of a tag.
+/// Length of an authentication tag.
 pub const TAG_BYTES: usize = 16;
-/// The nonce's part that TLS 1.2 sends with each record under AES-GCM: RFC 5288 section 3.
+/// Part of the nonce that TLS 1.2 with AES-GCM sends in each record (RFC 5288 section 3).
 const EXPLICIT_BYTES: usize = 8;
 
-/// What a record carries: RFC 8446 section 5.1.
+/// Content types of records (RFC 8446 section 5.1).
 pub mod content {
-    /// A change of cipher: only before a handshake is over.
+    /// Change of cipher spec; only during a handshake.
     pub const CHANGE_CIPHER_SPEC: u8 = 20;
     /// An alert.
     pub const ALERT: u8 = 21;
-    /// A message of the handshake, or after it.
+    /// Handshake or post-handshake message.
     pub const HANDSHAKE: u8 = 22;
-    /// The application's bytes; in TLS 1.3 the outer type of every sealed record.
+    /// Application data; in TLS 1.3 the outer type of every encrypted record.
     pub const APPLICATION_DATA: u8 = 23;
 }
 
-/// The level of an alert that ends a connection: RFC 8446 section 6.
+/// Level of an alert that ends a connection (RFC 8446 section 6).
 pub const FATAL: u8 = 2;
 
-/// A fatal alert as a record of its own, before there are keys. It says TLS 1.2, whatever the
-/// version is (RFC 8446 section 5.1).
+/// Returns a fatal alert in an unencrypted record. The record's version is TLS 1.2 for every
+/// version of TLS (RFC 8446 section 5.1).
 #[must_use]
 pub const fn fatal_alert(description: u8) -> [u8; 7] {
     [content::ALERT, 3, 3, 0, 2, FATAL, description]
 }
 
-/// Which record layer.
+/// Version of the record layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Version {
     /// TLS 1.2.
@@ -53,35 +51,36 @@ pub enum Version {
     Tls13,
 }
 
-/// How the records of one direction are framed, once its keys are known.
+/// Framing of the encrypted records of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Framing {
-    /// Which record layer.
+    /// Version of the record layer.
     pub version: Version,
-    /// Part of the nonce travels in the record: TLS 1.2 with AES-GCM.
+    /// True if part of the nonce is sent in the record: TLS 1.2 with AES-GCM.
     pub explicit: bool,
 }
 
-/// The beginning of a record: what an autonomous device recognises it by.
+/// Header of a record, by which an autonomous device recognizes records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordHeader {
     /// Content type; in TLS 1.3 the outer one.
     pub kind: u8,
-    /// Bytes behind the header.
+    /// Length of the record behind the header.
     pub len: u16,
 }
 
 impl Framing {
-    /// Bytes of the longest [`Self::front`].
+    /// Maximum of [`Self::front`].
     pub const FRONT_BYTES_MAX: usize = HEADER_BYTES + EXPLICIT_BYTES;
 
-    /// Bytes before the sealed text: the header, and the explicit part of a nonce.
+    /// Returns the length before the ciphertext: the header and the explicit part of a nonce.
     #[must_use]
     pub const fn front(self) -> usize {
         if self.explicit { HEADER_BYTES + EXPLICIT_BYTES } else { HEADER_BYTES }
     }
 
-    /// Bytes that the sealed text has more than the content: TLS 1.3's content type.
+    /// Returns the length that the ciphertext has on top of the content: TLS 1.3's inner content
+    /// type.
     #[must_use]
     pub const fn inner(self) -> usize {
         match self.version {
@@ -90,14 +89,14 @@ impl Framing {
         }
     }
 
-    /// Bytes that a record is longer than its content.
+    /// Returns the length that a record has on top of its content.
     #[must_use]
     pub const fn overhead(self) -> usize {
         self.front() + self.inner() + TAG_BYTES
     }
 
-    /// Reads a header that is a sealed record's: what the magic pattern of the autonomous offload
-    /// matches (Autonomous NIC Offloads, section 5.2). None for any other bytes.
+    /// Parses the header of an encrypted record: the magic pattern of the autonomous offload (ANO
+    /// section 5.2). `None` for any other bytes.
     #[must_use]
     pub fn parse(self, header: [u8; HEADER_BYTES]) -> Option<RecordHeader> {
         let [kind, major, minor, high, low] = header;
@@ -115,8 +114,9 @@ impl Framing {
         (known && [major, minor] == [3, 3] && fits).then_some(RecordHeader { kind, len })
     }
 
-    /// The nonce of a record: RFC 8446 section 5.3. Under TLS 1.2 with AES-GCM its last eight
-    /// bytes are what [`Self::write_front`] sends, and what came replaces them.
+    /// Returns the nonce of a record to send (RFC 8446 section 5.3). With TLS 1.2 and AES-GCM,
+    /// [`Self::write_front`] sends its last eight bytes; a receiver uses the bytes that it
+    /// received.
     #[must_use]
     pub fn nonce(self, iv: &[u8; NONCE_BYTES], number: u64) -> [u8; NONCE_BYTES] {
         let mut nonce = *iv;
@@ -126,7 +126,7 @@ impl Framing {
         nonce
     }
 
-    /// The nonce of a record that came, whose front is `front`.
+    /// Returns the nonce of a received record; `front` is what precedes its ciphertext.
     #[must_use]
     pub fn nonce_of(
         self,
@@ -141,8 +141,8 @@ impl Framing {
         nonce
     }
 
-    /// Writes what precedes the sealed text of a record with `content` bytes, and gives how many
-    /// bytes that are.
+    /// Writes what precedes the ciphertext of a record with `content_len` bytes of content. Returns
+    /// its length.
     pub fn write_front(
         self,
         kind: u8,
@@ -160,9 +160,9 @@ impl Framing {
         self.front()
     }
 
-    /// The associated data of a record: its header in TLS 1.3 (RFC 8446 section 5.2), number, type,
-    /// version and length of the text in TLS 1.2 (RFC 5246 section 6.2.3.3). Gives how many bytes
-    /// of the result count.
+    /// Returns the associated data of a record, and its length. In TLS 1.3 it is the header (RFC
+    /// 8446 section 5.2); in TLS 1.2 number, type, version and length of the plaintext (RFC 5246
+    /// section 6.2.3.3).
     #[must_use]
     pub fn aad(self, number: u64, kind: u8, text_len: usize) -> ([u8; 13], usize) {
         let mut aad = [0; 13];
@@ -182,46 +182,47 @@ impl Framing {
     }
 }
 
-/// A length as records carry it: callers are bounded by [`RECORD_BYTES_MAX`].
+/// Returns the bytes of a length field. Callers keep within [`RECORD_BYTES_MAX`].
 fn length(len: usize) -> [u8; 2] {
     u16::try_from(len).unwrap_or(u16::MAX).to_be_bytes()
 }
 
-/// Content cut into records that follow each other: all but the last have the same length.
+/// Content cut into consecutive records, all of the same length except the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Bytes of content.
+    /// Length of the content.
     pub content: u64,
-    /// Bytes of content in each record but the last, at least one.
+    /// Length of the content of each record but the last; at least 1.
     pub record_content: u32,
-    /// Bytes that a record is longer than its content.
+    /// Length that a record has on top of its content.
     pub overhead: u32,
 }
 
-/// One record of a [`Run`].
+/// A position in a [`Run`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Which record.
+    /// Index of the record.
     pub index: u64,
-    /// Bytes of it, on the wire, before the place.
+    /// Offset in the record, header included.
     pub offset: u32,
 }
 
 impl Run {
-    /// Records; one even where there is no content.
+    /// Returns the number of records; 1 if there is no content.
     #[must_use]
     pub const fn records(&self) -> u64 {
         let count = self.content.div_ceil(self.record_content as u64);
         if count == 0 { 1 } else { count }
     }
 
-    /// Bytes on the wire.
+    /// Returns the length of all records together.
     #[must_use]
     pub const fn wire_len(&self) -> u64 {
         self.content + self.records() * self.overhead as u64
     }
 
-    /// Where a byte on the wire lies; the end lies at the start of the record behind the last.
+    /// Returns the position of a byte of the encoded run. Its end is the start of the record behind
+    /// the last.
     #[must_use]
     pub fn place(&self, at: u64) -> Place {
         let full = u64::from(self.record_content + self.overhead);
@@ -232,13 +233,13 @@ impl Run {
         Place { index: at / full, offset: (at % full) as u32 }
     }
 
-    /// Where on the wire a record begins.
+    /// Returns the offset in the encoded run at which a record begins.
     #[must_use]
     pub fn start_of(&self, index: u64) -> u64 {
         (index * u64::from(self.record_content + self.overhead)).min(self.wire_len())
     }
 
-    /// Bytes of content in a record.
+    /// Returns the length of a record's content.
     #[must_use]
     pub fn content_of(&self, index: u64) -> u32 {
         let before = index.saturating_mul(u64::from(self.record_content));
@@ -248,8 +249,8 @@ impl Run {
         left
     }
 
-    /// Content before a place: what precedes it on the wire, without framing of `front` bytes
-    /// before each record's content.
+    /// Returns the length of the content before a position; `front` bytes precede each record's
+    /// content.
     #[must_use]
     pub fn content_before(&self, place: Place, front: u32) -> u64 {
         let here = place.offset.saturating_sub(front).min(self.content_of(place.index));

@@ -1,32 +1,33 @@
-//! A client's first message, in the clear: RFC 8446 section 4.1.2.
+//! Parser of the ClientHello, a client's first TLS message, which is not encrypted (RFC 8446
+//! section 4.1.2).
 //!
-//! For those who have to know something of a connection before there are keys: a proxy
-//! whose name the client asks for, who has the keys of an NVMe/TCP target which of them it offers.
-//! Whoever gathers the bytes bounds them. Nothing is believed here: those who shake hands read the
-//! same bytes and check them.
+//! Its callers need facts about a connection before there are keys: the proxy the server name, an
+//! NVMe/TCP target the identities of the offered pre-shared keys. The caller bounds the bytes that
+//! it collects. The result is only a hint: the TLS stack parses the same bytes again and verifies
+//! them.
 
 use alloc::vec::Vec;
 
 use super::{CONTENT_BYTES_MAX, content};
 
-/// Handshake type: RFC 8446 section 4.
+/// Handshake type ClientHello (RFC 8446 section 4).
 const CLIENT_HELLO: u8 = 1;
-/// Type of a host's name: RFC 6066 section 3.
+/// Name type of a host name (RFC 6066 section 3).
 const HOST_NAME: u8 = 0;
 
-/// What bytes are.
+/// Result of parsing the first bytes of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientHello {
     /// The beginning of a ClientHello.
     Incomplete,
-    /// A whole one, in as many records as it came: its body.
+    /// The body of a complete ClientHello, which may span records.
     Whole(Vec<u8>),
     /// Not TLS, or not a ClientHello.
     Malformed,
 }
 
 impl ClientHello {
-    /// Looks at all bytes that a client has sent.
+    /// Parses all bytes that a client has sent so far.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
         let mut message = Vec::new();
@@ -58,7 +59,7 @@ enum Record<'a> {
 }
 
 fn next_record(bytes: &[u8]) -> Record<'_> {
-    // Type, 3 and a minor version of whatever age; what is there of them has to be right.
+    // Content type and major version, checked as soon as they arrive; any minor version is allowed.
     if bytes.first().is_some_and(|kind| *kind != content::HANDSHAKE)
         || bytes.get(1).is_some_and(|major| *major != 3)
     {
@@ -66,7 +67,7 @@ fn next_record(bytes: &[u8]) -> Record<'_> {
     }
     let &[_, _, _, high, low, ref body @ ..] = bytes else { return Record::Partial(&[]) };
     let len = usize::from(u16::from_be_bytes([high, low]));
-    // RFC 8446 section 5.1: no empty fragments of handshake messages.
+    // RFC 8446 section 5.1: handshake fragments are not empty.
     if len == 0 || len > CONTENT_BYTES_MAX {
         return Record::Malformed;
     }
@@ -76,7 +77,7 @@ fn next_record(bytes: &[u8]) -> Record<'_> {
     }
 }
 
-/// Looks at the handshake message as far as it is there.
+/// Parses the handshake message received so far.
 fn look(message: &[u8]) -> ClientHello {
     match message {
         [] => ClientHello::Incomplete,
@@ -90,15 +91,16 @@ fn look(message: &[u8]) -> ClientHello {
     }
 }
 
-/// Types of extensions: RFC 8446 section 4.2.
+/// Extension types (RFC 8446 section 4.2).
 pub mod extension {
-    /// RFC 6066 section 3.
+    /// Server name (RFC 6066 section 3).
     pub const SERVER_NAME: u16 = 0;
-    /// RFC 8446 section 4.2.11.
+    /// Pre-shared key (RFC 8446 section 4.2.11).
     pub const PRE_SHARED_KEY: u16 = 41;
 }
 
-/// An extension of a ClientHello, which may have none. None of an option where it is malformed.
+/// Finds an extension in a ClientHello's body. `Some(None)` if it is absent, `None` if the message
+/// is malformed.
 #[must_use]
 pub fn find(hello: &[u8], extension: u16) -> Option<Option<&[u8]>> {
     let mut hello = Reader(hello);
@@ -107,7 +109,7 @@ pub fn find(hello: &[u8], extension: u16) -> Option<Option<&[u8]>> {
     hello.vector16()?; // suites
     hello.vector8()?; // compression
     if hello.0.is_empty() {
-        return Some(None); // RFC 5246 section 7.4.1.2: no extensions at all
+        return Some(None); // RFC 5246 section 7.4.1.2: a hello without any extensions
     }
     let mut extensions = Reader(hello.vector16()?);
     while !extensions.0.is_empty() {
@@ -120,7 +122,7 @@ pub fn find(hello: &[u8], extension: u16) -> Option<Option<&[u8]>> {
     Some(None)
 }
 
-/// The host's name in [`extension::SERVER_NAME`]. None where there is none, or it is malformed.
+/// Returns the host name in [`extension::SERVER_NAME`]; `None` if it is absent or malformed.
 #[must_use]
 pub fn host_name(content: &[u8]) -> Option<&[u8]> {
     let mut list = Reader(Reader(content).vector16()?);
@@ -134,18 +136,18 @@ pub fn host_name(content: &[u8]) -> Option<&[u8]> {
     None
 }
 
-/// The identities in [`extension::PRE_SHARED_KEY`], as the client prefers them, up to what is
-/// malformed.
+/// Returns the identities in [`extension::PRE_SHARED_KEY`] in the client's order, up to the first
+/// malformed one.
 pub fn identities(content: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut list = Reader(Reader(content).vector16().unwrap_or_default());
     core::iter::from_fn(move || {
         let identity = list.vector16()?;
-        list.take(4)?; // the age of a ticket
+        list.take(4)?; // obfuscated ticket age
         Some(identity)
     })
 }
 
-/// Takes fields off the front.
+/// Parser that takes fields off the front.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
