@@ -1,56 +1,57 @@
-//! Fabrics commands and properties: how a host comes to a controller and sets it up (NVMe over
-//! Fabrics 1.1, section 3; base, sections 3.1.3 and 6).
+//! Fabrics commands and controller properties, by which an initiator connects to a controller and
+//! configures it (fabrics section 3; base sections 3.1.3 and 6).
 
 use super::command::{Command, FABRICS, Sgl};
 use super::nqn::{NQN_FIELD_BYTES, Nqn};
 use super::status::Status;
 use super::{get, put, u16_at, u32_at, u64_at};
 
-/// Types of Fabrics commands: FCTYPE.
+/// FCTYPE: types of Fabrics commands.
 pub mod fctype {
-    /// Property set.
+    /// Property Set.
     pub const PROPERTY_SET: u8 = 0x00;
     /// Connect.
     pub const CONNECT: u8 = 0x01;
-    /// Property get.
+    /// Property Get.
     pub const PROPERTY_GET: u8 = 0x04;
-    /// Authentication send.
+    /// Authentication Send.
     pub const AUTH_SEND: u8 = 0x05;
-    /// Authentication receive.
+    /// Authentication Receive.
     pub const AUTH_RECEIVE: u8 = 0x06;
     /// Disconnect.
     pub const DISCONNECT: u8 = 0x08;
 }
 
-/// Bytes of a connect command's data.
+/// Length of the data of a Connect command.
 pub const CONNECT_DATA_BYTES: usize = 1024;
-/// Controller ID that asks the subsystem to choose one: the dynamic controller model.
+/// Controller ID in a Connect command by which the subsystem chooses one (dynamic controller
+/// model).
 pub const CNTLID_DYNAMIC: u16 = 0xffff;
-/// The same in the static model; fabrics controllers here are dynamic.
+/// Controller ID in a Connect command for any controller of the static controller model.
 pub const CNTLID_STATIC: u16 = 0xfffe;
-/// Largest identifier of a controller.
+/// Maximum controller ID.
 pub const CNTLID_MAX: u16 = 0xffef;
-/// Most bytes of in-capsule data in a Fabrics command, and in commands on the admin queue, whatever
-/// IOCCSZ says (tcp, section 3.3.2).
+/// Maximum in-capsule data of Fabrics commands and of commands on the admin queue, whatever the
+/// value of IOCCSZ (tcp section 3.3.2).
 pub const ADMIN_IN_CAPSULE_BYTES: u32 = 8192;
 
 /// A Fabrics command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fabrics {
-    /// Property set.
+    /// Property Set.
     PropertySet(PropertySet),
-    /// Connect; [`ConnectData`] are its data.
+    /// Connect; its data is a [`ConnectData`].
     Connect(Connect),
-    /// Property get.
+    /// Property Get.
     PropertyGet(PropertyGet),
     /// Disconnect, with its record format.
     Disconnect(u16),
-    /// Another, by its type.
+    /// Another command, with its type.
     Other(u8),
 }
 
 impl Fabrics {
-    /// What a command with opcode [`FABRICS`] says; none for another.
+    /// Decodes a command with opcode [`FABRICS`]; `None` for other opcodes.
     #[must_use]
     pub fn of(command: &Command) -> Option<Self> {
         if command.opcode != FABRICS {
@@ -78,7 +79,7 @@ impl Fabrics {
         })
     }
 
-    /// As a command with this data.
+    /// Encodes the command with this data descriptor.
     #[must_use]
     pub fn to_command(&self, cid: u16, sgl: Sgl) -> Command {
         let mut bytes = [0; 64];
@@ -114,28 +115,28 @@ impl Fabrics {
     }
 }
 
-/// Property Get (fabrics, section 3.4).
+/// Property Get (fabrics section 3.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PropertyGet {
     /// ATTRIB: 0 for four bytes, 1 for eight; others are reserved.
     pub attribute: u8,
-    /// Which property: see [`property`].
+    /// Offset of the property, see [`property`].
     pub offset: u32,
 }
 
-/// Property Set (fabrics, section 3.5).
+/// Property Set (fabrics section 3.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PropertySet {
     /// ATTRIB: 0 for four bytes, 1 for eight; others are reserved.
     pub attribute: u8,
-    /// Which property: see [`property`].
+    /// Offset of the property, see [`property`].
     pub offset: u32,
-    /// What to set it to.
+    /// Value to set.
     pub value: u64,
 }
 
 impl PropertyGet {
-    /// Asks for this property.
+    /// Creates a request for a property.
     #[must_use]
     pub const fn new(offset: u32) -> Self {
         Self { attribute: (offset == property::CAP) as u8, offset }
@@ -143,39 +144,39 @@ impl PropertyGet {
 }
 
 impl PropertySet {
-    /// Sets this property of four bytes.
+    /// Creates a request to set a property of four bytes.
     #[must_use]
     pub const fn new(offset: u32, value: u32) -> Self {
         Self { attribute: 0, offset, value: value as u64 }
     }
 }
 
-/// Connect (fabrics, section 3.3).
+/// Connect (fabrics section 3.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Connect {
-    /// Record format: zero.
+    /// RECFMT: record format, zero.
     pub recfmt: u16,
-    /// Queue: zero is the admin queue.
+    /// Queue ID; zero is the admin queue.
     pub qid: u16,
-    /// One less than the entries of the queue; not zero.
+    /// SQSIZE: entries of the queue, less one; not zero.
     pub sqsize: u16,
-    /// Attributes: see [`cattr`].
+    /// CATTR: connect attributes, see [`cattr`].
     pub cattr: u8,
-    /// Keep alive time-out of the admin queue in milliseconds; zero for none.
+    /// KATO: keep alive timeout in milliseconds, for the admin queue; zero disables it.
     pub kato: u32,
 }
 
 /// Bits of [`Connect::cattr`].
 pub mod cattr {
-    /// Priority class.
+    /// Mask of the priority class.
     pub const PRIORITY: u8 = 0x03;
-    /// No flow control of the submission queue: completions have no SQHD.
+    /// Submission queue flow control is disabled: completions have no SQHD.
     pub const DISABLE_SQ_FLOW_CONTROL: u8 = 0x04;
-    /// I/O queues may be deleted one by one.
+    /// I/O queues may be deleted individually.
     pub const DELETE_QUEUES: u8 = 0x08;
 }
 
-/// Offsets in a connect command and in its data: what an invalid parameter is named by.
+/// Offsets in a Connect command and in its data, by which an invalid parameter is reported.
 pub mod ipo {
     /// RECFMT of the command.
     pub const RECFMT: u16 = 40;
@@ -195,26 +196,26 @@ pub mod ipo {
     pub const HOSTNQN: u16 = 512;
 }
 
-/// How a connect went (fabrics, figures 20 and 21).
+/// Result of a Connect command (fabrics figures 20 and 21).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectResult {
-    /// This is the controller.
+    /// The controller accepted the connection.
     Accepted {
-        /// Its ID.
+        /// Controller ID.
         cntlid: u16,
-        /// AUTHREQ: what authentication it wants first; zero for none.
+        /// AUTHREQ: required authentication; zero for none.
         authentication: u16,
     },
-    /// A parameter of the command is wrong: its offset.
+    /// A parameter of the command is invalid, at this offset.
     InvalidCommand(u16),
-    /// A parameter of the data is wrong: its offset.
+    /// A parameter of the data is invalid, at this offset.
     InvalidData(u16),
     /// Refused for another reason.
     Refused(Status),
 }
 
 impl ConnectResult {
-    /// By a completion's dword 0 and status.
+    /// Decodes dword 0 and status of a completion.
     #[must_use]
     pub const fn from_completion(dword0: u32, status: Status) -> Self {
         let (low, high) = ((dword0 & 0xffff) as u16, (dword0 >> 16) as u16);
@@ -230,7 +231,7 @@ impl ConnectResult {
         }
     }
 
-    /// As dword 0 and status of a completion. Invalid parameters stay so: not to be retried.
+    /// Encodes dword 0 and status of a completion. Invalid parameters are marked Do Not Retry.
     #[must_use]
     pub fn to_completion(self) -> (u32, Status) {
         let invalid = Status::CONNECT_INVALID.do_not_retry();
@@ -245,21 +246,21 @@ impl ConnectResult {
     }
 }
 
-/// The data of a connect command (fabrics, figure 19).
+/// Data of a Connect command (fabrics figure 19).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectData {
-    /// The host: a UUID that it chose.
+    /// HOSTID: UUID chosen by the initiator.
     pub hostid: [u8; 16],
-    /// The controller, or [`CNTLID_DYNAMIC`].
+    /// CNTLID: controller ID, or [`CNTLID_DYNAMIC`].
     pub cntlid: u16,
-    /// The subsystem; none where the name is not valid.
+    /// SUBNQN: NQN of the subsystem; `None` if it is not valid.
     pub subnqn: Option<Nqn>,
-    /// The host; none where the name is not valid.
+    /// HOSTNQN: NQN of the initiator; `None` if it is not valid.
     pub hostnqn: Option<Nqn>,
 }
 
 impl ConnectData {
-    /// Reads the data.
+    /// Parses the data.
     #[must_use]
     pub fn parse(data: &[u8; CONNECT_DATA_BYTES]) -> Self {
         let name = |at| Nqn::from_field(&get::<NQN_FIELD_BYTES>(data, at));
@@ -271,7 +272,7 @@ impl ConnectData {
         }
     }
 
-    /// The data.
+    /// Encodes the data.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; CONNECT_DATA_BYTES] {
         let mut data = [0; CONNECT_DATA_BYTES];
@@ -284,52 +285,52 @@ impl ConnectData {
     }
 }
 
-/// Offsets of properties (base, section 3.1.3): those that a fabrics controller has.
+/// Offsets of the properties of a fabrics controller (base section 3.1.3).
 pub mod property {
-    /// Controller capabilities, eight bytes.
+    /// Controller Capabilities, eight bytes.
     pub const CAP: u32 = 0x00;
     /// Version.
     pub const VS: u32 = 0x08;
-    /// Controller configuration.
+    /// Controller Configuration.
     pub const CC: u32 = 0x14;
-    /// Controller status.
+    /// Controller Status.
     pub const CSTS: u32 = 0x1c;
-    /// Subsystem reset: optional.
+    /// NVM Subsystem Reset; optional.
     pub const NSSR: u32 = 0x20;
-    /// Ready time-outs.
+    /// Controller Ready Timeouts.
     pub const CRTO: u32 = 0x68;
 }
 
-/// Values of [`property::VS`], and of an Identify Controller's version.
+/// Values of [`property::VS`] and of VER in Identify Controller.
 pub mod version {
-    /// 1.4.
+    /// NVMe 1.4.
     pub const V1_4: u32 = 0x0001_0400;
-    /// 2.0.
+    /// NVMe 2.0.
     pub const V2_0: u32 = 0x0002_0000;
 }
 
-/// Controller capabilities.
+/// Controller Capabilities (CAP).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// MQES: one less than the most entries of an I/O queue.
+    /// MQES: maximum entries of an I/O queue, less one.
     pub mqes: u16,
-    /// CQR: queues are contiguous, as fabrics want it.
+    /// CQR: queues must be contiguous, as required over fabrics.
     pub contiguous: bool,
-    /// TO: most time until ready, in units of 500 ms.
+    /// TO: maximum time until the controller is ready, in units of 500 ms.
     pub timeout: u8,
-    /// CSS: I/O command sets. Bit 0 is the NVM command set, bit 6 that there may be several, bit 7
-    /// that there are none.
+    /// CSS: I/O command sets. Bit 0: the NVM command set; bit 6: several may be supported; bit 7:
+    /// none.
     pub css: u8,
-    /// MPSMIN: smallest page, 2 to the power of 12 and this.
+    /// MPSMIN: minimum page size, as a base-2 logarithm less 12.
     pub mpsmin: u8,
-    /// MPSMAX: largest page, the same way.
+    /// MPSMAX: maximum page size, as a base-2 logarithm less 12.
     pub mpsmax: u8,
-    /// CRMS: ready modes.
+    /// CRMS: controller ready modes.
     pub ready_modes: u8,
 }
 
 impl Capabilities {
-    /// By the property's value.
+    /// Decodes the property.
     #[must_use]
     pub const fn from_value(value: u64) -> Self {
         Self {
@@ -343,7 +344,7 @@ impl Capabilities {
         }
     }
 
-    /// The property's value.
+    /// Encodes the property.
     #[must_use]
     pub const fn to_value(self) -> u64 {
         self.mqes as u64
@@ -356,41 +357,42 @@ impl Capabilities {
     }
 }
 
-/// Controller configuration.
+/// Controller Configuration (CC).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Configuration {
-    /// EN.
+    /// EN: enable the controller.
     pub enable: bool,
-    /// CSS: 0 for the NVM command set, 6 for all that are supported, 7 for none.
+    /// CSS: 0 for the NVM command set, 6 for all supported ones, 7 for none.
     pub css: u8,
-    /// MPS: page size, 2 to the power of 12 and this.
+    /// MPS: page size, as a base-2 logarithm less 12.
     pub mps: u8,
-    /// AMS: arbitration; 0 is round robin.
+    /// AMS: arbitration mechanism; 0 is round robin.
     pub ams: u8,
-    /// SHN: how to shut down.
+    /// SHN: shutdown notification.
     pub shutdown: Shutdown,
-    /// IOSQES: 2 to the power of this are the bytes of an I/O submission queue entry: 6.
+    /// IOSQES: base-2 logarithm of the I/O submission queue entry size: 6.
     pub iosqes: u8,
-    /// IOCQES: the same of a completion queue entry: 4.
+    /// IOCQES: base-2 logarithm of the I/O completion queue entry size: 4.
     pub iocqes: u8,
 }
 
-/// SHN of [`Configuration`].
+/// SHN: shutdown notification in [`Configuration`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Hash)]
 pub enum Shutdown {
-    /// No.
+    /// No notification.
     #[default]
     None,
-    /// Normally.
+    /// Normal shutdown.
     Normal,
-    /// At once.
+    /// Abrupt shutdown.
     Abrupt,
-    /// Reserved.
+    /// Reserved value.
     Reserved,
 }
 
 impl Configuration {
-    /// What hosts enable a controller with: the NVM command set, and entries of 64 and 16 bytes.
+    /// Configuration by which initiators enable a controller: NVM command set, entries of 64 and 16
+    /// bytes.
     pub const ENABLED: Self = Self {
         enable: true,
         css: 0,
@@ -401,7 +403,7 @@ impl Configuration {
         iocqes: 4,
     };
 
-    /// By the property's value.
+    /// Decodes the property.
     #[must_use]
     pub const fn from_value(value: u32) -> Self {
         Self {
@@ -420,7 +422,7 @@ impl Configuration {
         }
     }
 
-    /// The property's value.
+    /// Encodes the property.
     #[must_use]
     pub const fn to_value(self) -> u32 {
         let shutdown = match self.shutdown {
@@ -439,31 +441,31 @@ impl Configuration {
     }
 }
 
-/// Controller status.
+/// Controller Status (CSTS).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ControllerStatus {
-    /// RDY.
+    /// RDY: the controller is ready.
     pub ready: bool,
-    /// CFS: fatal, and the controller has to be reset.
+    /// CFS: fatal error; the controller must be reset.
     pub fatal: bool,
-    /// SHST.
+    /// SHST: shutdown status.
     pub shutdown: ShutdownStatus,
 }
 
-/// SHST of [`ControllerStatus`].
+/// SHST: shutdown status in [`ControllerStatus`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Hash)]
 pub enum ShutdownStatus {
     /// Normal operation.
     #[default]
     Normal,
-    /// Shutting down.
+    /// Shutdown in progress.
     Occurring,
-    /// Shut down.
+    /// Shutdown complete.
     Complete,
 }
 
 impl ControllerStatus {
-    /// By the property's value.
+    /// Decodes the property.
     #[must_use]
     pub const fn from_value(value: u32) -> Self {
         Self {
@@ -477,7 +479,7 @@ impl ControllerStatus {
         }
     }
 
-    /// The property's value.
+    /// Encodes the property.
     #[must_use]
     pub const fn to_value(self) -> u32 {
         let shutdown = match self.shutdown {
@@ -496,7 +498,8 @@ mod tests {
 
     #[test]
     fn connect_as_linux_writes_it() {
-        // nvmf_connect_admin_queue: 32 entries, flow control off, 5 s of keep alive, data inline.
+        // Linux's `nvmf_connect_admin_queue`: 32 entries, no flow control, 5 s keep alive,
+        // in-capsule data.
         let mut entry = [0; 64];
         entry[..5].copy_from_slice(&[0x7f, 0x40, 0x03, 0x00, 0x01]);
         entry[32..40].copy_from_slice(&[0, 4, 0, 0, 0, 0, 0, 0x01]);
@@ -514,7 +517,7 @@ mod tests {
         assert_eq!(Fabrics::Connect(connect).to_command(3, command.sgl), command);
         assert_eq!(Fabrics::of(&Command::new(0x02, 0, 0)), None);
 
-        // nvmf_reg_read64 of CAP, nvmf_reg_write32 of CC.
+        // Linux's `nvmf_reg_read64` of CAP, `nvmf_reg_write32` of CC.
         let get = PropertyGet::new(property::CAP);
         assert_eq!(get, PropertyGet { attribute: 1, offset: 0 });
         let set = PropertySet::new(property::CC, Configuration::ENABLED.to_value());
@@ -551,7 +554,7 @@ mod tests {
 
     #[test]
     fn properties() {
-        // nvmet_init_cap with 128 entries, 7.5 s.
+        // Linux's `nvmet_init_cap` with 128 entries, 7.5 s.
         let capabilities = Capabilities {
             mqes: 127,
             contiguous: true,

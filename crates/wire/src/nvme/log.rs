@@ -1,4 +1,4 @@
-//! What Get Log Page gives (base, section 5.16.1; fabrics, section 5.4).
+//! Log pages returned by Get Log Page (base section 5.16.1; fabrics section 5.4).
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::str;
@@ -8,17 +8,17 @@ use super::nqn::{NQN_FIELD_BYTES, Nqn};
 use super::status::Status;
 use super::{get, put, u8_at, u16_at, u32_at, u64_at, u128_at};
 
-/// Log pages.
+/// Log page identifiers.
 pub mod lid {
-    /// Which pages are supported.
+    /// Supported log pages.
     pub const SUPPORTED: u8 = 0x00;
     /// Error information.
     pub const ERRORS: u8 = 0x01;
-    /// SMART and health.
+    /// SMART / health information.
     pub const HEALTH: u8 = 0x02;
-    /// Firmware slots.
+    /// Firmware slot information.
     pub const FIRMWARE: u8 = 0x03;
-    /// Namespaces that have changed.
+    /// Changed namespace list.
     pub const CHANGED_NAMESPACES: u8 = 0x04;
     /// Commands supported and effects.
     pub const EFFECTS: u8 = 0x05;
@@ -28,14 +28,14 @@ pub mod lid {
     pub const DISCOVERY: u8 = 0x70;
 }
 
-/// Bytes of the page of supported log pages.
+/// Length of the page of supported log pages.
 pub const SUPPORTED_BYTES: usize = 1024;
-/// Bytes of the list of changed namespaces.
+/// Length of the changed namespace list.
 pub const CHANGED_NAMESPACES_BYTES: usize = 4096;
-/// The list of changed namespaces when they are too many for it.
+/// The only entry of the changed namespace list if there are too many changed namespaces.
 pub const CHANGED_TOO_MANY: u32 = u32::MAX;
 
-/// Writes which log pages are supported over `out`.
+/// Writes the page of supported log pages over `out`.
 pub fn write_supported(lids: &[u8], out: &mut [u8; SUPPORTED_BYTES]) {
     out.fill(0);
     for lid in lids {
@@ -46,27 +46,27 @@ pub fn write_supported(lids: &[u8], out: &mut [u8; SUPPORTED_BYTES]) {
 /// An entry of the error log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorEntry {
-    /// How many errors there were with it; zero for an entry that is none.
+    /// Count of errors up to this one; zero for an unused entry.
     pub count: u64,
-    /// The queue.
+    /// Submission queue of the command.
     pub sqid: u16,
-    /// The command.
+    /// Command identifier.
     pub cid: u16,
-    /// How it went.
+    /// Status of the command.
     pub status: Status,
-    /// Byte and bit (10:8) of the command that was wrong; all ones where none is.
+    /// Invalid byte (7:0) and bit (10:8) of the command; all ones if unknown.
     pub location: u16,
     /// First block that could not be accessed.
     pub lba: u64,
-    /// Namespace.
+    /// Namespace of the command.
     pub nsid: u32,
 }
 
 impl ErrorEntry {
-    /// Bytes of an entry.
+    /// Length of an entry.
     pub const BYTES: usize = 64;
 
-    /// Reads an entry.
+    /// Parses an entry.
     #[must_use]
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Self {
         Self {
@@ -80,7 +80,7 @@ impl ErrorEntry {
         }
     }
 
-    /// The entry.
+    /// Encodes the entry.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
@@ -95,38 +95,38 @@ impl ErrorEntry {
     }
 }
 
-/// SMART and health.
+/// SMART / health information.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Health {
     /// Critical warnings: bit 0 spare, bit 1 temperature, bit 2 reliability, bit 3 read only.
     pub warnings: u8,
     /// Temperature in kelvin.
     pub temperature: u16,
-    /// Spare that is left, below which there is a warning, and life that is used, in percent.
+    /// Available spare, threshold of available spare, and used part of the lifetime, in percent.
     pub percent: [u8; 3],
-    /// Data read and written, in units of 1000 times 512 bytes, rounded up.
+    /// Data units read and written; a unit is 1000 times 512 bytes, rounded up.
     pub data_units: [u128; 2],
-    /// Commands that read and wrote.
+    /// Read commands and write commands.
     pub commands: [u128; 2],
-    /// Minutes busy.
+    /// Controller busy time in minutes.
     pub busy_min: u128,
     /// Power cycles.
     pub power_cycles: u128,
-    /// Hours with power.
+    /// Powered-on time in hours.
     pub power_on_h: u128,
-    /// Shutdowns that were not announced.
+    /// Unsafe shutdowns.
     pub unsafe_shutdowns: u128,
-    /// Errors of the medium.
+    /// Media and data integrity errors.
     pub media_errors: u128,
-    /// Entries that the error log has ever had.
+    /// Error log entries over the lifetime.
     pub error_entries: u128,
 }
 
 impl Health {
-    /// Bytes of the page.
+    /// Length of the page.
     pub const BYTES: usize = 512;
 
-    /// Reads a page.
+    /// Parses a page.
     #[must_use]
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Self {
         let wide = |at| u128_at(bytes, at);
@@ -145,7 +145,7 @@ impl Health {
         }
     }
 
-    /// The page.
+    /// Encodes the page.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
@@ -173,20 +173,20 @@ impl Health {
     }
 }
 
-/// Firmware slots: one, which is the active one.
+/// Firmware slot information of a controller with one slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Firmware {
-    /// AFI: the active slot in bits 2:0.
+    /// AFI: active firmware slot in bits 2:0.
     pub active: u8,
-    /// Revision in slot 1.
+    /// Firmware revision in slot 1.
     pub revision: Text<8>,
 }
 
 impl Firmware {
-    /// Bytes of the page.
+    /// Length of the page.
     pub const BYTES: usize = 512;
 
-    /// The page.
+    /// Encodes the page.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
@@ -196,19 +196,19 @@ impl Firmware {
     }
 }
 
-/// Commands supported and effects: a dword for each opcode.
+/// Commands supported and effects: one dword per opcode.
 pub mod effect {
-    /// Bytes of the page.
+    /// Length of the page.
     pub const BYTES: usize = 4096;
-    /// Where the dwords of I/O commands begin; those of admin commands are before.
+    /// Offset of the dwords of I/O commands; those of admin commands precede them.
     pub const IO: usize = 1024;
     /// CSUPP: the command is supported.
     pub const SUPPORTED: u32 = 1 << 0;
-    /// LBCC: it may change data.
+    /// LBCC: the command may change data.
     pub const CHANGES_DATA: u32 = 1 << 1;
 }
 
-/// Writes the effects of commands over `out`, each with its opcode.
+/// Writes the effects of admin and I/O commands, listed by opcode, over `out`.
 pub fn write_effects(admin: &[(u8, u32)], io: &[(u8, u32)], out: &mut [u8; effect::BYTES]) {
     out.fill(0);
     for (base, commands) in [(0, admin), (effect::IO, io)] {
@@ -218,34 +218,34 @@ pub fn write_effects(admin: &[(u8, u32)], io: &[(u8, u32)], out: &mut [u8; effec
     }
 }
 
-/// The effects of an I/O command.
+/// Returns the effects of an I/O command.
 #[must_use]
 pub fn io_effects(bytes: &[u8; effect::BYTES], opcode: u8) -> u32 {
     u32_at(bytes, effect::IO + usize::from(opcode) * 4)
 }
 
-/// The effects of an admin command.
+/// Returns the effects of an admin command.
 #[must_use]
 pub fn admin_effects(bytes: &[u8; effect::BYTES], opcode: u8) -> u32 {
     u32_at(bytes, usize::from(opcode) * 4)
 }
 
-/// What the discovery log begins with.
+/// Header of the discovery log page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct DiscoveryHeader {
-    /// GENCTR: another when the page is another.
+    /// GENCTR: generation counter, which changes with the page.
     pub generation: u64,
-    /// NUMREC: entries behind the header.
+    /// NUMREC: number of entries.
     pub records: u64,
-    /// RECFMT: zero.
+    /// RECFMT: record format, zero.
     pub format: u16,
 }
 
 impl DiscoveryHeader {
-    /// Bytes of the header.
+    /// Length of the header.
     pub const BYTES: usize = 1024;
 
-    /// Reads a header; `bytes` may be no more than its first 18.
+    /// Parses a header; its first 18 bytes suffice.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; 18] = bytes.first_chunk()?;
@@ -253,7 +253,7 @@ impl DiscoveryHeader {
         Some(Self { generation, records, format: u16_at(bytes, 16) })
     }
 
-    /// The header.
+    /// Encodes the header.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
@@ -264,19 +264,19 @@ impl DiscoveryHeader {
     }
 }
 
-/// TRTYPE of TCP.
+/// TRTYPE: NVMe/TCP.
 pub const TRTYPE_TCP: u8 = 3;
 
-/// What is found at an address: SUBTYPE.
+/// SUBTYPE: kind of subsystem at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Subsystem {
-    /// Another discovery service.
+    /// Referral to another discovery service.
     Referral,
-    /// A subsystem with namespaces.
+    /// Subsystem with namespaces.
     Nvm,
-    /// The discovery service that was asked.
+    /// The current discovery subsystem.
     Discovery,
-    /// Reserved.
+    /// Reserved value.
     Other(u8),
 }
 
@@ -300,28 +300,28 @@ impl Subsystem {
     }
 }
 
-/// Bits of TREQ.
+/// Bits of TREQ: transport requirements.
 pub mod treq {
-    /// A secure channel: bits 1:0.
+    /// Mask of the secure channel requirement.
     pub const SECURE: u8 = 0x03;
-    /// It is required.
+    /// A secure channel is required.
     pub const SECURE_REQUIRED: u8 = 0x01;
-    /// It is not required.
+    /// A secure channel is not required.
     pub const SECURE_NOT_REQUIRED: u8 = 0x02;
-    /// The controller can do without flow control of the submission queue.
+    /// The controller can disable submission queue flow control.
     pub const DISABLE_SQ_FLOW_CONTROL: u8 = 0x04;
 }
 
-/// SECTYPE of TSAS: how TCP is secured (tcp, section 3.1.1).
+/// SECTYPE of TSAS: security of the TCP connection (tcp section 3.1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Security {
-    /// Not at all.
+    /// No security.
     None,
     /// TLS 1.2.
     Tls12,
     /// TLS 1.3.
     Tls13,
-    /// Reserved.
+    /// Reserved value.
     Other(u8),
 }
 
@@ -345,30 +345,30 @@ impl Security {
     }
 }
 
-/// An entry of the discovery log.
+/// An entry of the discovery log page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiscoveryEntry {
-    /// TRTYPE: [`TRTYPE_TCP`].
+    /// TRTYPE: transport type, [`TRTYPE_TCP`].
     pub trtype: u8,
-    /// SUBTYPE.
+    /// SUBTYPE: subsystem type.
     pub kind: Subsystem,
-    /// TREQ: see [`treq`].
+    /// TREQ: transport requirements, see [`treq`].
     pub treq: u8,
-    /// PORTID.
+    /// PORTID: port identifier.
     pub port_id: u16,
-    /// CNTLID: [`super::fabrics::CNTLID_DYNAMIC`] in the dynamic model.
+    /// CNTLID: controller ID; [`super::fabrics::CNTLID_DYNAMIC`] in the dynamic controller model.
     pub cntlid: u16,
-    /// ASQSZ: most entries of the admin queue.
+    /// ASQSZ: maximum entries of the admin submission queue.
     pub admin_queue: u16,
-    /// EFLAGS.
+    /// EFLAGS: entry flags.
     pub flags: u16,
-    /// TRADDR and ADRFAM; none where they are not an address of IP.
+    /// TRADDR and ADRFAM: address; `None` if it is not an IP address.
     pub addr: Option<IpAddr>,
-    /// TRSVCID; none where it is not a port.
+    /// TRSVCID: port; `None` if it is not a number.
     pub port: Option<u16>,
-    /// SUBNQN; none where it is not valid.
+    /// SUBNQN: NQN of the subsystem; `None` if it is not valid.
     pub subnqn: Option<Nqn>,
-    /// SECTYPE of TSAS.
+    /// SECTYPE of TSAS: security of the connection.
     pub security: Security,
 }
 
@@ -376,10 +376,10 @@ const IPV4: u8 = 1;
 const IPV6: u8 = 2;
 
 impl DiscoveryEntry {
-    /// Bytes of an entry.
+    /// Length of an entry.
     pub const BYTES: usize = 1024;
 
-    /// Reads an entry.
+    /// Parses an entry.
     #[must_use]
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Self {
         let (service, address) = (get::<32>(bytes, 32), get::<256>(bytes, 512));
@@ -403,7 +403,7 @@ impl DiscoveryEntry {
         }
     }
 
-    /// The entry.
+    /// Encodes the entry.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
@@ -432,13 +432,13 @@ impl DiscoveryEntry {
     }
 }
 
-/// The text that fills a field up to zeros or spaces.
+/// Returns the text in a field padded with zeros or spaces; `None` if it is not UTF-8.
 fn text(field: &[u8]) -> Option<&str> {
     let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
     Some(str::from_utf8(field.get(..end)?).ok()?.trim_end_matches(' '))
 }
 
-/// Writes what `value` displays as; what has no room is left out.
+/// Writes the displayed form of `value` to a field, up to the first part that does not fit.
 fn write_text<T: core::fmt::Display>(value: &T, field: Option<&mut [u8]>) {
     struct Field<'a>(&'a mut [u8]);
 
@@ -453,7 +453,7 @@ fn write_text<T: core::fmt::Display>(value: &T, field: Option<&mut [u8]>) {
     }
 
     if let Some(field) = field {
-        // A port has five bytes at most and an address 45: both always have room.
+        // A port has at most 5 characters and an IP address at most 45, so both fit.
         let _ = core::fmt::write(&mut Field(field), format_args!("{value}"));
     }
 }
@@ -490,7 +490,7 @@ mod tests {
         let long = entry("2001:db8:1111:2222:3333:4444:5555:6666");
         let bytes = long.to_bytes();
         assert_eq!((bytes[1], DiscoveryEntry::parse(&bytes)), (2, long));
-        // Fields that spaces fill, as some targets have them.
+        // Some targets pad fields with spaces.
         let mut bytes = entry("192.0.2.17").to_bytes();
         bytes[36..64].fill(b' ');
         assert_eq!(DiscoveryEntry::parse(&bytes).port, Some(4420));

@@ -1,13 +1,13 @@
-//! NVMe over TCP as it looks on the wire: PDUs ([`pdu`]), commands and completions ([`command`],
-//! [`status`]), Fabrics commands and properties ([`fabrics`]), what Identify and Get Log Page give
-//! ([`identify`], [`log`]), and the names of hosts and subsystems ([`nqn`]).
+//! Formats of NVMe over TCP: PDUs ([`pdu`]), commands and completions ([`command`], [`status`]),
+//! Fabrics commands and properties ([`fabrics`]), data of Identify and Get Log Page ([`identify`],
+//! [`log`]), and names of initiators and subsystems ([`nqn`]).
 //!
-//! NVM Express Base specification 2.0 (called "base" in comments), NVM Command Set specification
-//! 1.0 ("nvm"), NVM Express over Fabrics 1.1 and NVMe/TCP Transport specification 1.0 ("tcp").
-//! Everything is little-endian. There is no state here, and no digest is computed: initiator,
-//! target and device use it, and have to agree to the byte.
+//! Sources: NVM Express Base Specification 2.0 ("base" in comments), NVM Command Set Specification
+//! 1.0 ("nvm"), NVM Express over Fabrics 1.1 ("fabrics") and NVMe/TCP Transport Specification 1.0
+//! ("tcp"). What NVMe calls a host is called an initiator here. All fields are little-endian.
 //!
-//! Parsing is total. Values may come from a hostile peer, so that nothing here trusts one of them
+//! Initiator, target and device use this module and must agree to the byte. It has no state and
+//! computes no digests. Parsing is total: values may come from a hostile peer, and none is trusted
 //! as a length or an offset.
 
 pub mod command;
@@ -18,7 +18,7 @@ pub mod nqn;
 pub mod pdu;
 pub mod status;
 
-/// Bytes at `at`; zeros where `bytes` ends before.
+/// Returns the bytes at `at`, or zeros if `bytes` is too short.
 fn get<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     bytes.get(at..).and_then(<[u8]>::first_chunk).copied().unwrap_or([0; N])
 }
@@ -43,7 +43,8 @@ fn u128_at(bytes: &[u8], at: usize) -> u128 {
     u128::from_le_bytes(get(bytes, at))
 }
 
-/// Writes `field` at `at`; what has no room is left out. Callers write constant places of arrays.
+/// Writes `field` at `at`; bytes behind the end of `out` are dropped. Callers pass constant
+/// offsets.
 fn put(out: &mut [u8], at: usize, field: &[u8]) {
     for (to, from) in out.iter_mut().skip(at).zip(field) {
         *to = *from;

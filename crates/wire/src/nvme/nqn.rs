@@ -1,19 +1,19 @@
-//! NVMe Qualified Names: who a host or a subsystem is (base, section 4.5).
+//! NVMe Qualified Names of initiators and subsystems (base section 4.5).
 
 use core::fmt;
 
-/// Most bytes of a name.
+/// Maximum length of a name.
 pub const NQN_BYTES_MAX: usize = 223;
-/// Bytes of a field that has a name, with zeros behind it.
+/// Length of a zero-padded name field.
 pub const NQN_FIELD_BYTES: usize = 256;
-/// The name of every discovery subsystem.
+/// Name of every discovery subsystem.
 pub const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
-/// What a name by a UUID begins with.
+/// Prefix of names with a UUID.
 const UUID: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 
-/// A valid name: 1 to [`NQN_BYTES_MAX`] bytes of UTF-8 without control characters, of one of the
-/// two forms `nqn.yyyy-mm.reverse.domain:rest` and `nqn.2014-08.org.nvmexpress:uuid:` with a UUID,
-/// or [`DISCOVERY`].
+/// A valid name: 1 to [`NQN_BYTES_MAX`] bytes of UTF-8 without control characters, either
+/// `nqn.yyyy-mm.reverse.domain:rest`, or `nqn.2014-08.org.nvmexpress:uuid:` and a UUID, or
+/// [`DISCOVERY`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nqn {
     bytes: [u8; NQN_BYTES_MAX],
@@ -21,7 +21,7 @@ pub struct Nqn {
 }
 
 impl Nqn {
-    /// The name that `text` is; none where it is not valid.
+    /// Parses a name; `None` if it is not valid.
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
         let mut bytes = [0; NQN_BYTES_MAX];
@@ -29,7 +29,7 @@ impl Nqn {
         is_valid(text).then_some(Self { bytes, len: text.len() })
     }
 
-    /// The name of the discovery subsystem.
+    /// Returns the name of the discovery subsystem.
     #[must_use]
     pub fn discovery() -> Self {
         let mut bytes = [0; NQN_BYTES_MAX];
@@ -37,7 +37,7 @@ impl Nqn {
         Self { bytes, len: DISCOVERY.len() }
     }
 
-    /// The name in a field that ends with zeros; none where it is not valid, or not terminated.
+    /// Parses a zero-padded field; `None` if the name is not valid or has no terminator.
     #[must_use]
     pub fn from_field(field: &[u8; NQN_FIELD_BYTES]) -> Option<Self> {
         let len = field.iter().position(|byte| *byte == 0)?;
@@ -45,7 +45,7 @@ impl Nqn {
         Self::new(core::str::from_utf8(name).ok()?)
     }
 
-    /// As a field.
+    /// Returns the name as a zero-padded field.
     #[must_use]
     pub fn to_field(&self) -> [u8; NQN_FIELD_BYTES] {
         let mut field = [0; NQN_FIELD_BYTES];
@@ -53,14 +53,14 @@ impl Nqn {
         field
     }
 
-    /// As text.
+    /// Returns the name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         let bytes = self.bytes.get(..self.len).unwrap_or(&[]);
         core::str::from_utf8(bytes).unwrap_or("")
     }
 
-    /// Whether it is the discovery subsystem's.
+    /// Returns whether this is the name of the discovery subsystem.
     #[must_use]
     pub fn is_discovery(&self) -> bool {
         self.as_str() == DISCOVERY
@@ -79,7 +79,7 @@ impl fmt::Debug for Nqn {
     }
 }
 
-/// Whether `text` is a name.
+/// Returns whether `text` is a valid name.
 #[must_use]
 pub fn is_valid(text: &str) -> bool {
     if text.len() > NQN_BYTES_MAX || text.chars().any(char::is_control) {
@@ -91,7 +91,8 @@ pub fn is_valid(text: &str) -> bool {
     }
 }
 
-/// `nqn.yyyy-mm.reverse.domain:rest`, where the date is one at which the domain was its owner's.
+/// Returns whether `text` is `nqn.yyyy-mm.reverse.domain:rest`; on that date the naming authority
+/// owned the domain.
 fn is_dated(text: &str) -> bool {
     let Some((date, rest)) =
         text.strip_prefix("nqn.").and_then(|text| text.split_at_checked("yyyy-mm".len()))
@@ -115,7 +116,7 @@ fn is_domain(domain: &str) -> bool {
     domain.split('.').all(|label| !label.is_empty() && label.bytes().all(ordinary))
 }
 
-/// RFC 9562, section 4: eight, four, four, four and twelve hexadecimal digits.
+/// RFC 9562 section 4: 8, 4, 4, 4 and 12 hexadecimal digits.
 fn is_uuid(text: &str) -> bool {
     let groups = text.split('-').map(str::len);
     groups.eq([8, 4, 4, 4, 12]) && text.bytes().all(|byte| byte == b'-' || byte.is_ascii_hexdigit())

@@ -1,23 +1,23 @@
-//! Admin commands that carry more than an opcode, and their results (base, section 5).
+//! Fields of admin commands, and their results (base section 5).
 
 use super::{Command, byte, half, split, wide};
 use crate::nvme::log::lid;
 
-/// Identify (base, section 5.17).
+/// Identify (base section 5.17).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Identify {
-    /// What is asked for: see [`crate::nvme::identify::cns`].
+    /// CNS: data structure to return, see [`crate::nvme::identify::cns`].
     pub cns: u8,
-    /// Controller, where it matters.
+    /// CNTID: controller, for structures of a controller.
     pub cntid: u16,
-    /// I/O command set, where it matters.
+    /// CSI: I/O command set, for structures of a command set.
     pub csi: u8,
     /// CNS specific identifier.
     pub specific: u16,
 }
 
 impl Identify {
-    /// As a command says it.
+    /// Decodes the dwords of a command.
     #[must_use]
     pub const fn of(command: &Command) -> Self {
         Self {
@@ -28,7 +28,7 @@ impl Identify {
         }
     }
 
-    /// Says it in a command.
+    /// Encodes the fields in a command.
     #[must_use]
     pub const fn put(&self, mut command: Command) -> Command {
         command.cdw10[0] = self.cns as u32 | (self.cntid as u32) << 16;
@@ -37,27 +37,27 @@ impl Identify {
     }
 }
 
-/// Get log page (base, section 5.16).
+/// Get Log Page (base section 5.16).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct GetLogPage {
-    /// Which: see [`lid`].
+    /// Log page identifier, see [`lid`].
     pub lid: u8,
-    /// Log specific field.
+    /// LSP: log specific parameter.
     pub lsp: u8,
-    /// RAE: the event that it tells of stays reported.
+    /// RAE: reading the page does not clear the event that it belongs to.
     pub retain_event: bool,
-    /// Bytes that are asked for: a multiple of four up to 16 GiB, one dword more than NUMD.
+    /// Number of bytes to return, a multiple of four up to 16 GiB: NUMD plus one, in dwords.
     pub len: u64,
-    /// Where they begin: a byte of the page, or an entry of it where [`Self::by_index`] says so.
+    /// Offset in the page, in bytes, or in entries if [`Self::by_index`] is set.
     pub offset: u64,
-    /// OT: what the offset counts.
+    /// OT: offset type.
     pub by_index: bool,
-    /// I/O command set, where it matters.
+    /// CSI: I/O command set, for pages of a command set.
     pub csi: u8,
 }
 
 impl GetLogPage {
-    /// As a command says it.
+    /// Decodes the dwords of a command.
     #[must_use]
     pub const fn of(command: &Command) -> Self {
         let [cdw10, cdw11, low, high, cdw14, _] = command.cdw10;
@@ -73,7 +73,7 @@ impl GetLogPage {
         }
     }
 
-    /// Says it in a command. Lengths outside one dword to 2^32 of them are cut to the nearest.
+    /// Encodes the fields in a command. Lengths outside 1 to 2^32 dwords are clamped.
     #[must_use]
     pub const fn put(&self, mut command: Command) -> Command {
         let dwords = self.len / 4;
@@ -94,7 +94,7 @@ impl GetLogPage {
     }
 }
 
-/// Features (base, section 5.27.1).
+/// Feature identifiers (base section 5.27.1).
 pub mod feature {
     /// Arbitration.
     pub const ARBITRATION: u8 = 0x01;
@@ -108,9 +108,9 @@ pub mod feature {
     pub const VOLATILE_WRITE_CACHE: u8 = 0x06;
     /// Number of queues.
     pub const NUMBER_OF_QUEUES: u8 = 0x07;
-    /// Interrupt coalescing: not over fabrics.
+    /// Interrupt coalescing; not over fabrics.
     pub const INTERRUPT_COALESCING: u8 = 0x08;
-    /// Interrupt vector configuration: not over fabrics.
+    /// Interrupt vector configuration; not over fabrics.
     pub const INTERRUPT_VECTOR: u8 = 0x09;
     /// Write atomicity normal.
     pub const WRITE_ATOMICITY: u8 = 0x0a;
@@ -120,7 +120,7 @@ pub mod feature {
     pub const TIMESTAMP: u8 = 0x0e;
     /// Keep alive timer.
     pub const KEEP_ALIVE: u8 = 0x0f;
-    /// Host behaviour support.
+    /// Host behavior support.
     pub const HOST_BEHAVIOUR: u8 = 0x16;
     /// Host identifier.
     pub const HOST_IDENTIFIER: u8 = 0x81;
@@ -132,36 +132,36 @@ pub mod feature {
     pub const WRITE_PROTECT: u8 = 0x84;
 }
 
-/// Which value Get Features asks for (base, figure 188).
+/// Value that Get Features selects (base figure 188).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Select {
-    /// The one in force.
+    /// Current value.
     Current,
-    /// The one after a reset.
+    /// Default value, in force after a reset.
     Default,
-    /// The one that was saved.
+    /// Saved value.
     Saved,
-    /// What can be done with it.
+    /// Supported capabilities of the feature.
     Capabilities,
     /// Reserved.
     Other(u8),
 }
 
-/// Get Features or Set Features (base, sections 5.15 and 5.27).
+/// Get Features or Set Features (base sections 5.15 and 5.27).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
-    /// Which: see [`feature`].
+    /// Feature identifier, see [`feature`].
     pub fid: u8,
-    /// Of Get Features: which value.
+    /// Value to return; only in Get Features.
     pub select: Select,
-    /// Of Set Features: save it.
+    /// Save the value; only in Set Features.
     pub save: bool,
-    /// Dword 11: the value.
+    /// Value, dword 11.
     pub value: u32,
 }
 
 impl Features {
-    /// As a command says it.
+    /// Decodes the dwords of a command.
     #[must_use]
     pub const fn of(command: &Command) -> Self {
         let select = match byte(command.cdw10(), 8) & 7 {
@@ -179,7 +179,7 @@ impl Features {
         }
     }
 
-    /// Says to set a feature.
+    /// Encodes Set Features in a command.
     #[must_use]
     pub const fn set(fid: u8, value: u32, mut command: Command) -> Command {
         command.cdw10[0] = fid as u32;
@@ -187,24 +187,24 @@ impl Features {
         command
     }
 
-    /// Asks for the value in force.
+    /// Encodes Get Features of the current value in a command.
     #[must_use]
     pub const fn get(fid: u8, command: Command) -> Command {
         Self::set(fid, 0, command)
     }
 }
 
-/// The value of [`feature::NUMBER_OF_QUEUES`], asked for and answered (base, section 5.27.1.5).
+/// Requested or granted value of [`feature::NUMBER_OF_QUEUES`] (base section 5.27.1.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueCounts {
-    /// Submission queues, 1 to 65535.
+    /// I/O submission queues, 1 to 65535.
     pub submission: u32,
-    /// Completion queues, 1 to 65535.
+    /// I/O completion queues, 1 to 65535.
     pub completion: u32,
 }
 
 impl QueueCounts {
-    /// By its value; none where one of them is 65536, which is invalid.
+    /// Decodes the feature's value; `None` if a count is 65536, which is invalid.
     #[must_use]
     pub const fn from_value(value: u32) -> Option<Self> {
         let (submission, completion) = (half(value, 0), half(value, 16));
@@ -214,7 +214,7 @@ impl QueueCounts {
         Some(Self { submission: submission as u32 + 1, completion: completion as u32 + 1 })
     }
 
-    /// Its value.
+    /// Encodes the feature's value.
     #[must_use]
     pub const fn to_value(self) -> u32 {
         let submission = self.submission.saturating_sub(1) & 0xffff;
@@ -222,23 +222,23 @@ impl QueueCounts {
     }
 }
 
-/// Abort (base, section 5.1).
+/// Abort (base section 5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abort {
-    /// The queue of the command.
+    /// Submission queue of the command to abort.
     pub sqid: u16,
-    /// The command.
+    /// Identifier of the command to abort.
     pub cid: u16,
 }
 
 impl Abort {
-    /// As a command says it.
+    /// Decodes the dwords of a command.
     #[must_use]
     pub const fn of(command: &Command) -> Self {
         Self { sqid: half(command.cdw10(), 0), cid: half(command.cdw10(), 16) }
     }
 
-    /// Says it in a command.
+    /// Encodes the fields in a command.
     #[must_use]
     pub const fn put(&self, mut command: Command) -> Command {
         command.cdw10[0] = self.sqid as u32 | (self.cid as u32) << 16;
@@ -246,42 +246,42 @@ impl Abort {
     }
 }
 
-/// What an asynchronous event says, in dword 0 of its completion (base, section 5.2.1).
+/// Asynchronous event, in dword 0 of a completion (base section 5.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AsyncEvent {
-    /// Type: 0 error, 1 health, 2 notice, 6 I/O command set, 7 vendor.
+    /// Event type: 0 error, 1 health, 2 notice, 6 I/O command set, 7 vendor.
     pub kind: u8,
-    /// Which of its type.
+    /// Event within its type.
     pub info: u8,
-    /// The log page that says more; reading it makes room for the next of the type.
+    /// Log page with details; reading it allows the next event of the type.
     pub lid: u8,
 }
 
 impl AsyncEvent {
-    /// A namespace has come, gone or changed.
+    /// A namespace was added, removed or changed.
     pub const NAMESPACE_CHANGED: Self = Self { kind: 2, info: 0x00, lid: lid::CHANGED_NAMESPACES };
     /// The discovery log page has changed.
     pub const DISCOVERY_CHANGED: Self = Self { kind: 2, info: 0xf0, lid: lid::DISCOVERY };
 
-    /// By dword 0.
+    /// Decodes dword 0.
     #[must_use]
     pub const fn from_value(value: u32) -> Self {
         Self { kind: byte(value, 0) & 7, info: byte(value, 8), lid: byte(value, 16) }
     }
 
-    /// As dword 0.
+    /// Encodes dword 0.
     #[must_use]
     pub const fn to_value(self) -> u32 {
         (self.kind as u32 & 7) | (self.info as u32) << 8 | (self.lid as u32) << 16
     }
 }
 
-/// Bits of [`feature::ASYNC_EVENT`], and of OAES.
+/// Bits of [`feature::ASYNC_EVENT`] and of OAES.
 pub mod events {
-    /// Notices of namespaces.
+    /// Namespace attribute notices.
     pub const NAMESPACES: u32 = 1 << 8;
-    /// Notices of the discovery log.
+    /// Discovery log page change notices.
     pub const DISCOVERY: u32 = 1 << 31;
-    /// Critical warnings about health.
+    /// Critical warnings of SMART / health.
     pub const HEALTH: u32 = 0xff;
 }

@@ -1,23 +1,24 @@
-//! Commands that name blocks: read, write, compare, write zeroes, dataset management (nvm, section
-//! 3.2).
+//! I/O commands on block ranges: Read, Write, Compare, Write Zeroes, Dataset Management (nvm
+//! section 3.2).
 
 use super::{Command, byte, half, split, wide};
 use crate::nvme::{put, u32_at, u64_at};
 
-/// Read, write, compare, write zeroes: the blocks (nvm, section 3.2).
+/// Block range and flags of Read, Write, Compare and Write Zeroes (nvm section 3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocks {
     /// First block.
     pub slba: u64,
-    /// Blocks: 1 to 65536, one more than NLB.
+    /// Number of blocks, 1 to 65536: NLB plus one.
     pub count: u32,
-    /// The data is on the medium before the command ends.
+    /// FUA: the data must be on the medium before the command completes.
     pub fua: bool,
-    /// Limited retry.
+    /// LR: limited retry.
     pub limited_retry: bool,
-    /// Write zeroes: the blocks may be deallocated.
+    /// DEAC, in Write Zeroes: the blocks may be deallocated.
     pub deallocate: bool,
-    /// Protection information: action and checks, bits 29:26 and storage tag check, bit 24.
+    /// Protection information: PRINFO (bits 29:26) and storage tag check (bit 24), shifted right by
+    /// 24.
     pub protection: u8,
 }
 
@@ -27,14 +28,14 @@ const DEAC: u32 = 1 << 25;
 const PRINFO: u32 = 0x3d;
 
 impl Blocks {
-    /// `count` blocks from `slba` on.
+    /// Creates a range of `count` blocks from `slba` on.
     #[must_use]
     pub const fn new(slba: u64, count: u32) -> Self {
         let (fua, limited_retry, deallocate) = (false, false, false);
         Self { slba, count, fua, limited_retry, deallocate, protection: 0 }
     }
 
-    /// As a command says them.
+    /// Decodes the dwords of a command.
     #[must_use]
     pub const fn of(command: &Command) -> Self {
         let cdw12 = command.cdw12();
@@ -48,7 +49,7 @@ impl Blocks {
         }
     }
 
-    /// Says them in a command. Counts outside 1 to 65536 are cut to the nearest.
+    /// Encodes the range in a command. Counts outside 1 to 65536 are clamped.
     #[must_use]
     pub const fn put(&self, mut command: Command) -> Command {
         let nlb = match self.count {
@@ -66,26 +67,26 @@ impl Blocks {
         command
     }
 
-    /// The block behind the last; none above 2^64.
+    /// Returns the address of the block behind the last; `None` if it is above 2^64 - 1.
     #[must_use]
     pub const fn end(&self) -> Option<u64> {
         self.slba.checked_add(self.count as u64)
     }
 }
 
-/// Dataset management (nvm, section 3.2.3).
+/// Dataset Management (nvm section 3.2.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatasetManagement {
-    /// Ranges: 1 to 256, one more than NR.
+    /// Number of ranges, 1 to 256: NR plus one.
     pub ranges: u16,
-    /// AD: deallocate them.
+    /// AD: deallocate the ranges.
     pub deallocate: bool,
-    /// IDW and IDR: read or written as a whole. Hints.
+    /// IDW and IDR: hints that the ranges are written or read as a whole.
     pub integral: (bool, bool),
 }
 
 impl DatasetManagement {
-    /// As a command says it.
+    /// Decodes the dwords of a command.
     #[must_use]
     pub const fn of(command: &Command) -> Self {
         let hints = command.cdw11();
@@ -96,7 +97,7 @@ impl DatasetManagement {
         }
     }
 
-    /// Says it in a command. Counts of ranges outside 1 to 256 are cut to the nearest.
+    /// Encodes the fields in a command. Counts of ranges outside 1 to 256 are clamped.
     #[must_use]
     pub const fn put(&self, mut command: Command) -> Command {
         let ranges = match self.ranges {
@@ -110,29 +111,29 @@ impl DatasetManagement {
         command
     }
 
-    /// Bytes of the ranges, which are the command's data.
+    /// Returns the length of the ranges, which are the command's data.
     #[must_use]
     pub fn data_len(&self) -> usize {
         usize::from(self.ranges) * Range::BYTES
     }
 }
 
-/// A range of dataset management.
+/// A range of Dataset Management.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// Context attributes: hints.
+    /// Context attributes, which are hints.
     pub attributes: u32,
-    /// Blocks; none is no error.
+    /// Number of blocks; zero is valid.
     pub count: u32,
     /// First block.
     pub slba: u64,
 }
 
 impl Range {
-    /// Bytes of it.
+    /// Length of an encoded range.
     pub const BYTES: usize = 16;
 
-    /// Those of a command's data.
+    /// Parses the ranges in a command's data; an incomplete last one is ignored.
     pub fn parse_all(data: &[u8]) -> impl Iterator<Item = Self> + '_ {
         data.chunks_exact(Self::BYTES).map(|bytes| Self {
             attributes: u32_at(bytes, 0),
@@ -141,7 +142,7 @@ impl Range {
         })
     }
 
-    /// As data.
+    /// Encodes the range.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];

@@ -1,8 +1,8 @@
-//! Submission and completion queue entries: commands as they come in capsules, and their answers
-//! (base, sections 3.3.3 and 5; nvm, section 3.2).
+//! Submission and completion queue entries, as carried in capsules (base sections 3.3.3 and 5; nvm
+//! section 3.2).
 //!
-//! [`Command`] is an entry with its dwords as they are. What an opcode says with them is read by
-//! the types below it, and [`crate::nvme::fabrics`].
+//! [`Command`] is an entry with raw dwords. The types below it, and [`crate::nvme::fabrics`],
+//! decode the dwords of each opcode.
 
 mod admin_commands;
 mod blocks;
@@ -15,62 +15,62 @@ pub use blocks::{Blocks, DatasetManagement, Range};
 use super::status::Status;
 use super::{get, put, u8_at, u16_at, u32_at, u64_at};
 
-/// Bytes of a submission queue entry.
+/// Length of a submission queue entry.
 pub const COMMAND_BYTES: usize = 64;
-/// Bytes of a completion queue entry.
+/// Length of a completion queue entry.
 pub const COMPLETION_BYTES: usize = 16;
-/// The namespace ID that means all of them.
+/// Broadcast namespace ID: all namespaces.
 pub const NSID_ALL: u32 = u32::MAX;
 
-/// Opcodes of admin commands (base, section 5).
+/// Opcodes of admin commands (base section 5).
 pub mod admin {
-    /// Delete I/O submission queue: not over fabrics.
+    /// Delete I/O Submission Queue; not over fabrics.
     pub const DELETE_IO_SQ: u8 = 0x00;
-    /// Create I/O submission queue: not over fabrics.
+    /// Create I/O Submission Queue; not over fabrics.
     pub const CREATE_IO_SQ: u8 = 0x01;
-    /// Get log page.
+    /// Get Log Page.
     pub const GET_LOG_PAGE: u8 = 0x02;
-    /// Delete I/O completion queue: not over fabrics.
+    /// Delete I/O Completion Queue; not over fabrics.
     pub const DELETE_IO_CQ: u8 = 0x04;
-    /// Create I/O completion queue: not over fabrics.
+    /// Create I/O Completion Queue; not over fabrics.
     pub const CREATE_IO_CQ: u8 = 0x05;
     /// Identify.
     pub const IDENTIFY: u8 = 0x06;
     /// Abort.
     pub const ABORT: u8 = 0x08;
-    /// Set features.
+    /// Set Features.
     pub const SET_FEATURES: u8 = 0x09;
-    /// Get features.
+    /// Get Features.
     pub const GET_FEATURES: u8 = 0x0a;
-    /// Asynchronous event request.
+    /// Asynchronous Event Request.
     pub const ASYNC_EVENT: u8 = 0x0c;
-    /// Namespace management.
+    /// Namespace Management.
     pub const NAMESPACE_MANAGEMENT: u8 = 0x0d;
-    /// Firmware commit.
+    /// Firmware Commit.
     pub const FIRMWARE_COMMIT: u8 = 0x10;
-    /// Firmware image download.
+    /// Firmware Image Download.
     pub const FIRMWARE_DOWNLOAD: u8 = 0x11;
-    /// Device self-test.
+    /// Device Self-test.
     pub const SELF_TEST: u8 = 0x14;
-    /// Namespace attachment.
+    /// Namespace Attachment.
     pub const NAMESPACE_ATTACHMENT: u8 = 0x15;
-    /// Keep alive.
+    /// Keep Alive.
     pub const KEEP_ALIVE: u8 = 0x18;
-    /// Directive send.
+    /// Directive Send.
     pub const DIRECTIVE_SEND: u8 = 0x19;
-    /// Directive receive.
+    /// Directive Receive.
     pub const DIRECTIVE_RECEIVE: u8 = 0x1a;
     /// Format NVM.
     pub const FORMAT: u8 = 0x80;
-    /// Security send.
+    /// Security Send.
     pub const SECURITY_SEND: u8 = 0x81;
-    /// Security receive.
+    /// Security Receive.
     pub const SECURITY_RECEIVE: u8 = 0x82;
     /// Sanitize.
     pub const SANITIZE: u8 = 0x84;
 }
 
-/// Opcodes of I/O commands (base, section 7; nvm, section 3).
+/// Opcodes of I/O commands (base section 7; nvm section 3).
 pub mod io {
     /// Flush.
     pub const FLUSH: u8 = 0x00;
@@ -78,46 +78,46 @@ pub mod io {
     pub const WRITE: u8 = 0x01;
     /// Read.
     pub const READ: u8 = 0x02;
-    /// Write uncorrectable.
+    /// Write Uncorrectable.
     pub const WRITE_UNCORRECTABLE: u8 = 0x04;
     /// Compare.
     pub const COMPARE: u8 = 0x05;
-    /// Write zeroes.
+    /// Write Zeroes.
     pub const WRITE_ZEROES: u8 = 0x08;
-    /// Dataset management.
+    /// Dataset Management.
     pub const DATASET_MANAGEMENT: u8 = 0x09;
     /// Verify.
     pub const VERIFY: u8 = 0x0c;
-    /// Reservation register.
+    /// Reservation Register.
     pub const RESERVATION_REGISTER: u8 = 0x0d;
-    /// Reservation report.
+    /// Reservation Report.
     pub const RESERVATION_REPORT: u8 = 0x0e;
-    /// Reservation acquire.
+    /// Reservation Acquire.
     pub const RESERVATION_ACQUIRE: u8 = 0x11;
-    /// Reservation release.
+    /// Reservation Release.
     pub const RESERVATION_RELEASE: u8 = 0x15;
     /// Copy.
     pub const COPY: u8 = 0x19;
 }
 
-/// The opcode of Fabrics commands, on every queue.
+/// Opcode of Fabrics commands, on every queue.
 pub const FABRICS: u8 = 0x7f;
 
-/// Which way the data of a command goes (base, figure 87: bits 1:0 of an opcode).
+/// Direction of a command's data: bits 1:0 of its opcode (base figure 87).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transfer {
-    /// There is none.
+    /// No data.
     None,
-    /// To the controller.
+    /// From initiator to controller.
     ToController,
-    /// To the host.
+    /// From controller to initiator.
     ToHost,
-    /// Both ways: no command that is known here.
+    /// Both directions; unused by the commands known here.
     Both,
 }
 
 impl Transfer {
-    /// By an opcode, or the type of a Fabrics command.
+    /// Returns the direction of an opcode, or of a Fabrics command type.
     #[must_use]
     pub const fn of(opcode: u8) -> Self {
         match opcode & 3 {
@@ -129,42 +129,42 @@ impl Transfer {
     }
 }
 
-/// A data descriptor (base, section 4.1.2; tcp, section 3.4).
+/// A data descriptor (base section 4.1.2; tcp section 3.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sgl {
     /// Data block with an offset: the data is in the capsule.
     InCapsule {
-        /// Where behind the entry it begins, in bytes.
+        /// Offset of the data behind the submission queue entry, in bytes.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
-    /// Transport data block: C2HData, or H2CData after R2T. With no bytes, no data.
+    /// Transport data block: C2HData, or H2CData after R2T. No data if the length is zero.
     Transport {
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
-    /// Any other.
+    /// Any other descriptor.
     Other {
-        /// Type and subtype.
+        /// Descriptor type and subtype.
         kind: u8,
-        /// Address, or offset.
+        /// Address or offset.
         address: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
 }
 
 /// Descriptor type 0 (data block), subtype 1 (offset).
 const SGL_IN_CAPSULE: u8 = 0x01;
-/// Descriptor type 5 (transport data block), subtype A (transport's own).
+/// Descriptor type 5 (transport data block), subtype A (transport specific).
 const SGL_TRANSPORT: u8 = 0x5a;
 
 impl Sgl {
-    /// No data.
+    /// Descriptor of no data.
     pub const NONE: Self = Self::Transport { len: 0 };
 
-    /// Bytes that it describes.
+    /// Returns the length that the descriptor describes, in bytes.
     #[must_use]
     pub const fn len(&self) -> u32 {
         match *self {
@@ -172,7 +172,7 @@ impl Sgl {
         }
     }
 
-    /// Whether it describes no bytes.
+    /// Returns whether the descriptor describes no data.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
@@ -201,11 +201,11 @@ impl Sgl {
     }
 }
 
-/// Fused operation (base, figure 88: bits 1:0).
+/// Mask of the fused operation in the flags: bits 1:0 (base figure 88).
 pub const FUSE: u8 = 0x03;
-/// How the data is described: bits 7:6.
+/// Mask of the kind of data pointer in the flags: bits 7:6.
 pub const PSDT: u8 = 0xc0;
-/// The only one over fabrics: a scatter gather list, and a metadata pointer that is not used.
+/// The only kind of data pointer over fabrics: an SGL, with the metadata pointer unused.
 pub const PSDT_SGL: u8 = 0x40;
 
 /// A submission queue entry.
@@ -215,7 +215,7 @@ pub struct Command {
     pub opcode: u8,
     /// [`FUSE`] and [`PSDT`].
     pub flags: u8,
-    /// Command identifier: CCCID of the PDUs that belong to it.
+    /// Command identifier; CCCID of the PDUs that belong to the command.
     pub cid: u16,
     /// Namespace identifier; in a Fabrics command its type and reserved bytes.
     pub nsid: u32,
@@ -230,21 +230,21 @@ pub struct Command {
 }
 
 impl Command {
-    /// A command with no data, and nothing in its dwords.
+    /// Creates a command without data; its dwords are zero.
     #[must_use]
     pub const fn new(opcode: u8, cid: u16, nsid: u32) -> Self {
         let (cdw2, mptr, cdw10) = ([0; 2], 0, [0; 6]);
         Self { opcode, flags: PSDT_SGL, cid, nsid, cdw2, mptr, sgl: Sgl::NONE, cdw10 }
     }
 
-    /// The same with this data.
+    /// Returns the command with this data descriptor.
     #[must_use]
     pub const fn with_data(mut self, sgl: Sgl) -> Self {
         self.sgl = sgl;
         self
     }
 
-    /// Reads an entry.
+    /// Parses an entry.
     #[must_use]
     pub fn parse(entry: &[u8; COMMAND_BYTES]) -> Self {
         Self {
@@ -259,7 +259,7 @@ impl Command {
         }
     }
 
-    /// The entry.
+    /// Encodes the entry.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; COMMAND_BYTES] {
         let mut entry = [0; COMMAND_BYTES];
@@ -277,13 +277,13 @@ impl Command {
         entry
     }
 
-    /// Whether it is half of a fused operation.
+    /// Returns whether the command is part of a fused operation.
     #[must_use]
     pub const fn is_fused(&self) -> bool {
         self.flags & FUSE != 0
     }
 
-    /// Whether its data is described by a scatter gather list (base, figure 88).
+    /// Returns whether an SGL describes the data (base figure 88).
     #[must_use]
     pub const fn has_sgl(&self) -> bool {
         self.flags & PSDT == PSDT_SGL
@@ -302,43 +302,43 @@ impl Command {
     }
 }
 
-/// Bits `low..low + 8` of a dword.
+/// Returns bits `low..low + 8` of a dword.
 const fn byte(dword: u32, low: u32) -> u8 {
     (dword >> low & 0xff) as u8
 }
 
-/// Bits `low..low + 16` of a dword.
+/// Returns bits `low..low + 16` of a dword.
 const fn half(dword: u32, low: u32) -> u16 {
     (dword >> low & 0xffff) as u16
 }
 
-/// Two dwords as one number, the low one first.
+/// Joins two dwords to a number.
 const fn wide(low: u32, high: u32) -> u64 {
     (high as u64) << 32 | low as u64
 }
 
-/// The dwords of a number, the low one first.
+/// Splits a number into its dwords, the low one first.
 #[expect(clippy::cast_possible_truncation, reason = "cut in two")]
 const fn split(value: u64) -> [u32; 2] {
     [value as u32, (value >> 32) as u32]
 }
 
-/// A completion queue entry (base, section 3.3.3.2). What fabrics reserve is zero: SQID and the
-/// phase tag.
+/// A completion queue entry (base section 3.3.3.2). SQID and the phase tag, which are reserved over
+/// fabrics, are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// Dwords 0 and 1: what the command gives.
+    /// Dwords 0 and 1: the command's result.
     pub result: u64,
-    /// Submission queue head.
+    /// Submission queue head pointer.
     pub sqhd: u16,
-    /// The command.
+    /// Command identifier.
     pub cid: u16,
-    /// How it went.
+    /// Status of the command.
     pub status: Status,
 }
 
 impl Completion {
-    /// Reads an entry.
+    /// Parses an entry.
     #[must_use]
     pub fn parse(entry: &[u8; COMPLETION_BYTES]) -> Self {
         Self {
@@ -349,7 +349,7 @@ impl Completion {
         }
     }
 
-    /// The entry.
+    /// Encodes the entry.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; COMPLETION_BYTES] {
         let mut entry = [0; COMPLETION_BYTES];
@@ -360,7 +360,7 @@ impl Completion {
         entry
     }
 
-    /// Dword 0.
+    /// Returns dword 0 of the result.
     #[must_use]
     pub const fn dword0(&self) -> u32 {
         split(self.result)[0]

@@ -1,11 +1,12 @@
-//! Entries by hand, and round trips.
+//! Entries checked byte by byte, and round trips.
 
 use super::*;
 use proptest::prelude::*;
 
 #[test]
 fn a_read_as_linux_writes_it() {
-    // nvme_setup_rw: 8 blocks from 0x1234 on in namespace 1, a null SGL of TCP with its length.
+    // Linux's `nvme_setup_rw`: 8 blocks from 0x1234 on in namespace 1, a null SGL with TCP's
+    // length.
     let mut entry = [0; COMMAND_BYTES];
     entry[..8].copy_from_slice(&[0x02, 0x40, 0x11, 0x00, 1, 0, 0, 0]);
     entry[32..40].copy_from_slice(&[0, 0x10, 0, 0, 0, 0, 0, 0x5a]);
@@ -34,7 +35,7 @@ fn bits_of_dwords() {
     assert_eq!(Blocks::new(u64::MAX, 1).end(), None);
     assert_eq!(Blocks::new(8, 8).end(), Some(16));
 
-    // nvme_get_log of 0x2000 bytes of the discovery log from 0x1_0000_0400 on.
+    // Linux's `nvme_get_log`: 0x2000 bytes of the discovery log from 0x1_0000_0400 on.
     let mut entry = [0; COMMAND_BYTES];
     entry[40..56].copy_from_slice(&[0x70, 0x80, 0xff, 0x07, 0, 0, 0, 0, 0, 4, 0, 0, 1, 0, 0, 0]);
     let page = GetLogPage::of(&Command::parse(&entry));
@@ -44,7 +45,7 @@ fn bits_of_dwords() {
     let all = GetLogPage { len: 1 << 34, ..page }.put(Command::new(2, 0, 0));
     assert_eq!(GetLogPage::of(&all).len, 1 << 34);
 
-    // nvme_set_queue_count for 4 queues.
+    // Linux's `nvme_set_queue_count` for 4 queues.
     let set = Features::set(feature::NUMBER_OF_QUEUES, 0x0003_0003, Command::new(9, 0, 0));
     let counts = QueueCounts::from_value(Features::of(&set).value).unwrap();
     assert_eq!(counts, QueueCounts { submission: 4, completion: 4 });

@@ -1,21 +1,21 @@
-//! Identify Controller (base, section 5.17.2.1).
+//! Identify Controller (base section 5.17.2.1).
 
 use super::{BYTES, Text};
 use crate::nvme::nqn::{NQN_FIELD_BYTES, Nqn};
 use crate::nvme::{get, put, u8_at, u16_at, u32_at};
 
-/// What kind of controller it is: CNTRLTYPE.
+/// CNTRLTYPE: controller type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ControllerType {
-    /// Not said: before 1.4.
+    /// Not reported, as before NVMe 1.4.
     Unknown,
-    /// With I/O queues.
+    /// I/O controller.
     Io,
-    /// Of the discovery subsystem.
+    /// Discovery controller.
     Discovery,
-    /// Administrative.
+    /// Administrative controller.
     Admin,
-    /// Reserved.
+    /// Reserved value.
     Other(u8),
 }
 
@@ -41,17 +41,17 @@ impl ControllerType {
     }
 }
 
-/// Optional commands of the NVM command set: ONCS.
+/// ONCS: optional commands and features of the NVM command set.
 pub mod oncs {
     /// Compare.
     pub const COMPARE: u16 = 1 << 0;
-    /// Write uncorrectable.
+    /// Write Uncorrectable.
     pub const WRITE_UNCORRECTABLE: u16 = 1 << 1;
-    /// Dataset management.
+    /// Dataset Management.
     pub const DATASET_MANAGEMENT: u16 = 1 << 2;
-    /// Write zeroes.
+    /// Write Zeroes.
     pub const WRITE_ZEROES: u16 = 1 << 3;
-    /// Save and select fields of features.
+    /// Save field of Set Features and Select field of Get Features.
     pub const SAVE_SELECT: u16 = 1 << 4;
     /// Reservations.
     pub const RESERVATIONS: u16 = 1 << 5;
@@ -61,128 +61,130 @@ pub mod oncs {
     pub const VERIFY: u16 = 1 << 7;
 }
 
-/// Controller attributes: CTRATT.
+/// CTRATT: controller attributes.
 pub mod ctratt {
-    /// Host identifiers of 16 bytes.
+    /// 128-bit host identifiers.
     pub const HOST_ID_128: u32 = 1 << 0;
-    /// Traffic based keep alive: any command counts.
+    /// Traffic based keep alive: any command restarts the timer.
     pub const TRAFFIC_KEEP_ALIVE: u32 = 1 << 6;
 }
 
-/// Scatter gather lists: SGLS.
+/// SGLS: SGL support.
 pub mod sgls {
-    /// Supported, without alignment.
+    /// SGLs are supported, without alignment requirements.
     pub const SUPPORTED: u32 = 1 << 0;
-    /// An address may be an offset: data in capsules.
+    /// An address may be an offset, for in-capsule data.
     pub const OFFSET: u32 = 1 << 20;
-    /// Transport data blocks.
+    /// Transport data blocks are supported.
     pub const TRANSPORT: u32 = 1 << 21;
 }
 
-/// Volatile write cache: VWC.
+/// VWC: volatile write cache.
 pub mod vwc {
-    /// There is one.
+    /// There is a volatile write cache.
     pub const PRESENT: u8 = 1 << 0;
-    /// Flush takes the namespace ID of all: bits 2:1 are 3.
+    /// Flush supports the namespace ID of all namespaces: bits 2:1 are 3.
     pub const FLUSH_ALL: u8 = 3 << 1;
-    /// Flush does not take it: bits 2:1 are 2.
+    /// Flush does not support that namespace ID: bits 2:1 are 2.
     pub const FLUSH_ONE: u8 = 2 << 1;
 }
 
-/// Log pages: LPA.
+/// LPA: log page attributes.
 pub mod lpa {
-    /// Commands supported and effects.
+    /// The Commands Supported and Effects page is supported.
     pub const EFFECTS: u8 = 1 << 1;
-    /// Offsets and long lengths.
+    /// Extended data of Get Log Page: offsets and 32-bit lengths.
     pub const EXTENDED: u8 = 1 << 2;
 }
 
 /// Identify Controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Controller {
-    /// VID: PCI vendor; zero without PCI.
+    /// VID: PCI vendor ID; zero without PCI.
     pub vid: u16,
-    /// SSVID: PCI subsystem vendor.
+    /// SSVID: PCI subsystem vendor ID.
     pub ssvid: u16,
     /// SN: serial number of the subsystem.
     pub sn: Text<20>,
-    /// MN: model.
+    /// MN: model number.
     pub mn: Text<40>,
     /// FR: firmware revision.
     pub fr: Text<8>,
-    /// RAB: recommended arbitration burst, 2 to the power of this.
+    /// RAB: recommended arbitration burst, as a base-2 logarithm.
     pub rab: u8,
     /// CMIC: bit 0 several ports, bit 1 several controllers.
     pub cmic: u8,
-    /// MDTS: most data of a command, 2 to the power of this in smallest pages; zero for no limit.
+    /// MDTS: maximum data transfer size, as a base-2 logarithm in units of the minimum page size;
+    /// zero for no limit.
     pub mdts: u8,
-    /// CNTLID.
+    /// CNTLID: controller ID.
     pub cntlid: u16,
-    /// VER: see [`crate::nvme::fabrics::version`].
+    /// VER: version, see [`crate::nvme::fabrics::version`].
     pub ver: u32,
-    /// OAES: see [`crate::nvme::command::events`].
+    /// OAES: optional asynchronous events, see [`crate::nvme::command::events`].
     pub oaes: u32,
-    /// CTRATT: see [`ctratt`].
+    /// CTRATT: controller attributes, see [`ctratt`].
     pub ctratt: u32,
-    /// CNTRLTYPE.
+    /// CNTRLTYPE: controller type.
     pub kind: ControllerType,
     /// OACS: optional admin commands.
     pub oacs: u16,
-    /// ACL: one less than the most aborts at one time.
+    /// ACL: maximum outstanding Abort commands, less one.
     pub acl: u8,
-    /// AERL: one less than the most asynchronous event requests at one time.
+    /// AERL: maximum outstanding asynchronous event requests, less one.
     pub aerl: u8,
-    /// FRMW: firmware slots, in bits 3:1; bit 0 that the first is read only.
+    /// FRMW: bit 0 the first firmware slot is read only, bits 3:1 number of slots.
     pub frmw: u8,
-    /// LPA: see [`lpa`].
+    /// LPA: log page attributes, see [`lpa`].
     pub lpa: u8,
-    /// ELPE: one less than the entries of the error log.
+    /// ELPE: number of error log entries, less one.
     pub elpe: u8,
-    /// NPSS: one less than the power states.
+    /// NPSS: number of power states, less one.
     pub npss: u8,
-    /// WCTEMP and CCTEMP: where it gets too warm, in kelvin.
+    /// WCTEMP and CCTEMP: warning and critical temperature thresholds, in kelvin.
     pub temperatures: [u16; 2],
-    /// KAS: granularity of the keep alive timer, in 100 ms.
+    /// KAS: granularity of the keep alive timer in units of 100 ms.
     pub kas: u16,
-    /// SQES: least (bits 3:0) and most bytes of an entry, as powers of 2: 0x66.
+    /// SQES: base-2 logarithms of the minimum (bits 3:0) and maximum (bits 7:4) submission queue
+    /// entry size: 0x66.
     pub sqes: u8,
-    /// CQES: the same of completions: 0x44.
+    /// CQES: the same for completion queue entries: 0x44.
     pub cqes: u8,
-    /// MAXCMD: most commands at one time in a queue.
+    /// MAXCMD: maximum outstanding commands of a queue.
     pub maxcmd: u16,
-    /// NN: the largest namespace ID.
+    /// NN: largest valid namespace ID.
     pub nn: u32,
-    /// ONCS: see [`oncs`].
+    /// ONCS: optional commands, see [`oncs`].
     pub oncs: u16,
-    /// FUSES: fused operations.
+    /// FUSES: fused operation support.
     pub fuses: u16,
-    /// VWC: see [`vwc`].
+    /// VWC: volatile write cache, see [`vwc`].
     pub vwc: u8,
-    /// AWUN and AWUPF: one less than the blocks that are written at once, or not at all, in normal
-    /// operation and when power fails.
+    /// AWUN and AWUPF: blocks that are written atomically, less one, in normal operation and on
+    /// power failure.
     pub atomic: [u16; 2],
-    /// SGLS: see [`sgls`].
+    /// SGLS: SGL support, see [`sgls`].
     pub sgls: u32,
-    /// MNAN: most namespaces.
+    /// MNAN: maximum number of allowed namespaces.
     pub mnan: u32,
-    /// SUBNQN; none where it is not valid.
+    /// SUBNQN: NQN of the subsystem; `None` if it is not valid.
     pub subnqn: Option<Nqn>,
-    /// IOCCSZ: most bytes of a command capsule on an I/O queue, in units of 16.
+    /// IOCCSZ: maximum I/O command capsule size, in units of 16 bytes.
     pub ioccsz: u32,
-    /// IORCSZ: the same of a response.
+    /// IORCSZ: maximum I/O response capsule size, in units of 16 bytes.
     pub iorcsz: u32,
-    /// ICDOFF: where in-capsule data begins behind the entry, in units of 16 bytes.
+    /// ICDOFF: in-capsule data offset behind the entry, in units of 16 bytes.
     pub icdoff: u16,
-    /// FCATT: bit 0 that the controller is of the static model.
+    /// FCATT: bit 0, the controller uses the static controller model.
     pub fcatt: u8,
-    /// MSDBD: most data descriptors of a command.
+    /// MSDBD: maximum SGL data block descriptors of a command.
     pub msdbd: u8,
-    /// OFCS: bit 0 that I/O queues can be disconnected.
+    /// OFCS: bit 0, the Disconnect command is supported.
     pub ofcs: u16,
 }
 
 impl Controller {
-    /// Reads a structure.
+    /// Parses the structure.
     #[must_use]
     pub fn parse(bytes: &[u8; BYTES]) -> Self {
         let (byte, half, word) =
@@ -259,7 +261,7 @@ impl Controller {
         put(out, 1804, &self.ofcs.to_le_bytes());
     }
 
-    /// The first 256 bytes.
+    /// Writes the first 256 bytes.
     fn write_capabilities(&self, out: &mut [u8; BYTES]) {
         put(out, 0, &self.vid.to_le_bytes());
         put(out, 2, &self.ssvid.to_le_bytes());

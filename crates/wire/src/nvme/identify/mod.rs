@@ -1,6 +1,6 @@
-//! What Identify gives (base, section 5.17.2; nvm, section 4.1.5): 4096 bytes of each kind, of
-//! which a structure here has the fields that a controller of files fills in and that hosts read.
-//! All others are zero when written, and are not looked at when read.
+//! Data structures of Identify (base section 5.17.2; nvm section 4.1.5), 4096 bytes each. The
+//! structures have the fields that a controller backed by files fills in and that initiators read.
+//! All other fields are written as zero and ignored when parsed.
 
 mod controller;
 
@@ -10,48 +10,49 @@ pub use controller::{Controller, ControllerType, ctratt, lpa, oncs, sgls, vwc};
 
 use super::{get, put, u8_at, u16_at, u32_at, u64_at};
 
-/// Bytes of what Identify gives.
+/// Length of Identify data.
 pub const BYTES: usize = 4096;
 
-/// Kinds: Controller or Namespace Structure.
+/// CNS values: controller or namespace structure.
 pub mod cns {
-    /// Namespace, by the NVM command set.
+    /// Namespace of the NVM command set.
     pub const NAMESPACE: u8 = 0x00;
     /// Controller.
     pub const CONTROLLER: u8 = 0x01;
-    /// List of active namespaces above the one of the command.
+    /// Active namespaces above the command's namespace ID.
     pub const ACTIVE_NAMESPACES: u8 = 0x02;
-    /// Descriptors of a namespace.
+    /// Namespace identification descriptors.
     pub const NAMESPACE_DESCRIPTORS: u8 = 0x03;
-    /// Namespace, by an I/O command set.
+    /// Namespace of an I/O command set.
     pub const NAMESPACE_IO: u8 = 0x05;
-    /// Controller, by an I/O command set.
+    /// Controller, specific to an I/O command set.
     pub const CONTROLLER_IO: u8 = 0x06;
-    /// List of active namespaces of an I/O command set.
+    /// Active namespaces of an I/O command set.
     pub const ACTIVE_NAMESPACES_IO: u8 = 0x07;
-    /// Namespace, by no I/O command set.
+    /// Namespace, independent of the I/O command set.
     pub const NAMESPACE_INDEPENDENT: u8 = 0x08;
-    /// List of allocated namespaces.
+    /// Allocated namespaces.
     pub const ALLOCATED_NAMESPACES: u8 = 0x10;
-    /// List of the subsystem's controllers.
+    /// Controllers of the subsystem.
     pub const CONTROLLERS: u8 = 0x13;
-    /// Combinations of I/O command sets that are supported at one time.
+    /// Supported combinations of I/O command sets.
     pub const COMMAND_SETS: u8 = 0x1c;
 }
 
-/// The NVM command set's identifier.
+/// Identifier of the NVM command set.
 pub const CSI_NVM: u8 = 0;
-/// Most namespaces in a list.
+/// Maximum namespaces in a list.
 pub const NAMESPACES_MAX: usize = BYTES / 4;
-/// Most controllers in a list.
+/// Maximum controllers in a list.
 pub const CONTROLLERS_MAX: usize = BYTES / 2 - 1;
 
-/// Text that fills `N` bytes of ASCII, with spaces behind it.
+/// ASCII text of up to `N` bytes, padded with spaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Text<const N: usize>([u8; N]);
 
 impl<const N: usize> Text<N> {
-    /// Up to `N` bytes of `text`; what is not printable ASCII becomes a question mark.
+    /// Creates a field from up to `N` characters; others than printable ASCII become a question
+    /// mark.
     #[must_use]
     pub fn new(text: &str) -> Self {
         let mut field = [b' '; N];
@@ -65,71 +66,72 @@ impl<const N: usize> Text<N> {
         Self(get(bytes, at))
     }
 
-    /// All of them.
+    /// Returns the whole field.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; N] {
         &self.0
     }
 
-    /// Without the spaces behind it; empty where a peer sent no UTF-8.
+    /// Returns the text without padding; empty if the peer's bytes are not UTF-8.
     #[must_use]
     pub fn as_str(&self) -> &str {
         str::from_utf8(&self.0).unwrap_or("").trim_end_matches([' ', '\0'])
     }
 }
 
-/// Identify Namespace of the NVM command set. Of formats there are up to 16, as in 1.4.
+/// Identify Namespace of the NVM command set, with up to 16 LBA formats as in NVMe 1.4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Namespace {
-    /// NSZE: blocks.
+    /// NSZE: size in blocks.
     pub nsze: u64,
-    /// NCAP: blocks that may be allocated at one time.
+    /// NCAP: capacity, the blocks that may be allocated at a time.
     pub ncap: u64,
-    /// NUSE: blocks that are allocated.
+    /// NUSE: utilization, the blocks that are allocated.
     pub nuse: u64,
-    /// NSFEAT: bit 0 thin provisioning, bit 4 that the fields about optimal writes count.
+    /// NSFEAT: bit 0 thin provisioning, bit 4 valid fields on optimal writes.
     pub nsfeat: u8,
-    /// FLBAS: the format, bits 3:0.
+    /// FLBAS: index of the LBA format in bits 3:0.
     pub flbas: u8,
-    /// NMIC: bit 0 that several controllers may share it.
+    /// NMIC: bit 0, several controllers may share the namespace.
     pub nmic: u8,
-    /// RESCAP: reservations.
+    /// RESCAP: reservation capabilities.
     pub rescap: u8,
-    /// DLFEAT: bits 2:0 what deallocated blocks read as (1: zeros), bit 3 that write zeroes may
+    /// DLFEAT: bits 2:0 content of deallocated blocks (1: zeros), bit 3 Write Zeroes may
     /// deallocate.
     pub dlfeat: u8,
-    /// NAWUN, NAWUPF, NACWU: as of the controller.
+    /// NAWUN, NAWUPF, NACWU: atomic write units, as in Identify Controller.
     pub atomic: [u16; 3],
-    /// NOIOB: the best size of commands in blocks; zero for none.
+    /// NOIOB: optimal I/O boundary in blocks; zero if there is none.
     pub noiob: u16,
     /// NPWG, NPWA, NPDG, NPDA, NOWS: preferred granularity and alignment of writes and of
-    /// deallocation, and size of writes; each one less than the blocks.
+    /// deallocations, and optimal write size, in blocks less one.
     pub preferred: [u16; 5],
-    /// NGUID; zeros for none.
+    /// NGUID: globally unique identifier; zeros if there is none.
     pub nguid: [u8; 16],
-    /// EUI64; zeros for none.
+    /// EUI64: IEEE identifier; zeros if there is none.
     pub eui64: [u8; 8],
-    /// NSATTR: bit 0 that it is write protected.
+    /// NSATTR: bit 0, the namespace is write protected.
     pub nsattr: u8,
-    /// NLBAF: one less than the formats that are supported.
+    /// NLBAF: number of supported LBA formats, less one.
     pub nlbaf: u8,
-    /// LBAF.
+    /// LBAF: LBA formats.
     pub lbaf: [LbaFormat; 16],
 }
 
-/// How a block looks.
+/// Format of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct LbaFormat {
-    /// MS: bytes of metadata.
+    /// MS: length of the metadata in bytes.
     pub metadata: u16,
-    /// LBADS: bytes of data, 2 to the power of this, 9 at least; zero for a format that is not.
+    /// LBADS: base-2 logarithm of the block size in bytes, at least 9; zero for an unsupported
+    /// format.
     pub shift: u8,
-    /// RP: relative performance; 0 is the best of 4.
+    /// RP: relative performance, 0 (best) to 3.
     pub performance: u8,
 }
 
 impl Namespace {
-    /// A namespace of these blocks, all of them allocated, with one format.
+    /// Creates a namespace with `blocks` blocks, all allocated, and one LBA format.
     #[must_use]
     pub const fn new(blocks: u64, shift: u8) -> Self {
         let mut lbaf = [LbaFormat { metadata: 0, shift: 0, performance: 0 }; 16];
@@ -154,7 +156,7 @@ impl Namespace {
         }
     }
 
-    /// The format in use; none where it is not among those supported.
+    /// Returns the LBA format in use; `None` if it is not among those supported.
     #[must_use]
     pub fn format(&self) -> Option<LbaFormat> {
         let index = usize::from(self.flbas & 0xf);
@@ -162,7 +164,7 @@ impl Namespace {
         self.lbaf.get(index).copied().filter(|_| known)
     }
 
-    /// Reads a structure.
+    /// Parses the structure.
     #[must_use]
     pub fn parse(bytes: &[u8; BYTES]) -> Self {
         let format = |at: usize| LbaFormat {
@@ -216,16 +218,16 @@ impl Namespace {
     }
 }
 
-/// A descriptor of a namespace (base, figure 277).
+/// A namespace identification descriptor (base figure 277).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Descriptor {
-    /// IEEE extended unique identifier.
+    /// IEEE Extended Unique Identifier.
     Eui64([u8; 8]),
-    /// Namespace globally unique identifier.
+    /// Namespace Globally Unique Identifier.
     Nguid([u8; 16]),
-    /// RFC 9562 UUID.
+    /// UUID (RFC 9562).
     Uuid([u8; 16]),
-    /// I/O command set.
+    /// I/O command set of the namespace.
     Csi(u8),
 }
 
@@ -239,7 +241,7 @@ impl Descriptor {
         }
     }
 
-    /// Writes a list over `out`; what has no room is left out.
+    /// Writes a list of descriptors over `out`; what does not fit is dropped.
     pub fn write_all(descriptors: &[Self], out: &mut [u8; BYTES]) {
         out.fill(0);
         let mut at = 0;
@@ -252,7 +254,7 @@ impl Descriptor {
         }
     }
 
-    /// Reads a list; those of other kinds, or of wrong lengths, are left out.
+    /// Parses a list of descriptors; those of unknown types or wrong lengths are skipped.
     pub fn parse_all(bytes: &[u8; BYTES]) -> impl Iterator<Item = Self> + '_ {
         let mut rest: &[u8] = bytes;
         let raw = core::iter::from_fn(move || {
@@ -274,8 +276,8 @@ impl Descriptor {
     }
 }
 
-/// Writes a list of namespaces over `out`: those of `ids` above `above`. They have to be ascending;
-/// [`NAMESPACES_MAX`] have room.
+/// Writes a namespace list over `out`: the IDs above `above`. `ids` must ascend; at most
+/// [`NAMESPACES_MAX`] fit.
 pub fn write_namespaces(above: u32, ids: impl Iterator<Item = u32>, out: &mut [u8; BYTES]) {
     out.fill(0);
     for (to, id) in out.chunks_exact_mut(4).zip(ids.filter(|id| *id > above)) {
@@ -283,13 +285,13 @@ pub fn write_namespaces(above: u32, ids: impl Iterator<Item = u32>, out: &mut [u
     }
 }
 
-/// Those of a list of namespaces; it ends with the first zero.
+/// Parses a namespace list, which ends at the first zero.
 pub fn namespaces(bytes: &[u8; BYTES]) -> impl Iterator<Item = u32> + '_ {
     bytes.chunks_exact(4).map(|id| u32_at(id, 0)).take_while(|id| *id != 0)
 }
 
-/// Writes a list of controllers over `out`: those of `ids` from `from` on. They have to be
-/// ascending; [`CONTROLLERS_MAX`] have room.
+/// Writes a controller list over `out`: the IDs from `from` on. `ids` must ascend; at most
+/// [`CONTROLLERS_MAX`] fit.
 pub fn write_controllers(from: u16, ids: impl Iterator<Item = u16>, out: &mut [u8; BYTES]) {
     out.fill(0);
     let (head, list) = out.split_at_mut(2);
@@ -301,29 +303,29 @@ pub fn write_controllers(from: u16, ids: impl Iterator<Item = u16>, out: &mut [u
     put(head, 0, &count.to_le_bytes());
 }
 
-/// Those of a list of controllers.
+/// Parses a controller list.
 pub fn controllers(bytes: &[u8; BYTES]) -> impl Iterator<Item = u16> + '_ {
     let count = usize::from(u16_at(bytes, 0));
     bytes.chunks_exact(2).skip(1).take(count).map(|id| u16_at(id, 0))
 }
 
-/// Identify Namespace by no I/O command set ([`cns::NAMESPACE_INDEPENDENT`]).
+/// Identify Namespace, independent of the I/O command set ([`cns::NAMESPACE_INDEPENDENT`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Independent {
-    /// NSFEAT.
+    /// NSFEAT: namespace features.
     pub nsfeat: u8,
-    /// NMIC: bit 0 that several controllers may share it.
+    /// NMIC: bit 0, several controllers may share the namespace.
     pub nmic: u8,
-    /// RESCAP.
+    /// RESCAP: reservation capabilities.
     pub rescap: u8,
-    /// NSATTR: bit 0 that it is write protected.
+    /// NSATTR: bit 0, the namespace is write protected.
     pub nsattr: u8,
-    /// NSTAT: bit 0 that it is ready.
+    /// NSTAT: bit 0, the namespace is ready.
     pub ready: bool,
 }
 
 impl Independent {
-    /// Reads a structure.
+    /// Parses the structure.
     #[must_use]
     pub fn parse(bytes: &[u8; BYTES]) -> Self {
         Self {
@@ -344,26 +346,26 @@ impl Independent {
     }
 }
 
-/// Identify Controller of the NVM command set ([`cns::CONTROLLER_IO`]): limits of commands without
-/// data. Zero is no limit that is said.
+/// Identify Controller of the NVM command set ([`cns::CONTROLLER_IO`]): size limits of commands.
+/// Zero means that no limit is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ControllerNvm {
-    /// VSL: of verify, 2 to the power of this in smallest pages.
+    /// VSL: limit of Verify, as a base-2 logarithm in units of the minimum page size.
     pub vsl: u8,
-    /// WZSL: of write zeroes, the same way.
+    /// WZSL: limit of Write Zeroes, in the same unit.
     pub wzsl: u8,
-    /// WUSL: of write uncorrectable, the same way.
+    /// WUSL: limit of Write Uncorrectable, in the same unit.
     pub wusl: u8,
-    /// DMRL: ranges of a dataset management command.
+    /// DMRL: maximum ranges of a Dataset Management command.
     pub dmrl: u8,
-    /// DMRSL: blocks of one of them.
+    /// DMRSL: maximum blocks of one range.
     pub dmrsl: u32,
-    /// DMSL: blocks of all of them.
+    /// DMSL: maximum blocks of all ranges together.
     pub dmsl: u64,
 }
 
 impl ControllerNvm {
-    /// Reads a structure.
+    /// Parses the structure.
     #[must_use]
     pub fn parse(bytes: &[u8; BYTES]) -> Self {
         Self {
@@ -385,14 +387,13 @@ impl ControllerNvm {
     }
 }
 
-/// Writes the combinations of I/O command sets over `out`: the NVM command set alone.
+/// Writes the supported combinations of I/O command sets over `out`: the NVM command set alone.
 pub fn write_command_sets(out: &mut [u8; BYTES]) {
     out.fill(0);
     put(out, 0, &(1_u64 << CSI_NVM).to_le_bytes());
 }
 
-/// The combinations of I/O command sets, a bit for each of a combination; they end with an empty
-/// one.
+/// Parses the combinations of I/O command sets, each a bit mask. They end at the first empty one.
 pub fn command_sets(bytes: &[u8; BYTES]) -> impl Iterator<Item = u64> + '_ {
     bytes.chunks_exact(8).map(|sets| u64_at(sets, 0)).take_while(|sets| *sets != 0)
 }

@@ -5,7 +5,7 @@ use crate::nvme::nqn::Nqn;
 use alloc::vec::Vec;
 use proptest::prelude::*;
 
-/// A page of any bytes.
+/// Strategy for a page of arbitrary bytes.
 fn page() -> impl Strategy<Value = [u8; BYTES]> {
     proptest::collection::vec(any::<u8>(), BYTES).prop_map(|bytes| get(&bytes, 0))
 }

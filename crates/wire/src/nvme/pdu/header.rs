@@ -1,4 +1,4 @@
-//! What is behind the common header, of each PDU (tcp, section 3.6.2).
+//! PDU headers behind the common header (tcp section 3.6.2).
 
 use super::{
     COMMON_BYTES, Common, DIGEST_BYTES, Fault, Fes, Flags, HEADER_BYTES, Kind, MAXH2CDATA_MIN,
@@ -6,16 +6,16 @@ use super::{
 };
 use crate::nvme::{get, put, u8_at, u16_at, u32_at};
 
-/// H2CData or C2HData, behind the common header (tcp, sections 3.6.2.7 and 3.6.2.8).
+/// Header of H2CData or C2HData behind the common header (tcp sections 3.6.2.7 and 3.6.2.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataHeader {
-    /// The command's identifier.
+    /// CCCID: identifier of the command.
     pub cccid: u16,
-    /// The R2T's tag in H2CData; reserved in C2HData.
+    /// TTAG: tag of the R2T in H2CData; reserved in C2HData.
     pub ttag: u16,
-    /// Where in the command's data it begins, in bytes.
+    /// DATAO: offset in the command's data, in bytes.
     pub offset: u32,
-    /// Bytes of data, at least one.
+    /// DATAL: length of the data in bytes, at least 1.
     pub len: u32,
     /// LAST_PDU.
     pub last: bool,
@@ -24,10 +24,10 @@ pub struct DataHeader {
 }
 
 impl DataHeader {
-    /// Reads what is behind the common header that `bytes` begin with.
+    /// Parses the header in `bytes`, which begins with the common header.
     ///
     /// # Errors
-    /// What a terminate request has to say.
+    /// The [`Fault`] for a terminate request.
     pub fn parse(common: &Common, bytes: &[u8; HEADER_BYTES]) -> Result<Self, Fault> {
         let (offset, len) = (u32_at(bytes, 12), u32_at(bytes, 16));
         if offset % 4 != 0 {
@@ -48,7 +48,7 @@ impl DataHeader {
         })
     }
 
-    /// What is behind the data's last byte.
+    /// Returns the offset behind the last byte of data.
     #[must_use]
     pub const fn end(&self) -> u32 {
         self.offset.saturating_add(self.len)
@@ -62,37 +62,37 @@ impl DataHeader {
     }
 }
 
-/// ICReq (tcp, section 3.6.2.1).
+/// ICReq (tcp section 3.6.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcReq {
     /// PDU format version.
     pub pfv: u16,
-    /// Alignment of data to the host: one less than the dwords.
+    /// HPDA: alignment of data to the initiator, in dwords less one.
     pub hpda: u8,
-    /// The host wants header digests.
+    /// The initiator requests header digests.
     pub header_digest: bool,
-    /// The host wants data digests.
+    /// The initiator requests data digests.
     pub data_digest: bool,
-    /// One less than the most R2Ts of a command at one time.
+    /// MAXR2T: maximum outstanding R2Ts of a command, less one.
     pub maxr2t: u32,
 }
 
-/// ICResp (tcp, section 3.6.2.2).
+/// ICResp (tcp section 3.6.2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcResp {
     /// PDU format version.
     pub pfv: u16,
-    /// Alignment of data to the controller: one less than the dwords.
+    /// CPDA: alignment of data to the controller, in dwords less one.
     pub cpda: u8,
-    /// Headers have digests.
+    /// Header digests are enabled.
     pub header_digest: bool,
-    /// Data has digests.
+    /// Data digests are enabled.
     pub data_digest: bool,
-    /// Most bytes of data in an H2CData: a multiple of four, [`MAXH2CDATA_MIN`] or more.
+    /// Maximum bytes of data in an H2CData: a multiple of four, at least [`MAXH2CDATA_MIN`].
     pub maxh2cdata: u32,
 }
 
-/// DGST of ICReq and ICResp.
+/// Bits of DGST in ICReq and ICResp.
 const HDGST_ENABLE: u8 = 0x01;
 const DDGST_ENABLE: u8 = 0x02;
 
@@ -146,7 +146,8 @@ impl IcResp {
     }
 }
 
-/// A version that is not known is not supported; an alignment above the largest is wrong.
+/// Checks version and alignment. An unknown version is an unsupported parameter; an alignment above
+/// the maximum is an invalid field.
 const fn check_setup(pfv: u16, pda: u8) -> Result<(), Fault> {
     if pfv != PFV {
         Err(Fault::unsupported(at::PFV))
@@ -157,16 +158,16 @@ const fn check_setup(pfv: u16, pda: u8) -> Result<(), Fault> {
     }
 }
 
-/// R2T (tcp, section 3.6.2.9).
+/// R2T (tcp section 3.6.2.9).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct R2t {
-    /// The command's identifier.
+    /// CCCID: identifier of the command.
     pub cccid: u16,
-    /// What H2CData has to name.
+    /// TTAG: tag that the H2CData PDUs must repeat.
     pub ttag: u16,
-    /// Where in the command's data the request begins, in bytes.
+    /// R2TO: offset in the command's data, in bytes.
     pub offset: u32,
-    /// Bytes that are requested, at least one.
+    /// R2TL: number of bytes requested, at least 1.
     pub len: u32,
 }
 
@@ -192,31 +193,31 @@ impl R2t {
     }
 }
 
-/// A header, without its digest.
+/// A complete header without its digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
-    /// Initialize connection request.
+    /// Initialize Connection Request.
     ICReq(IcReq),
-    /// Initialize connection response.
+    /// Initialize Connection Response.
     ICResp(IcResp),
-    /// The host ends the connection; behind it are bytes of the header in error.
+    /// Terminate request of the initiator; bytes of the header in error follow.
     H2CTermReq(Fault),
-    /// The controller does.
+    /// Terminate request of the controller; bytes of the header in error follow.
     C2HTermReq(Fault),
-    /// A command's submission queue entry.
+    /// Submission queue entry of a command.
     CapsuleCmd([u8; 64]),
-    /// A completion queue entry.
+    /// Completion queue entry.
     CapsuleResp([u8; 16]),
     /// Data of a write.
     H2CData(DataHeader),
     /// Data of a read.
     C2HData(DataHeader),
-    /// The controller is ready to transfer.
+    /// Ready to Transfer.
     R2T(R2t),
 }
 
 impl Header {
-    /// Which PDU it is of.
+    /// Returns the PDU type.
     #[must_use]
     pub const fn kind(&self) -> Kind {
         match self {
@@ -232,10 +233,11 @@ impl Header {
         }
     }
 
-    /// Reads a header, of which `bytes` are all. Its digest is the caller's to check before.
+    /// Parses a header; `bytes` begins with the common header. The caller has verified the header
+    /// digest.
     ///
     /// # Errors
-    /// What a terminate request has to say. A header that is cut off has a wrong HLEN.
+    /// The [`Fault`] for a terminate request. A truncated header has an invalid HLEN.
     pub fn parse(common: &Common, bytes: &[u8]) -> Result<Self, Fault> {
         let len = usize::from(common.kind.header_len());
         let bytes = bytes.get(..len).ok_or(Fault::field(at::HLEN))?;
@@ -254,8 +256,8 @@ impl Header {
         })
     }
 
-    /// The common header that it has with `data_len` bytes of data behind it, by the receiver's
-    /// rules; none where a PDU of its kind has no data, or none so long.
+    /// Returns the common header for this header and `data_len` bytes of data, by the receiver's
+    /// rules. `None` if the PDU type cannot carry data, or not that much.
     #[must_use]
     pub fn common(&self, data_len: u32, rules: &Rules) -> Option<Common> {
         let kind = self.kind();
@@ -289,8 +291,8 @@ impl Header {
         }
     }
 
-    /// Writes the header at the start of `out`, and gives what it begins with; none where
-    /// [`Self::common`] gives none, or there is no room. Digests and padding are not written.
+    /// Writes the header at the start of `out`, without digests and padding. Returns the common
+    /// header, or `None` if [`Self::common`] does or there is no room.
     pub fn write(&self, data_len: u32, rules: &Rules, out: &mut [u8]) -> Option<Common> {
         let common = self.common(data_len, rules)?;
         let out = out.get_mut(..usize::from(common.kind.header_len()))?;

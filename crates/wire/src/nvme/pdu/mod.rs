@@ -1,9 +1,8 @@
-//! PDUs of NVMe/TCP: their headers as values, and what is wrong with one that is not (tcp, section
-//! 3.6).
+//! PDUs of NVMe/TCP: headers as values, and faults in malformed ones (tcp section 3.6).
 //!
-//! Transports parse each header by [`Header::parse`] and answer a [`Fault`] with a terminate
-//! request. A device that follows a stream, or looks for a PDU in it, asks [`common`], which is
-//! stricter: bits and bytes that are reserved have to be zero. Digests are left to both of them.
+//! Transports parse headers by [`Header::parse`] and answer a [`Fault`] with a terminate request. A
+//! device that follows a stream, or searches it for a PDU, uses [`common`], which is stricter:
+//! reserved bits and bytes must be zero. The callers verify the digests.
 
 mod header;
 
@@ -12,51 +11,51 @@ use core::ops::Range;
 
 pub use header::{DataHeader, Header, IcReq, IcResp, R2t};
 
-/// Bytes that every PDU begins with.
+/// Length of the common header.
 pub const COMMON_BYTES: usize = 8;
-/// Bytes of the longest header: ICReq and ICResp.
+/// Length of the longest header, that of ICReq and ICResp.
 pub const HEADER_BYTES_MAX: usize = 128;
-/// Bytes of a CapsuleCmd's header.
+/// Length of a CapsuleCmd's header.
 pub const COMMAND_BYTES: usize = 72;
-/// Bytes of every other header.
+/// Length of every other header.
 pub const HEADER_BYTES: usize = 24;
-/// Bytes of a digest.
+/// Length of a digest.
 pub const DIGEST_BYTES: u32 = 4;
-/// Most bytes of a terminate request (tcp, section 3.6.2.3).
+/// Maximum length of a terminate request (tcp section 3.6.2.3).
 pub const TERM_BYTES_MAX: u32 = 152;
-/// Largest CPDA or HPDA: one less than 32 dwords.
+/// Maximum CPDA and HPDA: 32 dwords, less one.
 pub const PDA_MAX: u8 = 31;
-/// Smallest MAXH2CDATA that a controller may say (tcp, section 3.6.2.2).
+/// Minimum MAXH2CDATA of a controller (tcp section 3.6.2.2).
 pub const MAXH2CDATA_MIN: u32 = 4096;
 /// The only PDU format version.
 pub const PFV: u16 = 0;
 
-/// Which PDU (tcp, section 3.6.2).
+/// PDU type (tcp section 3.6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Kind {
-    /// Initialize connection request.
+    /// Initialize Connection Request.
     ICReq = 0x00,
-    /// Initialize connection response.
+    /// Initialize Connection Response.
     ICResp = 0x01,
-    /// The host ends the connection.
+    /// Terminate connection request of the initiator.
     H2CTermReq = 0x02,
-    /// The controller ends the connection.
+    /// Terminate connection request of the controller.
     C2HTermReq = 0x03,
-    /// A command, with or without data.
+    /// Command capsule, with or without data.
     CapsuleCmd = 0x04,
-    /// A completion.
+    /// Response capsule.
     CapsuleResp = 0x05,
     /// Data of a write.
     H2CData = 0x06,
     /// Data of a read.
     C2HData = 0x07,
-    /// The controller is ready to transfer.
+    /// Ready to Transfer.
     R2T = 0x09,
 }
 
 impl Kind {
-    /// By the first byte of a PDU.
+    /// Decodes the first byte of a PDU.
     #[must_use]
     pub const fn from_byte(byte: u8) -> Option<Self> {
         Some(match byte {
@@ -73,7 +72,7 @@ impl Kind {
         })
     }
 
-    /// HLEN: bytes of the header, its digest not included.
+    /// Returns HLEN: the length of the header without its digest.
     #[must_use]
     pub const fn header_len(self) -> u8 {
         match self {
@@ -83,25 +82,25 @@ impl Kind {
         }
     }
 
-    /// Whether hosts send it; controllers send the others.
+    /// Returns whether initiators send this type; controllers send the others.
     #[must_use]
     pub const fn from_host(self) -> bool {
         matches!(self, Self::ICReq | Self::H2CTermReq | Self::CapsuleCmd | Self::H2CData)
     }
 
-    /// Whether it can have a header digest.
+    /// Returns whether the PDU has a header digest if digests were negotiated.
     #[must_use]
     pub const fn has_digests(self) -> bool {
         !matches!(self, Self::ICReq | Self::ICResp | Self::H2CTermReq | Self::C2HTermReq)
     }
 
-    /// Whether it can carry data of a command.
+    /// Returns whether the PDU can carry command data.
     #[must_use]
     pub const fn has_data(self) -> bool {
         matches!(self, Self::CapsuleCmd | Self::H2CData | Self::C2HData)
     }
 
-    /// Bits of FLAGS that are not reserved.
+    /// Returns the bits of FLAGS that are not reserved.
     const fn flags(self) -> Flags {
         match self {
             Self::ICReq | Self::ICResp | Self::H2CTermReq | Self::C2HTermReq => Flags::NONE,
@@ -122,48 +121,48 @@ impl Flags {
     pub const HDGST: Self = Self(0x01);
     /// DDGSTF: a data digest follows the data.
     pub const DDGST: Self = Self(0x02);
-    /// LAST_PDU: no more data for this R2T, or for this command.
+    /// LAST_PDU: the last data for this R2T, or for this command.
     pub const LAST: Self = Self(0x04);
-    /// SUCCESS: the command has ended without error, and no response follows.
+    /// SUCCESS: the command completed without error, and no response capsule follows.
     pub const SUCCESS: Self = Self(0x08);
-    /// None.
+    /// No flags.
     pub const NONE: Self = Self(0);
 
-    /// Both sets together.
+    /// Returns the union of both sets.
     #[must_use]
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// This set, or none.
+    /// Returns this set if `condition` is true, otherwise the empty set.
     #[must_use]
     pub const fn only_if(self, condition: bool) -> Self {
         if condition { self } else { Self::NONE }
     }
 
-    /// Whether all of `other` are set.
+    /// Returns whether all flags of `other` are set.
     #[must_use]
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 }
 
-/// Fatal error status of a terminate request (tcp, section 3.6.2.3).
+/// Fatal Error Status of a terminate request (tcp section 3.6.2.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fes(pub u16);
 
 impl Fes {
-    /// A field of a header is wrong; the information is its offset.
+    /// A header field is invalid; the information is its offset.
     pub const INVALID_FIELD: Self = Self(1);
-    /// A PDU that may not come now.
+    /// The PDU is not allowed in the present state.
     pub const SEQUENCE: Self = Self(2);
-    /// The header digest is wrong; the information is the digest that came.
+    /// The header digest is wrong; the information is the received digest.
     pub const HEADER_DIGEST: Self = Self(3);
-    /// Data outside the command's.
+    /// The data is outside the command's data.
     pub const OUT_OF_RANGE: Self = Self(4);
-    /// More data than was allowed (from a controller), or more R2Ts (from a host).
+    /// More data than allowed (sent by a controller), or more R2Ts (sent by an initiator).
     pub const LIMIT_EXCEEDED: Self = Self(5);
-    /// A parameter that is not supported; the information is its offset.
+    /// A parameter is not supported; the information is its offset.
     pub const UNSUPPORTED: Self = Self(6);
 }
 
@@ -181,36 +180,36 @@ impl fmt::Display for Fes {
     }
 }
 
-/// What is wrong with a PDU, as a terminate request says it.
+/// A fault in a PDU, as reported by a terminate request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fault {
     /// Fatal error status.
     pub fes: Fes,
-    /// Fatal error information: an offset in the header, a digest, or zero.
+    /// Fatal Error Information: an offset in the header, a digest, or zero.
     pub fei: u32,
 }
 
 impl Fault {
-    /// A PDU that may not come now.
+    /// The PDU is not allowed in the present state.
     pub const SEQUENCE: Self = Self { fes: Fes::SEQUENCE, fei: 0 };
-    /// Data outside the command's.
+    /// The data is outside the command's data.
     pub const OUT_OF_RANGE: Self = Self { fes: Fes::OUT_OF_RANGE, fei: 0 };
-    /// More data in a PDU, or more R2Ts, than was allowed.
+    /// More data in a PDU, or more R2Ts, than allowed.
     pub const LIMIT_EXCEEDED: Self = Self { fes: Fes::LIMIT_EXCEEDED, fei: 0 };
 
-    /// The field at this offset of the header is wrong.
+    /// Returns the fault of an invalid header field at this offset.
     #[must_use]
     pub const fn field(offset: u32) -> Self {
         Self { fes: Fes::INVALID_FIELD, fei: offset }
     }
 
-    /// The parameter at this offset of the header is not supported.
+    /// Returns the fault of an unsupported parameter at this offset.
     #[must_use]
     pub const fn unsupported(offset: u32) -> Self {
         Self { fes: Fes::UNSUPPORTED, fei: offset }
     }
 
-    /// This header digest came, and is wrong.
+    /// Returns the fault of a wrong header digest; `came` is the received one.
     #[must_use]
     pub const fn header_digest(came: u32) -> Self {
         Self { fes: Fes::HEADER_DIGEST, fei: came }
@@ -223,7 +222,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Offsets of fields in headers: fatal error information.
+/// Offsets of header fields, for Fatal Error Information.
 pub mod at {
     /// PDU-Type.
     pub const TYPE: u32 = 0;
@@ -243,7 +242,7 @@ pub mod at {
     pub const DGST: u32 = 11;
     /// MAXH2CDATA of ICResp.
     pub const MAXH2CDATA: u32 = 12;
-    /// The first field of a CapsuleCmd or a CapsuleResp: a submission or completion queue entry.
+    /// First field of a CapsuleCmd or CapsuleResp: the submission or completion queue entry.
     pub const ENTRY: u32 = 8;
     /// CCCID of H2CData, C2HData and R2T.
     pub const CCCID: u32 = 8;
@@ -255,24 +254,24 @@ pub mod at {
     pub const DATAL: u32 = 16;
 }
 
-/// What a receiver knows about the PDUs that come to it.
+/// Negotiated parameters by which a receiver checks PDUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// Headers have digests.
+    /// Header digests are enabled.
     pub header_digest: bool,
-    /// Data has digests.
+    /// Data digests are enabled.
     pub data_digest: bool,
-    /// The receiver's own PDA, 0 to [`PDA_MAX`]: data begins at multiples of one dword more.
+    /// The receiver's own PDA, 0 to [`PDA_MAX`]: data is aligned to multiples of PDA + 1 dwords.
     pub pda: u8,
-    /// Largest PLEN, in bytes.
+    /// Maximum PLEN in bytes.
     pub plen_max: u32,
 }
 
 impl Rules {
-    /// Before ICReq and ICResp have come.
+    /// Parameters before ICReq and ICResp.
     pub const NONE: Self = Self { header_digest: false, data_digest: false, pda: 0, plen_max: 128 };
 
-    /// Bytes of a header with its digest.
+    /// Returns the length of a header with its digest.
     #[must_use]
     pub const fn header_bytes(&self, kind: Kind) -> u32 {
         let digest = if self.header_digest && kind.has_digests() { DIGEST_BYTES } else { 0 };
@@ -280,8 +279,8 @@ impl Rules {
     }
 }
 
-/// Where the data of a PDU begins: behind header, header digest, and padding to a multiple of `pda`
-/// and one dwords (tcp, section 3.3.1: CPDA and HPDA).
+/// Returns the offset of data in a PDU: behind header, header digest, and padding to a multiple of
+/// `pda` + 1 dwords (tcp section 3.3.1: CPDA and HPDA).
 #[must_use]
 pub const fn data_offset(header_len: u8, header_digest: bool, pda: u8) -> u32 {
     let digest = if header_digest { DIGEST_BYTES } else { 0 };
@@ -292,28 +291,28 @@ const fn alignment(pda: u8) -> u32 {
     (pda as u32 + 1) * 4
 }
 
-/// The common header (tcp, section 3.6.1), checked.
+/// A validated common header (tcp section 3.6.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Common {
     /// PDU-Type.
     pub kind: Kind,
     /// FLAGS.
     pub flags: Flags,
-    /// PDO, as it came; zero where there is no data.
+    /// PDO, as received; zero if there is no data.
     pub pdo: u8,
-    /// PLEN: bytes of the whole PDU.
+    /// PLEN: length of the PDU.
     pub plen: u32,
-    /// Bytes of the header with its digest.
+    /// Length of the header with its digest.
     pub header_bytes: u32,
-    /// Bytes of data, without the digest. In a terminate request those of the header in error.
+    /// Length of the data without its digest; in a terminate request that of the header in error.
     pub data_len: u32,
 }
 
 impl Common {
-    /// Reads the header that `bytes` are, and checks what needs no more of the PDU.
+    /// Parses a common header and checks everything that needs no later bytes of the PDU.
     ///
     /// # Errors
-    /// What a terminate request has to say.
+    /// The [`Fault`] for a terminate request.
     pub fn parse(bytes: &[u8; COMMON_BYTES], rules: &Rules) -> Result<Self, Fault> {
         let [kind, flags, hlen, pdo, plen @ ..] = *bytes;
         let kind = Kind::from_byte(kind).ok_or(Fault::field(at::TYPE))?;
@@ -343,7 +342,8 @@ impl Common {
         Ok(common)
     }
 
-    /// Data begins at a multiple that the receiver said, and there is some.
+    /// Sets PDO and the data length. The data must be aligned as the receiver demands, and not
+    /// empty.
     fn place_data(&mut self, pdo: u8, rules: &Rules) -> Result<(), Fault> {
         let offset = u32::from(pdo);
         if offset < self.header_bytes || offset % alignment(rules.pda.min(PDA_MAX)) != 0 {
@@ -357,8 +357,8 @@ impl Common {
         Ok(())
     }
 
-    /// HDGSTF and DDGSTF say what was negotiated (tcp, section 3.3.1.1), and SUCCESS comes with the
-    /// last data only (section 3.6.2.8).
+    /// Checks that HDGSTF and DDGSTF are as negotiated (tcp section 3.3.1.1), and that SUCCESS
+    /// comes only with the last data (section 3.6.2.8).
     fn check_flags(&self, rules: &Rules) -> Result<(), Fault> {
         let header = rules.header_digest && self.kind.has_digests();
         let data = rules.data_digest && self.carries_data();
@@ -373,21 +373,21 @@ impl Common {
         self.kind.has_data() && self.data_len > 0
     }
 
-    /// Where in the PDU its data lies; empty, at the end, where there is none.
+    /// Returns the range of the data in the PDU; empty, at the PDU's end, if there is none.
     #[must_use]
     pub fn data(&self) -> Range<u32> {
         let start = if self.kind.has_data() { u32::from(self.pdo) } else { self.header_bytes };
         if self.data_len == 0 { self.plen..self.plen } else { start..start + self.data_len }
     }
 
-    /// Where in the PDU the data digest lies; none where there is none.
+    /// Returns the range of the data digest in the PDU; `None` if there is none.
     #[must_use]
     pub fn data_digest(&self) -> Option<Range<u32>> {
         let start = self.data().end;
         (self.carries_data() && start < self.plen).then_some(start..self.plen)
     }
 
-    /// The common header's bytes.
+    /// Encodes the common header.
     #[must_use]
     pub const fn to_bytes(&self) -> [u8; COMMON_BYTES] {
         let [a, b, c, d] = self.plen.to_le_bytes();
@@ -395,20 +395,20 @@ impl Common {
     }
 }
 
-/// The magic pattern of NVMe/TCP (Autonomous NIC Offloads, section 5.1): the common header at the
-/// start of `bytes` if a PDU may begin there after ICReq and ICResp, else none. Of `rules` all but
-/// the alignment have to be right; zero is always one that fits.
+/// Matches the magic pattern of NVMe/TCP (ANO section 5.1). Returns the common header at the start
+/// of `bytes` if a PDU after ICReq and ICResp may begin there. Of `rules` all but the alignment
+/// must be correct; an alignment of zero accepts all.
 ///
-/// Stricter than [`Common::parse`]: what is reserved has to be zero, and the length of data has to
-/// be the one that the rest of the header says, as far as `bytes` have it. So where this gives
-/// none, there may be a PDU from a peer that is odd; where it gives one, [`Common::parse`] does.
+/// Stricter than [`Common::parse`]: reserved fields must be zero, and the length of data must agree
+/// with the rest of the header, if `bytes` includes it. `None` may still be a PDU of an unusual
+/// peer; whatever this function returns, [`Common::parse`] accepts.
 #[must_use]
 pub fn common(bytes: &[u8], rules: &Rules) -> Option<Common> {
     let first: &[u8; COMMON_BYTES] = bytes.first_chunk()?;
     let common = Common::parse(first, rules).ok()?;
     let reserved = common.flags.0 & !common.kind.flags().0;
     let setup = matches!(common.kind, Kind::ICReq | Kind::ICResp);
-    // Terminate requests have no data offset, and nor has a PDU without data.
+    // Terminate requests and PDUs without data have no data offset.
     if setup || reserved != 0 || common.pdo != first[at::PDO as usize] {
         return None;
     }

@@ -1,4 +1,4 @@
-//! PDUs by hand, every field out of its range, and round trips.
+//! PDUs checked byte by byte, every field out of its range, and round trips.
 
 use super::*;
 use crate::nvme::get;
@@ -20,7 +20,7 @@ fn written(header: &Header, data_len: u32, rules: &Rules) -> Vec<u8> {
     bytes[..usize::from(common.kind.header_len())].to_vec()
 }
 
-/// What a header without anything wrong says when one byte of it is another.
+/// Parses a valid header after one of its bytes was changed.
 fn with(header: &Header, data_len: u32, rules: &Rules, at: u32, byte: u8) -> Result<Header, Fault> {
     let mut bytes = written(header, data_len, rules);
     bytes[at as usize] = byte;
@@ -38,14 +38,14 @@ const DATA: DataHeader = DataHeader {
 
 #[test]
 fn headers_as_linux_writes_them() {
-    // nvme_tcp_init_connection: both digests, HPDA 0, one R2T.
+    // Linux's `nvme_tcp_init_connection`: both digests, HPDA 0, one R2T.
     let mut icreq = vec![0x00, 0x00, 0x80, 0x00, 0x80, 0, 0, 0, 0, 0, 0x00, 0x03, 0, 0, 0, 0];
     icreq.resize(128, 0);
     let request = IcReq { pfv: 0, hpda: 0, header_digest: true, data_digest: true, maxr2t: 0 };
     assert_eq!(parse(&icreq, &Rules::NONE), Ok(Header::ICReq(request)));
     assert_eq!(written(&Header::ICReq(request), 0, &Rules::NONE), icreq);
 
-    // nvmet_tcp_handle_icreq: MAXH2CDATA of 0x400000.
+    // Linux's `nvmet_tcp_handle_icreq`: MAXH2CDATA of 0x400000.
     let mut icresp = vec![0x01, 0x00, 0x80, 0x00, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x40, 0];
     icresp.resize(128, 0);
     let response =
@@ -53,7 +53,7 @@ fn headers_as_linux_writes_them() {
     assert_eq!(parse(&icresp, &Rules::NONE), Ok(Header::ICResp(response)));
     assert_eq!(written(&Header::ICResp(response), 0, &Rules::NONE), icresp);
 
-    // nvmet_setup_c2h_data_pdu: 4 KiB, both digests, the last.
+    // Linux's `nvmet_setup_c2h_data_pdu`: 4 KiB, both digests, the last PDU.
     let c2h = [
         0x07, 0x07, 0x18, 0x1c, 0x20, 0x10, 0, 0, 0x2a, 0, 0, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0,
         0, 0,
@@ -64,7 +64,7 @@ fn headers_as_linux_writes_them() {
     let common = common(&c2h, &BOTH).unwrap();
     assert_eq!((common.data(), common.data_digest()), (28..4124, Some(4124..4128)));
 
-    // nvmet_setup_r2t_pdu: 128 KiB under a tag, header digest.
+    // Linux's `nvmet_setup_r2t_pdu`: 128 KiB with a tag, header digest.
     let r2t = [
         0x09, 0x01, 0x18, 0x00, 0x1c, 0, 0, 0, 0x07, 0, 0x07, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0,
     ];
@@ -88,7 +88,7 @@ fn capsules_with_and_without_data() {
     assert_eq!(data_offset(72, false, 0), 72);
     assert_eq!(data_offset(24, true, 1), 32);
     assert_eq!(data_offset(24, true, 6), 28);
-    // An offset without data means nothing; a device that looks for a PDU does not take it for one.
+    // An offset without data is ignored, but a device that searches for PDUs rejects it.
     let mut odd = empty;
     odd[3] = 76;
     assert_eq!(parse(&odd, &BOTH), Ok(capsule));
@@ -152,7 +152,7 @@ fn lengths_of_pdus() {
         let rules = Rules { plen_max: most, ..BOTH };
         assert_eq!(parse(&data, &rules).map(drop), result);
     }
-    // Header, digest, and a data digest with no data before it.
+    // Header, header digest, and a data digest without data.
     let mut none = data;
     none[4..8].copy_from_slice(&32_u32.to_le_bytes());
     assert_eq!(parse(&none, &BOTH).map(drop), wrong);
@@ -233,7 +233,7 @@ fn rules() -> impl Strategy<Value = Rules> {
     })
 }
 
-/// A header, and how many bytes of data it has.
+/// Strategy for a header and the length of its data.
 fn header() -> impl Strategy<Value = (Header, u32)> {
     let data = (any::<u16>(), any::<u16>(), 0..1_u32 << 28, 1..1_u32 << 28, any::<[bool; 2]>());
     let data = data.prop_map(|(cccid, ttag, offset, len, [last, success])| {
