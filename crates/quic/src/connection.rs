@@ -607,7 +607,7 @@ impl Connection {
         self.streams.len()
     }
 
-    /// Counts those streams by what they wait for.
+    /// Counts the streams with unsent data by what they wait for.
     pub(crate) fn waiting(&self) -> Waiting {
         let credit = self.shared.lock().credit.connection;
         let mut waiting = Waiting::default();

@@ -54,7 +54,7 @@ base::counters! {
         quic_out_too_many_extents,
         /// Packets whose file content the host had to read because the device could not.
         quic_out_late,
-        /// Of those, the ones dropped because the read failed.
+        /// Packets dropped because the host's read of their file content failed.
         quic_out_late_dropped,
         /// Transmits with file content that the device dropped for a reason other than a failure of
         /// one known file. They count as packet losses.

@@ -35,7 +35,7 @@ pub struct ConnectionInfo {
     pub file_bytes_offloaded: u64,
     /// Streams with unsent data.
     pub streams: usize,
-    /// Number of those streams by what they wait for.
+    /// Streams with unsent data, counted by what they wait for.
     pub waiting: Waiting,
     /// Smoothed round-trip time.
     pub rtt: Duration,
