@@ -355,6 +355,7 @@ impl Splices {
 
     /// After work on connections: schedules pairs that may be ready, and refuses those of which a
     /// connection has ended.
+    #[inline]
     pub(crate) fn settle(&mut self, streams: &mut Streams, cx: &mut Cx<'_>) {
         while let Some(id) = streams.poll_relayed() {
             self.note_work(streams, cx, id);
@@ -378,7 +379,14 @@ impl Splices {
     }
 
     /// Asks the device to take the pairs that are ready. Called when there is nothing else to send.
+    #[inline]
     pub(crate) fn advance(&mut self, streams: &mut Streams, cx: &mut Cx<'_>) {
+        if self.retry_at.is_some() || !self.due.is_empty() {
+            self.advance_due(streams, cx);
+        }
+    }
+
+    fn advance_due(&mut self, streams: &mut Streams, cx: &mut Cx<'_>) {
         if self.retry_at.is_some_and(|at| at <= cx.now) {
             self.retry_at = None;
             let ids: Vec<SpliceId> = self.pairs.keys().copied().collect();

@@ -156,6 +156,7 @@ impl Streams {
     }
 
     /// Returns the next socket that is draining before a splice and on which there was work.
+    #[inline]
     pub(crate) fn poll_relayed(&mut self) -> Option<SocketId> {
         self.relayed.pop_front()
     }
