@@ -1,7 +1,7 @@
-//! An acknowledgment: what it delivers, what is lost, and what that means for the window.
+//! Acknowledgments: delivered ranges, losses, and their effect on the congestion window.
 //!
-//! The order is Linux's tcp_ack: window, cumulative and selective acknowledgment, round-trip time,
-//! RACK, the phases of recovery, congestion control, timers.
+//! The order is that of Linux's `tcp_ack`: window, cumulative and selective acknowledgment,
+//! round-trip time, RACK, the phases of recovery, congestion control, timers.
 
 use alloc::boxed::Box;
 
@@ -15,28 +15,28 @@ use super::state::State;
 use super::timers::Timer;
 use super::transform::TxTransforms;
 
-/// What one acknowledgment did, gathered on the way.
+/// Effects of one acknowledgment, gathered while it is processed.
 #[derive(Debug, Default)]
 struct Ack {
     delivered: Delivered,
     /// The acknowledged position moved.
     progressed: bool,
-    /// Bytes that a DSACK reports as received twice.
+    /// Bytes that a DSACK reports as received twice (RFC 2883).
     dsack_bytes: u64,
-    /// Position acknowledged.
+    /// Acknowledged position.
     una: u64,
-    /// The timestamp echoed to us.
+    /// Our timestamp that the segment echoes.
     ts_echo: Option<u32>,
     /// The segment carried payload.
     with_payload: bool,
-    /// A duplicate acknowledgment as RFC 5681 section 2 has it.
+    /// A duplicate acknowledgment as defined by RFC 5681 section 2.
     duplicate: bool,
-    /// It echoes a CE mark: RFC 3168 section 6.1.2.
+    /// The segment echoes a CE mark (RFC 3168 section 6.1.2).
     echoes_mark: bool,
 }
 
 impl<T: TxTransforms> Connection<T> {
-    /// Returns the position that a segment acknowledges, if that is acceptable by RFC 5961 section
+    /// Returns the position that a segment acknowledges, if it is acceptable by RFC 5961 section
     /// 5.2: not beyond what was sent, not older than a window, and, as in Linux, not before our
     /// first byte.
     pub(crate) fn acknowledged_position(&self, segment: &Segment) -> Option<u64> {
@@ -46,9 +46,9 @@ impl<T: TxTransforms> Connection<T> {
         position.filter(|una| recent && (1..=self.snd.nxt).contains(una))
     }
 
-    /// RFC 9293 section 3.10.7.4, fifth: as [`Self::acknowledged_position`]. Answers a segment
-    /// whose acknowledgment is not acceptable: with a reset if the handshake is not over, else with
-    /// a challenge.
+    /// Checks an acknowledgment by the fifth step of RFC 9293 section 3.10.7.4, as
+    /// [`Self::acknowledged_position`] does. Answers an unacceptable one: with a reset before the
+    /// handshake is complete, else with a challenge acknowledgment.
     pub(crate) fn check_acknowledgment(
         &mut self,
         cx: &mut Cx<'_>,
@@ -65,7 +65,7 @@ impl<T: TxTransforms> Connection<T> {
         position
     }
 
-    /// Takes a segment's acceptable acknowledgment of everything before `una`.
+    /// Processes a segment's acceptable acknowledgment of everything before `una`.
     pub(crate) fn handle_acknowledgment(
         &mut self,
         cx: &mut Cx<'_>,
@@ -75,8 +75,8 @@ impl<T: TxTransforms> Connection<T> {
     ) {
         let ts_echo =
             segment.options.timestamps.filter(|_| self.options.timestamps).map(|ts| ts.echo);
-        // As Linux: an acknowledgment older than the last echoes an older mark, too. The ECE of a
-        // SYN-ACK agrees to ECN (RFC 3168 section 6.1.1).
+        // As in Linux, an acknowledgment older than the last one is ignored here: its echo is
+        // older, too. ECE on a SYN-ACK agrees to ECN (RFC 3168 section 6.1.1).
         let echo = segment.flags.has(Flags::ECE) && !segment.flags.has(Flags::SYN);
         let echoes_mark = self.options.ecn && echo && una >= self.snd.una;
         let mut ack = Ack { una, ts_echo, with_payload, echoes_mark, ..Ack::default() };
@@ -88,8 +88,8 @@ impl<T: TxTransforms> Connection<T> {
             && !with_payload
             && !segment.flags.any(Flags::SYN.with(Flags::FIN));
         if !ack.progressed && self.snd.flight.is_empty() {
-            // Nothing outstanding: an answer to a probe, or data going the other way; or a DSACK
-            // for what was sent in vain before (RFC 2883).
+            // Nothing is outstanding: an answer to a probe, data of the other direction, or a DSACK
+            // for an unnecessary retransmission (RFC 2883).
             self.snd.probes = 0;
             self.snd.progress_at = cx.now;
             self.deliver(cx.now, segment, &mut ack);
@@ -109,7 +109,7 @@ impl<T: TxTransforms> Connection<T> {
         let wait = self.process_loss(cx, &mut ack, undone);
         self.grow(cx.now, &ack);
         if matches!(self.snd.phase, Phase::Cwr(_)) && self.snd.flight.is_empty() {
-            // No acknowledgment is on its way that could repeat an echo.
+            // No acknowledgment is on its way that could repeat the echo.
             self.snd.cc.cwnd = self.snd.cc.ssthresh;
             self.snd.phase = Phase::Open;
         }
@@ -117,8 +117,9 @@ impl<T: TxTransforms> Connection<T> {
         self.arm_retransmit(cx, wait);
     }
 
-    /// RFC 9293 section 3.10.7.4: the window of a segment that is not older than the last that set
-    /// it. An acknowledgment that goes back is passed over, so SND.WL2 has nothing to decide.
+    /// Updates the peer's window (RFC 9293 section 3.10.7.4) by a segment that is not older than
+    /// the last one that set it. An acknowledgment older than `una` is ignored, so SND.WL2 is not
+    /// needed.
     fn update_window(&mut self, segment: &Segment, una: u64) {
         let Some(seq) = self.rcv.position(segment.seq) else { return };
         if una < self.snd.una || seq < self.snd.wl1 {
@@ -134,12 +135,13 @@ impl<T: TxTransforms> Connection<T> {
         self.snd.wnd_max = self.snd.wnd_max.max(window);
     }
 
-    /// Marks what has arrived, cumulatively and selectively.
+    /// Marks ranges delivered, cumulatively and selectively, and passes them to RACK.
     fn deliver(&mut self, now: Instant, segment: &Segment, ack: &mut Ack) {
         let offset = self.options.ts_offset;
         let (una_before, iss) = (self.snd.una, self.snd.iss);
         let super::conn::Send { flight, rack, rtt, nxt, .. } = &mut self.snd;
-        // RFC 8985 section 6.2 step 2: an echo older than the retransmission is the original's.
+        // RFC 8985 section 6.2 step 2: a timestamp echo older than the retransmission belongs to
+        // the original.
         let spurious = |sent: &super::flight::Sent, echo: Option<u32>| {
             echo.is_some_and(|e| SeqNum(e).lt(SeqNum(timestamp(sent.xmit, offset))))
         };
@@ -162,7 +164,8 @@ impl<T: TxTransforms> Connection<T> {
                 continue;
             }
             let covers = |b: &SackBlock| b.start.le(block.start) && b.end.ge(block.end);
-            // RFC 2883 section 4: the first block, below the acknowledgment or inside the second.
+            // RFC 2883 section 4: a DSACK is the first block, below the acknowledgment or inside
+            // the second.
             if index == 0 && (end <= ack.una || blocks.get(1).is_some_and(covers)) {
                 ack.dsack_bytes = end - start;
                 rack.on_dsack(ack.una, *nxt);
@@ -174,8 +177,9 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// RFC 6298 section 3 and RFC 7323 section 4.1: a range sent once gives a sample; else the
-    /// echoed timestamp, if the acknowledgment made progress.
+    /// Takes a sample of the round-trip time (RFC 6298 section 3, RFC 7323 section 4.1): from a
+    /// range that was sent once; else from the echoed timestamp if the acknowledgment made
+    /// progress.
     fn sample_rtt(&mut self, now: Instant, ack: &Ack) {
         let sample = match (ack.delivered.first_rtt, ack.ts_echo) {
             (Some(rtt), _) if ack.delivered.resent_at.is_none() => Some(rtt),
@@ -183,7 +187,7 @@ impl<T: TxTransforms> Connection<T> {
                 if ack.progressed && echo != 0 && !self.echoes_first_arrival(ack, echo) =>
             {
                 let elapsed = timestamp(now, self.options.ts_offset).wrapping_sub(echo);
-                // The peer's echo is not to be trusted beyond reason.
+                // The peer's echo is not trusted beyond 2^24 ms.
                 (elapsed < 1 << 24).then(|| base::Duration::from_millis(elapsed.max(1).into()))
             }
             _ => None,
@@ -196,16 +200,16 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// Whether the echo may be that of a first arrival whose own acknowledgment was lost: what
-    /// passed since was the time-out, not the path. With SACK the peer says so by a DSACK (RFC 2883
-    /// section 4); else Karn's rule holds.
+    /// Returns whether the echoed timestamp may be that of a first arrival whose own acknowledgment
+    /// was lost: the time since then contains the time-out and is no round trip. With SACK, the
+    /// peer reports this by a DSACK (RFC 2883 section 4); without, Karn's rule applies.
     fn echoes_first_arrival(&self, ack: &Ack, echo: u32) -> bool {
         let older = |at: Instant| SeqNum(echo).lt(SeqNum(timestamp(at, self.options.ts_offset)));
         ack.dsack_bytes > 0 || !self.options.sack && ack.delivered.resent_at.is_some_and(older)
     }
 
-    /// Frees what was acknowledged and tells the device, a threshold's worth at a time (IO-TCP
-    /// section 3.5).
+    /// Frees acknowledged bytes, and reports acknowledged file ranges to the device a threshold at
+    /// a time (IO-TCP section 3.5).
     fn advance_una(&mut self, cx: &mut Cx<'_>, una: u64) {
         /// The paper has 32 KB; a transmit is eight times that, and each report costs the host an
         /// operation.
@@ -238,11 +242,12 @@ impl<T: TxTransforms> Connection<T> {
             self.modes.wants_room = false;
             self.modes.notify = true;
         }
-        // The application hears when everything has been delivered.
+        // The application is notified when everything has been delivered.
         self.modes.notify |= una == self.send_end();
     }
 
-    /// RFC 8985 section 7.4: whether a tail loss probe repaired a loss that nobody else noticed.
+    /// RFC 8985 section 7.4: detects that a tail loss probe repaired a loss that nothing else
+    /// showed.
     fn process_tail_probe(&mut self, cx: &mut Cx<'_>, ack: &Ack) {
         let Some((end, resent)) = self.snd.probe else { return };
         if ack.una < end {
@@ -257,19 +262,20 @@ impl<T: TxTransforms> Connection<T> {
                 self.reduce(Phase::Cwr, ack.delivered.bytes);
             }
         } else if !ack.progressed && !ack.with_payload {
-            // The original had arrived: the peer, without SACK, answers the probe with a duplicate.
+            // The original had arrived: the peer, without SACK, answers the probe by a duplicate
+            // acknowledgment.
             self.snd.probe = None;
         }
     }
 
-    /// Undoes a reduction that proves to have been without reason. Says whether it did.
+    /// Undoes a reduction of the window that proves to have been spurious. Returns whether it did.
     fn try_undo(&mut self, cx: &mut Cx<'_>, ack: &Ack) -> bool {
         if ack.dsack_bytes > 0 {
             cx.out.counters.tcp_dsacks += 1;
         }
         let Some(undo) = &mut self.snd.undo else { return false };
-        // Eifel, RFC 3522: the acknowledgment that a retransmission was for came before it could
-        // have caused it.
+        // Eifel (RFC 3522): the acknowledgment echoes a timestamp older than the first
+        // retransmission, so the original caused it.
         let eifel = ack.progressed
             && matches!(self.snd.phase, Phase::Recovery(_) | Phase::Loss(_))
             && match (undo.resent_at, ack.ts_echo) {
@@ -279,7 +285,7 @@ impl<T: TxTransforms> Connection<T> {
         if ack.dsack_bytes > 0 && undo.any {
             undo.resent = undo.resent.saturating_sub(ack.dsack_bytes);
         }
-        // RFC 3708: every retransmission was answered by a DSACK.
+        // RFC 3708: a DSACK answered every retransmission.
         let all_dsacked = undo.any && undo.resent == 0 && ack.dsack_bytes > 0;
         if !eifel && !all_dsacked {
             return false;
@@ -294,7 +300,8 @@ impl<T: TxTransforms> Connection<T> {
         true
     }
 
-    /// RACK, and the phases. Gives RACK's wish for its timer.
+    /// Detects losses and changes the phase accordingly. Returns the delay after which RACK wants
+    /// its timer to expire.
     fn process_loss(
         &mut self,
         cx: &mut Cx<'_>,
@@ -319,9 +326,9 @@ impl<T: TxTransforms> Connection<T> {
         wait
     }
 
-    /// RFC 6582 section 3.2, for a peer without SACK: three duplicates say that the first segment
-    /// is lost, and a partial acknowledgment that the next one is. Says whether something was found
-    /// lost.
+    /// Detects losses by RFC 6582 section 3.2, for a peer without SACK: three duplicate
+    /// acknowledgments mean that the first segment is lost, a partial acknowledgment that the next
+    /// one is. Returns whether a loss was found.
     fn detect_without_sack(&mut self, ack: &mut Ack) -> bool {
         /// RFC 5681 section 3.2.
         const DUP_THRESH: u8 = 3;
@@ -331,7 +338,7 @@ impl<T: TxTransforms> Connection<T> {
             snd.dup_acks = 0;
             let partial = matches!(snd.phase, Phase::Recovery(_)) && !snd.flight.is_empty();
             if partial {
-                // What the duplicates stood for was counted when they came.
+                // The bytes that the duplicates stood for were counted when these came.
                 ack.delivered.bytes = ack.delivered.bytes.min(mss);
             }
             return partial && snd.flight.mark_first_lost(mss);
@@ -342,19 +349,19 @@ impl<T: TxTransforms> Connection<T> {
         snd.dup_acks = snd.dup_acks.saturating_add(1);
         match snd.phase {
             Phase::Recovery(_) => {
-                // Each of them says that a segment has left the network.
+                // Each duplicate means that a segment has left the network.
                 ack.delivered.bytes = mss;
                 false
             }
             Phase::Open | Phase::Cwr(_) if snd.dup_acks == DUP_THRESH => {
-                // Duplicates below the last recovery's end are answers to its own retransmissions.
+                // Duplicates below the last recovery's end answer its own retransmissions.
                 snd.una > snd.recover && snd.flight.mark_first_lost(mss)
             }
             _ => false,
         }
     }
 
-    /// RFC 6937: sets the window while it is being reduced, after `delivered` bytes have arrived.
+    /// Sets the window during a reduction (RFC 6937), after `delivered` bytes have arrived.
     pub(crate) fn reduce_in_proportion(&mut self, delivered: u64, safe: bool) {
         let (pipe, mss, ssthresh) = (self.snd.flight.pipe(), self.snd.mss, self.snd.cc.ssthresh);
         if let Phase::Recovery(episode) | Phase::Cwr(episode) = &mut self.snd.phase {
@@ -363,9 +370,9 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// A phase is over when everything that had been sent when it began is acknowledged; where the
-    /// peer is to be told with new data that the window was reduced, when some of that is, as in
-    /// Linux: until then it repeats its echo. `delivered` is as in [`Self::reduce`].
+    /// Leaves a phase when everything that had been sent at its beginning is acknowledged. CWR
+    /// lasts until some of the new data that carries CWR is, as in Linux: until then the peer
+    /// repeats its echo. `delivered` is as in [`Self::reduce`].
     fn leave_phase(&mut self, cx: &mut Cx<'_>, delivered: u64) {
         let over = match &self.snd.phase {
             Phase::Open => false,
@@ -375,7 +382,7 @@ impl<T: TxTransforms> Connection<T> {
         };
         if over {
             if matches!(self.snd.phase, Phase::Cwr(_) | Phase::Recovery(_)) {
-                // RFC 6937 section 3: at the end of recovery.
+                // RFC 6937 section 3: the window at the end of recovery.
                 self.snd.cc.cwnd = self.snd.cc.ssthresh;
             }
             if !matches!(self.snd.phase, Phase::Cwr(_)) {
@@ -385,21 +392,21 @@ impl<T: TxTransforms> Connection<T> {
             let again = matches!(self.snd.phase, Phase::Recovery(_)) && self.snd.flight.has_lost();
             self.snd.phase = Phase::Open;
             if again {
-                // What was sent after it began is lost too: another window, another reduction (RFC
-                // 6675 section 5).
+                // Data sent after the beginning of the recovery is lost too: another window,
+                // another reduction (RFC 6675 section 5).
                 self.enter_recovery(cx, delivered);
             }
         }
     }
 
-    /// RACK found a loss. `delivered` is as in [`Self::reduce`].
+    /// Enters recovery after a loss was found. `delivered` is as in [`Self::reduce`].
     pub(crate) fn enter_recovery(&mut self, cx: &mut Cx<'_>, delivered: u64) {
         match core::mem::replace(&mut self.snd.phase, Phase::Open) {
             Phase::Open => {
                 cx.out.counters.tcp_recoveries += 1;
                 self.reduce(Phase::Recovery, delivered);
             }
-            // The window is being reduced already: once per round trip is enough.
+            // The window is being reduced already: one reduction per round trip is enough.
             Phase::Cwr(episode) => {
                 cx.out.counters.tcp_recoveries += 1;
                 self.snd.phase = Phase::Recovery(episode);
@@ -408,25 +415,25 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// Begins a reduction of the window, at an acknowledgment that delivered `delivered` bytes.
+    /// Begins a reduction of the window at an acknowledgment that delivered `delivered` bytes.
     fn reduce(&mut self, phase: impl FnOnce(Box<Episode>) -> Phase, delivered: u64) {
         self.remember_for_undo();
         let snd = &mut self.snd;
         snd.cc.on_congestion(snd.mss);
-        // RFC 9937 section 6.1, RecoverFS: what was selectively acknowledged before is not
-        // delivered during the reduction, and what this acknowledgment delivers is.
+        // RFC 9937 section 6.1, RecoverFS: bytes that were selectively acknowledged before are not
+        // delivered during the reduction; those of this acknowledgment are.
         let flight = snd.flight.total() - snd.flight.sacked() + delivered;
         snd.phase = phase(Box::new(Episode::new(snd.nxt, flight)));
         snd.send_cwr = self.options.ecn;
     }
 
-    /// Notes what the window was before a reduction.
+    /// Saves the state of congestion control before a reduction.
     pub(crate) fn remember_for_undo(&mut self) {
         let snd = &mut self.snd;
         snd.undo = Some(Box::new(Undo { cc: snd.cc, resent_at: None, resent: 0, any: false }));
     }
 
-    /// RFC 3168 section 6.1.2: as if a packet had been lost, once per window.
+    /// Reduces the window once per window of data, as for a lost packet (RFC 3168 section 6.1.2).
     fn process_ecn_echo(&mut self, cx: &mut Cx<'_>, delivered: u64) {
         if self.snd.phase == Phase::Open {
             cx.out.counters.tcp_ecn_reductions += 1;
@@ -448,7 +455,7 @@ impl<T: TxTransforms> Connection<T> {
     }
 }
 
-/// A timestamp of ours: RFC 7323 section 5.4, in milliseconds.
+/// Returns our timestamp of a time, in milliseconds (RFC 7323 section 5.4).
 #[expect(clippy::cast_possible_truncation, reason = "timestamps are modulo 2^32")]
 pub(crate) fn timestamp(at: Instant, offset: u32) -> u32 {
     (at.as_millis() as u32).wrapping_add(offset)

@@ -1,9 +1,9 @@
-//! Congestion control: NewReno (RFC 5681) and CUBIC (RFC 9438), in bytes, with HyStart++ (RFC
-//! 9406, [`super::hystart`]) for the first slow start.
+//! Congestion control: NewReno (RFC 5681) and CUBIC (RFC 9438), in bytes, with HyStart++ (RFC 9406,
+//! [`super::hystart`]) for the first slow start.
 //!
-//! Owns the window and the slow-start threshold; called by the sender when bytes are acknowledged
-//! and when loss, ECN marks or time-outs say that the path is full. During recovery PRR sets the
-//! window ([`super::recovery`]).
+//! Owns the congestion window and the slow-start threshold. Called by the sender for
+//! acknowledgments, and for losses, ECN marks and time-outs that indicate congestion. During
+//! recovery, PRR sets the window ([`super::recovery`]).
 
 use base::{Duration, Instant};
 
@@ -22,26 +22,26 @@ pub struct Congestion {
     pub cwnd: u32,
     /// Slow-start threshold in bytes.
     pub ssthresh: u32,
-    /// Bytes acknowledged towards the next increase in congestion avoidance.
+    /// Bytes acknowledged toward the next increase in congestion avoidance.
     credit: u32,
     law: Law,
     hystart: HyStart,
 }
 
-/// How far the congestion window was used in the last round trip: RFC 7661's question, with the
-/// answer of Linux's tcp_cwnd_validate. A window that was not used proves nothing about the path.
+/// Use of the congestion window in the last round trip: RFC 7661's condition, decided as by Linux's
+/// `tcp_cwnd_validate`. A window that was not used says nothing about the path.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WindowUse {
-    /// The window was what limited sending.
+    /// The congestion window limited sending.
     limited: bool,
-    /// The most bytes that were outstanding, where it was not.
+    /// The most bytes that were outstanding, if the window was not the limit.
     outstanding: u32,
-    /// End of the bytes sent when that was noted: it holds until they are acknowledged.
+    /// Send position at the time of the note, which is valid until that is acknowledged.
     until: u64,
 }
 
 impl WindowUse {
-    /// Notes what is outstanding after something was sent, or could not be.
+    /// Notes the outstanding bytes after something was sent or the window prevented it.
     pub(crate) const fn note(&mut self, limited: bool, outstanding: u64, una: u64, nxt: u64) {
         let over = una >= self.until;
         #[expect(clippy::cast_possible_truncation, reason = "a window is at most 1 GiB")]
@@ -57,20 +57,20 @@ impl WindowUse {
     }
 }
 
-/// How fast CUBIC's estimate of Reno's window grows until it is what the window was before the last
-/// reduction; beyond, it grows by a segment in each round trip (RFC 9438, section 4.3).
+/// Growth of CUBIC's estimate of Reno's window until it reaches the window before the last
+/// reduction; beyond, it grows by a segment in each round trip (RFC 9438 section 4.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RenoGrowth {
-    /// By 3(1-β)/(1+β) of a segment in each round trip. With CUBIC's smaller reductions its average
-    /// window is Reno's at equal losses: RFC 9438's rule.
+    /// By 3(1-β)/(1+β) of a segment in each round trip: RFC 9438's rule. With CUBIC's smaller
+    /// reductions the average window then equals Reno's at equal losses.
     #[default]
     EqualWindow,
-    /// By a segment in each round trip, as Reno's window.
+    /// By a segment in each round trip, as Reno's window grows.
     Segment,
 }
 
 impl RenoGrowth {
-    /// Segments per round trip, below the window before the last reduction.
+    /// Returns the segments per round trip, below the window before the last reduction.
     fn alpha(self) -> f64 {
         match self {
             Self::EqualWindow => 3.0 * (1.0 - BETA_CUBIC) / (1.0 + BETA_CUBIC),
@@ -85,28 +85,28 @@ enum Law {
     Cubic(Cubic),
 }
 
-/// Connections are small: 32 bits do for windows that are not added to.
+/// State of CUBIC. Connections are small: 32 bits suffice for values that are not accumulated.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cubic {
-    /// The plateau, in segments: the window before the last reduction, or less by fast convergence;
-    /// zero where the window at the start of congestion avoidance is to be it.
+    /// The plateau in segments: the window before the last reduction, or less by fast convergence.
+    /// Zero if the window at the start of congestion avoidance becomes the plateau.
     w_max: f32,
     /// Window when the threshold was last set, in segments: RFC 9438 cwnd_prior.
     cwnd_prior: f32,
-    /// Window that Reno would have, in segments.
+    /// Estimate of Reno's window, in segments.
     w_est: f64,
-    /// Time from the epoch's start to the plateau at `w_max`, in seconds.
+    /// Seconds from the epoch's start until the window reaches `w_max`.
     k: f32,
     /// An acknowledgment has begun the current congestion avoidance, at `epoch`.
     begun: bool,
     epoch: Instant,
-    /// When an acknowledgment counted last in this epoch.
+    /// When an acknowledgment last counted in this epoch.
     counted: Instant,
     reno_growth: RenoGrowth,
 }
 
 impl Congestion {
-    /// Creates the state of a new path.
+    /// Creates the state for a new path.
     #[must_use]
     pub fn new(config: &TcpConfig, mss: u32) -> Self {
         let law = match config.algorithm {
@@ -117,22 +117,21 @@ impl Congestion {
         Self { cwnd: config.initial_window * mss, ssthresh: u32::MAX, credit: 0, law, hystart }
     }
 
-    /// Sets how fast CUBIC's estimate of Reno's window grows from now on; without effect on
-    /// NewReno.
+    /// Sets the growth of CUBIC's estimate of Reno's window from now on; has no effect on NewReno.
     pub const fn set_reno_growth(&mut self, growth: RenoGrowth) {
         if let Law::Cubic(cubic) = &mut self.law {
             cubic.reno_growth = growth;
         }
     }
 
-    /// Whether the window is below the threshold.
+    /// Returns whether the window is below the threshold.
     #[must_use]
     pub const fn in_slow_start(&self) -> bool {
         self.cwnd < self.ssthresh
     }
 
-    /// An acknowledgment of everything before `una` came when `nxt` was sent, with `rtt` as its
-    /// sample: HyStart++ may end the first slow start.
+    /// Passes an acknowledgment of everything before `una` to HyStart++, which may end the first
+    /// slow start. `nxt` is the send position, `rtt` the acknowledgment's sample.
     pub fn watch_round_trips(&mut self, una: u64, nxt: u64, rtt: Option<Duration>) {
         if self.hystart.on_ack(una, nxt, rtt) {
             // CUBIC then begins at its plateau: RFC 9438 section 4.10.
@@ -140,13 +139,13 @@ impl Congestion {
         }
     }
 
-    /// `acked` new bytes were acknowledged, outside recovery, while the window was what limited
-    /// sending.
+    /// Grows the window for `acked` newly acknowledged bytes. Called outside recovery, while the
+    /// window limits sending.
     pub fn on_ack(&mut self, now: Instant, acked: u32, mss: u32, srtt: Duration) {
         let mut acked = acked;
         if self.in_slow_start() {
-            // RFC 5681 section 3.1 with RFC 3465's byte counting, without its limit: as Linux,
-            // since one acknowledgment may stand for a run of 64 KiB.
+            // RFC 5681 section 3.1 with the byte counting of RFC 3465, without its limit, as in
+            // Linux: one acknowledgment may cover a run of 64 KiB.
             let divisor = self.hystart.divisor();
             let grow = (acked / divisor).min(self.ssthresh - self.cwnd);
             self.cwnd = self.cwnd.saturating_add(grow);
@@ -167,11 +166,11 @@ impl Congestion {
         }
     }
 
-    /// The path is full: sets the threshold. The caller sets the window, by PRR or at once.
+    /// Sets the threshold at congestion. The caller sets the window, by PRR or at once.
     pub fn on_congestion(&mut self, mss: u32) {
         let floor = 2 * mss;
         self.ssthresh = match &mut self.law {
-            // RFC 5681 equation 4; the window stands for the flight, as in Linux.
+            // RFC 5681 equation 4; the window is used for the flight size, as in Linux.
             Law::NewReno => (self.cwnd / 2).max(floor),
             Law::Cubic(cubic) => cubic.reduce(self.cwnd, mss).max(floor),
         };
@@ -179,8 +178,8 @@ impl Congestion {
         self.hystart.stop();
     }
 
-    /// The retransmission timer expired, whether or not that set the threshold anew; or what a
-    /// protocol has instead, as QUIC's persistent congestion.
+    /// Handles a retransmission time-out, whether or not it set the threshold again, or a
+    /// protocol's equivalent, such as QUIC's persistent congestion.
     pub const fn on_timeout(&mut self) {
         self.hystart.stop();
         if let Law::Cubic(cubic) = &mut self.law {
@@ -190,8 +189,8 @@ impl Congestion {
         }
     }
 
-    /// Nothing was sent for longer than the time-out: RFC 5681 section 4.1, by halves as RFC 2861
-    /// has it.
+    /// Reduces the window after `idle`, in which nothing was sent: RFC 5681 section 4.1, halved per
+    /// time-out as in RFC 2861.
     pub(crate) fn on_idle(&mut self, idle: Duration, rto: Duration, initial_window_bytes: u32) {
         let mut idle = idle;
         let restart = initial_window_bytes.min(self.cwnd);
@@ -206,8 +205,7 @@ impl Congestion {
         }
     }
 
-    /// The reduction turned out to be without reason: back to what was before (RFC 9438 section
-    /// 4.9).
+    /// Restores the state before a reduction that turned out to be spurious (RFC 9438 section 4.9).
     pub fn undo(&mut self, before: Self) {
         *self = Self { cwnd: self.cwnd.max(before.cwnd), ..before };
     }
@@ -219,7 +217,7 @@ impl Congestion {
     reason = "windows are clamped to 1..=u32::MAX before they are converted"
 )]
 impl Cubic {
-    /// Bytes to be acknowledged per segment of growth: RFC 9438 sections 4.2 to 4.5.
+    /// Returns the bytes to be acknowledged per segment of growth: RFC 9438 sections 4.2 to 4.5.
     fn bytes_per_segment(
         &mut self,
         now: Instant,
@@ -236,7 +234,7 @@ impl Cubic {
             self.w_est = segments;
             (self.begun, self.epoch, self.counted) = (true, now, now);
         }
-        // Section 5.8: the curve stands still while the window is not used. While it is used,
+        // Section 5.8: the curve is stopped while the window is not used. While it is used,
         // acknowledgments come in each round trip.
         let gap = now.since(self.counted);
         if gap > srtt * 2 {
@@ -244,24 +242,24 @@ impl Cubic {
         }
         self.counted = now;
         let t = (now.since(self.epoch) + srtt).as_nanos() as f64 / 1e9;
-        // Equation 1; the target is limited as in section 4.4.
+        // Equation 1; the target is clamped as in section 4.4.
         let d = t - f64::from(self.k);
         let target = (C * d * d * d + f64::from(self.w_max)).clamp(segments, segments * 1.5);
-        // Section 4.3: equation 4, alpha grows to 1 once Reno would have regained the window that
-        // it had.
+        // Section 4.3, equation 4: alpha is 1 once Reno's window would have reached cwnd_prior.
         let alpha =
             if self.w_est < f64::from(self.cwnd_prior) { self.reno_growth.alpha() } else { 1.0 };
         self.w_est += alpha * (f64::from(acked) / f64::from(cwnd));
         let target = target.max(self.w_est);
         let growth = (target - segments) / segments;
         if growth <= 0.0 {
-            // On the plateau: a segment per hundred windows, as Linux.
+            // On the plateau: a segment per hundred windows, as in Linux.
             return cwnd.saturating_mul(100);
         }
         ((f64::from(mss) / growth) as u64).clamp(u64::from(mss) * 2, u64::from(u32::MAX)) as u32
     }
 
-    /// Section 4.6 and 4.7: multiplicative decrease with fast convergence.
+    /// Returns the threshold after a multiplicative decrease with fast convergence: sections 4.6
+    /// and 4.7.
     fn reduce(&mut self, cwnd: u32, mss: u32) -> u32 {
         let segments = f64::from(cwnd) / f64::from(mss);
         let converges = segments < f64::from(self.w_max);
@@ -285,7 +283,7 @@ mod tests {
         Congestion::new(&config, MSS)
     }
 
-    /// Acknowledges a window per round trip for `rounds` of them.
+    /// Acknowledges a window per round trip for `rounds` of them; returns the time after them.
     fn run(cc: &mut Congestion, start: Instant, rounds: u64) -> Instant {
         let mut now = start;
         for _ in 0..rounds {
@@ -347,8 +345,8 @@ mod tests {
         assert!(cc.cwnd >= from + 50 * MSS, "{}", (cc.cwnd - from) / MSS);
     }
 
-    /// RFC 9438 section 4.8: after a time-out the plateau is where congestion avoidance begins, not
-    /// where the window once was.
+    /// RFC 9438 section 4.8: after a time-out the plateau is the window at which congestion
+    /// avoidance begins, not that before the time-out.
     #[test]
     fn cubic_forgets_its_plateau_after_a_time_out() {
         let mut cc = cc(Algorithm::Cubic, 1000);
@@ -359,14 +357,15 @@ mod tests {
         let now = run(&mut cc, Instant::ZERO, 7);
         assert_eq!(cc.cwnd, 70 * MSS);
         run(&mut cc, now, 40);
-        // From there 0.4 x 4^3 = 26 segments more (equation 1 with K = 0), or Reno's 40 times 0.53
-        // or 1. With the old plateau of 1000 segments, K is 13 s, and it would be more than 400.
+        // From there 0.4 x 4^3 = 26 more segments (equation 1 with K = 0), or Reno's 40 times 0.53
+        // or 1. With the old plateau of 1000 segments, K would be 13 s and the growth more than
+        // 400.
         let segments = cc.cwnd / MSS;
         assert!((90..=110).contains(&segments), "{segments}");
     }
 
-    /// RFC 9438 section 4.3: alpha is 1 once the estimate of Reno's window reaches what the window
-    /// was before the reduction, though the plateau is lower by fast convergence.
+    /// RFC 9438 section 4.3: alpha is 1 once the estimate of Reno's window reaches the window
+    /// before the reduction, though fast convergence lowered the plateau.
     #[test]
     fn cubic_is_as_fast_as_reno_above_the_prior_window() {
         let mut cc = cc(Algorithm::Cubic, 100);
@@ -395,8 +394,8 @@ mod tests {
         assert!(last > 62.0, "{last}");
     }
 
-    /// RFC 9438 section 5.8: time in which the application used less than the window is not
-    /// counted.
+    /// RFC 9438 section 5.8: time in which the application used less than the window does not
+    /// count.
     #[test]
     fn cubic_stands_still_while_the_application_is_the_limit() {
         let grown = |pause: Duration| {
@@ -404,7 +403,7 @@ mod tests {
             cc.on_congestion(MSS);
             cc.cwnd = cc.ssthresh;
             let now = run(&mut cc, Instant::ZERO, 10);
-            // Its acknowledgments do not get here.
+            // Acknowledgments during the pause do not reach congestion control.
             run(&mut cc, now + pause, 5);
             cc.cwnd / MSS
         };
@@ -412,7 +411,8 @@ mod tests {
         assert!(with.abs_diff(without) <= 1, "{with} segments and {without}");
     }
 
-    /// Both kinds of growth of the estimate, on a path so short that CUBIC's own growth is nothing.
+    /// Both kinds of growth of the estimate, on a path so short that CUBIC's own growth is
+    /// negligible.
     #[test]
     fn reno_growth_is_chosen() {
         for (growth, segments) in [(RenoGrowth::EqualWindow, 10), (RenoGrowth::Segment, 20)] {
@@ -430,7 +430,7 @@ mod tests {
         }
     }
 
-    /// RFC 9438 section 4.9: all of the state comes back.
+    /// RFC 9438 section 4.9: the whole state is restored.
     #[test]
     fn a_reduction_is_undone_whole() {
         let mut cc = cc(Algorithm::Cubic, 100);
@@ -447,7 +447,7 @@ mod tests {
         assert!((a.w_max, a.k, a.w_est) == (b.w_max, b.k, b.w_est));
     }
 
-    /// RFC 9406 and RFC 9438 section 4.10: a round trip that grows ends slow start where it is.
+    /// RFC 9406 and RFC 9438 section 4.10: a growing round-trip time ends slow start.
     #[test]
     fn slow_start_ends_when_the_round_trip_grows() {
         let mut cc = cc(Algorithm::Cubic, 100);

@@ -1,8 +1,8 @@
-//! A connection: the transmission control block, and what an application does to it.
+//! A connection: the transmission control block, and the calls of the application on it.
 //!
-//! The work is done by role in the sibling modules. Here is what belongs to a connection and how
-//! one begins, is written to, read from and ends. Calls of the application never send; they leave
-//! work for [`Connection::output`].
+//! The work is done in the sibling modules, one for each function. This file has the state of a
+//! connection and its creation, writes, close and end, and the device's echoes and resets. Calls of
+//! the application never send; they leave work for [`Connection::output`].
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -33,7 +33,7 @@ use crate::net::outbox::Outbox;
 use crate::storage::files::Files;
 use crate::storage::source::Source;
 
-/// What every role needs while it works on a connection.
+/// What the methods of a connection need from the host: time, configuration, output, files.
 pub(crate) struct Cx<'a> {
     pub(crate) now: Instant,
     pub(crate) config: &'a TcpConfig,
@@ -41,80 +41,82 @@ pub(crate) struct Cx<'a> {
     pub(crate) files: &'a mut Files,
 }
 
-/// What both sides agreed on at the handshake.
+/// Options that both ends agreed on in the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Negotiated {
-    /// RFC 7323 timestamps are on every segment.
+    /// Every segment carries RFC 7323 timestamps.
     pub(crate) timestamps: bool,
     /// RFC 2018 selective acknowledgments.
     pub(crate) sack: bool,
-    /// RFC 3168.
+    /// Explicit congestion notification (RFC 3168).
     pub(crate) ecn: bool,
-    /// Shift of the windows that the peer offers.
+    /// Shift of the windows in the peer's segments.
     pub(crate) peer_scale: u8,
-    /// Segment size that the peer can take, before options are taken off.
+    /// Largest segment that the peer accepts, its options included.
     pub(crate) peer_mss: u16,
-    /// What our timestamps are ahead of our clock.
+    /// Offset of our timestamps from our clock in milliseconds.
     pub(crate) ts_offset: u32,
-    /// The peer's latest timestamp, and when it came.
+    /// The peer's latest timestamp and when it came: TS.Recent.
     pub(crate) ts_recent: TsRecent,
 }
 
-/// Flags of a connection, packed.
+/// Flags of a connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Modes {
     pub(crate) no_delay: bool,
     pub(crate) cork: bool,
-    /// The application holds it.
+    /// The application holds the socket.
     pub(crate) held: bool,
-    /// Something happened that the application should hear of.
+    /// A change of readiness has not been reported to the application.
     pub(crate) notify: bool,
-    /// The application ran out of room to write.
+    /// The application filled the send buffer, and is to be notified when a third of it is free.
     pub(crate) wants_room: bool,
-    /// The connection's session has something to do though nothing was received: noted here so that
-    /// an acknowledgment need not look at it.
+    /// The session above has work to do though nothing was received. Kept here so that an
+    /// acknowledgment need not look into the session.
     pub(crate) session_waits: bool,
-    /// `TCP_TEARDOWN_OFFLOAD`: the device is to tear it down.
+    /// `TCP_TEARDOWN_OFFLOAD`: the device is asked to tear the connection down.
     pub(crate) teardown: bool,
-    /// `SHUT_RD`: what is received is discarded.
+    /// `SHUT_RD`: received bytes are discarded.
     pub(crate) read_shut: bool,
-    /// A transmit may wait for an acknowledgment that makes it longer.
+    /// A transmit may wait for an acknowledgment that makes it longer; see `defers` in
+    /// [`super::output`].
     pub(crate) defer: bool,
 }
 
-/// How far the files of a send stream are released, for which a connection outlives its end.
+/// Whether the file ranges of a send stream were released. A connection in CLOSED stays until they
+/// are.
 #[derive(Debug)]
 enum Release {
-    /// The stream may need its bytes.
+    /// The stream may still need its bytes.
     NotYet,
-    /// The connection is over, and the device is still to send these.
+    /// The connection has ended, and the device has yet to send these ranges.
     AwaitsDevice(Box<FileRanges>),
-    /// Files and device hold nothing for it.
+    /// No file range is held for the connection.
     Done,
 }
 
-/// Ranges of files: which, the first byte and the bytes of each.
+/// Ranges of files: file, offset and length of each.
 #[derive(Debug)]
 struct FileRanges(Vec<(FileId, u64, u64)>);
 
-/// The sending half.
+/// The sending half of a connection. Positions count from the SYN, which is 0; the first byte is 1.
 #[derive(Debug)]
 pub(crate) struct Send<T: TxTransforms> {
     pub(crate) iss: SeqNum,
     /// Position of the first unacknowledged byte; 0 until the SYN is acknowledged.
     pub(crate) una: u64,
-    /// Position of the next byte to send.
+    /// Position of the next byte to send: SND.NXT.
     pub(crate) nxt: u64,
-    /// Right edge of the peer's window.
+    /// Position of the right edge of the peer's window.
     pub(crate) edge: u64,
-    /// Largest window that the peer has offered.
+    /// Largest window that the peer has offered, in bytes.
     pub(crate) wnd_max: u32,
     /// Position of the segment that last updated the window: RFC 9293 SND.WL1.
     pub(crate) wl1: u64,
     /// Payload bytes of a full segment.
     pub(crate) mss: u32,
     pub(crate) spans: SpanMap<T::Unit>,
-    /// Makes the units in it.
+    /// Makes the bytes of the units in `spans`.
     pub(crate) transforms: T,
     /// The application has closed this direction: a FIN follows the last byte.
     pub(crate) fin: bool,
@@ -123,44 +125,49 @@ pub(crate) struct Send<T: TxTransforms> {
     pub(crate) rack: Rack,
     pub(crate) cc: Congestion,
     pub(crate) phase: Phase,
-    /// Boxed, as most connections never need it.
+    /// Congestion state before the last reduction. Boxed, since most connections never need it.
     pub(crate) undo: Option<Box<Undo>>,
-    /// A tail loss probe is out: the send position then, and whether it repeated old bytes.
+    /// An outstanding tail loss probe: the send position after it, and whether it retransmitted old
+    /// bytes.
     pub(crate) probe: Option<(u64, bool)>,
     pub(crate) next_tag: u32,
-    /// Transmits with tags before this one met a reset of the device.
+    /// Transmits with tags before this one were handed over before the device was reset or a
+    /// context was lost: that they were dropped is no error.
     pub(crate) void_before: u32,
-    /// The last transmit that may wait for a disk, and the acknowledgment that it carries.
+    /// The acknowledgment number in the last transmit that may wait for a disk, with the tag of the
+    /// transmit.
     pub(crate) carried: Option<(u32, SeqNum)>,
-    /// The congestion window was what stopped sending.
+    /// The congestion window limited sending in the last call of `output`.
     pub(crate) cwnd_limited: bool,
     /// Use of the congestion window in the last round trip.
     pub(crate) usage: WindowUse,
-    /// The next new data tells the peer that the window was reduced: RFC 3168 CWR.
+    /// The next new data carries CWR, which tells the peer that the window was reduced (RFC 3168).
     pub(crate) send_cwr: bool,
-    /// A CE mark was seen and the peer has not yet answered: RFC 3168 ECE.
+    /// A CE mark was seen and the peer has not yet answered with CWR: segments carry ECE (RFC
+    /// 3168).
     pub(crate) echo_ce: bool,
     pub(crate) last_sent: Instant,
-    /// When pacing lets the next segment go.
+    /// Time before which pacing holds the next segment back.
     pub(crate) pace_at: Instant,
-    /// Pacing was what stopped sending.
+    /// Pacing limited sending in the last call of `output`.
     pub(crate) paced: bool,
-    /// End of the last segment that was less than full: Minshall's variant of Nagle's rule.
+    /// End of the last segment that was less than full: Minshall's variant of Nagle's algorithm.
     pub(crate) small_end: u64,
-    /// Keep-alive probes without an answer.
+    /// Keep-alive probes sent since the peer's last answer.
     pub(crate) probes: u8,
-    /// Zero-window probes since the window closed: their back-off.
+    /// Zero-window probes since the window closed: the exponent of their back-off.
     pub(crate) window_probes: u8,
-    /// Duplicate acknowledgments in a row, where there is no SACK.
+    /// Duplicate acknowledgments in a row; counted only without SACK.
     pub(crate) dup_acks: u8,
-    /// What had been sent when the last recovery began: RFC 6582's recover.
+    /// Position acknowledged when the last recovery ended, used as RFC 6582's recover: duplicate
+    /// acknowledgments at it begin no new recovery.
     pub(crate) recover: u64,
-    /// The last time the peer made progress, for the user time-out.
+    /// When the peer last made progress, for the user time-out (RFC 5482).
     pub(crate) progress_at: Instant,
-    /// Acknowledged bytes of a file that the device has not been told of.
+    /// Acknowledged bytes of a file that have not been reported to the device.
     pub(crate) unreported: AckedRange,
     release: Release,
-    /// The host is reading a file for it.
+    /// The host is reading a file for this stream.
     pub(crate) reading: bool,
     pub(crate) resent_bytes: u64,
     pub(crate) file_bytes: u64,
@@ -168,8 +175,9 @@ pub(crate) struct Send<T: TxTransforms> {
 }
 
 impl<T: TxTransforms> Send<T> {
-    /// Bytes that may leave beyond the congestion window: RFC 3042 limited transmit, a segment for
-    /// each of the first two duplicates. With SACK the pipe shows what they stand for.
+    /// Bytes that may be sent beyond the congestion window: RFC 3042 limited transmit, a segment
+    /// for each of the first two duplicate acknowledgments. Zero with SACK, where the pipe shrinks
+    /// instead.
     pub(crate) fn limited_transmit(&self) -> u64 {
         if self.phase == Phase::Open {
             u64::from(self.dup_acks.min(2)) * u64::from(self.mss)
@@ -178,20 +186,20 @@ impl<T: TxTransforms> Send<T> {
         }
     }
 
-    /// Gives up every context of the device.
+    /// Destroys every context that the device has for the send stream.
     fn destroy_contexts(&mut self, out: &mut Outbox) {
         let contexts = self.transforms.take_contexts();
         out.ops.extend(contexts.map(|context| Op::L5oDestroy { context }));
     }
 
-    /// Makes the host do what the device does not do any more.
+    /// Makes the host read files and make units that the device no longer can.
     fn read_on_host(&mut self, out: &mut Outbox) {
         self.spans.read_on_host(&mut self.transforms);
         self.transforms.count(out);
     }
 }
 
-/// Acknowledged bytes of a file; none if it has no length.
+/// Acknowledged bytes of a file; `len` is 0 if there are none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AckedRange {
     pub(crate) file: FileId,
@@ -202,7 +210,7 @@ pub(crate) struct AckedRange {
 impl AckedRange {
     pub(crate) const NONE: Self = Self { file: FileId(0), offset: 0, len: 0 };
 
-    /// Tells the device that it need not hold these bytes.
+    /// Tells the device that it need no longer hold these bytes.
     pub(crate) fn report(self, files: &mut Files, out: &mut Outbox) {
         if self.len > 0 {
             files.release(out, self.file, self.offset, self.len, true);
@@ -210,7 +218,7 @@ impl AckedRange {
     }
 }
 
-/// A connection.
+/// A TCP connection (TCB).
 #[derive(Debug)]
 pub(crate) struct Connection<T: TxTransforms> {
     pub(crate) tuple: Tuple,
@@ -218,42 +226,42 @@ pub(crate) struct Connection<T: TxTransforms> {
     pub(crate) state: State,
     pub(crate) error: Option<SocketError>,
     pub(crate) modes: Modes,
-    /// The answer to data that comes once the application has closed the connection.
+    /// Response to data that arrives after the application has closed the connection.
     pub(crate) late_data: LateData,
     pub(crate) options: Negotiated,
     pub(crate) snd: Send<T>,
     pub(crate) rcv: Receive,
     pub(crate) timers: Timers,
-    /// What the retransmission timer stands for.
+    /// Purpose for which the retransmission timer is set.
     pub(crate) retransmit_for: Retransmit,
     /// Acknowledgment number last sent: RFC 7323 Last.ACK.sent.
     pub(crate) last_ack_sent: SeqNum,
-    /// What the peer last echoed of our timestamps: its TS.Recent.
+    /// The timestamp of ours that the peer last echoed: the peer's TS.Recent.
     pub(crate) ts_echoed: u32,
-    /// Interval of keep-alive probes; zero without them.
+    /// Interval of keep-alive probes; zero if they are off.
     pub(crate) keep_alive: Duration,
     pub(crate) user_timeout: Duration,
     pub(crate) challenges: ChallengeLimiter,
 }
 
-/// How a connection begins.
+/// Parameters of a new connection.
 pub(crate) struct Begin {
     pub(crate) tuple: Tuple,
     pub(crate) flow: FlowId,
     pub(crate) iss: SeqNum,
     pub(crate) irs: SeqNum,
-    /// Window that we offered, and its shift.
+    /// Window that we offered in bytes.
     pub(crate) window: u32,
     pub(crate) scale: u8,
-    /// Window that the peer offered, in bytes.
+    /// Window that the peer offered in bytes.
     pub(crate) peer_window: u32,
     pub(crate) options: Negotiated,
-    /// Largest packet above Ethernet that fits the path.
+    /// MTU of the path: largest IP packet in bytes.
     pub(crate) mtu: u16,
 }
 
 impl<T: TxTransforms> Connection<T> {
-    /// A connection whose handshake the SYN cache or a cookie has done.
+    /// Returns a connection whose handshake is complete.
     pub(crate) fn established(begin: Begin, config: &TcpConfig, now: Instant) -> Self {
         let mut conn = Self::new(begin, config, now);
         conn.state = State::Established;
@@ -264,7 +272,7 @@ impl<T: TxTransforms> Connection<T> {
         conn
     }
 
-    /// A connection that we open; its SYN is sent by [`Self::output`].
+    /// Returns a connection that we open; its SYN is sent by [`Self::output`].
     pub(crate) fn new(begin: Begin, config: &TcpConfig, now: Instant) -> Self {
         let Begin { tuple, flow, iss, irs, window, scale, peer_window, options, mtu } = begin;
         let mss = segment_size(mtu, &tuple, &options);
@@ -328,30 +336,29 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// Sequence number of a position of the send stream.
+    /// Returns the sequence number of a position of the send stream.
     pub(crate) fn seq(&self, position: u64) -> SeqNum {
         #[expect(clippy::cast_possible_truncation, reason = "sequence numbers are modulo 2^32")]
         let low = position as u32;
         self.snd.iss + low
     }
 
-    /// Position behind everything that will be sent as things stand: data, and the FIN if there is
-    /// one.
+    /// Returns the position behind everything that is queued: data, and the FIN if there is one.
     pub(crate) fn send_end(&self) -> u64 {
         self.snd.spans.end() + u64::from(self.snd.fin)
     }
 
-    /// Whether our FIN has been acknowledged.
+    /// Returns whether our FIN has been acknowledged.
     pub(crate) fn fin_acked(&self) -> bool {
         self.snd.fin && self.snd.una == self.send_end()
     }
 
-    /// Room for host memory in the send buffer.
+    /// Returns the free bytes of host memory in the send buffer.
     pub(crate) fn send_room(&self, config: &TcpConfig) -> usize {
         config.send_bytes_max.saturating_sub(self.snd.spans.memory())
     }
 
-    /// Appends bytes as far as there is room; gives how many.
+    /// Appends as many bytes as fit the send buffer; returns how many.
     pub(crate) fn write(&mut self, mut bytes: Bytes, config: &TcpConfig) -> usize {
         let taken = bytes.len().min(self.send_room(config));
         bytes.truncate(taken);
@@ -360,33 +367,32 @@ impl<T: TxTransforms> Connection<T> {
         taken
     }
 
-    /// Appends bytes whether there is room or not: a session's, which asked for room before it made
-    /// them.
+    /// Appends bytes of a session without checking for room: the session did before it made them.
     pub(crate) fn write_all(&mut self, bytes: Bytes) {
         if self.state.may_write() && !self.snd.fin && !bytes.is_empty() {
             self.snd.spans.push_memory(bytes);
         }
     }
 
-    /// Appends part of a file.
+    /// Appends `len` bytes of a file.
     pub(crate) fn write_file(&mut self, source: Source, len: u64) {
         self.snd.spans.push_plain(source, len);
     }
 
-    /// Closes our direction: a FIN follows what was written.
+    /// Closes our direction: a FIN follows the bytes written so far.
     pub(crate) fn shutdown(&mut self) {
         if self.state.may_write() && !self.snd.fin {
             self.snd.fin = true;
             self.state = self.state.next(StateEvent::Close).unwrap_or(self.state);
             if self.state == State::Closed {
-                // RFC 9293 section 3.10.4: what was not yet opened is simply forgotten.
+                // RFC 9293 section 3.10.4: an attempt to open that is not complete is deleted.
                 self.error = Some(SocketError::Closed);
                 self.timers.stop_all();
             }
         }
     }
 
-    /// The connection is over: resets what the peer would wait for, and forgets everything.
+    /// Aborts the connection: resets the peer if it has a connection too, and enters CLOSED.
     pub(crate) fn abort(&mut self, cx: &mut Cx<'_>, error: SocketError) {
         let synchronized = self.state.is_synchronized() || self.state == State::SynReceived;
         if synchronized && error != SocketError::Reset {
@@ -400,7 +406,7 @@ impl<T: TxTransforms> Connection<T> {
         self.finish(cx, Some(error));
     }
 
-    /// Enters the state that an event leads to, which there is.
+    /// Enters the state that an event leads to. The table must have a transition.
     pub(crate) fn enter(&mut self, out: &mut Outbox, event: StateEvent) {
         match self.state.next(event) {
             Some(next) => self.state = next,
@@ -408,7 +414,7 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// Enters CLOSED: what the device holds for the connection is given up.
+    /// Enters CLOSED: releases files and destroys the device's contexts.
     pub(crate) fn finish(&mut self, cx: &mut Cx<'_>, error: Option<SocketError>) {
         self.enter(cx.out, StateEvent::End);
         if self.error.is_none() {
@@ -419,8 +425,8 @@ impl<T: TxTransforms> Connection<T> {
         self.modes.notify = true;
     }
 
-    /// Tells files and device that nothing of the send stream is needed any more.
-    /// Does so once: from then on nothing is appended to it.
+    /// Releases the file ranges of the send stream and destroys its contexts. Runs once: nothing is
+    /// appended to the stream afterwards.
     pub(crate) fn release_files(&mut self, cx: &mut Cx<'_>) {
         if !matches!(self.snd.release, Release::NotYet) {
             return;
@@ -428,14 +434,14 @@ impl<T: TxTransforms> Connection<T> {
         self.report_acked(cx);
         let (sent, end) = (self.snd.nxt, self.snd.spans.end());
         let mut spans = core::mem::replace(&mut self.snd.spans, SpanMap::new());
-        // The device holds the content of a piece that has left in part, too.
+        // If a piece of a unit has left in part, the device holds all of its content.
         let sent = spans.piece_end(sent.min(end));
         let left = self.snd.flight.first_waiting().map_or(sent, |(start, _)| start);
         spans.advance(left.min(end), |file, offset, len| {
             cx.files.release(cx.out, file, offset, len, true);
         });
-        // The device holds bytes from when they leave: a release that overtook them would leave
-        // them held for ever.
+        // The device holds bytes from when they leave. A release that overtook them would leave
+        // them held forever.
         let mut waiting = Vec::new();
         spans.advance(sent, |file, offset, len| waiting.push((file, offset, len)));
         self.snd.release = if waiting.is_empty() {
@@ -443,7 +449,7 @@ impl<T: TxTransforms> Connection<T> {
         } else {
             Release::AwaitsDevice(Box::new(FileRanges(waiting)))
         };
-        // What was queued and never handed over is released without a word to the device.
+        // Bytes that were queued and never handed over need no report to the device.
         spans.advance(end, |file, offset, len| {
             cx.files.release(cx.out, file, offset, len, false);
         });
@@ -451,8 +457,8 @@ impl<T: TxTransforms> Connection<T> {
         self.snd.destroy_contexts(cx.out);
     }
 
-    /// Loses the context that the device refused, or all of them: the host makes what the device
-    /// was to make. Returns which contexts the connection had.
+    /// Drops the context that the device refused, or all of them: the host then does their work.
+    /// Returns the kinds of contexts that the connection had.
     pub(crate) fn lose_context(
         &mut self,
         cx: &mut Cx<'_>,
@@ -461,8 +467,9 @@ impl<T: TxTransforms> Connection<T> {
         let lost = self.snd.transforms.lose(cx.out, refused);
         if lost != T::Lost::default() {
             self.snd.read_on_host(cx.out);
-            // What it has of the file it will not send: what was handed over comes again. What
-            // still waits for a disk must not leave after its bytes were acknowledged.
+            // The device drops bytes that need the context, so everything handed over counts as
+            // lost and is retransmitted. Transmits that still wait for a disk are canceled: they
+            // must not leave after their bytes were acknowledged.
             self.snd.void_before = self.snd.next_tag;
             cx.out.ops.push_back(Op::Cancel { flow: self.flow });
             self.snd.transforms.note_all_left();
@@ -473,7 +480,8 @@ impl<T: TxTransforms> Connection<T> {
         lost
     }
 
-    /// Releases what the device was still to send when the connection ended, once it has.
+    /// Releases the file ranges that the device had yet to send when the connection ended, once no
+    /// transmit is pending.
     fn release_waiting(&mut self, cx: &mut Cx<'_>) {
         if let Release::AwaitsDevice(ranges) = &mut self.snd.release {
             if self.snd.flight.any_pending() {
@@ -497,7 +505,7 @@ impl<T: TxTransforms> Connection<T> {
         core::mem::replace(&mut self.snd.unreported, AckedRange::NONE).report(cx.files, cx.out);
     }
 
-    /// The device's echo: the transmit has left, or a file failed.
+    /// Handles the device's echo of a transmit: it has left, or was dropped.
     pub(crate) fn handle_echo(
         &mut self,
         cx: &mut Cx<'_>,
@@ -519,23 +527,25 @@ impl<T: TxTransforms> Connection<T> {
                     self.rearm_retransmit(cx);
                 }
             }
-            // Handed over before the device was reset, and met a device that knows no file: it is
-            // sent again.
+            // Handed over before the device was reset, it met a device that did not know the file.
+            // Its bytes are sent again.
             TransmitOutcome::Dropped(_) if self.is_void(tag) => {}
-            // Behind one that was dropped, whose own end says what is wrong, if anything is.
+            // An earlier transmit of the flow was dropped; the echo of that one reports the cause,
+            // if there is one.
             TransmitOutcome::Dropped(FileFault::FlowFailed) => {
                 self.snd.flight.echo(tag, delay);
                 self.snd.flight.mark_lost(|sent| sent.tag == tag);
                 self.snd.transforms.distrust();
                 self.rearm_retransmit(cx);
             }
-            // The device has not the context that was thought to be there.
+            // The device lacks the context that the transmit named.
             TransmitOutcome::Dropped(FileFault::Refused(Refusal::Encrypted)) => {
                 self.lose_context(cx, None);
             }
             TransmitOutcome::Dropped(fault) => {
-                // In this order: the reset is of where this transmit was to begin, which is what
-                // the peer expects. Elsewhere in the window it is only challenged (RFC 5961 3.2).
+                // The order matters: the reset has to carry the position at which this transmit
+                // began, which the peer expects next. Anywhere else in the window a reset is only
+                // challenged (RFC 5961 section 3.2).
                 self.fail_file(cx, fault);
                 self.snd.flight.echo(tag, delay);
                 self.release_waiting(cx);
@@ -543,12 +553,14 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// Whether the transmit `tag` was handed over before the device was last reset.
+    /// Returns whether the transmit `tag` was handed over before the device was reset or a context
+    /// lost.
     const fn is_void(&self, tag: u32) -> bool {
         SeqNum(tag).lt(SeqNum(self.snd.void_before))
     }
 
-    /// A file that is being sent failed: the peer must not take what it has for the whole.
+    /// Aborts the connection because a file failed: the peer must not take a truncated stream for a
+    /// complete one.
     pub(crate) fn fail_file(&mut self, cx: &mut Cx<'_>, fault: FileFault) {
         if self.state != State::Closed {
             cx.out.counters.file_aborts += 1;
@@ -556,23 +568,23 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// The host has read bytes of a file that the stream waits for.
+    /// Fills in bytes of a file that the host has read for the stream.
     pub(crate) fn handle_file_bytes(&mut self, cx: &mut Cx<'_>, position: u64, bytes: Bytes) {
         self.snd.reading = false;
         if let Some(unread) = self.snd.spans.first_unread(position) {
             if unread.at == position {
                 let len = self.snd.spans.fill(position, bytes, &mut self.snd.transforms);
                 self.snd.transforms.count(cx.out);
-                // The span holds memory now, and refers to the file no more. What left under a
-                // context that was lost since, the device still holds.
+                // The span holds memory now and no longer refers to the file. If its bytes have
+                // left, under a context that was lost since, the device still holds them.
                 let sent = position < self.snd.nxt;
                 cx.files.release(cx.out, unread.file, unread.offset, len, sent);
             }
         }
     }
 
-    /// The device lost its state: what it had not yet sent never left, and files are read by the
-    /// host from now on.
+    /// Handles the loss of the device's state: pending transmits count as sent, and files are read
+    /// by the host from now on.
     pub(crate) fn handle_device_reset(&mut self, cx: &mut Cx<'_>) {
         if self.awaits_device() {
             self.snd.flight.depart_all(cx.now);
@@ -582,7 +594,7 @@ impl<T: TxTransforms> Connection<T> {
             return;
         }
         self.snd.void_before = self.snd.next_tag;
-        // What was in the ring when it was reset it has made since.
+        // Operations in the ring at the reset were executed after it, so contexts may exist again.
         self.snd.destroy_contexts(cx.out);
         self.snd.transforms.note_all_left();
         self.snd.read_on_host(cx.out);
@@ -591,18 +603,19 @@ impl<T: TxTransforms> Connection<T> {
         self.rearm_retransmit(cx);
     }
 
-    /// Bytes written and not yet acknowledged.
+    /// Returns the bytes that were written and are not yet acknowledged.
     pub(crate) fn send_queue(&self) -> u64 {
         self.snd.spans.end() - self.snd.una.clamp(1, self.snd.spans.end())
     }
 
-    /// Takes over what the handshake agreed on: segment size and initial window.
+    /// Sets segment size and initial window by the options of the handshake.
     pub(crate) fn renegotiate(&mut self, cx: &Cx<'_>) {
         self.snd.mss = segment_size(cx.out.net.mtu, &self.tuple, &self.options);
         self.snd.cc.cwnd = cx.config.initial_window * self.snd.mss;
     }
 
-    /// Lowers the segment size to what fits `mtu`: RFC 1191, RFC 8201.
+    /// Lowers the segment size to what fits `mtu` (RFC 1191, RFC 8201). Returns whether it was
+    /// lowered.
     pub(crate) fn set_mtu(&mut self, mtu: u16) -> bool {
         let mss = segment_size(mtu, &self.tuple, &self.options);
         let lower = mss < self.snd.mss;
@@ -613,7 +626,8 @@ impl<T: TxTransforms> Connection<T> {
     }
 }
 
-/// Payload of a full segment: RFC 9293 section 3.7.1, less the options that every segment carries.
+/// Returns the payload bytes of a full segment: RFC 9293 section 3.7.1, less the options that every
+/// segment carries.
 pub(crate) fn segment_size(mtu: u16, tuple: &Tuple, options: &Negotiated) -> u32 {
     let ip = if tuple.local.addr.is_ipv4() { wire::IPV4_BYTES } else { wire::IPV6_BYTES };
     #[expect(clippy::cast_possible_truncation, reason = "60 bytes")]
@@ -622,11 +636,11 @@ pub(crate) fn segment_size(mtu: u16, tuple: &Tuple, options: &Negotiated) -> u32
     u32::from(own.min(options.peer_mss).max(SEGMENT_MIN)) - timestamp_bytes(options)
 }
 
-/// A peer that offers less than this cannot be served at a sensible cost (RFC 9293 MUST-67 wants
-/// 536 of us): Linux's TCP_MIN_MSS.
+/// Least segment size, in bytes, that is used toward a peer; smaller offers are raised to it, since
+/// smaller segments cost too much (RFC 9293 MUST-67 wants 536 of us). Linux: `TCP_MIN_MSS`.
 pub(crate) const SEGMENT_MIN: u16 = 88;
 
-/// Bytes of the timestamps option with its padding, on a connection that has it.
+/// Returns the bytes of the timestamps option with its padding; 0 if it was not negotiated.
 pub(crate) const fn timestamp_bytes(options: &Negotiated) -> u32 {
     if options.timestamps { 12 } else { 0 }
 }

@@ -1,9 +1,9 @@
-//! Delivery rate: how fast the path takes our bytes, as Linux's `tcpi_delivery_rate`.
+//! Delivery rate of a connection, as Linux's `tcpi_delivery_rate`.
 //!
-//! One sample per round trip, in constant time and memory: it begins with what has been delivered
-//! when an acknowledgment arrives, or when the first bytes leave, and ends when all that had been
-//! sent by then is acknowledged. A sample during which the application had nothing more to send
-//! counts only if it is higher than the one before.
+//! One sample per round trip, in constant time and memory. A sample begins at an acknowledgment, or
+//! when the first bytes leave, and ends when all bytes sent by then are acknowledged. A sample
+//! during which the application had nothing more to send counts only if its rate is at least that
+//! of the sample before.
 
 use base::Instant;
 
@@ -12,34 +12,33 @@ use base::Instant;
 pub(crate) struct DeliveryRate {
     /// Bytes delivered since the sample began, cumulatively or selectively.
     delivered: u32,
-    /// Position whose acknowledgment ends the sample; 0 if none is under way.
+    /// Position whose acknowledgment ends the sample; 0 without a sample.
     end: u64,
     /// When the sample began.
     since: Instant,
-    /// The application has not filled the window since.
+    /// The application did not fill the window since the sample began.
     app_limited: bool,
-    /// The last sample that counted: its bytes, and how long they took in microseconds; 0 before
-    /// the first. The rate is computed when it is asked for: a division at each round trip would
-    /// cost more than the rest.
+    /// Bytes and microseconds of the last sample that counted; 0 before the first. The rate is
+    /// computed on request: a division in each round trip would cost more than the rest.
     sample: (u32, u32),
     rate_app_limited: bool,
 }
 
 impl DeliveryRate {
-    /// Bytes per second, and whether the application did not send more than that.
+    /// Returns the rate in bytes per second, and whether the application limited it.
     pub(crate) fn get(&self) -> (u64, bool) {
         let (bytes, micros) = self.sample;
         let rate = (u64::from(bytes) * 1_000_000).checked_div(micros.into());
         (rate.unwrap_or(0), self.rate_app_limited)
     }
 
-    /// Bytes up to `nxt` leave while nothing was outstanding.
+    /// Begins a sample: bytes up to `nxt` leave while nothing is outstanding.
     pub(crate) const fn on_first_sent(&mut self, now: Instant, nxt: u64) {
         self.begin(now, nxt);
     }
 
-    /// Bytes of a file before `nxt` have left the device: they are not timed from when they were
-    /// handed over.
+    /// Begins a sample without one in progress: file bytes before `nxt` have left the device. Their
+    /// time in the device does not count.
     pub(crate) const fn on_departed(&mut self, now: Instant, nxt: u64) {
         if self.end == 0 {
             let app_limited = self.app_limited;
@@ -48,12 +47,12 @@ impl DeliveryRate {
         }
     }
 
-    /// Everything that may be sent was sent, and there was room for more.
+    /// Notes that everything that may be sent was sent, with window to spare.
     pub(crate) const fn on_app_limited(&mut self) {
         self.app_limited = true;
     }
 
-    /// An acknowledgment of everything before `una` has delivered `bytes` more.
+    /// Adds `bytes`, delivered by an acknowledgment of everything before `una`.
     pub(crate) fn on_ack(&mut self, now: Instant, bytes: u64, una: u64, nxt: u64) {
         self.delivered = self.delivered.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX));
         if una < self.end {
@@ -77,7 +76,7 @@ impl DeliveryRate {
     fn finish(&mut self, now: Instant) {
         let micros = u32::try_from(now.since(self.since).as_micros()).unwrap_or(u32::MAX);
         if micros == 0 {
-            // No path is that short: the clock did not move.
+            // The clock did not advance: no path is that short.
             return;
         }
         let (last_bytes, last_micros) = self.sample;
@@ -102,7 +101,8 @@ mod tests {
     fn a_sample_is_what_a_round_trip_delivers() {
         let mut rate = DeliveryRate::default();
         rate.on_first_sent(ms(0), 10_001);
-        // 10,000 bytes in flight; 1,000 are acknowledged each 10 ms from 100 ms on, and replaced.
+        // 10,000 bytes are in flight; from 100 ms on, 1,000 are acknowledged each 10 ms, and
+        // replaced.
         for n in 1..=30 {
             rate.on_ack(ms(90 + n * 10), 1000, 1 + n * 1000, 10_001 + n * 1000);
         }

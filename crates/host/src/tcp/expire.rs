@@ -1,4 +1,4 @@
-//! Timers of a connection expire.
+//! Handlers of a connection's expired timers.
 
 use alloc::boxed::Box;
 
@@ -11,15 +11,16 @@ use super::timers::{Retransmit, Timer};
 use super::transform::TxTransforms;
 use crate::api::SocketError;
 
-/// Unanswered keep-alive probes before the peer counts as gone: Linux's tcp_keepalive_probes.
+/// Unanswered keep-alive probes after which the peer counts as dead: Linux's
+/// `tcp_keepalive_probes`.
 const KEEPALIVE_PROBES_MAX: u8 = 9;
-/// Time between them: Linux's tcp_keepalive_intvl.
+/// Interval of unanswered keep-alive probes: Linux's `tcp_keepalive_intvl`.
 const KEEPALIVE_RETRY: Duration = Duration::from_secs(75);
-/// Quiet time after which a connection's spare memory is given back.
+/// Time without a segment after which a connection releases spare memory.
 const SHRINK_AFTER: Duration = Duration::from_secs(1);
 
 impl<T: TxTransforms> Connection<T> {
-    /// Runs every timer that has expired.
+    /// Handles every timer that has expired.
     pub(crate) fn handle_timeout(&mut self, cx: &mut Cx<'_>) {
         if self.timers.take(Timer::Retransmit, cx.now) {
             match self.retransmit_for {
@@ -33,7 +34,7 @@ impl<T: TxTransforms> Connection<T> {
             cx.out.counters.tcp_delayed_acks += 1;
             self.rcv.ack_now();
         }
-        // Output runs after every time-out, so that these need no more than to wake up.
+        // These two timers only wake the connection up: output runs after every time-out.
         let _paced = self.timers.take(Timer::Pace, cx.now);
         let _deferred = self.timers.take(Timer::Defer, cx.now);
         if self.timers.take(Timer::Idle, cx.now) {
@@ -44,8 +45,8 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// Whether the peer has been silent about our bytes for too long (RFC 9293 section 3.8.3, RFC
-    /// 5482).
+    /// Aborts the connection if the peer has acknowledged nothing for the user time-out, or our SYN
+    /// was sent too often (RFC 9293 section 3.8.3, RFC 5482). Returns whether it did.
     fn gives_up(&mut self, cx: &mut Cx<'_>) -> bool {
         let silent = cx.now.since(self.snd.progress_at);
         let opening = self.is_opening();
@@ -58,7 +59,7 @@ impl<T: TxTransforms> Connection<T> {
         up
     }
 
-    /// RFC 6298 section 5, RFC 5681 section 3.1.
+    /// Handles a retransmission time-out: RFC 6298 section 5, RFC 5681 section 3.1.
     fn on_retransmission_timeout(&mut self, cx: &mut Cx<'_>) {
         if !self.snd.flight.any_departed() || self.gives_up(cx) {
             return;
@@ -72,9 +73,10 @@ impl<T: TxTransforms> Connection<T> {
             self.arm_retransmit(cx, None);
             return;
         }
-        // As Linux's tcp_enter_loss: once for all that was outstanding when losses, a mark or the
-        // last time-out were noticed. PRR's window, small by now, is no measure of the path; and
-        // what the timer resends again says nothing new (RFC 5681 section 3.1).
+        // As in Linux's `tcp_enter_loss`: one reduction for all data outstanding when losses, a
+        // mark or the last time-out were noticed. PRR's window, small by now, does not measure the
+        // path, and a repeated time-out of the same data is no new information (RFC 5681 section
+        // 3.1).
         let una = self.snd.una;
         let reduces = match &self.snd.phase {
             Phase::Open => true,
@@ -93,8 +95,7 @@ impl<T: TxTransforms> Connection<T> {
         let pipe = u32::try_from(self.snd.flight.pipe()).unwrap_or(u32::MAX);
         self.snd.cc.cwnd = pipe.saturating_add(self.snd.mss);
         self.snd.pace_at = Instant::ZERO;
-        // The first range goes at once, whatever output decides about the rest; the timer restarts
-        // with it.
+        // The first range is retransmitted at once by `output`; the timer restarts with it.
         self.rearm_after_timeout(cx);
     }
 
@@ -104,7 +105,8 @@ impl<T: TxTransforms> Connection<T> {
         self.timers.set(Timer::Retransmit, cx.now + rto);
     }
 
-    /// RFC 8985 section 7.3: new data if there is any, else the last segment again.
+    /// Sends a tail loss probe: new data if there is any, else the last segment again (RFC 8985
+    /// section 7.3).
     fn on_tail_probe(&mut self, cx: &mut Cx<'_>) {
         if self.gives_up(cx) {
             return;
@@ -127,7 +129,7 @@ impl<T: TxTransforms> Connection<T> {
         self.rearm_after_timeout(cx);
     }
 
-    /// RFC 8985 section 6.3: what waited for reordering is lost now.
+    /// Marks ranges lost that waited for reordering: RFC 8985 section 6.3.
     fn on_reordering_timeout(&mut self, cx: &mut Cx<'_>) {
         let recovering = matches!(self.snd.phase, Phase::Recovery(_) | Phase::Loss(_));
         let snd = &mut self.snd;
@@ -139,7 +141,7 @@ impl<T: TxTransforms> Connection<T> {
         self.arm_retransmit(cx, wait);
     }
 
-    /// RFC 9293 section 3.8.6.1: the window is closed and nothing is in flight.
+    /// Probes a closed window while nothing is in flight: RFC 9293 section 3.8.6.1.
     fn on_window_probe(&mut self, cx: &mut Cx<'_>) {
         if self.gives_up_probing(cx) {
             return;
@@ -149,16 +151,15 @@ impl<T: TxTransforms> Connection<T> {
         let nxt = self.snd.nxt;
         let room = self.snd.edge.saturating_sub(nxt).min(u64::from(self.snd.mss));
         let data = self.snd.spans.end().saturating_sub(nxt).min(room);
-        // RFC 9293 section 3.8.6.2.1: after the override time-out a small window is filled after
-        // all.
+        // RFC 9293 section 3.8.6.2.1: a small window is filled after the override time-out.
         if data == 0 || self.transmit(cx, nxt, nxt + data, false) == 0 {
             self.send_probe(cx);
         }
         self.arm_retransmit(cx, None);
     }
 
-    /// A peer that answers may keep its window closed for ever (RFC 9293 section 3.8.6.1); one that
-    /// is silent may not.
+    /// Aborts the connection if the peer has been silent for the user time-out. A peer that answers
+    /// may keep its window closed forever (RFC 9293 section 3.8.6.1). Returns whether it aborted.
     fn gives_up_probing(&mut self, cx: &mut Cx<'_>) -> bool {
         let silent = self.rcv.quiet(cx.now) > self.user_timeout;
         if silent {
@@ -168,7 +169,7 @@ impl<T: TxTransforms> Connection<T> {
         silent
     }
 
-    /// Keep-alive (RFC 9293 section 3.8.4), and spare memory.
+    /// Sends keep-alive probes (RFC 9293 section 3.8.4) and releases spare memory.
     fn on_idle(&mut self, cx: &mut Cx<'_>) {
         let quiet = self.rcv.quiet(cx.now);
         if self.snd.flight.is_empty() && quiet >= SHRINK_AFTER {
@@ -189,8 +190,8 @@ impl<T: TxTransforms> Connection<T> {
             return;
         }
         if !self.snd.flight.is_empty() {
-            // Only where nothing is outstanding: what is asks the peer by itself, and has a
-            // time-out (RFC 9293 section 3.8.4).
+            // Keep-alive probes are for idle connections; outstanding data has a time-out of its
+            // own (RFC 9293 section 3.8.4).
             self.timers.set(Timer::Idle, cx.now + interval);
             return;
         }

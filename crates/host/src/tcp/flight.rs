@@ -1,50 +1,51 @@
-//! What was sent and is not yet acknowledged: the scoreboard of RFC 6675 with the transmission
-//! times of RFC 8985.
+//! The scoreboard of RFC 6675: ranges that were sent and are not acknowledged, with the
+//! transmission times of RFC 8985.
 //!
-//! An entry is a range that was sent in one transmit. It is split where a SACK or a retransmission
-//! covers only part of it. Entries are in order of position and cover una..nxt without holes. An
-//! entry whose transmit has not been echoed by the device is *pending*: it has not left the
-//! machine, so it can be neither lost nor a measure of time.
+//! An entry is a range that was sent in one transmit. It is split when a SACK or a retransmission
+//! covers only part of it. Entries are in order of position and cover SND.UNA to SND.NXT without
+//! holes. An entry whose transmit has not been echoed by the device is *pending*: it has not left
+//! the machine, so it can be neither lost nor a sample of the round-trip time.
 
 use base::{Duration, Instant};
 
 use super::ranges::Ranges;
 use crate::rare::{AtRest, Rare};
 
-/// A range that was sent.
+/// A range of the stream that was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sent {
     pub(crate) start: u64,
     pub(crate) end: u64,
-    /// When it left; when it was handed to the device, while it is pending.
+    /// When the range was last sent; while it is pending, when it was handed to the device.
     pub(crate) xmit: Instant,
-    /// Tag of its last transmit, for the echo.
+    /// Tag of the last transmit, by which the echo is matched.
     pub(crate) tag: u32,
-    /// Payload bytes of its full segments, counted from its start.
+    /// Payload bytes of the full segments, counted from `start`.
     segment_size: u16,
+    /// Flags: [`SACKED`], [`LOST`], [`RESENT`], [`EVER_RESENT`], [`PENDING`].
     bits: u8,
 }
 
-/// Properties of a range that is sent.
+/// Properties of a transmit of a range.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sending {
-    /// Tag of the transmit, for the echo.
+    /// Tag of the transmit, by which the echo is matched.
     pub(crate) tag: u32,
     /// Payload bytes of a full segment.
     pub(crate) segment_size: u16,
-    /// The device will echo it.
+    /// The device will echo the transmit.
     pub(crate) pending: bool,
 }
 
-/// It was acknowledged selectively.
+/// The range was selectively acknowledged.
 const SACKED: u8 = 1;
-/// It was found lost.
+/// The range was found lost.
 const LOST: u8 = 2;
-/// Its retransmission is in flight (only beside `LOST`).
+/// The retransmission of the range is in flight; only together with `LOST`.
 const RESENT: u8 = 4;
-/// It was retransmitted at some time: no sample of the round trip, by Karn's rule.
+/// The range was ever retransmitted: no sample of the round-trip time (Karn's rule).
 const EVER_RESENT: u8 = 8;
-/// Its transmit has not been echoed.
+/// The last transmit of the range has not been echoed.
 const PENDING: u8 = 16;
 
 impl Sent {
@@ -56,18 +57,18 @@ impl Sent {
         self.bits & bit != 0
     }
 
-    /// How many segments arrived before it that were sent later, if the last of them ends at
-    /// `position`.
+    /// Returns how many segments that were sent later arrived before this one, if the last of them
+    /// ends at `position`.
     pub(crate) fn overtaken_by(&self, position: u64) -> u64 {
         position.saturating_sub(self.start).div_ceil(u64::from(self.segment_size.max(1)))
     }
 
-    /// Returns whether its transmit has not been echoed: what has passed since says nothing.
+    /// Returns whether the transmit has not been echoed: the time since then measures nothing.
     pub(crate) const fn is_pending(&self) -> bool {
         self.has(PENDING)
     }
 
-    /// The last border of segments that is not behind `position`.
+    /// Returns the last segment boundary of the range that is not behind `position`.
     fn border_before(&self, position: u64) -> u64 {
         let size = u64::from(self.segment_size.max(1));
         match position {
@@ -77,7 +78,7 @@ impl Sent {
         }
     }
 
-    /// The first border of segments that is not before `position`.
+    /// Returns the first segment boundary of the range that is not before `position`.
     fn border_behind(&self, position: u64) -> u64 {
         let size = u64::from(self.segment_size.max(1));
         match position {
@@ -87,21 +88,22 @@ impl Sent {
         }
     }
 
-    /// Whether it was ever retransmitted.
+    /// Returns whether the range was ever retransmitted.
     pub(crate) const fn ever_resent(&self) -> bool {
         self.has(EVER_RESENT)
     }
 
-    /// Whether it may still arrive: neither known to have arrived nor known to be lost.
+    /// Returns whether the range may be in the network: neither known to have arrived nor known to
+    /// be lost.
     const fn may_arrive(&self) -> bool {
         !self.has(SACKED) && (!self.has(LOST) || self.has(RESENT))
     }
 }
 
-/// The scoreboard of a connection: at rest, nothing is in flight.
+/// The scoreboard of a connection, allocated only while something is in flight.
 pub(crate) type Flight = Rare<Board>;
 
-/// The scoreboard.
+/// The scoreboard. Its counters are in bytes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Board {
     list: Ranges<Sent>,
@@ -114,16 +116,17 @@ pub(crate) struct Board {
     departed: Instant,
 }
 
-/// What an acknowledgment newly delivered.
+/// Ranges that an acknowledgment newly delivered.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Delivered {
-    /// Bytes, cumulatively or selectively acknowledged for the first time.
+    /// Bytes that were acknowledged, cumulatively or selectively, for the first time.
     pub(crate) bytes: u64,
-    /// Round trip of the first and of the last transmitted range that was sent only once.
+    /// Round-trip time of the first of the delivered ranges that were sent only once.
     pub(crate) first_rtt: Option<Duration>,
-    /// See `first_rtt`.
+    /// Round-trip time of the last of the delivered ranges that were sent only once.
     pub(crate) last_rtt: Option<Duration>,
-    /// When the latest of it that was a retransmission left; none where nothing of it was.
+    /// When the latest retransmission among the delivered ranges was sent; `None` if there was
+    /// none.
     pub(crate) resent_at: Option<Instant>,
 }
 
@@ -151,39 +154,39 @@ impl Board {
         self.list.is_empty()
     }
 
-    /// Bytes thought to be in the network: RFC 6675's pipe.
+    /// Returns the bytes thought to be in the network: RFC 6675's pipe.
     pub(crate) const fn pipe(&self) -> u64 {
         self.total - self.sacked - self.lost + self.resent
     }
 
-    /// Bytes acknowledged selectively.
+    /// Returns the selectively acknowledged bytes.
     pub(crate) const fn sacked(&self) -> u64 {
         self.sacked
     }
 
-    /// Bytes known to be lost, whether they are on their way again or not.
+    /// Returns the bytes known to be lost, whether they were retransmitted or not.
     pub(crate) const fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// Whether something is known to be lost and not on its way again.
+    /// Returns whether a lost range has yet to be retransmitted.
     pub(crate) const fn has_lost(&self) -> bool {
         self.lost > self.resent
     }
 
-    /// Whether something has left the machine and is not acknowledged. What was acknowledged
-    /// selectively counts: the peer may still discard it (RFC 2018 section 8).
+    /// Returns whether a range that has left the machine is not cumulatively acknowledged.
+    /// Selectively acknowledged bytes count: the peer may still discard them (RFC 2018 section 8).
     pub(crate) const fn any_departed(&self) -> bool {
         self.total > self.pending
     }
 
-    /// Whether some transmit has not been echoed.
+    /// Returns whether a transmit has not been echoed.
     pub(crate) const fn any_pending(&self) -> bool {
         self.pending > 0
     }
 
-    /// Where the bytes begin that were handed to the device for the first time and have not left,
-    /// and when they were handed over: what the peer expects next lies before.
+    /// Returns the start of the first range that was handed to the device for the first time and
+    /// has not left, and when it was handed over. The peer expects no byte behind this start.
     pub(crate) fn first_waiting(&self) -> Option<(u64, Instant)> {
         if self.pending == 0 {
             return None;
@@ -192,22 +195,22 @@ impl Board {
         self.list.iter().find(waits).map(|s| (s.start, s.xmit))
     }
 
-    /// Bytes sent and not acknowledged.
+    /// Returns the bytes that were sent and are not cumulatively acknowledged.
     pub(crate) const fn total(&self) -> u64 {
         self.total
     }
 
-    /// The oldest entry.
+    /// Returns the oldest entry.
     pub(crate) fn front(&self) -> Option<&Sent> {
         self.list.front()
     }
 
-    /// The newest entry.
+    /// Returns the newest entry.
     pub(crate) fn back(&self) -> Option<&Sent> {
         self.list.back()
     }
 
-    /// Records a first transmission of the bytes behind the last entry.
+    /// Records the first transmission of the bytes behind the last entry.
     pub(crate) fn push(&mut self, start: u64, end: u64, now: Instant, sending: Sending) {
         debug_assert!(self.list.back().is_none_or(|b| b.end == start));
         let Sending { tag, segment_size, pending } = sending;
@@ -217,11 +220,12 @@ impl Board {
         self.list.push_back(Sent { start, end, xmit: now, tag, segment_size, bits });
     }
 
-    /// The transmit `tag` left `delay` after it was handed over. Says whether it was one of ours.
+    /// Handles the echo of the transmit `tag`, which left `delay` after it was handed over. Returns
+    /// whether an entry was waiting for it.
     ///
-    /// Transmits of a flow leave in order, and together where they waited for one disk. How long
-    /// each lay in the ring is not in the delay: without the bound below the later of them could
-    /// seem to have left first, and RACK would take it for lost.
+    /// Transmits of a flow leave in order, and together if they waited for one disk. The delay does
+    /// not include the time that each spent in the ring, so departure times are made monotonic: a
+    /// later transmit could otherwise seem to have left first, and RACK would find it lost.
     pub(crate) fn echo(&mut self, tag: u32, delay: Duration) -> bool {
         if self.pending == 0 {
             return false;
@@ -239,7 +243,7 @@ impl Board {
         found
     }
 
-    /// No echo will come any more: what is pending counts as sent now, and lost if it does not
+    /// Counts pending ranges as sent now, because no echo will come: they are lost if they do not
     /// arrive.
     pub(crate) fn depart_all(&mut self, now: Instant) {
         for sent in self.list.iter_mut() {
@@ -251,8 +255,8 @@ impl Board {
         self.pending = 0;
     }
 
-    /// Everything before `una` has arrived. `seen` hears of the whole segments of each range that
-    /// was not known to have arrived.
+    /// Removes everything before `una`, which has arrived. Calls `seen` with the whole segments of
+    /// each range that was not yet known to have arrived.
     pub(crate) fn acknowledge(
         &mut self,
         una: u64,
@@ -268,8 +272,8 @@ impl Board {
             if front.end > una {
                 let (start, border) = (front.start, front.border_behind(una));
                 if border > una {
-                    // What is left of a segment is a range of its own, so that the borders of those
-                    // behind it stay known.
+                    // The rest of a partly acknowledged segment becomes an entry of its own, so
+                    // that the boundaries of the segments behind it stay known.
                     self.isolate(0, start, border);
                 }
                 gone = self.list[0];
@@ -293,8 +297,9 @@ impl Board {
         }
     }
 
-    /// The bytes start..end have arrived. As `acknowledge`; but only whole segments count, as in
-    /// Linux: of part of one there is no saying when it was sent (RFC 8985 section 5).
+    /// Marks start..end selectively acknowledged and calls `seen` as `acknowledge` does. Only whole
+    /// segments count, as in Linux: the transmission time of part of a segment is unknown (RFC 8985
+    /// section 5).
     pub(crate) fn sack(
         &mut self,
         start: u64,
@@ -334,8 +339,8 @@ impl Board {
         }
     }
 
-    /// Marks lost whatever `is_lost` says of the ranges that may still arrive. Says whether any
-    /// was.
+    /// Marks lost each range that may still arrive and for which `is_lost` returns true. Returns
+    /// whether there was one.
     pub(crate) fn mark_lost(&mut self, mut is_lost: impl FnMut(&Sent) -> bool) -> bool {
         let mut any = false;
         for index in 0..self.list.len() {
@@ -353,16 +358,17 @@ impl Board {
         any
     }
 
-    /// Marks the first `len` bytes lost. Says no where they were known to be, or have not left.
+    /// Marks the first `len` bytes lost. Returns false if they were known to be lost or have not
+    /// left.
     pub(crate) fn mark_first_lost(&mut self, len: u64) -> bool {
         let Some(&front) = self.list.front() else { return false };
         self.isolate(0, front.start, front.end.min(front.start + len));
         self.mark_lost(|sent| sent.start == front.start)
     }
 
-    /// RFC 6298 (5.4) and RFC 2018 section 8: everything outstanding is lost; where the oldest
-    /// range was acknowledged selectively the peer has discarded it, so that no SACK is believed
-    /// any more.
+    /// Marks everything outstanding lost (RFC 6298 (5.4)). If the oldest range was selectively
+    /// acknowledged, the peer has discarded it, and all SACK information is cleared (RFC 2018
+    /// section 8).
     pub(crate) fn time_out(&mut self) {
         if self.list.front().is_some_and(|s| s.has(SACKED)) {
             for sent in self.list.iter_mut() {
@@ -373,7 +379,7 @@ impl Board {
         self.mark_lost(|_| true);
     }
 
-    /// The first lost range that is not on its way again.
+    /// Returns the first lost range that has yet to be retransmitted.
     pub(crate) fn next_lost(&self) -> Option<(u64, u64)> {
         if !self.has_lost() {
             return None;
@@ -403,12 +409,13 @@ impl Board {
         self.pending += if pending { sent.len() } else { 0 };
     }
 
-    /// When the oldest range that left the machine and has not arrived was sent.
+    /// Returns when the oldest range was sent that has left the machine and is not known to have
+    /// arrived.
     pub(crate) fn oldest_departure(&self) -> Option<Instant> {
         self.list.iter().find(|s| !s.has(SACKED) && !s.has(PENDING)).map(|s| s.xmit)
     }
 
-    /// Undoes the marks of loss after a time-out that turned out to be without reason.
+    /// Clears all loss marks, after a time-out that turned out to be spurious.
     pub(crate) fn forgive(&mut self) {
         for sent in self.list.iter_mut() {
             sent.bits &= !(LOST | RESENT);
@@ -417,7 +424,8 @@ impl Board {
         self.resent = 0;
     }
 
-    /// Makes what of the entry at `index` lies in start..end an entry of its own; gives its index.
+    /// Makes the part of the entry at `index` within start..end an entry of its own; returns its
+    /// index.
     fn isolate(&mut self, mut index: usize, start: u64, end: u64) -> usize {
         let sent = self.list[index];
         if sent.start < start {
@@ -432,8 +440,8 @@ impl Board {
         index
     }
 
-    /// Joins sacked neighbours around `position`, so that the list stays as short as the holes in
-    /// it.
+    /// Merges adjacent sacked entries around `position`, so that the list stays as short as the
+    /// number of holes.
     fn merge_sacked(&mut self, position: u64) {
         let mut index = self.list.partition_point(|s| s.end <= position).saturating_sub(1);
         while index + 1 < self.list.len() && self.list[index].start <= position.max(1) {
@@ -448,7 +456,7 @@ impl Board {
         }
     }
 
-    /// Takes a range that leaves the network out of the sums.
+    /// Subtracts a removed range from the counters.
     fn uncount(&mut self, sent: &Sent) {
         if sent.has(SACKED) {
             self.sacked -= sent.len();
@@ -490,7 +498,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// In segments of 100 bytes.
+    /// Returns a transmit in segments of 100 bytes.
     fn by(tag: u32, pending: bool) -> Sending {
         Sending { tag, segment_size: 100, pending }
     }
@@ -507,7 +515,7 @@ mod tests {
         flight
     }
 
-    /// Transmits of a flow leave in order: ring delays that differ must not turn that round.
+    /// Transmits of a flow leave in order, though their delays in the ring differ.
     #[test]
     fn departures_never_go_back() {
         let mut flight = Flight::new();
@@ -516,7 +524,7 @@ mod tests {
         assert_eq!(flight.first_waiting(), Some((1, ms(10))));
         assert!(flight.echo(7, Duration::from_millis(30)));
         assert_eq!(flight.first_waiting(), Some((101, ms(11))));
-        // It lay in the ring for longer before the device took it.
+        // This transmit lay in the ring for longer before the device took it.
         assert!(flight.echo(8, Duration::from_millis(28)));
         assert_eq!(flight.oldest_departure(), Some(ms(40)));
         assert_eq!((flight.back().unwrap().xmit, flight.first_waiting()), (ms(40), None));

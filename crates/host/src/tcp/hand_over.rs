@@ -1,7 +1,7 @@
-//! A connection's last step on the host: all that is left of it, for the device to bring to an end
-//! (AccelTCP section 4.2), and back where the device would not.
+//! Tear-down offload (AccelTCP section 4.2) of one connection: its state for the device, and its
+//! return if the device refuses it.
 //!
-//! Called by `hand_over` of the host, which decides when.
+//! Called by `stream::closing`, which decides when.
 
 use alloc::boxed::Box;
 
@@ -24,17 +24,18 @@ use super::timers::Timer;
 use super::transform::TxTransforms;
 use crate::config::TcpConfig;
 
-/// Parts of a connection that is handed over: more are a sign of many small writes, and dear for
-/// the device to keep.
+/// Most parts of a connection that is handed over: more come from many small writes and are costly
+/// for the device to keep.
 const PARTS_MAX: usize = 8;
 
 impl<T: TxTransforms> Connection<T> {
-    /// Whether the application has closed it, and only its end is to be brought to the peer.
+    /// Returns whether the application has closed the connection, so that only the rest of the
+    /// stream and the FIN are left to deliver.
     pub(crate) const fn is_left(&self) -> bool {
         self.closing_state().is_some() && self.snd.fin && !self.modes.held
     }
 
-    /// The state that the device is told; none if it is no business of the device.
+    /// Returns the state that the device is told; `None` in a state that cannot be handed over.
     const fn closing_state(&self) -> Option<ClosingState> {
         match self.state {
             State::FinWait1 => Some(ClosingState::FinWait1),
@@ -45,8 +46,8 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// Whether what is left needs no congestion control, no reassembly and nothing of the disk:
-    /// what the paper keeps off the NIC.
+    /// Returns whether what is left needs no congestion control, reassembly or disk, which the
+    /// paper keeps off the NIC.
     fn is_simple(&self, limits: &TeardownLimits) -> bool {
         let snd = &self.snd;
         let bytes = snd.spans.end().saturating_sub(snd.una);
@@ -57,14 +58,14 @@ impl<T: TxTransforms> Connection<T> {
         settled && sent && fits && !self.rcv.has_holes() && self.rcv.ready_bytes() == 0
     }
 
-    /// All that is left of the connection, which the caller forgets then; none where it does not
-    /// fit.
+    /// Returns the state of the connection for the device; the caller then removes the connection.
+    /// `None` if it cannot be handed over now.
     pub(crate) fn hand_over(
         &mut self,
         cx: &mut Cx<'_>,
         limits: &TeardownLimits,
     ) -> Option<Box<Teardown>> {
-        // The device counts the age of TS.Recent from now on.
+        // The device counts the age of TS.Recent from the hand-over.
         let stale = self.options.timestamps && self.options.ts_recent.has_expired(cx.now);
         if stale || !self.is_simple(limits) || self.snd.spans.first_unread(self.snd.una).is_some() {
             cx.out.counters.hand_over_deferred += 1;
@@ -96,16 +97,17 @@ impl<T: TxTransforms> Connection<T> {
         }))
     }
 
-    /// Forgets the send stream, whose last `handed` bytes of files the device was handed: it tells
-    /// its file engine itself what the peer has of them. Of what precedes them in their record, and
-    /// was acknowledged, we tell it. Not before the hand-over, lest a file be closed under it.
+    /// Forgets the send stream after the hand-over, in which the device was given the last `handed`
+    /// bytes of files. The device reports acknowledgments of those to its file engine itself. The
+    /// prefix before them in their record was acknowledged and is reported here. Called after the
+    /// hand-over, so that no file is closed that the device still needs.
     pub(crate) fn release_left(&mut self, cx: &mut Cx<'_>, handed: u64) {
         self.report_acked(cx);
         let mut spans = core::mem::replace(&mut self.snd.spans, SpanMap::new());
         let mut left = SmallVec::<[(FileId, u64, u64); 2]>::new();
         spans.advance(spans.end(), |file, offset, len| left.push((file, offset, len)));
         let before = left.iter().map(|&(_, _, len)| len).sum::<u64>().saturating_sub(handed);
-        // At most a record's content.
+        // At most one record's content.
         if let (Some(&(file, offset, _)), Ok(len @ 1..)) = (left.first(), u32::try_from(before)) {
             cx.out.ops.push_back(Op::FileAck(FileExtent { file, offset, len }));
         }
@@ -114,8 +116,8 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// The bytes that are not acknowledged, cut where those begin that were never sent: what the
-    /// device sends again it sends by whole parts. Also how many bytes of files were never sent.
+    /// Collects the unacknowledged bytes, and counts the file bytes among them that were never
+    /// sent. Sent and unsent bytes are separate parts, because the device retransmits whole parts.
     fn collect_left(&mut self) -> Option<(Parts, u64)> {
         let (una, end) = (self.snd.una, self.snd.spans.end());
         let nxt = self.snd.nxt.min(end);
@@ -132,7 +134,7 @@ impl<T: TxTransforms> Connection<T> {
                 return None;
             }
         }
-        // A context that was refused would be heard of when the connection is not ours any more.
+        // A refused context would be reported when the host no longer has the connection.
         if !parts.iter().all(|part| self.snd.transforms.is_proven(part, una)) {
             return None;
         }
@@ -140,8 +142,8 @@ impl<T: TxTransforms> Connection<T> {
         (parts.len() <= PARTS_MAX).then_some((parts, new))
     }
 
-    /// A connection that the device gave back: its bytes, all in our memory, are taken as sent as
-    /// far as they were.
+    /// Returns a connection that the device gave back. Its bytes are all in host memory; those
+    /// before `nxt` count as sent now.
     pub(crate) fn take_back(
         begin: Begin,
         teardown: &Teardown,
@@ -157,7 +159,7 @@ impl<T: TxTransforms> Connection<T> {
         let ahead = |seq: base::SeqNum| u64::from(seq.distance(teardown.una).max(0).unsigned_abs());
         conn.snd.fin = true;
         conn.late_data = teardown.late_data;
-        // The FIN's position is 1 where it is acknowledged: the stream begins with it.
+        // If the FIN is acknowledged it has position 1, and the stream begins behind it.
         let una = 1 + u64::from(teardown.state == ClosingState::FinWait2);
         conn.snd.una = una;
         conn.snd.nxt = una + ahead(teardown.nxt);
@@ -182,18 +184,18 @@ impl<T: TxTransforms> Connection<T> {
     }
 }
 
-/// Bytes of files in parts that are handed over.
+/// Returns the bytes of files in the parts of a hand-over, without prefixes.
 pub(crate) fn file_bytes(parts: &Parts) -> u64 {
     parts.iter().map(own_file_bytes).sum()
 }
 
-/// Bytes of a file that a part has for itself: not what precedes it in its record.
+/// Returns the file bytes that a part sends, without the prefix before them in their record.
 fn own_file_bytes(part: &Part) -> u64 {
     let prefix = part.extent_prefix();
     part.extent().map_or(0, |extent| u64::from(extent.len.saturating_sub(prefix)))
 }
 
-/// The connection and the segment that a header of ours is of, as `Outbox::tcp_header_to` made it.
+/// Parses the tuple and the segment from a header that `Outbox::tcp_header_to` made.
 pub(crate) fn parse(header: &Header) -> Option<(Tuple, Segment)> {
     let mut header = header.clone();
     let (l3, end) = (header.l3(), header.len());

@@ -1,39 +1,39 @@
-//! HyStart++: RFC 9406. Leaves the first slow start before it overflows the path, when the round
-//! trip grows.
+//! HyStart++ (RFC 9406): leaves the first slow start before it overflows the path, when the
+//! round-trip time grows.
 //!
 //! Called by [`super::congestion`] for each acknowledgment in the first slow start. A round ends
-//! when what had been sent at its beginning is acknowledged. A round whose least round trip is
-//! well above that of the round before begins conservative slow start (CSS), which grows a quarter
-//! as fast: either the round trip falls again and slow start goes on, or congestion avoidance
-//! begins after five rounds. RFC 9406's L, a bound on the growth by one acknowledgment, is infinite
-//! as in Linux: one acknowledgment may stand for a run of 64 KiB.
+//! when the bytes that had been sent at its beginning are acknowledged. If the least round-trip
+//! time of a round is well above that of the round before, conservative slow start (CSS) begins,
+//! which grows a quarter as fast: either the round-trip time falls again and slow start resumes, or
+//! congestion avoidance begins after five rounds. RFC 9406's L, a bound on the growth by one
+//! acknowledgment, is infinite as in Linux: one acknowledgment may cover a run of 64 KiB.
 
 use base::Duration;
 
 const MIN_RTT_THRESH_US: u32 = 4000;
 const MAX_RTT_THRESH_US: u32 = 16_000;
 const MIN_RTT_DIVISOR: u32 = 8;
-/// Without a sample.
+/// Round-trip time without a sample.
 const INFINITY: u32 = u32::MAX;
 const N_RTT_SAMPLE: u8 = 8;
 /// Divisor of growth in CSS.
 pub(crate) const CSS_GROWTH_DIVISOR: u32 = 4;
 const CSS_ROUNDS: u8 = 5;
 
-/// State of the search for the end of slow start.
+/// State of HyStart++.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HyStart {
     stage: Stage,
     /// Position whose acknowledgment ends the round: RFC 9406 windowEnd; 0 before the first round.
     round_end: u64,
-    /// Least round trip of the last and of the current round, in microseconds.
+    /// Least round-trip time of the last and of the current round, in microseconds.
     last_min: u32,
     current_min: u32,
-    /// What the round trip was at the beginning of CSS.
+    /// Least round-trip time at the beginning of CSS.
     baseline: u32,
-    /// Rounds of CSS that are over.
+    /// Completed rounds of CSS.
     css_rounds: u8,
-    /// Samples of the current round.
+    /// Samples in the current round.
     samples: u8,
 }
 
@@ -42,7 +42,7 @@ enum Stage {
     SlowStart,
     /// Conservative slow start.
     Css,
-    /// Slow start is over, or was never to be watched.
+    /// Slow start is over, or HyStart++ is off.
     Done,
 }
 
@@ -59,7 +59,7 @@ impl HyStart {
         }
     }
 
-    /// The first slow start is over: later ones end at the threshold that was found.
+    /// Ends HyStart++ with the first slow start: later ones end at the threshold.
     pub(crate) const fn stop(&mut self) {
         self.stage = Stage::Done;
     }
@@ -72,8 +72,8 @@ impl HyStart {
         }
     }
 
-    /// Everything before `una` is acknowledged, `nxt` was sent; `rtt` is the acknowledgment's
-    /// sample. Returns whether congestion avoidance is to begin.
+    /// Handles an acknowledgment of everything before `una` while `nxt` is the send position; `rtt`
+    /// is its sample. Returns whether congestion avoidance is to begin.
     pub(crate) fn on_ack(&mut self, una: u64, nxt: u64, rtt: Option<Duration>) -> bool {
         if self.stage == Stage::Done {
             return false;
@@ -102,7 +102,8 @@ impl HyStart {
         false
     }
 
-    /// RFC 9406 section 4.2: whether the round trip has grown, or was only disturbed.
+    /// Enters CSS if the round-trip time has grown, and leaves it if it fell again: RFC 9406
+    /// section 4.2.
     fn judge(&mut self) {
         if self.samples < N_RTT_SAMPLE {
             return;
@@ -132,8 +133,8 @@ mod tests {
         Duration::from_millis(n)
     }
 
-    /// A round of `samples` acknowledgments whose round trip is `rtt`; says whether slow start is
-    /// over.
+    /// A round of `samples` acknowledgments whose round-trip time is `rtt`; returns whether slow
+    /// start is over.
     fn round(h: &mut HyStart, samples: u64, rtt: Duration) -> bool {
         let (from, len) = (h.round_end, 1000);
         if from == 0 {
@@ -153,7 +154,7 @@ mod tests {
         assert!(!round(&mut h, 10, ms(50)));
         assert!(!round(&mut h, 10, ms(52)), "less than an eighth more");
         assert_eq!((in_css(&h), h.divisor()), (false, 1));
-        // 52 + 52 / 8 = 58.5. The round in which it is noticed counts.
+        // 52 + 52 / 8 = 58.5. The round in which the growth is detected counts.
         assert!(!round(&mut h, 10, ms(59)));
         assert_eq!((in_css(&h), h.divisor()), (true, CSS_GROWTH_DIVISOR));
         for _ in 1..4 {
@@ -195,7 +196,7 @@ mod tests {
         round(&mut h, 10, ms(50));
         round(&mut h, 7, ms(90));
         assert!(!in_css(&h));
-        // One outlier in a round does not either: the least counts.
+        // Nor does one low outlier: the minimum of the round counts.
         let mut h = HyStart::new(true);
         round(&mut h, 10, ms(50));
         let end = h.round_end;

@@ -1,7 +1,8 @@
-//! A segment arrives: RFC 9293 section 3.10.7, with RFC 5961's defences and RFC 7323's PAWS.
+//! Incoming segments: RFC 9293 section 3.10.7, with the defenses of RFC 5961 and the PAWS of RFC
+//! 7323.
 //!
 //! Called by the host for a segment whose tuple is this connection's. Decides whether the segment
-//! counts at all, then passes its acknowledgment to [`super::ack`] and its payload to
+//! is acceptable, then passes its acknowledgment to [`super::ack`] and its payload to
 //! [`super::rcv`].
 
 use core::ops::Range;
@@ -20,17 +21,17 @@ use super::timers::Timer;
 use super::transform::TxTransforms;
 use crate::api::SocketError;
 
-/// A segment as it arrives.
+/// A received TCP segment.
 pub(crate) struct Arrival {
     pub(crate) segment: Segment,
-    /// The frame, and where the payload lies in it.
+    /// The frame that holds the segment.
     pub(crate) packet: PacketBuf,
     pub(crate) payload: Range<usize>,
-    /// For the protocol above, which reads the payload.
+    /// The device's metadata, for the protocol above that reads the payload.
     pub(crate) metadata: RxMetadata,
-    /// Packets that were merged into it.
+    /// Packets that were merged into the segment by receive coalescing.
     pub(crate) packets: u8,
-    /// It carried the CE mark: RFC 3168.
+    /// A packet carried the CE mark (RFC 3168).
     pub(crate) ce: bool,
 }
 
@@ -38,16 +39,16 @@ impl Arrival {
     pub(crate) fn sequence_len(&self) -> u32 {
         let flags = self.segment.flags;
         let controls = u32::from(flags.has(Flags::SYN)) + u32::from(flags.has(Flags::FIN));
-        // A frame is at most 66 KiB.
+        // Frames are at most 66 KiB.
         u32::try_from(self.payload.len()).unwrap_or(u32::MAX) + controls
     }
 }
 
 impl<T: TxTransforms> Connection<T> {
-    /// Takes a segment.
+    /// Processes a segment.
     pub(crate) fn handle_segment(&mut self, cx: &mut Cx<'_>, arrival: Arrival) {
         let continues = if self.state == State::SynSent {
-            // Payload on a SYN (fast open) is not taken: the peer sends it again.
+            // Payload on a SYN (TCP Fast Open) is not taken: the peer sends it again.
             self.handle_in_syn_sent(cx, &arrival.segment);
             false
         } else {
@@ -59,11 +60,11 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// Takes of a segment what it acknowledges; its payload is for somebody else. Says whether the
-    /// segment counts.
+    /// Processes the acknowledgment of a segment whose payload is kept for a splice to relay.
+    /// Returns whether the segment is acceptable.
     pub(crate) fn handle_kept(&mut self, cx: &mut Cx<'_>, arrival: &Arrival) -> bool {
         let Some(una) = self.check_segment(cx, arrival) else { return false };
-        // Its timestamp comes with its payload once more.
+        // The timestamp is not taken over: it comes again with the payload.
         self.rcv.heard(cx.now);
         if self.options.ecn {
             self.note_ecn(arrival);
@@ -72,7 +73,7 @@ impl<T: TxTransforms> Connection<T> {
         true
     }
 
-    /// Takes a segment's acknowledgment. Returns whether its payload or its FIN is to be taken.
+    /// Processes a segment's acknowledgment. Returns whether its payload or its FIN is to be taken.
     fn handle_synchronized(&mut self, cx: &mut Cx<'_>, arrival: &Arrival) -> bool {
         let Some(una) = self.check_segment(cx, arrival) else { return false };
         self.note_arrival(cx.now, arrival, una);
@@ -81,8 +82,8 @@ impl<T: TxTransforms> Connection<T> {
         self.state != State::Closed && (has_payload || arrival.segment.flags.has(Flags::FIN))
     }
 
-    /// Returns the position that an acceptable segment acknowledges. Answers any other segment;
-    /// it changes nothing else of the connection (RFC 5961 section 5.2).
+    /// Returns the position that an acceptable segment acknowledges. Any other segment is answered
+    /// and changes nothing else of the connection (RFC 5961 section 5.2).
     fn check_segment(&mut self, cx: &mut Cx<'_>, arrival: &Arrival) -> Option<u64> {
         if self.passes_checks(cx, arrival) {
             self.check_acknowledgment(cx, &arrival.segment)
@@ -91,9 +92,9 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// Takes over what an acceptable segment says beside its acknowledgment of `una`. One whose
-    /// acknowledgment is older than the last says nothing about the peer's clock, as in Linux's
-    /// tcp_ack: a segment sent blindly would have to hit what is in flight.
+    /// Takes over timestamp and ECN marks of an acceptable segment. Its timestamp is ignored if its
+    /// acknowledgment is older than `una`, as in Linux's `tcp_ack`: a blind attacker would have to
+    /// guess what is in flight.
     fn note_arrival(&mut self, now: Instant, arrival: &Arrival, una: u64) {
         if una >= self.snd.una {
             self.rcv.heard(now);
@@ -104,8 +105,8 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// Checks what needs no acknowledgment number: the first to the fourth step of RFC 9293
-    /// section 3.10.7.4. Answers a segment that fails.
+    /// Makes the checks that need no acknowledgment number: the first to the fourth step of RFC
+    /// 9293 section 3.10.7.4. Answers a segment that fails.
     fn passes_checks(&mut self, cx: &mut Cx<'_>, arrival: &Arrival) -> bool {
         let segment = &arrival.segment;
         let flags = segment.flags;
@@ -123,15 +124,15 @@ impl<T: TxTransforms> Connection<T> {
             return false;
         }
         if flags.has(Flags::SYN) {
-            // RFC 5961 section 4.2: never a reset, whatever the sequence number.
+            // RFC 5961 section 4.2: a SYN never resets, whatever its sequence number.
             self.challenge(cx);
             return false;
         }
         flags.has(Flags::ACK)
     }
 
-    /// An unacceptable segment is answered with an acknowledgment, so that a peer that is out of
-    /// step finds back; payload that came before is reported by DSACK (RFC 2883).
+    /// Answers an unacceptable segment by an acknowledgment, so that a peer out of synchronization
+    /// recovers; payload that was received before is reported by DSACK (RFC 2883).
     fn answer_unacceptable(&mut self, cx: &mut Cx<'_>, arrival: &Arrival) {
         cx.out.counters.tcp_out_of_window += 1;
         let flags = arrival.segment.flags;
@@ -143,8 +144,8 @@ impl<T: TxTransforms> Connection<T> {
             return;
         }
         if arrival.payload.is_empty() && !flags.has(Flags::FIN) {
-            // A probe of a closed window or a keep-alive; or two ends that are out of step, who
-            // must not answer each other for ever.
+            // A zero-window probe or a keep-alive; or both ends are out of synchronization and must
+            // not answer each other forever.
             self.acknowledge_stray(cx);
             return;
         }
@@ -154,7 +155,7 @@ impl<T: TxTransforms> Connection<T> {
         self.rcv.ack_now();
     }
 
-    /// RFC 5961 section 3.2: only the exact sequence number resets; one in the window is
+    /// RFC 5961 section 3.2: only the exact sequence number resets; any other in the window is
     /// challenged.
     fn handle_reset(&mut self, cx: &mut Cx<'_>, seq: SeqNum) {
         if seq == self.rcv.ack() {
@@ -169,7 +170,7 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// Sends a challenge acknowledgment, unless one went out just now.
+    /// Sends a challenge acknowledgment (RFC 5961), within the rate limit.
     pub(crate) fn challenge(&mut self, cx: &mut Cx<'_>) {
         if self.acknowledge_stray(cx) {
             cx.out.counters.tcp_challenge_acks += 1;
@@ -178,8 +179,8 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// Acknowledges a segment that does not count, unless another was just now. Says whether it
-    /// did.
+    /// Acknowledges an unacceptable segment, within the rate limit of challenges. Returns whether
+    /// it did.
     fn acknowledge_stray(&mut self, cx: &Cx<'_>) -> bool {
         let may = self.challenges.allow(cx.now);
         if may {
@@ -196,8 +197,8 @@ impl<T: TxTransforms> Connection<T> {
         self.options.ts_recent.note(now, segment, self.last_ack_sent);
     }
 
-    /// RFC 3168 section 6.1.3: a CE mark on data is echoed until the peer says that it has reduced
-    /// its window, which it says with data.
+    /// RFC 3168 section 6.1.3: echoes a CE mark until a data segment with CWR says that the peer
+    /// has reduced its window. Marks count on data only.
     fn note_ecn(&mut self, arrival: &Arrival) {
         if arrival.payload.is_empty() {
             return;
@@ -213,18 +214,19 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// Seventh and eighth: payload and FIN.
+    /// Takes payload and FIN: the seventh and eighth step of RFC 9293 section 3.10.7.4. Returns the
+    /// packet if it was not taken.
     fn handle_payload(&mut self, cx: &mut Cx<'_>, arrival: Arrival) -> Option<PacketBuf> {
         let Arrival { segment, packet, payload, packets, metadata, .. } = arrival;
         let fin = segment.flags.has(Flags::FIN);
         let closing = matches!(self.state, State::FinWait1 | State::FinWait2);
         let shut = self.modes.held && self.modes.read_shut && closing;
-        // The peer's FIN may come with bytes that it sends again, as Linux has it.
+        // The peer's FIN may come with retransmitted bytes, as in Linux.
         let end = self.rcv.position(segment.seq).map(|at| at + payload.len() as u64);
         let is_new = !payload.is_empty() && end.is_none_or(|end| end > self.rcv.next());
         if is_new && (self.refuses_data() || shut) {
-            // RFC 9293 3.10.7.4 and RFC 1122 4.2.2.13: data for an application that has gone, or
-            // has shut down both directions, is answered with a reset.
+            // RFC 9293 section 3.10.7.4 and RFC 1122 section 4.2.2.13: data for an application that
+            // has closed the connection, or shut down both directions, is answered by a reset.
             self.abort(cx, SocketError::Closed);
             return Some(packet);
         }
@@ -247,10 +249,10 @@ impl<T: TxTransforms> Connection<T> {
         None
     }
 
-    /// RFC 9293 section 3.10.7.3.
+    /// Processes a segment in SYN-SENT: RFC 9293 section 3.10.7.3.
     fn handle_in_syn_sent(&mut self, cx: &mut Cx<'_>, segment: &Segment) {
         let flags = segment.flags;
-        // What was not sent cannot be acknowledged.
+        // Acceptable only if our SYN was sent.
         let unacceptable = segment.ack != self.seq(1) || self.snd.nxt == 0;
         if flags.has(Flags::ACK) && unacceptable {
             if !flags.has(Flags::RST) {
@@ -272,7 +274,7 @@ impl<T: TxTransforms> Connection<T> {
             self.handle_acknowledgment(cx, segment, 1, false);
             self.become_established(cx);
         } else {
-            // Simultaneous open: our SYN again, with an acknowledgment.
+            // Simultaneous open: our SYN is sent again, with an acknowledgment.
             self.enter(cx.out, StateEvent::PeerSyn);
             self.snd.nxt = 0;
             self.snd.flight = super::flight::Flight::new();
@@ -281,24 +283,24 @@ impl<T: TxTransforms> Connection<T> {
         self.rcv.ack_now();
     }
 
-    /// Takes over what the peer's SYN says.
+    /// Takes over sequence number, window and options of the peer's SYN.
     fn accept_syn(&mut self, cx: &mut Cx<'_>, segment: &Segment) {
         let theirs = &segment.options;
         self.rcv.synchronize(segment.seq);
         self.last_ack_sent = segment.seq + 1;
         let scaling = theirs.window_scale.is_some();
-        // RFC 7323 section 2.3: a shift above 14 is read as 14.
+        // RFC 7323 section 2.3: a shift above 14 counts as 14.
         self.options.peer_scale = theirs.window_scale.unwrap_or(0).min(14);
         if !scaling {
             self.rcv.scale = 0;
         }
-        // What was set by TCP_MAXSEG bounds it.
+        // TCP_MAXSEG may have lowered our limit.
         self.options.peer_mss = theirs.mss.unwrap_or(536).min(self.options.peer_mss);
         self.options.sack &= theirs.sack_permitted;
         self.options.timestamps &= theirs.timestamps.is_some();
         let ts_value = theirs.timestamps.map_or(0, |ts| ts.value);
         self.options.ts_recent = TsRecent::new(cx.now, ts_value);
-        // RFC 3168 section 6.1.1: a SYN-ACK with ECE alone agrees.
+        // RFC 3168 section 6.1.1: a SYN-ACK with ECE and without CWR agrees to ECN.
         self.options.ecn &= segment.flags.has(Flags::ECE) && !segment.flags.has(Flags::CWR);
         self.snd.edge = u64::from(segment.window);
         self.snd.wnd_max = u32::from(segment.window);
@@ -311,14 +313,14 @@ impl<T: TxTransforms> Connection<T> {
         self.arm_idle(cx.now);
     }
 
-    /// An acknowledgment of our SYN moves SYN-RECEIVED on; one of our FIN moves the closing states
-    /// on.
+    /// Advances the state: from SYN-RECEIVED when our SYN is acknowledged, from the closing states
+    /// when our FIN is.
     pub(crate) fn advance_state(&mut self, cx: &mut Cx<'_>) {
         if self.state == State::SynReceived && self.snd.una > 0 {
             self.become_established(cx);
         }
         if self.fin_acked() {
-            // Every acknowledgment from then on says so again.
+            // Later acknowledgments cover the FIN again and change nothing.
             match self.state.next(StateEvent::FinAcked) {
                 None => {}
                 Some(State::Closed) => self.finish(cx, None),
@@ -332,14 +334,13 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// Returns whether data is answered with a reset: the application has closed the connection,
-    /// and not lingering.
+    /// Returns whether new data is answered by a reset: the application has closed the connection,
+    /// without a lingering close.
     pub(crate) fn refuses_data(&self) -> bool {
         !self.modes.held && self.late_data == LateData::Reset
     }
 
-    /// Counts bytes that came after the application closed the connection lingering. Returns
-    /// false if there are more of them than it discards.
+    /// Counts bytes that arrive after a lingering close. Returns false if they exceed its limit.
     fn discards(&mut self, cx: &mut Cx<'_>, bytes: u64) -> bool {
         let LateData::Discard { bytes_max } = &mut self.late_data else { return true };
         let left = u32::try_from(bytes).ok().and_then(|bytes| bytes_max.checked_sub(bytes));

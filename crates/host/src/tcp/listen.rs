@@ -1,8 +1,8 @@
-//! Listeners, and the SYN cache: connections that are not yet one (RFC 4987 section 3.5).
+//! Listeners and the SYN cache, the half-open connections of passive opens (RFC 4987 section 3.5).
 //!
-//! A SYN makes an entry of a fraction of a connection's size; its answer is sent again a bounded
-//! number of times. When a listener's backlog is full, [`tcp_rules::cookie`] takes over and
-//! nothing at all is kept.
+//! A SYN makes an entry of a fraction of a connection's size; its SYN-ACK is retransmitted a
+//! bounded number of times. When a listener's backlog is full, [`tcp_rules::cookie`] takes over and
+//! nothing is kept.
 
 use alloc::vec::Vec;
 use core::net::IpAddr;
@@ -22,26 +22,26 @@ pub(crate) struct Listener {
     pub(crate) addr: Option<IpAddr>,
     pub(crate) port: u16,
     pub(crate) backlog: usize,
-    /// Its entries in the SYN cache.
+    /// Half-open connections in the SYN cache.
     pub(crate) half_open: usize,
-    /// Its connections that the application has not heard of yet.
+    /// Connections that the application has not accepted yet.
     pub(crate) waiting: usize,
-    /// Whether the device answers its SYNs, or why not.
+    /// Whether the device answers SYNs of this listener (set-up offload), or why not.
     pub(crate) setup: Result<(), Refusal>,
-    /// The device has it.
+    /// The device was given this listener.
     pub(crate) told: bool,
-    /// Connections are accepted with their first payload.
+    /// `TCP_DEFER_ACCEPT`: connections are accepted with their first payload.
     pub(crate) defer: bool,
-    /// The device is to tear its connections down.
+    /// `TCP_TEARDOWN_OFFLOAD` of accepted connections.
     pub(crate) teardown: bool,
-    /// Longest segment, options included.
+    /// `TCP_MAXSEG`: longest segment in bytes, options included.
     pub(crate) max_segment: u16,
-    /// Clients that do not speak TLS are the application's.
+    /// Clients that do not speak TLS are passed to the application in cleartext.
     pub(crate) cleartext: bool,
 }
 
 impl Listener {
-    /// One that does everything on the host.
+    /// Returns a listener without offloads.
     pub(crate) const fn new(addr: Option<IpAddr>, port: u16, backlog: usize) -> Self {
         Self {
             addr,
@@ -59,21 +59,21 @@ impl Listener {
     }
 }
 
-/// An entry of the SYN cache.
+/// A half-open connection in the SYN cache.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HalfOpen {
     pub(crate) tuple: Tuple,
     pub(crate) listener: u32,
     pub(crate) iss: SeqNum,
     pub(crate) irs: SeqNum,
-    /// Window that the SYN offered: never scaled.
+    /// Window in the SYN, in bytes: never scaled.
     pub(crate) peer_window: u16,
     pub(crate) options: Negotiated,
     /// The peer's window scale, if it offered one.
     pub(crate) peer_scale: Option<u8>,
     pub(crate) retries: u8,
-    /// When the SYN-ACK left, until it leaves again: its answer then is no sample of the round-trip
-    /// time (Karn's rule: RFC 6298 section 3).
+    /// When the SYN-ACK was sent; `None` once it was retransmitted, because its acknowledgment is
+    /// then no sample of the round-trip time (Karn's rule, RFC 6298 section 3).
     pub(crate) sent_at: Option<Instant>,
     pub(crate) resend_at: Instant,
     pub(crate) challenges: ChallengeLimiter,
@@ -105,8 +105,8 @@ impl HalfOpen {
         }
     }
 
-    /// Returns whether a segment of `len` sequence numbers lies in the window that the SYN-ACK
-    /// offered, and is no older than the SYN.
+    /// Returns whether a segment of `len` sequence numbers touches the window that the SYN-ACK
+    /// offered and passes PAWS.
     pub(crate) fn is_acceptable(
         &self,
         now: Instant,
@@ -128,11 +128,11 @@ pub(crate) struct SynCache {
     next_at: Option<Instant>,
 }
 
-/// RFC 6298 (2.1): before the SYN-ACK is sent again.
+/// RFC 6298 (2.1): time before the first retransmission of a SYN-ACK.
 const RESEND_AFTER: Duration = Duration::from_secs(1);
 
 impl SynCache {
-    /// Adds an entry whose SYN-ACK is sent now; gives its slot.
+    /// Inserts an entry whose SYN-ACK is sent now; returns its slot.
     pub(crate) fn insert(&mut self, now: Instant, mut entry: HalfOpen) -> u32 {
         entry.resend_at = now + RESEND_AFTER;
         entry.sent_at = Some(now);
@@ -153,14 +153,14 @@ impl SynCache {
         self.entries.get(slot as usize)?.as_ref()
     }
 
-    /// The SYN-ACK leaves again because the SYN came again.
+    /// Notes that the SYN-ACK is sent again because the SYN was retransmitted.
     pub(crate) fn resend(&mut self, slot: u32) {
         if let Some(Some(entry)) = self.entries.get_mut(slot as usize) {
             entry.sent_at = None;
         }
     }
 
-    /// Returns whether a challenge acknowledgment may be sent now, and notes that it is.
+    /// Returns whether a challenge acknowledgment may be sent now; if so, counts it.
     pub(crate) fn may_challenge(&mut self, now: Instant, slot: u32) -> bool {
         let Some(Some(entry)) = self.entries.get_mut(slot as usize) else { return false };
         entry.challenges.allow(now)
@@ -170,26 +170,27 @@ impl SynCache {
         let entry = self.entries.get_mut(slot as usize)?.take()?;
         self.free.push(slot);
         if self.free.len() == self.entries.len() {
-            // A flood is over: its memory goes back.
+            // The flood is over: release the memory.
             *self = Self::default();
         }
         Some(entry)
     }
 
-    /// The entries of a listener.
+    /// Returns the slots of a listener's entries.
     pub(crate) fn of_listener(&self, listener: u32) -> Vec<u32> {
         let all = (0..).zip(&self.entries);
         let its = |entry: &Option<HalfOpen>| entry.is_some_and(|e| e.listener == listener);
         all.filter(|(_, entry)| its(entry)).map(|(slot, _)| slot).collect()
     }
 
-    /// Half-open connections.
+    /// Returns the number of half-open connections.
     pub(crate) fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }
 
-    /// Entries whose SYN-ACK is due again, or which are given up, at the time that `poll_timeout`
-    /// said. Walks the whole cache: at most once per time-out and bounded by the backlogs.
+    /// Returns the slots whose SYN-ACK is to be sent again, and those that are out of retries,
+    /// which the caller removes. Walks the whole cache, but only once per time-out, and backlogs
+    /// bound its size.
     pub(crate) fn expire(&mut self, now: Instant, retries_max: u8) -> (Vec<u32>, Vec<u32>) {
         let (mut again, mut dead) = (Vec::new(), Vec::new());
         self.next_at = None;
@@ -212,7 +213,7 @@ impl SynCache {
         (again, dead)
     }
 
-    /// When to call [`Self::expire`].
+    /// Returns when to call [`Self::expire`].
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         if self.entries.len() == self.free.len() { None } else { self.next_at }
     }

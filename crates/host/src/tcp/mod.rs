@@ -1,31 +1,33 @@
-//! TCP: RFC 9293 and what a kernel's user expects beside it, cut by role.
+//! TCP: RFC 9293 and the extensions that a kernel's TCP is expected to have, one file for each
+//! function.
 //!
-//! | file | role |
+//! | file | function |
 //! |---|---|
-//! | [`conn`] | the connection: what belongs to it, what an application does to it |
-//! | [`input`] | a segment arrives: acceptability, resets, what goes where |
-//! | [`ack`] | an acknowledgment: what it delivers, loss, recovery, congestion |
-//! | [`numbers`] | first sequence numbers and timestamps |
-//! | [`output`] | what may be sent now, and as which transmits |
-//! | [`expire`] | timers |
-//! | [`rcv`] | receive window, reassembly, SACK blocks, when to acknowledge |
-//! | [`spans`] | the send stream as a map from positions to sources |
-//! | [`transform`] | what the send stream asks of protocols above TCP |
-//! | [`flight`] | what was sent and is not acknowledged |
-//! | [`rack`] | what of it is lost |
-//! | [`recovery`] | how fast to go meanwhile |
-//! | [`congestion`], [`hystart`] | the window: NewReno and CUBIC; the end of slow start |
-//! | [`delivery`] | how fast the path takes bytes: for `SocketInfo` |
-//! | [`rtt`], [`timers`], [`state`] | estimator, timer table, states |
+//! | [`conn`] | the transmission control block (TCB) and the calls of the application |
+//! | [`input`] | incoming segments: acceptability, resets, dispatch |
+//! | [`ack`] | acknowledgments: delivery, loss, recovery, congestion |
+//! | [`numbers`] | initial sequence numbers and timestamp offsets |
+//! | [`output`] | what may be sent now, and in which transmits |
+//! | [`expire`] | expired timers |
+//! | [`rcv`] | receive window, reassembly, SACK blocks, delayed acknowledgments |
+//! | [`spans`] | the send buffer: a map from stream positions to sources of bytes |
+//! | [`transform`] | the interface to protocols that make stream bytes (TLS records, PDUs) |
+//! | [`flight`] | the scoreboard: ranges that were sent and are not acknowledged |
+//! | [`rack`] | loss detection (RACK) |
+//! | [`recovery`] | phases of congestion, proportional rate reduction, undo |
+//! | [`congestion`], [`hystart`] | congestion window: NewReno and CUBIC; the end of slow start |
+//! | [`delivery`] | delivery rate for `SocketInfo` |
+//! | [`rtt`], [`timers`], [`state`] | round-trip estimator, timer table, state machine |
 //! | [`listen`] | listeners, SYN cache |
-//! | [`socket`] | what the application sees of a connection, and its options |
-//! | [`hand_over`] | a connection's last step: what the device tears down |
-//! | [`time_wait`] | closed connections whose tuple is kept |
+//! | [`socket`] | readiness, options and `SocketInfo` of a connection |
+//! | [`hand_over`] | tear-down offload: what of a connection is handed to the device |
+//! | [`time_wait`] | connections in TIME-WAIT |
 //!
-//! What the device applies too, when it sets connections up and tears them down, is in
-//! [`tcp_rules`]: acceptability, PAWS, challenge acknowledgments, TIME-WAIT's verdict, SYN cookies.
+//! The rules that the device applies too, when it sets up connections and tears them down, are in
+//! [`tcp_rules`]: acceptability, PAWS, challenge acknowledgments, segments in TIME-WAIT, SYN
+//! cookies.
 //!
-//! Nothing here sends: what is to be sent goes to the [`crate::net::outbox::Outbox`] as operations
+//! Nothing here sends by itself: transmits go to the [`crate::net::outbox::Outbox`] as operations
 //! for the device.
 
 pub(crate) mod ack;

@@ -1,7 +1,7 @@
-//! Where the sequence numbers and timestamps of a connection begin.
+//! Initial sequence numbers and timestamp offsets of connections.
 //!
-//! Called for connections of either side. Both come from a secret and the tuple, so that whoever is
-//! not on the path cannot guess them.
+//! Used for active and passive opens. Both numbers are keyed hashes of the tuple, so that an
+//! attacker off the path cannot guess them.
 
 use base::{Instant, Prng, SeqNum, low32};
 use wire::Tuple;
@@ -9,7 +9,7 @@ use wire::Tuple;
 use crate::config::TcpConfig;
 use crate::hash::Keyed;
 
-/// The secret of initial sequence numbers and timestamp offsets: RFC 6528.
+/// Secret key of initial sequence numbers and timestamp offsets (RFC 6528).
 #[derive(Debug)]
 pub(crate) struct FirstNumbersKey(Keyed);
 
@@ -18,7 +18,8 @@ impl FirstNumbersKey {
         Self(Keyed::random(prng))
     }
 
-    /// RFC 6528: a clock that ticks every 4 us, and a keyed hash of the tuple.
+    /// Returns the initial sequence number (RFC 6528): a clock that ticks every 4 us, plus a keyed
+    /// hash of the tuple.
     pub(crate) fn sequence(&self, now: Instant, config: &TcpConfig, tuple: &Tuple) -> SeqNum {
         let secret = low32(self.0.tuple(tuple));
         let first = &config.first_numbers;
@@ -31,7 +32,8 @@ impl FirstNumbersKey {
         })
     }
 
-    /// RFC 7323 section 5.4: timestamps begin at a secret value for each pair of hosts.
+    /// Returns the offset of a connection's timestamps from our clock, a secret for each tuple (RFC
+    /// 7323 section 5.4).
     pub(crate) fn timestamp_offset(&self, config: &TcpConfig, tuple: &Tuple) -> u32 {
         let secret = low32(self.0.tuple(tuple) >> 32);
         let first = &config.first_numbers;
@@ -40,8 +42,8 @@ impl FirstNumbersKey {
         })
     }
 
-    /// Returns a secret of a peer and a local address, whose ports are to be zero on the local
-    /// side: no connection has such a tuple, so the secret tells nothing of a sequence number.
+    /// Returns a secret for a peer and a local address; the local port of `tuple` must be 0. No
+    /// connection has such a tuple, so the secret reveals nothing about a sequence number.
     pub(crate) fn first_port(&self, tuple: &Tuple) -> u64 {
         self.0.tuple(tuple)
     }

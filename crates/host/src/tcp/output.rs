@@ -1,9 +1,9 @@
-//! What may be sent now, and as which transmits.
+//! Output: which bytes may be sent now, and in which transmits.
 //!
-//! Called once after a batch of events and of the application's calls: lost ranges first, then new
-//! data, then an acknowledgment if none of those carried it. A transmit is a run of segments, up to
-//! the device's limit, over whatever sources the span map gives: response head from memory and body
-//! from a file leave together.
+//! Called once after a batch of events and calls of the application. Sends lost ranges first, then
+//! new data, then an acknowledgment if none of those carried it. A transmit is a run of segments,
+//! up to the device's limit, over any sources in the span map: a response's head from memory and
+//! its body from a file leave together.
 
 use abi::{FlowId, Part, Parts};
 use base::{Duration, Instant, SeqNum};
@@ -20,27 +20,28 @@ use super::transform::TxTransforms;
 use crate::net::outbox::TcpPayload;
 use crate::storage::files::DiskOwner;
 
-/// Time's worth of segments that leave together under pacing: Linux's tcp_pacing_shift gives 1 ms.
+/// Duration of sending at the pacing rate that may leave as one run: Linux's `tcp_pacing_shift`,
+/// about 1 ms.
 const PACE_BURST: Duration = Duration::from_millis(1);
-/// Paths with a least round trip below this are not paced: there is no long line on them to fill
-/// evenly. What the round trip is at the moment does not count, for under load most of it is our
-/// own queues and the peer's, and short runs would make them longer (Linux: tcp_tso_rtt_log).
+/// Paths whose least round-trip time is below this are not paced, since even spacing gains nothing
+/// on them. The minimum counts and not the smoothed time: under load most of that is queueing at
+/// both ends, which shorter runs would make longer (Linux: `tcp_tso_rtt_log`).
 const PACE_RTT_MIN: Duration = Duration::from_millis(2);
-/// Time between finding a loss and sending again what was lost, in which no retransmission time-out
-/// is taken.
+/// Minimum time from detecting a loss to a retransmission time-out, in which the lost range is
+/// sent.
 const RESEND_GRACE: Duration = Duration::from_millis(1);
-/// A transmit waits for an acknowledgment at most so long after the last one left, and only where
-/// one is due within that time: Linux's tcp_tso_should_defer.
+/// Longest time, since the last transmit, that a transmit is deferred for an acknowledgment, which
+/// has to be due within it: Linux's `tcp_tso_should_defer`.
 const DEFER_MAX: Duration = Duration::from_millis(1);
-/// Host memory that the software path reads ahead of what was sent.
+/// Bytes of files that the software path reads ahead of the send position.
 const READ_AHEAD_BYTES: u64 = 256 * 1024;
-/// ECT(0): RFC 3168 section 5.
+/// ECN codepoint ECT(0): RFC 3168 section 5.
 const ECT_0: u8 = 2;
-/// SACK blocks that fit beside timestamps, with a duplicate's.
+/// SACK blocks that fit the option space beside timestamps, a DSACK included.
 const SACK_BLOCKS: usize = 3;
 
 impl<T: TxTransforms> Connection<T> {
-    /// Sends what can be sent.
+    /// Sends everything that may be sent now.
     pub(crate) fn output(&mut self, cx: &mut Cx<'_>) {
         match self.state {
             State::Closed | State::TimeWait => {}
@@ -65,13 +66,13 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// Whether our SYN is not acknowledged. Where both ends opened at the same time it may be
-    /// closed already (RFC 9293 section 3.10.4).
+    /// Returns whether our SYN is not acknowledged. After a simultaneous open the connection may be
+    /// closing already (RFC 9293 section 3.10.4).
     pub(crate) const fn is_opening(&self) -> bool {
         self.snd.una == 0
     }
 
-    /// Our SYN, with or without an acknowledgment: RFC 9293 section 3.5.
+    /// Sends our SYN, with an acknowledgment in SYN-RECEIVED: RFC 9293 section 3.5.
     fn output_syn(&mut self, cx: &mut Cx<'_>) {
         if self.snd.nxt > 0 {
             return;
@@ -95,7 +96,7 @@ impl<T: TxTransforms> Connection<T> {
         }
         let mut segment = self.segment(cx, 0, flags);
         segment.window = u16::try_from(cx.config.receive_bytes_max).unwrap_or(u16::MAX);
-        // TCP_MAXSEG may have lowered what is asked of the peer.
+        // TCP_MAXSEG may have lowered our limit.
         segment.options.mss = Some(cx.out.net.mss_for(&self.tuple).min(self.options.peer_mss));
         segment.options.sack_permitted = self.options.sack;
         segment.options.window_scale = Some(self.rcv.scale).filter(|&s| s > 0);
@@ -104,21 +105,21 @@ impl<T: TxTransforms> Connection<T> {
         self.rcv.acked();
     }
 
-    /// A bare acknowledgment.
+    /// Sends an acknowledgment without payload.
     fn send_ack(&mut self, cx: &mut Cx<'_>) {
-        // What waits for a disk must not hold it back: it leaves as of no flow, with the number
-        // that the peer expects next.
+        // Transmits that wait for a disk must not hold it back: it is sent outside the flow, with
+        // the sequence number that the peer expects next.
         let waiting = self.snd.flight.first_waiting();
         let flow = if waiting.is_some() { FlowId::NONE } else { self.flow };
         let position = waiting.map_or(self.snd.nxt, |(start, _)| start);
         let mut segment = self.segment(cx, position, Flags::ACK);
         if let (Some(ts), Some((_, handed))) = (&mut segment.options.timestamps, waiting) {
-            // No younger than that of what waits, which PAWS would drop otherwise (RFC 7323 section
-            // 5.2).
+            // Not newer than the timestamp of the waiting transmit, which PAWS would drop otherwise
+            // (RFC 7323 section 5.2).
             let offset = self.options.ts_offset;
             let [handed, now] = [handed, cx.now].map(|at| timestamp(at, offset));
-            // Nor older than what the peer has seen: what waited before that has left with a
-            // timestamp that the device has moved on, and so will this.
+            // Nor older than a timestamp that the peer has seen: earlier waiting transmits left
+            // with timestamps that the device had advanced, and this one will, too.
             let seen = SeqNum(self.ts_echoed);
             let moved_on = SeqNum(handed).lt(seen) && seen.le(SeqNum(now));
             ts.value = if moved_on { self.ts_echoed } else { handed };
@@ -134,8 +135,8 @@ impl<T: TxTransforms> Connection<T> {
         self.note_acked(segment.ack);
     }
 
-    /// A transmit that may wait for a disk carries an acknowledgment: it counts once the transmit
-    /// has left, and is sent on its own if that takes longer than an acknowledgment may be delayed.
+    /// Notes the acknowledgment in a transmit that may wait for a disk. It counts when the transmit
+    /// has left, and is sent separately if that takes longer than the delay of acknowledgments.
     fn carry_ack(&mut self, cx: &Cx<'_>, tag: u32, ack: SeqNum) {
         self.snd.carried = Some((tag, ack));
         if self.rcv.delay_ack() && !self.timers.is_set(Timer::DelayedAck) {
@@ -143,7 +144,7 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// The transmit `tag` has left, and the acknowledgment in it.
+    /// Notes that the transmit `tag` has left with its acknowledgment.
     pub(crate) fn note_carried(&mut self, tag: u32) {
         if let Some((_, ack)) = self.snd.carried.take_if(|(carrier, _)| *carrier == tag) {
             if ack == self.rcv.ack() && !self.rcv.has_holes() {
@@ -152,7 +153,7 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// Sends the acknowledgment that is due, whatever else may be sent.
+    /// Sends the acknowledgment that is due and nothing else.
     pub(crate) fn acknowledge_last(&mut self, cx: &mut Cx<'_>) {
         if self.rcv.ack_is_due() {
             self.send_ack(cx);
@@ -167,8 +168,8 @@ impl<T: TxTransforms> Connection<T> {
 
     /// Resets the peer: RFC 9293 section 3.5.2.
     pub(crate) fn send_reset(&mut self, cx: &mut Cx<'_>) {
-        // Of no flow: behind a transmit that waits for a disk it would be dropped with it if the
-        // disk fails.
+        // Sent outside the flow: behind a transmit that waits for a disk it would be dropped with
+        // that if the disk fails.
         let waiting = self.snd.flight.first_waiting();
         let position = waiting.map_or(self.snd.nxt, |(start, _)| start);
         let segment = self.segment(cx, position, Flags::RST.with(Flags::ACK));
@@ -176,9 +177,8 @@ impl<T: TxTransforms> Connection<T> {
         cx.out.send_tcp(cx.now, FlowId::NONE, &self.tuple, &segment, TcpPayload::default());
     }
 
-    /// A segment that asks the peer for an acknowledgment: one byte before what it has
-    /// acknowledged, without payload. Probes of a closed window and keep-alives, as Linux's
-    /// tcp_xmit_probe_skb.
+    /// Sends a segment that asks for an acknowledgment: no payload, sequence number one below
+    /// SND.UNA. Used for zero-window probes and keep-alives, as Linux's `tcp_xmit_probe_skb`.
     pub(crate) fn send_probe(&mut self, cx: &mut Cx<'_>) {
         let mut segment = self.segment(cx, self.snd.una, Flags::ACK);
         segment.seq = segment.seq - 1;
@@ -186,7 +186,7 @@ impl<T: TxTransforms> Connection<T> {
         self.note_acked(segment.ack);
     }
 
-    /// The header of a segment that begins at `position`.
+    /// Returns the header of a segment that begins at `position`.
     pub(super) fn segment(&mut self, cx: &Cx<'_>, position: u64, flags: Flags) -> Segment {
         let timestamps = self.options.timestamps.then(|| Timestamps {
             value: timestamp(cx.now, self.options.ts_offset),
@@ -205,7 +205,8 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// RFC 5681 section 4.1: a window that was not used for a while is stale.
+    /// Reduces a congestion window that was not used for longer than the time-out: RFC 5681 section
+    /// 4.1.
     fn restart_after_idle(&mut self, now: Instant, config: &crate::config::TcpConfig) {
         let snd = &mut self.snd;
         let rto = snd.rtt.rto(config);
@@ -216,8 +217,8 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// Retransmits what was found lost, as fast as the phase allows. Says whether all of it went:
-    /// new data comes after it (RFC 6675 section 4).
+    /// Retransmits lost ranges, as fast as the phase allows. Returns whether all were sent: new
+    /// data comes after them (RFC 6675 section 4).
     fn send_lost(&mut self, cx: &mut Cx<'_>) -> bool {
         let mut sent = false;
         while let Some((start, end)) = self.snd.flight.next_lost() {
@@ -238,7 +239,8 @@ impl<T: TxTransforms> Connection<T> {
         !self.snd.flight.has_lost()
     }
 
-    /// Bytes that may be retransmitted: a segment at least, where the window lets anything go.
+    /// Returns the bytes that may be retransmitted, at least a segment; `None` if the window is
+    /// full.
     fn retransmission_room(&self) -> Option<u64> {
         let (cwnd, pipe) = (u64::from(self.snd.cc.cwnd), self.snd.flight.pipe());
         let mss = u64::from(self.snd.mss);
@@ -246,7 +248,7 @@ impl<T: TxTransforms> Connection<T> {
         (room > 0 || pipe == 0).then(|| room.max(mss))
     }
 
-    /// Sends start..end once more; gives how many bytes went.
+    /// Retransmits start..end; returns how many sequence numbers were sent.
     pub(crate) fn retransmit(&mut self, cx: &mut Cx<'_>, start: u64, end: u64) -> u64 {
         let sent = self.transmit(cx, start, end, true);
         if sent > 0 {
@@ -264,7 +266,7 @@ impl<T: TxTransforms> Connection<T> {
         sent
     }
 
-    /// Sends new data, as much as both windows, pacing and Nagle's rule allow.
+    /// Sends new data within both windows, pacing and Nagle's algorithm.
     fn send_new(&mut self, cx: &mut Cx<'_>) {
         self.snd.cwnd_limited = false;
         let mut sent = false;
@@ -278,14 +280,14 @@ impl<T: TxTransforms> Connection<T> {
         }
         self.snd.paced = self.timers.is_set(Timer::Pace);
         self.note_window_use(sent);
-        // RFC 6298 (5.1), RFC 8985 section 7.2; or the window is what stops us.
+        // RFC 6298 (5.1), RFC 8985 section 7.2; or for zero-window probes.
         if sent || self.snd.flight.is_empty() && self.snd.nxt < self.send_end() {
             self.rearm_retransmit(cx);
         }
     }
 
-    /// Notes how far the congestion window is used now: it is the limit, too, where it is full and
-    /// nothing more is queued.
+    /// Notes how much of the congestion window is used. It also counts as the limit if the last
+    /// segments filled it and nothing more is queued.
     fn note_window_use(&mut self, sent: bool) {
         let snd = &mut self.snd;
         let full = snd.flight.pipe() + u64::from(snd.mss) > u64::from(snd.cc.cwnd);
@@ -298,7 +300,8 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// How much of what is queued goes into the next transmit; none where nothing may go now.
+    /// Returns how much of the queued data goes into the next transmit; `None` if nothing may be
+    /// sent now.
     fn new_data_len(&mut self, cx: &mut Cx<'_>) -> Option<u64> {
         let burst = u64::from(self.burst(cx));
         let snd = &mut self.snd;
@@ -306,7 +309,7 @@ impl<T: TxTransforms> Connection<T> {
         let queued = snd.spans.end() + u64::from(snd.fin) - snd.nxt;
         let data = snd.spans.end().saturating_sub(snd.nxt);
         if data == 0 {
-            return Some(queued); // a bare FIN is bound by no window
+            return Some(queued); // a FIN without data is bound by no window
         }
         let window = snd.edge.saturating_sub(snd.nxt);
         let pipe = snd.flight.pipe();
@@ -316,18 +319,18 @@ impl<T: TxTransforms> Connection<T> {
             snd.cwnd_limited = true;
         }
         if allowed >= data && data <= burst {
-            // Everything, and the FIN behind it.
+            // All data, and the FIN after it.
             if data % mss == 0 || queued > data || self.may_send_small() {
                 return Some(queued);
             }
-            // The full segments need not wait with the rest.
+            // The full segments do not wait for the small one.
             return Some(data / mss * mss).filter(|&len| len > 0);
         }
         let len = allowed.min(burst) / mss * mss;
         if len == 0 {
-            // RFC 9293 section 3.8.6.2.1: part of a segment only where it is half of what the peer
-            // ever offered; else a window that stays small is filled after a time-out, as a closed
-            // one is probed.
+            // RFC 9293 section 3.8.6.2.1: a partial segment only if it is at least half of the
+            // largest window that the peer ever offered. A window that stays small is filled after
+            // a time-out, as a closed one is probed.
             let worth = window >= u64::from(snd.wnd_max / 2).max(1) && window < mss;
             return (worth && cwnd >= window).then_some(window.min(data));
         }
@@ -340,17 +343,17 @@ impl<T: TxTransforms> Connection<T> {
         Some(len)
     }
 
-    /// Nagle's rule in Minshall's variant (as Linux): a small segment waits while another is
-    /// unacknowledged.
+    /// Returns whether a small segment may be sent. Nagle's algorithm in Minshall's variant (as in
+    /// Linux) holds it back while another small one is unacknowledged.
     const fn may_send_small(&self) -> bool {
         let snd = &self.snd;
         snd.fin || !self.modes.cork && (self.modes.no_delay || snd.small_end <= snd.una)
     }
 
-    /// As Linux's tcp_tso_should_defer: where an acknowledgment is about to come, waiting for it
-    /// makes a longer run than `len`, which costs host and device less. Not while segments arrive
-    /// out of order: each then lets a new one out (RFC 3042, RFC 6675 section 5). The timer ends
-    /// the wait if none comes.
+    /// Returns whether to wait for an acknowledgment that is about to come and makes a run longer
+    /// than `len`, which costs host and device less: Linux's `tcp_tso_should_defer`. Never while
+    /// segments arrive out of order, when each acknowledgment lets a segment out (RFC 3042, RFC
+    /// 6675 section 5). A timer bounds the wait.
     fn defers(&mut self, now: Instant, len: u64) -> bool {
         let snd = &self.snd;
         let in_order = snd.phase == Phase::Open && snd.dup_acks == 0 && snd.flight.sacked() == 0;
@@ -368,9 +371,9 @@ impl<T: TxTransforms> Connection<T> {
         waits
     }
 
-    /// Longest transmit: what the device takes, and under pacing a millisecond's worth and what has
-    /// become due since the connection was to go on: where this thread is late, shorter runs would
-    /// make it later.
+    /// Returns the bytes of the longest transmit: the device's limit; under pacing, a millisecond's
+    /// worth and what has become due since the connection was to send. If this thread is late,
+    /// shorter runs would make it later.
     fn burst(&self, cx: &Cx<'_>) -> u32 {
         let mss = self.snd.mss;
         let max = cx.out.offloads.transmit_bytes_max / mss * mss;
@@ -384,7 +387,7 @@ impl<T: TxTransforms> Connection<T> {
         (segments.max(2) * mss).min(max).max(mss)
     }
 
-    /// Whether pacing holds the next transmit back; sets the timer if so.
+    /// Returns whether pacing holds the next transmit back; sets the timer if so.
     fn is_paced(&mut self, cx: &Cx<'_>) -> bool {
         if !cx.config.pacing || self.snd.pace_at <= cx.now + PACE_BURST {
             return false;
@@ -393,8 +396,8 @@ impl<T: TxTransforms> Connection<T> {
         true
     }
 
-    /// Moves the pacing clock on by what was sent: at twice the window per round trip in slow start
-    /// and 1.2 times in congestion avoidance, as Linux.
+    /// Advances the pacing clock by `len` bytes: at twice the window per round trip in slow start
+    /// and 1.2 times in congestion avoidance, as Linux does.
     fn pace(&mut self, cx: &Cx<'_>, len: u64) {
         let srtt = self.snd.rtt.srtt();
         if !cx.config.pacing || self.snd.rtt.min() < PACE_RTT_MIN {
@@ -405,15 +408,15 @@ impl<T: TxTransforms> Connection<T> {
         self.snd.pace_at = self.pace_from(cx.now) + Duration::from_nanos(nanos);
     }
 
-    /// The moment that pacing counts from: now, or the one at which it was to let the next segment
-    /// go and did not because this thread was late, up to a round trip.
+    /// Returns the time that pacing counts from: now, or the time at which it permitted the next
+    /// segment if this thread was late, but at most a round trip ago.
     fn pace_from(&self, now: Instant) -> Instant {
         let late = if self.snd.paced { self.snd.rtt.srtt() } else { Duration::ZERO };
         self.snd.pace_at.max(now - late)
     }
 
-    /// Hands start..end to the device as one transmit; the end may be the FIN's. Gives the sequence
-    /// numbers that went, fewer where the host has not read the bytes yet.
+    /// Hands start..end to the device as one transmit; the last position may be the FIN's. Returns
+    /// the sequence numbers sent, fewer if the host has not read the bytes yet.
     pub(super) fn transmit(&mut self, cx: &mut Cx<'_>, start: u64, end: u64, again: bool) -> u64 {
         let mut parts = Parts::new();
         let data_end = end.min(self.snd.spans.end());
@@ -436,18 +439,19 @@ impl<T: TxTransforms> Connection<T> {
         }
         let segment = self.segment(cx, start, flags);
         let from_file = parts.iter().any(|p| p.extent().is_some());
-        // Of content that precedes the transmit in its record, the device holds the buffers
-        // already.
+        // For a prefix (bytes before the transmit in its record) the device already holds the
+        // buffers.
         let recovers = parts.iter().any(Part::has_prefix);
         cx.out.counters.tls_tx_recoveries += u64::from(recovers);
-        // While something of this connection waits for a disk, what follows waits behind it.
+        // Transmits of a flow leave in order: while one waits for a disk, later ones wait behind
+        // it.
         let echo = from_file || self.snd.flight.any_pending();
         let pending = echo && cx.config.echo;
         let tag = self.snd.next_tag;
         self.snd.next_tag = tag.wrapping_add(1);
         let sending = Sending { tag, segment_size: self.segment_size(), pending };
         if self.snd.flight.is_empty() {
-            // The user time-out counts from here, however long nothing was sent before (RFC 5482).
+            // The user time-out counts from here, not from an idle period before (RFC 5482).
             self.snd.progress_at = cx.now;
             if !pending {
                 self.snd.rate.on_first_sent(cx.now, start + sent);
@@ -499,7 +503,7 @@ impl<T: TxTransforms> Connection<T> {
         if len % self.snd.mss != 0 {
             self.snd.small_end = start + u64::from(len);
         }
-        // What precedes the transmit in its record was asked for before.
+        // The prefix of a record was counted before.
         let new = |part: &Part| {
             let prefix = part.extent_prefix();
             part.extent().map(|extent| u64::from(extent.len.saturating_sub(prefix)))
@@ -509,12 +513,13 @@ impl<T: TxTransforms> Connection<T> {
         cx.out.counters.file_offload_bytes += bytes;
     }
 
-    /// The software path: reads what the stream needs next, a bounded way ahead.
+    /// Reads the next unread file range for the software path, a bounded distance ahead.
     fn read_ahead(&mut self, cx: &mut Cx<'_>) {
         if self.snd.reading {
             return;
         }
-        // After a reset of the device even what was sent may have to be read, to be sent again.
+        // After a device reset or the loss of a context, ranges that were sent may have to be read
+        // for their retransmission.
         let from = self.snd.flight.next_lost().map_or(self.snd.nxt, |(start, _)| start);
         let Some(unread) = self.snd.spans.first_unread(from) else { return };
         if unread.at.saturating_sub(from) < READ_AHEAD_BYTES {
@@ -523,20 +528,20 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// Position from which on the stream may be written anew: nothing of it was sent, nor is read
-    /// by the host now.
+    /// Returns the first position from which the stream may be rewritten: nothing behind it was
+    /// sent, nor is being read by the host.
     pub(crate) fn first_movable(&self) -> u64 {
         let (nxt, spans) = (self.snd.nxt, &self.snd.spans);
         if !self.snd.reading {
             return nxt;
         }
         let unread = spans.first_unread(nxt).map_or(nxt, |unread| unread.at.max(nxt));
-        // More than one read brings.
+        // More than one read returns.
         unread + READ_AHEAD_BYTES
     }
 
-    /// As [`Self::arm_retransmit`], for what is no acknowledgment: RACK's wish of the last one
-    /// still holds.
+    /// Sets the retransmission timer as [`Self::arm_retransmit`] does, except at an acknowledgment:
+    /// a pending reordering timer of RACK is left alone.
     pub(crate) fn rearm_retransmit(&mut self, cx: &mut Cx<'_>) {
         let waits =
             self.timers.is_set(Timer::Retransmit) && self.retransmit_for == Retransmit::Reordering;
@@ -545,7 +550,8 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// Sets the retransmission timer to what the moment needs; `wait` is RACK's wish.
+    /// Sets the retransmission timer for the state of the connection; `wait` is the delay that RACK
+    /// wants for its reordering timer.
     pub(crate) fn arm_retransmit(&mut self, cx: &mut Cx<'_>, wait: Option<Duration>) {
         let snd = &self.snd;
         let rto = snd.rtt.rto(cx.config);
@@ -572,20 +578,20 @@ impl<T: TxTransforms> Connection<T> {
             self.timers.set(Timer::Retransmit, cx.now + wait);
             return;
         }
-        // RFC 6298 (5.3): from the last progress, or the departure of what is waited for, whichever
-        // is later.
+        // RFC 6298 (5.3): counts from the last progress or the departure of the oldest range,
+        // whichever is later.
         let since = snd.flight.oldest_departure().unwrap_or(cx.now).max(snd.progress_at);
-        // What was found lost just now is about to leave again, and that sets the timer anew.
+        // A range found lost just now is about to be retransmitted, which sets the timer again.
         let soonest = if snd.flight.has_lost() { cx.now + RESEND_GRACE } else { cx.now };
         let time_out = (since + rto).max(soonest);
-        // RFC 8985 section 7.2: a probe that would be due later takes the time-out's place.
+        // RFC 8985 section 7.2: a probe that would be due later than the time-out replaces it.
         let probe = self.tail_probe_time(cx).map(|at| at.min(time_out));
         self.retransmit_for =
             if probe.is_some() { Retransmit::TailProbe } else { Retransmit::TimeOut };
         self.timers.set(Timer::Retransmit, probe.unwrap_or(time_out));
     }
 
-    /// RFC 8985 section 7.2: when a tail loss probe is due, where one is allowed.
+    /// Returns when a tail loss probe is due; `None` if none is allowed (RFC 8985 section 7.2).
     fn tail_probe_time(&self, cx: &Cx<'_>) -> Option<Instant> {
         let snd = &self.snd;
         let allowed = snd.phase == Phase::Open
@@ -605,13 +611,12 @@ impl<T: TxTransforms> Connection<T> {
                 delay += cx.config.rto_min;
             }
         }
-        // Each acknowledgment shows that the path is alive: the probe is due a while after the last
-        // of them.
+        // Each acknowledgment shows that the path works: the delay counts from the last one.
         Some(snd.last_sent.max(snd.flight.back()?.xmit).max(snd.progress_at) + delay)
     }
 }
 
-/// Microseconds that the clock is past its millisecond (IO-TCP section 3.5).
+/// Returns the microseconds of the current millisecond (IO-TCP section 3.5).
 pub(crate) fn past_us(now: Instant) -> u16 {
     u16::try_from(now.as_micros() % 1000).unwrap_or(0)
 }

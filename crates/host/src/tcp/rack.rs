@@ -1,37 +1,37 @@
 //! Loss detection by time: RACK of RFC 8985 section 6.
 //!
-//! Knows the most recently sent range that has arrived; what was sent sufficiently before it and
-//! has not arrived is lost. How much is "sufficiently" adapts to the reordering that the path
-//! shows.
+//! Tracks the most recently sent range that has arrived; a range that was sent sufficiently earlier
+//! and has not arrived is lost. "Sufficiently" adapts to the reordering seen on the path.
 
 use base::{Duration, Instant};
 
 use super::flight::{Flight, Sent};
 use super::rtt::Rtt;
 
-/// RFC 8985 section 6.2: recoveries for which a widened window is kept.
+/// RFC 8985 section 6.2: recoveries after which a widened window is narrowed again.
 const REO_WND_PERSIST: u8 = 16;
-/// RFC 5681: duplicate acknowledgments that stand for a loss where no reordering has been seen.
+/// RFC 5681: duplicate acknowledgments that indicate a loss while no reordering has been seen.
 const DUP_THRESH: u16 = 3;
-/// More is not counted: Linux's tcp_max_reordering.
+/// Limit of the reordering degree that is reported: Linux's `tcp_max_reordering`.
 const REORDERING_MAX: u16 = 300;
 
 /// State of RACK.
 #[derive(Clone, Debug)]
 pub(crate) struct Rack {
-    /// Transmission time and end of the latest sent range that has arrived.
+    /// Transmission time of the most recently sent range that has arrived; `end` is its end.
     xmit: Instant,
     end: u64,
-    /// Round trip of the range that arrived last, whenever it was sent.
+    /// Round-trip time of the range that arrived last.
     rtt: Duration,
     /// Highest position that has arrived.
     fack: u64,
     reordering_seen: bool,
-    /// The most segments that one was overtaken by: for `SocketInfo`.
+    /// The most segments by which one was overtaken, for `SocketInfo`.
     reordering: u16,
     reo_wnd_mult: u8,
     reo_wnd_persist: u8,
-    /// A widening counts once per round trip: the send position when it last happened; 0 before.
+    /// Send position when a DSACK last widened the window, which counts once per round trip; 0
+    /// before.
     dsack_round: u64,
 }
 
@@ -50,14 +50,14 @@ impl Rack {
         }
     }
 
-    /// Segments that the path is known to reorder by; at first the duplicates that stand for a
-    /// loss.
+    /// Returns the largest reordering seen, in segments; at first the duplicate-acknowledgment
+    /// threshold.
     pub(crate) const fn reordering(&self) -> u16 {
         self.reordering
     }
 
-    /// A range has arrived: section 6.2 steps 2 and 3. `spurious` tells of a retransmission whether
-    /// the acknowledgment was for the original.
+    /// Handles the arrival of a range: section 6.2 steps 2 and 3. `spurious` is true if the range
+    /// was retransmitted and the acknowledgment was for the original.
     pub(crate) fn on_delivered(&mut self, now: Instant, sent: &Sent, rtt: &Rtt, spurious: bool) {
         let elapsed = now.since(sent.xmit);
         if sent.ever_resent() && (spurious || elapsed < rtt.min()) {
@@ -70,7 +70,7 @@ impl Rack {
         }
         self.fack = self.fack.max(sent.end);
         if !sent.is_pending() {
-            // Of every range that arrives, however early it was sent.
+            // Taken from every range that arrives, however early it was sent.
             self.rtt = elapsed;
         }
         if (sent.xmit, sent.end) > (self.xmit, self.end) {
@@ -78,7 +78,8 @@ impl Rack {
         }
     }
 
-    /// A DSACK says that a retransmission was unnecessary: section 6.2 step 4 widens the window.
+    /// Widens the reordering window after a DSACK, which shows an unnecessary retransmission:
+    /// section 6.2 step 4.
     pub(crate) fn on_dsack(&mut self, una: u64, nxt: u64) {
         if una < self.dsack_round {
             return;
@@ -89,7 +90,8 @@ impl Rack {
         self.reo_wnd_persist = REO_WND_PERSIST;
     }
 
-    /// A recovery ended: after enough of them without a DSACK the window is narrow again.
+    /// Counts a recovery that ended: after enough of them without a DSACK the window is narrow
+    /// again.
     pub(crate) const fn on_recovery_end(&mut self) {
         self.reo_wnd_persist = self.reo_wnd_persist.saturating_sub(1);
         if self.reo_wnd_persist == 0 {
@@ -97,8 +99,8 @@ impl Rack {
         }
     }
 
-    /// Section 6.2 step 5: marks what is lost. Gives whether anything was, and how long until the
-    /// next range is, unless it arrives.
+    /// Marks lost ranges: section 6.2 step 5. Returns whether there was one, and the time after
+    /// which all remaining candidates are lost unless they arrive.
     pub(crate) fn detect(
         &self,
         now: Instant,
@@ -115,7 +117,8 @@ impl Rack {
         self.scan(now, flight, window)
     }
 
-    /// The same, with what `window` is, and looking at all that is outstanding.
+    /// Marks lost ranges among all outstanding ones, with `window` as the time after which a range
+    /// is lost.
     fn scan(
         &self,
         now: Instant,
@@ -138,9 +141,9 @@ impl Rack {
         (any, wait)
     }
 
-    /// Whether what arrived last was sent before all that is outstanding, of which `front` is the
-    /// first: transmits leave in the order of their positions, and a retransmission only makes a
-    /// range younger than those behind it.
+    /// Returns whether the range that arrived last was sent before everything outstanding, of which
+    /// `front` is the first: transmits leave in the order of their positions, and a retransmission
+    /// only makes a range younger than those behind it.
     fn precedes_all(&self, front: &Sent) -> bool {
         !front.ever_resent() && (front.xmit, front.end) >= (self.xmit, self.end)
     }
@@ -166,14 +169,15 @@ mod tests {
     use crate::tcp::flight::{Delivered, Sending};
     use proptest::prelude::*;
 
-    /// In segments of 100 bytes.
+    /// A transmit in segments of 100 bytes.
     const SENDING: Sending = Sending { tag: 0, segment_size: 100, pending: false };
 
     fn us(n: u64) -> Instant {
         Instant::from_micros(n)
     }
 
-    /// Ten segments of 100 bytes, 10 us apart, on a path of 1 ms; `arrived` come back.
+    /// Ten segments of 100 bytes, sent 10 us apart on a path of 1 ms; those in `arrived` are
+    /// acknowledged.
     fn scene(arrived: &[u64]) -> (Flight, Rack, Rtt) {
         let (mut flight, mut rack, mut rtt) = (Flight::new(), Rack::new(), Rtt::new());
         rtt.sample(us(0), Duration::from_micros(1000));
@@ -201,7 +205,7 @@ mod tests {
     fn a_hole_below_one_sack_waits_a_quarter_of_the_round_trip() {
         let (mut flight, rack, rtt) = scene(&[1]);
         let (lost, wait) = rack.detect(us(1010), &mut flight, &rtt, 100, false);
-        // sent at 0, round trip 1000, window 250
+        // Sent at 0 us, round trip 1000 us, window 250 us.
         assert_eq!((lost, wait), (false, Some(Duration::from_micros(240))));
         assert!(rack.detect(us(1250), &mut flight, &rtt, 100, false).0);
     }
@@ -228,7 +232,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is not looked at would not have been found lost.
+        /// The short cut by the oldest entry never misses a loss that a full scan finds.
         #[test]
         fn a_glance_at_the_oldest_finds_what_a_look_at_all_finds(
             steps in proptest::collection::vec((0..6_u8, 0..12_u64), 1..40),

@@ -1,8 +1,8 @@
-//! A queue of ranges that keeps its first one inline.
+//! A queue of ranges that keeps its first entry inline.
 //!
-//! Used by [`super::flight`]. Small transactions have one transmit in flight: it then needs no
-//! memory of its own, and an acknowledgment does not wait for one more cache line. Knows nothing of
-//! what the ranges are; the owner keeps them in order.
+//! Used by [`super::flight`]. Small transactions have one transmit in flight: it needs no
+//! allocation, and an acknowledgment touches one cache line less. The owner keeps the ranges in
+//! order.
 
 use alloc::collections::VecDeque;
 use core::ops::{Index, IndexMut};
@@ -10,7 +10,7 @@ use core::ops::{Index, IndexMut};
 /// A queue whose first entry is inline.
 #[derive(Clone, Debug)]
 pub(crate) struct Ranges<T> {
-    /// None only if `rest` is empty.
+    /// `None` only if the queue is empty, `rest` too.
     first: Option<T>,
     rest: VecDeque<T>,
 }

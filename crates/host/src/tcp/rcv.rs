@@ -1,7 +1,7 @@
-//! The receiving half of a connection: window, reassembly, SACK blocks, and when to acknowledge.
+//! The receiving half of a connection: window, reassembly, SACK blocks, delayed acknowledgments.
 //!
-//! Payload stays in the packet buffers that it came in; what the application reads are slices of
-//! them. Positions are 64 bits wide like the sender's: 0 is the peer's SYN, 1 its first byte.
+//! Payload stays in the packet buffers that it arrived in; the application reads slices of them.
+//! Positions are 64 bits wide: 0 is the peer's SYN, 1 its first byte.
 
 mod chunk;
 mod disorder;
@@ -19,33 +19,34 @@ pub(crate) use self::chunk::{Chunk, Piece};
 use self::disorder::Disorder;
 use crate::rare::Rare;
 
-/// Buffers that may hold far more than their payload before the queue is copied together.
+/// Length of the receive queue above which sparsely filled buffers are copied together.
 const SPARSE_CHUNKS_MAX: usize = 32;
-/// Segments with metadata that wait to be read: these are not copied together, since the metadata
-/// is of each segment.
+/// Most queued segments when one with metadata arrives. Those are not copied together, since the
+/// metadata belongs to each segment.
 const MARKED_CHUNKS_MAX: usize = 4096;
-/// Segments acknowledged at once at the beginning of a connection: Linux's TCP_MAX_QUICKACKS.
+/// Segments acknowledged at once at the start of a connection: Linux's `TCP_MAX_QUICKACKS`.
 const QUICK_ACKS: u8 = 16;
 
-/// What is to be acknowledged, and how soon.
+/// Urgency of the next acknowledgment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Due {
     Nothing,
-    /// With the next data, or after a delay.
+    /// With the next data, or when the delay ends.
     Later,
     Now,
 }
 
-/// Beyond every position of a stream.
+/// `Receive::fin` while the FIN is unknown: beyond every position of a stream.
 const NO_FIN: u64 = u64::MAX;
 
-/// State of the receiving half.
+/// The receiving half of a connection.
 #[derive(Debug)]
 pub(crate) struct Receive {
     irs: SeqNum,
-    /// Position of the next byte expected in order.
+    /// Position of the next byte expected in order: RCV.NXT.
     nxt: u64,
-    /// Right edge of the window that was offered: never taken back (RFC 9293 section 3.8.6).
+    /// Position of the right edge of the offered window, which is never taken back (RFC 9293
+    /// section 3.8.6).
     edge: u64,
     /// Shift of the windows that we offer.
     pub(crate) scale: u8,
@@ -57,22 +58,23 @@ pub(crate) struct Receive {
     due: Due,
     unacked_segments: u8,
     quick_acks: u8,
-    /// Payload of the largest segment that came: what the peer sends by.
+    /// Payload bytes of the largest packet received, an estimate of the peer's segment size.
     segment_size: u16,
     last_arrival: Instant,
 }
 
-/// What became of a segment's payload.
+/// Result of [`Receive::take`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Taken {
-    /// New bytes are ready to be read.
+    /// New bytes can be read.
     pub(crate) readable: bool,
-    /// The peer's FIN was reached, in order.
+    /// The peer's FIN was reached in order.
     pub(crate) fin_reached: bool,
 }
 
 impl Receive {
-    /// `window` is what the SYN-ACK or the SYN offered.
+    /// Creates the state of a stream; `window` is the window in bytes that our SYN or SYN-ACK
+    /// offered.
     pub(crate) const fn new(irs: SeqNum, scale: u8, window: u32) -> Self {
         Self {
             irs,
@@ -91,14 +93,14 @@ impl Receive {
         }
     }
 
-    /// The same, as of a connection that begins at `now`.
+    /// Sets the time of the last arrival.
     pub(crate) fn heard_at(mut self, now: Instant) -> Self {
         self.heard(now);
         self
     }
 
-    /// A connection that begins with a request which came before there was one: it is read up to
-    /// `unread`, and not acknowledged.
+    /// Takes over a request that was received before the connection had a TCB and has not been
+    /// acknowledged; `unread` is the part that the application has not read.
     pub(crate) fn resume(&mut self, unread: Option<Chunk>) {
         if let Some(chunk) = unread {
             self.queue(chunk);
@@ -106,12 +108,12 @@ impl Receive {
         self.due = Due::Now;
     }
 
-    /// The peer's SYN came: a connection that we open learns where the stream begins.
+    /// Sets the initial sequence number from the SYN-ACK or SYN that answers ours.
     pub(crate) const fn synchronize(&mut self, irs: SeqNum) {
         self.irs = irs;
     }
 
-    /// The acknowledgment number to send.
+    /// Returns the acknowledgment number to send.
     pub(crate) fn ack(&self) -> SeqNum {
         self.seq(self.nxt)
     }
@@ -122,30 +124,32 @@ impl Receive {
         self.irs + low
     }
 
-    /// Position of the sequence number nearest to what is expected; none before the SYN.
+    /// Returns the position of the sequence number nearest to the next expected one; `None` before
+    /// the SYN.
     pub(crate) fn position(&self, seq: SeqNum) -> Option<u64> {
         self.nxt.checked_add_signed(i64::from(seq.distance(self.ack())))
     }
 
-    /// Whether a segment of `len` sequence numbers at `seq` touches the window. None that begins
-    /// before the peer's SYN does.
+    /// Returns whether a segment of `len` sequence numbers at `seq` touches the window. False if it
+    /// begins before the peer's SYN.
     pub(crate) fn acceptable(&self, seq: SeqNum, len: u32) -> bool {
         self.position(seq).is_some() && self.window().accepts(seq, len)
     }
 
     fn window(&self) -> ReceiveWindow {
-        // A FIN right behind a full window is taken: the next number then lies beyond the edge.
+        // The length is 0 after a FIN right behind a full window, when the next position is beyond
+        // the edge.
         let len = self.edge.saturating_sub(self.nxt);
         ReceiveWindow { next: self.ack(), len: u32::try_from(len).unwrap_or(u32::MAX) }
     }
 
-    /// Whether `seq` lies in the window, as an RST's must.
+    /// Returns whether `seq` lies in the window, as that of an RST must.
     pub(crate) fn in_window(&self, seq: SeqNum) -> bool {
         self.window().contains(seq)
     }
 
-    /// Takes the payload of an acceptable segment at `seq`, `packets` merged packets of it. Every
-    /// buffer that is not needed, of this segment or of earlier ones, goes to `spares`.
+    /// Takes the payload of an acceptable segment at `seq`, merged from `packets` packets. Buffers
+    /// that are not needed, of this segment or of earlier ones, go to `spares`.
     pub(crate) fn take(
         &mut self,
         now: Instant,
@@ -167,18 +171,18 @@ impl Receive {
         if start < self.nxt && !chunk.is_empty() {
             self.report_duplicate(start, self.nxt);
         }
-        // What lies outside the window, or behind the FIN, is not taken.
+        // Bytes outside the window or behind the FIN are dropped.
         let stop = self.fin.min(self.edge);
         let Some(start) = chunk.trim(start, self.nxt, stop) else {
             if fin {
-                // RFC 5681 section 4.2: what comes out of order is answered at once; so is a FIN in
-                // order.
+                // RFC 5681 section 4.2: a segment out of order is acknowledged at once; so is a FIN
+                // in order.
                 self.due = Due::Now;
             }
             return Taken { fin_reached: self.reach_fin(), ..spare(chunk, spares) };
         };
         if chunk.is_marked() && self.ready.len() >= MARKED_CHUNKS_MAX {
-            // It comes again.
+            // The queue is full; the peer retransmits the segment.
             return spare(chunk, spares);
         }
         self.note_arrival(now, packets, came);
@@ -191,7 +195,7 @@ impl Receive {
         self.queue(chunk);
         if !self.disorder.waiting.is_empty() {
             self.join_waiting(spares);
-            // RFC 5681 section 4.2: at once when a hole is filled.
+            // RFC 5681 section 4.2: acknowledge at once when a hole is filled.
             self.due = Due::Now;
         }
         if self.ready.len() > SPARSE_CHUNKS_MAX && !self.ready.iter().any(Chunk::is_marked) {
@@ -205,7 +209,7 @@ impl Receive {
         let size = bytes.div_ceil(usize::from(packets.max(1)));
         self.segment_size = self.segment_size.max(u16::try_from(size).unwrap_or(u16::MAX));
         self.unacked_segments = self.unacked_segments.saturating_add(packets.max(1));
-        // RFC 5681 section 4.2: at least every second segment; quickly at the start, as Linux.
+        // RFC 5681 section 4.2: at least every second segment; at the start every one, as in Linux.
         if self.unacked_segments >= 2 || self.quick_acks > 0 {
             self.quick_acks = self.quick_acks.saturating_sub(packets.max(1));
             self.due = Due::Now;
@@ -219,7 +223,7 @@ impl Receive {
         self.ready.push_back(chunk);
     }
 
-    /// Copies the queue together where its buffers hold more than four times its bytes: a peer that
+    /// Copies the queue together if its buffers hold more than four times its bytes: a peer that
     /// sends single bytes must not tie up a buffer for each.
     fn join_sparse(&mut self, spares: &mut impl Extend<PacketBuf>) {
         let held: usize = self.ready.iter().map(Chunk::footprint).sum();
@@ -240,8 +244,8 @@ impl Receive {
         false
     }
 
-    /// The window field to send: what fits the buffer, without moving the right edge by less than a
-    /// segment (RFC 9293 section 3.8.6.2.2) and without moving it back.
+    /// Returns the window field to send: what fits the buffer. The right edge never moves back, nor
+    /// forward by less than a segment (RFC 9293 section 3.8.6.2.2).
     pub(crate) fn offer(&mut self, buffer_bytes: u32, mss: u32) -> u16 {
         let used = self.ready_bytes + self.disorder.bytes;
         let free = (buffer_bytes as usize).saturating_sub(used) as u64;
@@ -255,24 +259,25 @@ impl Receive {
         u16::try_from(window).unwrap_or(u16::MAX)
     }
 
-    /// Whether the window that would be offered now is worth telling the peer about.
+    /// Returns whether a window update is worth a segment of its own.
     pub(crate) fn window_opened(&self, buffer_bytes: u32, mss: u32) -> bool {
         let used = self.ready_bytes + self.disorder.bytes;
         let free = (buffer_bytes as usize).saturating_sub(used) as u64;
         let edge = self.nxt + free.min(u64::from(u16::MAX) << self.scale);
         let offered = self.edge.saturating_sub(self.nxt);
-        // As Linux: when it at least doubles and holds a segment. A peer that has sent nothing yet
-        // learns it soon enough: the unscaled window of a handshake is small, and is no reason to
-        // send a packet for each connection.
+        // As in Linux: if the window at least doubles and holds a segment. A peer that has sent
+        // nothing yet learns the window from the next segment: the unscaled window of a handshake
+        // is small and no reason to send a packet for each connection.
         self.nxt > 1 && edge >= self.edge + u64::from(mss) && edge - self.nxt >= 2 * offered
     }
 
-    /// An acknowledgment has to go out at once.
+    /// Requests an acknowledgment at once.
     pub(crate) const fn ack_now(&mut self) {
         self.due = Due::Now;
     }
 
-    /// One that has to go out at once may wait for the delay after all. Says whether there is one.
+    /// Turns an acknowledgment that is due at once into a delayed one. Returns whether one is
+    /// pending.
     pub(crate) fn delay_ack(&mut self) -> bool {
         if self.due == Due::Now {
             self.due = Due::Later;
@@ -280,34 +285,34 @@ impl Receive {
         self.due == Due::Later
     }
 
-    /// Whether one has to.
+    /// Returns whether an acknowledgment is due at once.
     pub(crate) fn ack_is_due(&self) -> bool {
         self.due == Due::Now
     }
 
-    /// Whether one may wait for the delay.
+    /// Returns whether an acknowledgment is delayed.
     pub(crate) fn ack_is_delayed(&self) -> bool {
         self.due == Due::Later
     }
 
-    /// An acknowledgment went out, alone or with data.
+    /// Notes that an acknowledgment was sent, alone or with data.
     pub(crate) const fn acked(&mut self) {
         self.due = Due::Nothing;
         self.unacked_segments = 0;
     }
 
-    /// The application's next bytes, without a copy.
+    /// Returns the application's next bytes, without a copy.
     pub(crate) fn peek(&self) -> &[u8] {
         self.ready.front().map_or(&[], Chunk::bytes)
     }
 
-    /// Returns the metadata of the segment that [`Self::peek`] shows, and where in its payload the
-    /// bytes shown begin.
+    /// Returns the metadata of the segment that [`Self::peek`] shows, and the offset of the shown
+    /// bytes in its payload.
     pub(crate) fn metadata_mut(&mut self) -> Option<(&mut RxMetadata, usize)> {
         Some(self.ready.front_mut()?.metadata_mut())
     }
 
-    /// Takes bytes off the front; gives a buffer back when it is used up.
+    /// Removes bytes from the front; returns a buffer that is used up.
     pub(crate) fn consume(&mut self, bytes: usize) -> Option<PacketBuf> {
         let front = self.ready.front_mut()?;
         let bytes = bytes.min(front.len());
@@ -316,8 +321,8 @@ impl Receive {
         if front.is_empty() { self.ready.pop_front()?.into_packet() } else { None }
     }
 
-    /// Takes all that can be read, copied together. The buffers go to `spares`: a pool that lost
-    /// them would have to allocate and clear as many, which costs more than this copy.
+    /// Removes all readable bytes and returns them in one copy. The buffers go to `spares`: a pool
+    /// that lost them would have to allocate and clear as many, which costs more than this copy.
     pub(crate) fn take_unread(&mut self, spares: &mut impl Extend<PacketBuf>) -> Bytes {
         let mut bytes = Vec::with_capacity(core::mem::take(&mut self.ready_bytes));
         self.ready.iter().for_each(|chunk| bytes.extend_from_slice(chunk.bytes()));
@@ -325,23 +330,23 @@ impl Receive {
         bytes.into()
     }
 
-    /// Position of the next byte expected in order.
+    /// Returns the position of the next byte expected in order.
     pub(crate) const fn next(&self) -> u64 {
         self.nxt
     }
 
-    /// Position of the first byte that was not read.
+    /// Returns the position of the first byte that was not read.
     pub(crate) fn read_position(&self) -> u64 {
         self.nxt - u64::from(self.finished()) - self.ready_bytes as u64
     }
 
-    /// Right edge of the window that was offered.
+    /// Returns the position of the right edge of the offered window.
     pub(crate) const fn edge(&self) -> u64 {
         self.edge
     }
 
-    /// Iterates over the `len` bytes from `skip` bytes behind the first, if they have come: each
-    /// piece with the metadata of its segment.
+    /// Iterates over `len` bytes from offset `skip` of the readable bytes, or what there is of
+    /// them: each piece with the metadata of its segment.
     pub(crate) fn pieces(&self, skip: usize, len: usize) -> impl Iterator<Item = Piece<'_>> {
         let (mut skip, mut left) = (skip, len);
         self.ready.iter().map_while(move |chunk| {
@@ -355,7 +360,7 @@ impl Receive {
         })
     }
 
-    /// Copies the bytes from `skip` bytes behind the first; says whether there are as many.
+    /// Copies readable bytes from offset `skip`; returns whether there were enough to fill `out`.
     pub(crate) fn copy_to(&self, skip: usize, out: &mut [u8]) -> bool {
         let mut done = 0;
         for piece in self.pieces(skip, out.len()) {
@@ -366,32 +371,32 @@ impl Receive {
         done == out.len()
     }
 
-    /// Payload of the largest segment that came.
+    /// Returns the payload bytes of the largest packet received.
     pub(crate) const fn segment_size(&self) -> u16 {
         self.segment_size
     }
 
-    /// Bytes that the application can read.
+    /// Returns the number of readable bytes.
     pub(crate) const fn ready_bytes(&self) -> usize {
         self.ready_bytes
     }
 
-    /// Whether the peer's FIN has been reached.
+    /// Returns whether the peer's FIN has been reached.
     pub(crate) fn finished(&self) -> bool {
         self.nxt > self.fin
     }
 
-    /// Time since something last arrived.
+    /// Returns the time since the last arrival.
     pub(crate) fn quiet(&self, now: Instant) -> Duration {
         now.since(self.last_arrival)
     }
 
-    /// The peer gave a sign of life.
+    /// Notes a sign of life of the peer.
     pub(crate) const fn heard(&mut self, now: Instant) {
         self.last_arrival = now;
     }
 
-    /// Gives memory back that an idle connection does not need.
+    /// Releases memory that an idle connection does not need.
     pub(crate) fn shrink(&mut self) {
         if self.ready.is_empty() {
             self.ready = VecDeque::new();
@@ -401,7 +406,7 @@ impl Receive {
         }
     }
 
-    /// Gives every buffer back.
+    /// Drops all payload and returns every buffer to `spares`.
     pub(crate) fn clear(&mut self, spares: &mut impl Extend<PacketBuf>) {
         let mut waiting = Vec::new();
         if !self.disorder.waiting.is_empty() {
@@ -526,8 +531,8 @@ mod tests {
     }
 
     proptest! {
-        /// Segments of one stream in any order, cut and overlapped in any way, come out as the
-        /// stream, and each buffer comes back.
+        /// Segments of one stream in any order, cut and overlapped in any way, yield the stream,
+        /// and each buffer is returned.
         #[test]
         fn reassembles(pieces in proptest::collection::vec((0..200_u32, 1..60_u32), 0..40)) {
             let stream: Vec<u8> = (0..=199).collect();

@@ -1,26 +1,26 @@
-//! What the sender does about congestion: phases, proportional rate reduction and undoing.
+//! Response to congestion: the sender's phases, proportional rate reduction (PRR) and undo.
 //!
-//! RACK says what is lost ([`super::rack`]); this decides how fast to go meanwhile: RFC 6937 (PRR)
-//! with RFC 9937's rule for the bound, RFC 3168 for ECN marks, and RFC 5681 after a time-out. A
-//! reduction that proves to have been without reason is undone: by DSACKs for all that was
-//! retransmitted (RFC 3708's idea), or by the timestamp of the original (Eifel, RFC 3522).
+//! [`super::rack`] detects losses; this module sets the sending rate meanwhile: RFC 6937 (PRR) with
+//! the bound of RFC 9937, RFC 3168 for ECN marks, and RFC 5681 after a time-out. A reduction that
+//! proves to have been spurious is undone: by DSACKs for all that was retransmitted (RFC 3708), or
+//! by the timestamp of the original (Eifel, RFC 3522).
 
 use alloc::boxed::Box;
 
 use super::congestion::Congestion;
 
-/// The sender's phase; the names are Linux's. Boxed, as a connection is nearly always
-/// [`Self::Open`], and the beginning of the others is rare.
+/// The sender's phase; the names are Linux's. Details are boxed, since a connection is nearly
+/// always [`Self::Open`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// All is well.
+    /// No congestion.
     Open,
-    /// The window is being reduced without a loss: an ECN mark, or a loss that a tail probe
-    /// repaired.
+    /// The window is being reduced without a loss to repair: after an ECN mark, or a loss that a
+    /// tail loss probe repaired.
     Cwr(Box<Episode>),
-    /// Losses are being repaired.
+    /// Lost ranges are being retransmitted.
     Recovery(Box<Episode>),
-    /// The retransmission timer expired: everything outstanding is sent again, by slow start.
+    /// The retransmission timer expired: everything outstanding is sent again, in slow start.
     Loss(Box<TimeOut>),
 }
 
@@ -36,9 +36,9 @@ pub(crate) struct TimeOut {
 /// One reduction of the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Episode {
-    /// What had been sent when it began: when that is acknowledged it is over.
+    /// Send position when the reduction began; it is over when that is acknowledged.
     pub(crate) end: u64,
-    /// RFC 6937: RecoverFS, the flight when it began.
+    /// RFC 6937 RecoverFS: bytes in flight when the reduction began.
     flight: u32,
     /// RFC 6937: prr_delivered.
     delivered: u32,
@@ -51,13 +51,14 @@ impl Episode {
         Self { end, flight: bytes(flight).max(1), delivered: 0, out: 0 }
     }
 
-    /// Notes that `len` bytes were sent.
+    /// Counts `len` bytes that were sent.
     pub(crate) const fn on_sent(&mut self, len: u32) {
         self.out = self.out.saturating_add(len);
     }
 
-    /// RFC 6937 section 3: the window after an acknowledgment that delivered `delivered` bytes.
-    /// `progress` says that it was cumulative and found no further loss (RFC 9937's SafeACK).
+    /// Returns the window after an acknowledgment that delivered `delivered` bytes (RFC 6937
+    /// section 3). `progress` is true if it was cumulative and found no further loss (SafeACK of
+    /// RFC 9937).
     pub(crate) fn window(
         &mut self,
         delivered: u64,
@@ -73,34 +74,35 @@ impl Episode {
             // Proportional rate reduction.
             (all * ssthresh).div_ceil(flight).saturating_sub(out)
         } else {
-            // The bound: what was delivered, and one segment more per safe acknowledgment.
+            // The reduction bound: as much as was delivered, and one more segment per safe
+            // acknowledgment.
             let extra = if progress { u64::from(mss) } else { 0 };
             let limit = all.saturating_sub(out).max(delivered) + extra;
             limit.min(ssthresh - pipe)
         };
         if self.out == 0 {
-            // RFC 9937: the first retransmission goes out at once.
+            // RFC 9937: the first retransmission is sent at once.
             send = send.max(u64::from(mss));
         }
         u32::try_from(pipe + send).unwrap_or(u32::MAX)
     }
 }
 
-/// A window is at most 1 GiB, and a reduction lasts for a window.
+/// Converts a byte count. A window is at most 1 GiB, and a reduction lasts for one window.
 fn bytes(count: u64) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
-/// What is needed to undo a reduction.
+/// State from which a reduction can be undone.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Undo {
-    /// Window, threshold and all else of congestion control before it.
+    /// The whole state of congestion control before the reduction.
     pub(crate) cc: Congestion,
-    /// Timestamp of the first retransmission, if there are timestamps.
+    /// Our timestamp at the first retransmission; `None` before it.
     pub(crate) resent_at: Option<u32>,
-    /// Bytes retransmitted less bytes that DSACKs have said were unnecessary.
+    /// Bytes retransmitted, less bytes that DSACKs reported as unnecessary.
     pub(crate) resent: u64,
-    /// Something was retransmitted at all.
+    /// Something was retransmitted.
     pub(crate) any: bool,
 }
 

@@ -1,17 +1,17 @@
-//! Round-trip time: RFC 6298's estimator with Linux's floor, and the windowed minimum that RACK
-//! needs.
+//! Round-trip time: the estimator of RFC 6298 with Linux's floor, and the windowed minimum that
+//! RACK and pacing use.
 
 use base::{Duration, Instant};
 
 use crate::config::TcpConfig;
 
-/// How long a minimum stays valid: RFC 8985 section 6.2 leaves the window open; Linux has 300 s.
+/// How long a minimum stays valid. RFC 8985 section 6.2 does not set this window; Linux has 300 s.
 const MIN_RTT_WINDOW: Duration = Duration::from_secs(300);
 
 /// RFC 6298 (2.1): the time-out before any sample.
 pub(crate) const RTO_INITIAL: Duration = Duration::from_secs(1);
 
-/// State of the estimator.
+/// State of the round-trip estimator.
 #[derive(Clone, Debug)]
 pub(crate) struct Rtt {
     srtt: Duration,
@@ -34,7 +34,7 @@ impl Rtt {
         }
     }
 
-    /// Takes a sample of a segment that was sent once (Karn's rule: RFC 6298 section 3).
+    /// Adds a sample from a segment that was sent once (Karn's rule, RFC 6298 section 3).
     pub(crate) fn sample(&mut self, now: Instant, rtt: Duration) {
         if self.srtt == Duration::ZERO {
             // RFC 6298 (2.2)
@@ -50,7 +50,7 @@ impl Rtt {
         self.sample_min(now, rtt);
     }
 
-    /// Takes a sample for the minimum only.
+    /// Adds a sample to the minimum only.
     pub(crate) fn sample_min(&mut self, now: Instant, rtt: Duration) {
         if now.since(self.min_since) > MIN_RTT_WINDOW {
             self.min = [Duration::MAX, self.min[0]];
@@ -59,17 +59,17 @@ impl Rtt {
         self.min[0] = self.min[0].min(rtt);
     }
 
-    /// Whether a sample was ever taken.
+    /// Returns whether there was ever a sample.
     pub(crate) fn is_known(&self) -> bool {
         self.srtt != Duration::ZERO
     }
 
-    /// Smoothed round-trip time, zero before the first sample.
+    /// Returns the smoothed round-trip time; zero before the first sample.
     pub(crate) const fn srtt(&self) -> Duration {
         self.srtt
     }
 
-    /// Least round-trip time of the last minutes; zero before the first sample.
+    /// Returns the least round-trip time of the last 5 to 10 minutes; zero before the first sample.
     pub(crate) fn min(&self) -> Duration {
         match self.min[0].min(self.min[1]) {
             Duration::MAX => Duration::ZERO,
@@ -77,11 +77,10 @@ impl Rtt {
         }
     }
 
-    /// Retransmission time-out with its back-off.
+    /// Returns the retransmission time-out with its back-off.
     pub(crate) fn rto(&self, config: &TcpConfig) -> Duration {
         let base = if self.is_known() {
-            // RFC 6298 (2.3) and, as in Linux, the floor under the variance rather than under the
-            // sum.
+            // RFC 6298 (2.3). As in Linux, the floor applies to the variance and not to the sum.
             self.srtt + (self.var * 4).max(config.rto_min)
         } else {
             RTO_INITIAL
@@ -100,7 +99,7 @@ mod tests {
         let mut rtt = Rtt::new();
         assert_eq!(rtt.rto(&config), Duration::from_secs(1));
         rtt.sample(Instant::from_millis(1), Duration::from_millis(100));
-        // var is 50 ms, 4 x 50 = 200
+        // The variance is 50 ms, 4 x 50 = 200.
         assert_eq!(rtt.rto(&config), Duration::from_millis(300));
         rtt.sample(Instant::from_millis(2), Duration::from_millis(20));
         assert_eq!(rtt.srtt(), Duration::from_millis(90));

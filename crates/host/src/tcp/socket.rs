@@ -1,6 +1,6 @@
-//! A connection as its socket shows it: readiness, options, and what `outboard ss` prints.
+//! The socket view of a connection: readiness, options, and the figures that `outboard ss` prints.
 //!
-//! Half of [`Connection`]; called by the host for the application.
+//! Methods of [`Connection`], called by the host for the application.
 
 use abi::Refusal;
 use base::{Duration, Instant};
@@ -42,16 +42,16 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// `TCP_MAXSEG`: segments are no longer than `bytes`, options included. Never raises a limit.
+    /// `TCP_MAXSEG`: limits segments to `bytes`, options included. Never raises the limit.
     fn limit_segments(&mut self, bytes: u16) {
         self.options.peer_mss = self.options.peer_mss.min(bytes.max(SEGMENT_MIN));
-        // The peer may have said less than can be served: see `segment_size`.
+        // The peer's offer may be below the minimum: see `segment_size`.
         let most =
             u32::from(self.options.peer_mss.max(SEGMENT_MIN)) - timestamp_bytes(&self.options);
         self.snd.mss = self.snd.mss.min(most);
     }
 
-    /// State of congestion control, by its name in Linux.
+    /// Returns the state of congestion control by its name in Linux.
     const fn congestion_state(&self, disorder: bool) -> &'static str {
         match self.snd.phase {
             Phase::Open if disorder => "Disorder",

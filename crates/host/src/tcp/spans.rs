@@ -1,12 +1,12 @@
-//! The send stream as a map from positions to the source of their bytes.
+//! The send buffer: a map from stream positions to the sources of their bytes.
 //!
 //! Every byte of the stream has a position, 64 bits wide, so that it never wraps; position 0 is the
 //! SYN, the first byte of data is 1. A span has a length now and bytes later: a retransmission
 //! takes them from the same source again. Spans are kept until their last byte is acknowledged.
 //!
 //! A span is either plain, bytes that are sent as they are, or a unit that a protocol above TCP
-//! makes from its source: a run of TLS records, a PDU with a digest ([`TxUnit`]). The map knows
-//! where units lie and asks the connection's [`TxTransforms`] for their bytes. It is what answers
+//! makes from its source: a run of TLS records, a PDU with a digest ([`TxUnit`]). The map knows the
+//! positions of units and asks the connection's [`TxTransforms`] for their bytes. It implements
 //! `l5o_get_tx_msgstate` (Autonomous NIC Offloads, section 4.2).
 //!
 //! Called by the connection in this folder, and by sessions above, which append units.
@@ -26,25 +26,25 @@ struct Span<U> {
     /// Position behind the last byte.
     end: u64,
     bytes: SpanBytes<U>,
-    /// An application's write ends here.
+    /// The span is the end of an application's write.
     ends_write: bool,
 }
 
-/// Properties of the bytes that [`SpanMap::collect`] found.
+/// Result of [`SpanMap::collect`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Collected {
     /// Bytes that can be sent now.
     pub(crate) len: u32,
-    /// One of them is the last of an application's write: the segment with the last of these bytes
-    /// then has PSH (RFC 9293 section 3.9.1.2, Linux's tcp_push).
+    /// The last byte of an application's write is among them: the segment that ends with it carries
+    /// PSH (RFC 9293 section 3.9.1.2, Linux's `tcp_push`).
     pub(crate) ends_write: bool,
 }
 
-/// What a transform took back of a unit.
+/// How much of a unit a transform took back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TakenBack {
     Nothing,
-    /// The end of it: the unit is shorter now.
+    /// Its end: the unit is shorter now.
     Rest,
     All,
 }
@@ -52,12 +52,12 @@ pub(crate) enum TakenBack {
 /// The spans of a send stream, in order and without holes.
 #[derive(Clone, Debug)]
 pub(crate) struct SpanMap<U> {
-    /// Position of the first byte that is still here.
+    /// Position of the first byte in the map.
     start: u64,
     spans: VecDeque<Span<U>>,
-    /// Bytes of host memory held.
+    /// Bytes of host memory held by the spans.
     memory: usize,
-    /// Some spans may have to be read by the host; false while the device reads all of them.
+    /// Some spans may have to be read by the host; false while the device reads all files.
     unread: bool,
 }
 
@@ -76,7 +76,7 @@ impl<U: TxUnit> SpanMap<U> {
         self.memory
     }
 
-    /// Appends bytes.
+    /// Appends bytes in host memory.
     pub(crate) fn push_memory(&mut self, bytes: Bytes) {
         let len = bytes.len() as u64;
         self.push_plain(Source::Memory(bytes), len);
@@ -112,8 +112,8 @@ impl<U: TxUnit> SpanMap<U> {
         })
     }
 
-    /// Returns the last unit if nothing follows it but `behind` bytes of one write in memory, and
-    /// the offset of `from` in it.
+    /// Returns the last unit, and the offset of `from` in it, if only `behind` bytes of one write
+    /// in memory follow it.
     pub(crate) fn last_unit(&self, from: u64, behind: u64) -> Option<(&U, u64)> {
         let last = self.end().checked_sub(behind).filter(|&last| last >= from)?;
         let index = self.spans.len().checked_sub(1 + usize::from(behind > 0))?;
@@ -130,9 +130,9 @@ impl<U: TxUnit> SpanMap<U> {
         Some((unit, from.saturating_sub(end - unit.len())))
     }
 
-    /// Takes back the end of the stream that [`Self::last_unit`] found and that was not sent:
-    /// `behind` bytes of memory, then of each unit, last first, the bytes that `take` removes from
-    /// its end. `take` gets the unit and the offset of `from` in it.
+    /// Takes back unsent bytes from the end of the stream that [`Self::last_unit`] found: `behind`
+    /// bytes of memory, then from each unit, last first, the bytes that `take` removes from its
+    /// end. `take` is called with the unit and the offset of `from` in it.
     pub(crate) fn take_back(
         &mut self,
         from: u64,
@@ -161,7 +161,8 @@ impl<U: TxUnit> SpanMap<U> {
         }
     }
 
-    /// Forgets the bytes before `position`; tells `release` which bytes of which files they were.
+    /// Removes the bytes before `position`, and calls `release` with file, offset and length of
+    /// each file range among them.
     pub(crate) fn advance(&mut self, position: u64, mut release: impl FnMut(FileId, u64, u64)) {
         let position = position.min(self.end());
         while self.start < position {
@@ -182,7 +183,7 @@ impl<U: TxUnit> SpanMap<U> {
         self.unread &= !self.spans.is_empty();
     }
 
-    /// Returns the end of the piece of a unit (a record, a PDU) that has bytes before and behind
+    /// Returns the end of the piece (record or PDU) of a unit that has bytes before and behind
     /// `position`; `position` if there is none.
     pub(crate) fn piece_end(&self, position: u64) -> u64 {
         match self.spans.get(self.index_of(position)) {
@@ -194,8 +195,8 @@ impl<U: TxUnit> SpanMap<U> {
         }
     }
 
-    /// Collects the sources of `len` bytes from `position`, and returns how many of them can be
-    /// sent now (fewer if the host has not read them yet).
+    /// Appends to `parts` the sources of `len` bytes from `position`. The result has fewer bytes if
+    /// the host has not read them yet, or the device takes no more extents in a transmit.
     pub(crate) fn collect<T: TxTransforms<Unit = U>>(
         &self,
         position: u64,
@@ -215,7 +216,7 @@ impl<U: TxUnit> SpanMap<U> {
                 break;
             }
             let take = span.end.min(stop) - at;
-            // At most `len`, 32 bits wide.
+            // At most `len`, which is 32 bits wide.
             let Ok(take32) = u32::try_from(take) else { break };
             let part = match &span.bytes {
                 SpanBytes::Plain(source) => {
@@ -236,7 +237,7 @@ impl<U: TxUnit> SpanMap<U> {
     }
 
     /// Returns the first file range at or behind `position` that the host has to read before it can
-    /// be sent, from the beginning of the piece of a unit that it lies in.
+    /// be sent; for a unit, from the beginning of the piece that holds `position`.
     pub(crate) fn first_unread(&self, position: u64) -> Option<Unread> {
         if !self.unread {
             return None;
@@ -260,8 +261,8 @@ impl<U: TxUnit> SpanMap<U> {
         })
     }
 
-    /// Fills in the bytes at `position`, which the host has read and which lie in one unread span.
-    /// Returns how many of them were still wanted: the stream may have been acknowledged or reset
+    /// Fills in `bytes` at `position`, which the host has read and which lie in one unread span.
+    /// Returns how many of them were still needed: the stream may have been acknowledged or reset
     /// in the meantime.
     pub(crate) fn fill<T: TxTransforms<Unit = U>>(
         &mut self,
@@ -288,8 +289,7 @@ impl<U: TxUnit> SpanMap<U> {
         used
     }
 
-    /// Puts pieces in the place of a span, which end where it ends, less their bytes that are
-    /// acknowledged.
+    /// Replaces a span by pieces, which end at its end, without the bytes that are acknowledged.
     fn replace(&mut self, index: usize, pieces: Pieces<U>) {
         let start = self.start_of(index);
         let Some(replaced) = self.spans.remove(index) else {
@@ -315,8 +315,8 @@ impl<U: TxUnit> SpanMap<U> {
         }
     }
 
-    /// Makes the host read, seal and digest what the device did, after a loss of the device or of
-    /// some of its contexts.
+    /// Makes the host read files, encrypt and compute digests after the device or some of its
+    /// contexts were lost.
     pub(crate) fn read_on_host<T: TxTransforms<Unit = U>>(&mut self, transforms: &mut T) {
         self.unread = true;
         let mut index = 0;
@@ -341,7 +341,7 @@ impl<U: TxUnit> SpanMap<U> {
         self.spans.iter().filter_map(|span| span.bytes.file())
     }
 
-    /// Returns memory that an idle stream does not need.
+    /// Releases memory that an idle stream does not need.
     pub(crate) fn shrink(&mut self) {
         if self.spans.is_empty() {
             self.spans = VecDeque::new();
@@ -361,7 +361,8 @@ impl<U: TxUnit> SpanMap<U> {
     }
 }
 
-/// Returns the pieces of an unread span of plain bytes in which `bytes` at `position` were read.
+/// Splits an unread span of plain bytes around `bytes`, which were read for `position`. Returns
+/// their number and the pieces; `None` if they are not within `span`.
 fn fill_plain<U>(
     source: &Source,
     position: u64,

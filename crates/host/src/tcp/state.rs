@@ -1,7 +1,7 @@
-//! States of a connection, and the events that lead from one to another: RFC 9293 section 3.3.2.
+//! States of a connection and the events that change them: RFC 9293 section 3.3.2.
 
-/// The states, without LISTEN (a listener is not a connection) and SYN-RECEIVED of passive opens
-/// (they wait in the SYN cache).
+/// States of a connection. LISTEN is not among them (a listener is no connection), nor SYN-RECEIVED
+/// of passive opens (these are entries of the SYN cache).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     SynSent,
@@ -17,7 +17,7 @@ pub(crate) enum State {
 }
 
 impl State {
-    /// Its name in RFC 9293.
+    /// Returns the name in RFC 9293.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::SynSent => "SYN-SENT",
@@ -33,22 +33,22 @@ impl State {
         }
     }
 
-    /// Whether handshakes are done and the connection has not ended.
+    /// Returns whether the handshake is complete and the connection has not ended.
     pub(crate) const fn is_synchronized(self) -> bool {
         !matches!(self, Self::SynSent | Self::SynReceived | Self::TimeWait | Self::Closed)
     }
 
-    /// Whether the application may still write.
+    /// Returns whether the application may still write.
     pub(crate) const fn may_write(self) -> bool {
         matches!(self, Self::SynSent | Self::SynReceived | Self::Established | Self::CloseWait)
     }
 
-    /// Returns the state that an event leads to; none if the event leaves the state as it is.
+    /// Returns the state that an event leads to; `None` if the event does not change the state.
     pub(crate) const fn next(self, event: StateEvent) -> Option<Self> {
         Some(match (self, event) {
             (Self::SynSent | Self::SynReceived, StateEvent::Synchronized) => Self::Established,
             (Self::SynSent, StateEvent::PeerSyn) => Self::SynReceived,
-            // RFC 9293 section 3.10.4: a connection that was not opened yet is forgotten.
+            // RFC 9293 section 3.10.4: an attempt to open that is not complete is deleted.
             (Self::SynSent, StateEvent::Close) => Self::Closed,
             (Self::SynReceived | Self::Established, StateEvent::Close) => Self::FinWait1,
             (Self::CloseWait, StateEvent::Close) => Self::LastAck,
@@ -64,20 +64,20 @@ impl State {
     }
 }
 
-/// The events that move a connection from one state to another.
+/// Events that change the state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StateEvent {
-    /// Each side has the other's SYN, and the peer has acknowledged ours.
+    /// Both ends have the other's SYN, and the peer has acknowledged ours.
     Synchronized,
     /// The peer's SYN came without an acknowledgment of ours: a simultaneous open.
     PeerSyn,
     /// The application closes its direction: a FIN is queued.
     Close,
-    /// The peer's FIN came in order.
+    /// The peer's FIN was reached in order.
     Fin,
     /// The peer acknowledged our FIN.
     FinAcked,
-    /// A reset, a time-out, or the connection was handed to the device.
+    /// A reset, a time-out, or the hand-over to the device.
     End,
 }
 
@@ -106,7 +106,7 @@ mod tests {
         (StateEvent::FinAcked, "FIN acknowledged"),
     ];
 
-    /// The diagram in ARCHITECTURE.md is the table; an end leads from everywhere to CLOSED.
+    /// The diagram in ARCHITECTURE.md equals the table, and `End` leads from every state to CLOSED.
     #[test]
     fn the_documents_have_the_transitions() {
         states::assert_documented(&states::diagram(&STATES, &EVENTS, State::next));

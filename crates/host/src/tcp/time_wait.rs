@@ -1,7 +1,6 @@
-//! Closed connections whose tuple is kept: RFC 9293 section 3.4.2, in a fraction of a connection's
-//! memory.
+//! Connections in TIME-WAIT (RFC 9293 section 3.4.2), in a fraction of a connection's memory.
 //!
-//! The time is the same for all, so that they expire in the order in which they came.
+//! The duration is the same for all, so entries expire in the order of insertion.
 
 use alloc::collections::VecDeque;
 
@@ -10,31 +9,31 @@ use structures::slab::{Key, Slab};
 use tcp_rules::time_wait::TimeWaitTcb;
 use wire::Tuple;
 
-/// Entries; beyond it the oldest goes early (as Linux's tcp_max_tw_buckets).
+/// Limit of entries, beyond which the oldest is evicted: Linux's `tcp_max_tw_buckets`.
 const ENTRIES_MAX: usize = 262_144;
 
-/// The time of an entry does not begin again sooner than this after it last did: each time costs
-/// memory until the earlier one would have been over.
+/// Least extension of an entry's time at a restart: each restart adds an entry to the queue until
+/// the earlier time is over.
 const RESTART_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is kept of a connection.
+/// The state that is kept of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Remains {
     pub(crate) tuple: Tuple,
-    /// What segments are judged by.
+    /// State by which segments are judged.
     pub(crate) tcb: TimeWaitTcb,
-    /// What our timestamps are ahead of the clock.
+    /// Offset of our timestamps from the clock in milliseconds.
     pub(crate) ts_offset: u32,
-    /// When it entered TIME-WAIT.
+    /// When the connection entered TIME-WAIT.
     pub(crate) since: Instant,
 }
 
-/// The table.
+/// The TIME-WAIT table.
 #[derive(Debug, Default)]
 pub(crate) struct TimeWait {
     entries: Slab<Entry>,
-    /// Entries in order of expiry. One whose time began again is there more than once; only its
-    /// last time counts.
+    /// Entries in order of expiry. A restarted entry is here more than once; only its last time
+    /// counts.
     queue: VecDeque<(Instant, Key)>,
 }
 
@@ -45,7 +44,8 @@ struct Entry {
 }
 
 impl TimeWait {
-    /// Keeps `remains` until `until`; gives its slot, and what had to go for it.
+    /// Inserts an entry that expires at `until`; returns its slot, and slot and entry of a
+    /// connection that was evicted for it.
     pub(crate) fn insert(
         &mut self,
         remains: Remains,
@@ -61,29 +61,29 @@ impl TimeWait {
         (key.index(), evicted)
     }
 
-    /// Connections in TIME-WAIT.
+    /// Returns the number of entries.
     pub(crate) const fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// The connection in `slot`.
+    /// Returns the entry in `slot`.
     pub(crate) fn at(&self, slot: u32) -> Option<&Remains> {
         self.entries.get(self.entries.key_at(slot)?).map(|entry| &entry.remains)
     }
 
-    /// Forgets the connection in `slot`.
+    /// Removes the entry in `slot`.
     pub(crate) fn remove(&mut self, slot: u32) -> Option<Remains> {
         self.entries.remove(self.entries.key_at(slot)?).map(|entry| entry.remains)
     }
 
-    /// Forgets the connection whose time was to end then, unless it is gone or its time began
-    /// again.
+    /// Removes the entry with this key and expiry time; `None` if it is gone or was restarted.
     fn remove_due(&mut self, (at, key): (Instant, Key)) -> Option<(u32, Remains)> {
         self.entries.get(key).filter(|entry| entry.until == at)?;
         self.entries.remove(key).map(|entry| (key.index(), entry.remains))
     }
 
-    /// The time of `slot` begins again, unless it did just now.
+    /// Extends the time of the entry in `slot` to `until`, unless it began again less than
+    /// [`RESTART_INTERVAL`] ago.
     pub(crate) fn restart(&mut self, slot: u32, until: Instant) {
         let Some(key) = self.entries.key_at(slot) else { return };
         let Some(entry) = self.entries.get_mut(key) else { return };
@@ -93,7 +93,7 @@ impl TimeWait {
         }
     }
 
-    /// The next connection whose time is over, and the slot that it had.
+    /// Removes and returns the next expired entry, with its slot.
     pub(crate) fn poll_expired(&mut self, now: Instant) -> Option<(u32, Remains)> {
         while self.queue.front().is_some_and(|&(at, _)| at <= now) {
             let next = self.queue.pop_front()?;
@@ -104,7 +104,8 @@ impl TimeWait {
         None
     }
 
-    /// When the next time is over.
+    /// Returns when to call [`Self::poll_expired`]. May be early: the queue has outdated times of
+    /// restarted entries.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.queue.front().map(|&(at, _)| at)
     }

@@ -1,4 +1,4 @@
-//! A connection's timers: one enum, one table, one next time-out. Never a callback.
+//! Timers of a connection: one table of expiry times, polled for the earliest; no callbacks.
 
 use base::Instant;
 
@@ -10,34 +10,34 @@ pub(crate) enum Timer {
     Retransmit,
     /// A delayed acknowledgment is due.
     DelayedAck,
-    /// Pacing lets the next segment go.
+    /// Pacing permits the next segment.
     Pace,
-    /// A transmit that was held back for a longer run is sent as it is.
+    /// The end of a transmit's wait for an acknowledgment that would make it longer.
     Defer,
-    /// Keep-alive, and giving idle memory back.
+    /// Keep-alive, and the release of memory that an idle connection does not need.
     Idle,
-    /// The end of FIN-WAIT-2 of a connection that nobody holds any more.
+    /// The end of FIN-WAIT-2 of a connection that the application has closed.
     Linger,
 }
 
 const COUNT: usize = Timer::Linger as usize + 1;
 
-/// Times at which timers expire.
+/// Expiry times of a connection's timers; [`Instant::FAR_FUTURE`] if a timer is not set.
 #[derive(Clone, Debug)]
 pub(crate) struct Timers {
     at: [Instant; COUNT],
 }
 
-/// What the retransmission timer stands for.
+/// Purpose of the retransmission timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retransmit {
-    /// RFC 6298.
+    /// Retransmission time-out (RFC 6298).
     TimeOut,
-    /// RFC 8985 section 7.
+    /// Tail loss probe (RFC 8985 section 7).
     TailProbe,
-    /// RFC 8985 section 6.3.
+    /// RACK's reordering timer (RFC 8985 section 6.3).
     Reordering,
-    /// RFC 9293 section 3.8.6.1.
+    /// Zero-window probe (RFC 9293 section 3.8.6.1).
     WindowProbe,
 }
 
@@ -62,7 +62,7 @@ impl Timers {
         self.at = [Instant::FAR_FUTURE; COUNT];
     }
 
-    /// Whether `timer` has expired; stops it if so.
+    /// Returns whether `timer` has expired; stops it if so.
     pub(crate) fn take(&mut self, timer: Timer, now: Instant) -> bool {
         let expired = self.at[timer as usize] <= now;
         if expired {
@@ -71,7 +71,7 @@ impl Timers {
         expired
     }
 
-    /// When the next timer expires.
+    /// Returns when the next timer expires.
     pub(crate) fn next(&self) -> Instant {
         self.at.iter().copied().min().unwrap_or(Instant::FAR_FUTURE)
     }

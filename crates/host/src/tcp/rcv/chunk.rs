@@ -1,19 +1,20 @@
-//! Payload in the buffer that it came in, with the metadata of its segment.
+//! Payload in the buffer that it arrived in, with the metadata of its segment.
 //!
-//! [`Receive`](super::Receive) queues, cuts and reads chunks; the bytes stay where they are.
+//! [`Receive`](super::Receive) queues, trims and reads chunks; the bytes stay in their buffers.
 
 use alloc::vec::Vec;
 
 use abi::PacketBuf;
 use abi::l5o::RxMetadata;
 
-/// Payload in the buffer it came in.
+/// Payload in the buffer that it arrived in.
 #[derive(Debug)]
 pub(crate) struct Chunk {
     buf: Buffer,
     start: usize,
     end: usize,
-    /// Where the payload began when it came: what the metadata counts from.
+    /// Offset in the buffer at which the payload began on arrival; offsets in the metadata count
+    /// from it.
     origin: usize,
     metadata: RxMetadata,
 }
@@ -43,7 +44,7 @@ impl Chunk {
         Self { buf: Buffer::Packet(packet), start, end, origin: start, metadata }
     }
 
-    /// Bytes that were copied together.
+    /// Returns a chunk of bytes that were copied together.
     pub(super) fn joined(bytes: Vec<u8>) -> Self {
         let end = bytes.len();
         Self {
@@ -55,7 +56,7 @@ impl Chunk {
         }
     }
 
-    /// Returns whether its packet has to be kept as it came, since it has metadata.
+    /// Returns whether the chunk has metadata, so that its bytes must not be joined with others.
     pub(super) const fn is_marked(&self) -> bool {
         !self.metadata.is_empty()
     }
@@ -79,7 +80,7 @@ impl Chunk {
         self.start == self.end
     }
 
-    /// Its buffer, where it is still the packet's.
+    /// Returns the packet buffer; `None` if the bytes were copied together.
     pub(super) fn into_packet(self) -> Option<PacketBuf> {
         match self.buf {
             Buffer::Packet(packet) => Some(packet),
@@ -87,23 +88,23 @@ impl Chunk {
         }
     }
 
-    /// Returns the metadata of its segment, and where in the payload the bytes left begin.
+    /// Returns the metadata of the segment, and the offset of the remaining bytes in its payload.
     pub(super) const fn metadata_mut(&mut self) -> (&mut RxMetadata, usize) {
         (&mut self.metadata, self.start - self.origin)
     }
 
-    /// Takes `bytes` off the front; it has as many.
+    /// Removes `bytes` from the front, at most the length.
     pub(super) const fn consume(&mut self, bytes: usize) {
         self.start += bytes;
     }
 
-    /// `len` bytes from `from` on; it has as many.
+    /// Returns `len` bytes from offset `from`, which the chunk has.
     pub(super) const fn piece(&self, from: usize, len: usize) -> Piece<'_> {
         Piece { chunk: self, at: self.start + from, len }
     }
 
-    /// Cuts it, which begins at `start`, to what lies in from..to; gives its new start, or none
-    /// where nothing is left.
+    /// Trims the chunk, which begins at position `start`, to from..to; returns its new start, or
+    /// `None` if nothing is left.
     pub(super) fn trim(&mut self, start: u64, from: u64, to: u64) -> Option<u64> {
         let end = start + self.len() as u64;
         let (keep_from, keep_to) = (start.max(from), end.min(to));
@@ -111,18 +112,18 @@ impl Chunk {
             self.end = self.start;
             return None;
         }
-        // Both differences are below its length.
+        // Both differences are below the length.
         self.end -= usize::try_from(end - keep_to).unwrap_or(0);
         self.start += usize::try_from(keep_from - start).unwrap_or(0);
         Some(keep_from)
     }
 }
 
-/// Bytes of one segment that can be read.
+/// Readable bytes of one segment.
 #[derive(Clone, Copy)]
 pub(crate) struct Piece<'a> {
     chunk: &'a Chunk,
-    /// Where in the chunk's buffer.
+    /// Offset in the chunk's buffer.
     at: usize,
     len: usize,
 }
@@ -132,7 +133,7 @@ impl<'a> Piece<'a> {
         &self.chunk.buf.as_slice()[self.at..self.at + self.len]
     }
 
-    /// The segment's payload as it came, and where in it the piece begins.
+    /// Returns the segment's payload as it arrived, and the offset of the piece in it.
     pub(crate) fn segment(&self) -> (&'a [u8], usize) {
         let Chunk { buf, origin, end, .. } = self.chunk;
         (&buf.as_slice()[*origin..(*end).max(*origin)], self.at - origin)

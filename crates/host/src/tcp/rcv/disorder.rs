@@ -1,4 +1,4 @@
-//! Reassembly: segments that came out of order or twice, and what SACK blocks say of them.
+//! Reassembly: segments that arrived out of order or twice, and the SACK blocks that report them.
 //!
 //! Half of [`Receive`], which calls it for segments that are not the next in order.
 
@@ -11,11 +11,11 @@ use wire::tcp::{Options, SackBlock};
 use super::{Chunk, Due, Receive};
 use crate::rare::AtRest;
 
-/// Segments that may wait for a hole to be filled: an attacker's bytes are bounded by this and by
-/// the window.
+/// Most segments that may wait behind a hole. This and the window bound the memory that an attacker
+/// can use.
 const OUT_OF_ORDER_MAX: usize = 1024;
 
-/// A segment that waits for a hole before it to be filled.
+/// A segment behind a hole.
 #[derive(Debug)]
 pub(super) struct Waiting {
     start: u64,
@@ -28,16 +28,16 @@ impl Waiting {
     }
 }
 
-/// What came out of order, or twice: at rest while everything comes as it was sent.
+/// Reassembly state; not allocated while everything arrives in order.
 #[derive(Debug, Default)]
 pub(super) struct Disorder {
-    /// Segments behind a hole, in order and without overlaps.
+    /// Segments behind a hole, in order of position and without overlaps.
     pub(super) waiting: Vec<Waiting>,
-    /// Payload bytes of them.
+    /// Payload bytes of the waiting segments.
     pub(super) bytes: usize,
-    /// Starts of the segments that last came out of order, for the order of SACK blocks.
+    /// Starts of the segments that last arrived out of order, for the order of SACK blocks.
     recent: [u64; 3],
-    /// A range that came twice: reported once (RFC 2883).
+    /// A range that arrived twice, reported once (RFC 2883).
     duplicate: Option<(u64, u64)>,
 }
 
@@ -50,9 +50,8 @@ impl AtRest for Disorder {
 }
 
 impl Receive {
-    /// Keeps a segment for later, without the bytes that are already there. Its buffer goes to
-    /// `spares` if nothing of it is new or there is no room, as do those of segments that it
-    /// covers.
+    /// Inserts a segment without the bytes that already wait. Its buffer goes to `spares` if none
+    /// of it is new or there is no room; so do the buffers of segments that it covers.
     pub(super) fn wait(
         &mut self,
         mut start: u64,
@@ -71,7 +70,7 @@ impl Receive {
             start = rest;
         }
         let end = start + chunk.len() as u64;
-        // Segments that this one covers whole go; one that it overlaps keeps its bytes.
+        // Segments that this one covers are removed; one that it overlaps in part keeps its bytes.
         while let Some(next) = self.disorder.waiting.get(index) {
             if next.start >= end {
                 break;
@@ -96,7 +95,7 @@ impl Receive {
         self.disorder.waiting.insert(index, Waiting { start, chunk });
     }
 
-    /// Moves what is in order now to the queue of the application.
+    /// Moves the segments that are in order now to the application's queue.
     pub(super) fn join_waiting(&mut self, spares: &mut impl Extend<PacketBuf>) {
         // The run to move is at the front, and every segment in it may bring the next into order.
         let mut reach = self.nxt;
@@ -125,8 +124,8 @@ impl Receive {
         }
     }
 
-    /// Reports what of an unacceptable segment's payload had come before: only that was received
-    /// (RFC 2883 section 4). A probe of a closed window, for one, brings a byte that is not kept.
+    /// Reports the part of an unacceptable segment's payload that had been received before (RFC
+    /// 2883 section 4). A zero-window probe may bring a byte that was not received.
     pub(crate) fn note_duplicate(&mut self, seq: SeqNum, len: usize) {
         let Some(start) = self.position(seq) else { return };
         let end = (start + len as u64).min(self.nxt);
@@ -140,8 +139,8 @@ impl Receive {
         self.due = Due::Now;
     }
 
-    /// Adds SACK blocks: a duplicate first (RFC 2883), then the run that the latest segment is part
-    /// of, then others lately reported (RFC 2018 section 4).
+    /// Adds SACK blocks: the duplicate first (RFC 2883), then the run that holds the latest
+    /// segment, then others reported lately (RFC 2018 section 4).
     pub(crate) fn sack_blocks(&mut self, options: &mut Options, max: usize) {
         let mut left = max;
         if let Some((start, end)) = self.disorder.duplicate.take() {
@@ -164,14 +163,14 @@ impl Receive {
         }
     }
 
-    /// A duplicate is reported at most once, and not at all to a peer without SACK.
+    /// Forgets the duplicate: it is reported at most once, and never to a peer without SACK.
     pub(crate) fn forget_duplicate(&mut self) {
         if self.disorder.duplicate.is_some() {
             self.disorder.duplicate = None;
         }
     }
 
-    /// The run of waiting bytes that holds `position`.
+    /// Returns the run of waiting bytes that holds `position`.
     fn run_at(&self, position: u64) -> Option<(u64, u64)> {
         let index = self.disorder.waiting.partition_point(|w| w.end() <= position);
         let hit = self.disorder.waiting.get(index).filter(|w| w.start <= position)?;
@@ -191,12 +190,13 @@ impl Receive {
         Some((start, end))
     }
 
-    /// Whether bytes wait behind a hole: acknowledgments then carry SACK blocks.
+    /// Returns whether acknowledgments carry SACK blocks: bytes wait behind a hole, or a duplicate
+    /// arrived.
     pub(crate) fn has_holes(&self) -> bool {
         !self.disorder.waiting.is_empty() || self.disorder.duplicate.is_some()
     }
 
-    /// Whether bytes are missing before some that came.
+    /// Returns whether bytes wait behind a hole.
     pub(crate) fn has_gap(&self) -> bool {
         !self.disorder.waiting.is_empty()
     }

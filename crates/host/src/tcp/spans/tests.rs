@@ -1,4 +1,4 @@
-//! Positions and sources.
+//! Tests of positions and sources in the send buffer.
 
 use super::*;
 use crate::net::outbox::Outbox;
@@ -38,7 +38,7 @@ impl TxUnit for Infallible {
     }
 }
 
-/// A connection without protocols above TCP.
+/// Transforms of a connection without protocols above TCP.
 impl TxTransforms for () {
     type Unit = Infallible;
     type Lost = ();
@@ -150,8 +150,7 @@ fn nothing_is_to_be_read_until_the_host_has_to() {
 }
 
 proptest! {
-    /// Whatever is pushed, acknowledged and asked for, the bytes at a position are always the
-    /// same.
+    /// Whatever is appended, acknowledged and collected, the bytes at a position never change.
     #[test]
     fn a_position_has_one_source(
         steps in proptest::collection::vec((any::<bool>(), 1..500_u64), 1..20),
