@@ -1,7 +1,7 @@
-//! ARP (RFC 826) and neighbour discovery (RFC 4861) packets: answering and asking.
+//! ARP (RFC 826) and neighbor discovery (RFC 4861): replies and solicitations.
 //!
-//! Formats are `smoltcp`'s. Called by the host for ARP frames and neighbour messages; the table is
-//! [`super::neighbor`].
+//! Formats are `smoltcp`'s. Called by the host for ARP frames and neighbor messages; the table is
+//! in [`super::neighbor`].
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -20,7 +20,7 @@ use super::outbox::Outbox;
 
 const BROADCAST: [u8; 6] = [0xff; 6];
 
-/// Takes an ARP packet.
+/// Handles an ARP packet.
 pub(crate) fn handle_arp(out: &mut Outbox, now: Instant, packet: &[u8]) {
     let parsed = ArpPacket::new_checked(packet).and_then(|p| ArpRepr::parse(&p));
     let Ok(ArpRepr::EthernetIpv4 {
@@ -81,7 +81,7 @@ fn send_arp(
     out.send_frame(header, Bytes::new());
 }
 
-/// Asks for the link address of every neighbour that somebody waits for.
+/// Solicits the link address of every neighbor that the table wants to resolve.
 pub(crate) fn solicit(out: &mut Outbox) {
     while let Some(hop) = out.net.neighbors.poll_ask() {
         let Some(ours) = out.net.source_for(hop) else { continue };
@@ -101,8 +101,8 @@ pub(crate) fn solicit(out: &mut Outbox) {
     }
 }
 
-/// Takes a neighbour solicitation or advertisement. Hop limit 255 proves that it was sent on this
-/// link.
+/// Handles a neighbor solicitation or advertisement. A hop limit of 255 proves that it was sent on
+/// this link.
 pub(crate) fn handle_ndisc(
     out: &mut Outbox,
     now: Instant,
@@ -121,8 +121,7 @@ pub(crate) fn handle_ndisc(
                 return;
             }
             let mac = lladdr.map_or(link_source, |raw| mac_of(&raw).unwrap_or(link_source));
-            // Duplicate address detection asks from the unspecified address: RFC 4862 section
-            // 5.4.3.
+            // Duplicate address detection uses the unspecified address: RFC 4862 section 5.4.3.
             let (to, to_mac, solicited) = if source.is_unspecified() {
                 (ALL_NODES, multicast_mac(ALL_NODES), NdiscNeighborFlags::empty())
             } else {
@@ -176,13 +175,13 @@ fn send_ndisc(
 
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
-/// RFC 4291 section 2.7.1.
+/// Returns the solicited-node multicast address: RFC 4291 section 2.7.1.
 fn solicited_node(addr: Ipv6Addr) -> Ipv6Addr {
     let [.., a, b] = addr.segments();
     Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | (a & 0xff), b)
 }
 
-/// RFC 2464 section 7.
+/// Returns the Ethernet address of a multicast group: RFC 2464 section 7.
 fn multicast_mac(group: Ipv6Addr) -> [u8; 6] {
     let [.., a, b, c, d] = group.octets();
     [0x33, 0x33, a, b, c, d]

@@ -1,8 +1,8 @@
-//! ICMP and ICMPv6: echo, errors that speak of our connections, and the errors that we send.
+//! ICMP and ICMPv6: echo replies, errors about our connections, and the errors that we send.
 //!
-//! An error is believed only where the packet that it quotes names bytes in flight on a connection
-//! of ours (RFC 5927); the caller decides that. What is sent is limited in rate (RFC 1812 section
-//! 4.3.2.8, RFC 4443 section 2.4 f).
+//! An error is acted on only if the packet that it quotes has bytes in flight on a connection of
+//! ours (RFC 5927); the caller checks that. Errors that we send are limited in rate (RFC 1812
+//! section 4.3.2.8, RFC 4443 section 2.4 f).
 
 use alloc::vec;
 use core::net::IpAddr;
@@ -19,33 +19,34 @@ use super::arp;
 use super::outbox::{HOP_LIMIT, Outbox};
 use crate::limit::PerSecond;
 
-/// Errors per second that we send at most.
+/// Most errors that we send per second.
 const ERRORS_PER_SECOND: u32 = 100;
-/// Bytes of a packet that an error quotes beyond its IP header: RFC 1812 would allow more.
+/// Bytes of a packet behind its IP header that an error quotes: RFC 1812 would allow more.
 const QUOTED_BYTES: usize = 8;
 
-/// What an ICMP error says about a TCP segment of ours.
+/// An ICMP error about a TCP segment of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TcpError {
-    /// The connection, as this machine sees it.
+    /// The tuple of the connection, seen from this host.
     pub(crate) tuple: Tuple,
-    /// Sequence number of the segment that met the error.
+    /// Sequence number of the segment that caused the error.
     pub(crate) seq: SeqNum,
     pub(crate) kind: ErrorKind,
 }
 
-/// Kinds of error that matter to TCP.
+/// Kinds of errors that matter to TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ErrorKind {
-    /// The packet was too big for the next hop, whose MTU is this (0 where it does not say).
+    /// The packet was too big for the next hop; its MTU in bytes, or 0 if the error does not tell
+    /// it.
     TooBig(u32),
-    /// The port or protocol is not there, or not allowed.
+    /// The port or protocol is unreachable or prohibited.
     Refused,
-    /// The host or network cannot be reached, for now.
+    /// The host or network is unreachable at the moment.
     Unreachable,
 }
 
-/// Takes an ICMP or ICMPv6 packet; gives an error about a TCP segment, if that is what it is.
+/// Handles an ICMP or ICMPv6 packet. Returns an error about a TCP segment if the packet is one.
 pub(crate) fn handle(
     out: &mut Outbox,
     now: Instant,
@@ -139,7 +140,7 @@ fn reply_echo(out: &mut Outbox, now: Instant, ip: &IpPacket, body: &[u8]) {
     out.counters.icmp_echo_replies += 1;
 }
 
-/// Fills in the checksum.
+/// Computes and writes the checksum.
 fn seal(ip: &IpHeader, body: &mut [u8]) {
     body[2..4].fill(0);
     let mut sum = if ip.protocol == protocol::ICMPV6 {
@@ -151,7 +152,7 @@ fn seal(ip: &IpHeader, body: &mut [u8]) {
     body[2..4].copy_from_slice(&sum.finish().to_be_bytes());
 }
 
-/// Finds the TCP segment that an error quotes: the IP header and at least 8 bytes behind it.
+/// Parses the TCP segment that an error quotes: its IP header and at least 8 bytes behind it.
 fn quoted(packet: &[u8], kind: ErrorKind) -> Option<TcpError> {
     let (source, destination, tcp) = match packet.first()? >> 4 {
         4 => {
@@ -183,12 +184,12 @@ fn quoted(packet: &[u8], kind: ErrorKind) -> Option<TcpError> {
     Some(TcpError { tuple, seq, kind })
 }
 
-/// Returns the limit of [`send_port_unreachable`].
+/// Returns the rate limiter for [`send_port_unreachable`].
 pub(crate) const fn error_limit() -> PerSecond {
     PerSecond::new(ERRORS_PER_SECOND)
 }
 
-/// Tells the sender of a UDP datagram that its port is not bound: RFC 1122 section 4.1.3.1.
+/// Reports to the sender of a UDP datagram that its port is not bound: RFC 1122 section 4.1.3.1.
 pub(crate) fn send_port_unreachable(
     out: &mut Outbox,
     limit: &mut PerSecond,

@@ -1,4 +1,4 @@
-//! Below TCP: what leaves, our addresses, the next hop, neighbours, ICMP.
+//! The network layer of a host: output of frames, addresses, next hops, neighbors, ICMP.
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv6Addr};
@@ -21,7 +21,8 @@ pub(crate) struct Net {
     pub(crate) mtu: u16,
     addrs: Vec<Cidr>,
     gateways: Vec<IpAddr>,
-    /// Whether it is us who answers requests that every host of the device hears.
+    /// This host answers ARP requests, neighbor solicitations and echo requests, which every host
+    /// of the device receives.
     pub(crate) answers: bool,
     pub(crate) neighbors: Neighbors,
 }
@@ -38,20 +39,21 @@ impl Net {
         }
     }
 
-    /// Whether `addr` is one of ours.
+    /// Returns whether `addr` is one of our addresses.
     pub(crate) fn is_ours(&self, addr: IpAddr) -> bool {
         self.addrs.iter().any(|c| c.addr == addr)
             || matches!(addr, IpAddr::V6(v6) if v6 == link_local(self.mac))
     }
 
-    /// Our address to speak to `remote` from.
+    /// Returns our address from which to send to `remote`: one of the same subnet if there is one,
+    /// else the first of the family.
     pub(crate) fn source_for(&self, remote: IpAddr) -> Option<IpAddr> {
         let family = |c: &&Cidr| c.addr.is_ipv4() == remote.is_ipv4();
         let near = self.addrs.iter().filter(family).find(|c| c.contains(remote));
         near.or_else(|| self.addrs.iter().find(family)).map(|c| c.addr)
     }
 
-    /// Who to hand a packet for `destination` to.
+    /// Returns the next hop for a packet to `destination`: itself if on-link, else the gateway.
     pub(crate) fn next_hop(&self, destination: IpAddr) -> Option<IpAddr> {
         let on_link = self.addrs.iter().any(|c| c.contains(destination))
             || matches!(destination, IpAddr::V6(v6) if v6.is_unicast_link_local());
@@ -61,7 +63,7 @@ impl Net {
         self.gateways.iter().copied().find(|g| g.is_ipv4() == destination.is_ipv4())
     }
 
-    /// The segment size to offer the peer: RFC 9293 section 3.7.1.
+    /// Returns the segment size to offer the peer: RFC 9293 section 3.7.1.
     pub(crate) fn mss_for(&self, tuple: &Tuple) -> u16 {
         #[expect(clippy::cast_possible_truncation, reason = "40 or 60")]
         let headers = if tuple.local.addr.is_ipv4() {
@@ -73,7 +75,7 @@ impl Net {
     }
 }
 
-/// The link-local address of an interface: RFC 4291 appendix A.
+/// Returns the link-local address of an interface: RFC 4291 appendix A.
 pub(crate) fn link_local(mac: [u8; 6]) -> Ipv6Addr {
     let [a, b, c, d, e, f] = mac;
     let word = u16::from_be_bytes;

@@ -1,10 +1,9 @@
-//! The neighbour table: link addresses of next hops, for IPv4 (ARP) and IPv6 (neighbour discovery)
-//! alike.
+//! The neighbor table: link addresses of next hops, for IPv4 (ARP) and IPv6 (neighbor discovery).
 //!
-//! An entry is asked for until it answers (RFC 1122 section 2.3.2, RFC 4861 section 7.2), then
-//! used; when it has not been confirmed for a while it is asked again while it goes on being used,
-//! and dropped if it stays silent. Transmits for an unanswered entry are parked, a bounded number
-//! of them.
+//! A new entry is solicited until it answers (RFC 1122 section 2.3.2, RFC 4861 section 7.2), and
+//! removed if it does not. An entry that was not confirmed for a while is solicited again while it
+//! stays in use, and removed if it stays silent. A bounded number of transmits is parked for an
+//! unanswered entry.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
@@ -14,16 +13,18 @@ use core::net::IpAddr;
 use abi::Transmit;
 use base::{Duration, Instant};
 
-/// Entries: beyond it new neighbours displace the unanswered that was asked for first, so that a
-/// flood from addresses that nobody has displaces its own; then the longest unconfirmed.
+/// Limit of entries. A new neighbor beyond it displaces the unanswered one that was solicited
+/// first, so that a flood from nonexistent addresses displaces its own entries; else the one that
+/// was not confirmed for longest.
 const ENTRIES_MAX: usize = 1024;
-/// Transmits parked per unanswered neighbour: about what Linux keeps (unres_qlen_bytes, 208 KiB).
+/// Transmits parked per unanswered neighbor: about as many as Linux keeps (`unres_qlen_bytes`, 208
+/// KiB).
 const PARKED_MAX: usize = 1024;
-/// Solicitations before a neighbour counts as gone: RFC 4861 MAX_MULTICAST_SOLICIT.
+/// Solicitations after which a neighbor counts as unreachable: RFC 4861 MAX_MULTICAST_SOLICIT.
 const TRIES_MAX: u8 = 3;
-/// Time between them: RFC 4861 RETRANS_TIMER.
+/// Interval of solicitations: RFC 4861 RETRANS_TIMER.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long an answer is believed: RFC 4861 REACHABLE_TIME.
+/// How long an answer is valid: RFC 4861 REACHABLE_TIME.
 const REACHABLE: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
@@ -35,19 +36,21 @@ struct Entry {
     parked: Vec<Transmit>,
 }
 
-/// The table.
+/// The neighbor table.
 #[derive(Debug)]
 pub(crate) struct Neighbors {
     entries: BTreeMap<IpAddr, Entry>,
-    /// The neighbour used last: nearly always the next one too.
+    /// The neighbor used last with its address and the end of its validity: nearly always the next
+    /// one too.
     last: Option<(IpAddr, [u8; 6], Instant)>,
-    /// Neighbours that have not answered, in the order of asking; some may have, or be gone.
+    /// Neighbors without an answer, in the order of their first solicitation. May contain some that
+    /// have answered or were removed.
     unanswered: VecDeque<IpAddr>,
-    /// Neighbours to be asked for.
+    /// Neighbors to solicit.
     ask: Vec<IpAddr>,
-    /// When the next of the unanswered is asked again, at the earliest.
+    /// Earliest time at which an unanswered neighbor is solicited again.
     retry_at: Option<Instant>,
-    /// Transmits that were parked for neighbours that had to make room.
+    /// Transmits that were parked for displaced neighbors.
     displaced: Vec<Transmit>,
 }
 
@@ -63,7 +66,8 @@ impl Neighbors {
         }
     }
 
-    /// The link address of `hop`, if it is known.
+    /// Returns the link address of `hop` if it is known. Solicits a neighbor again that was not
+    /// confirmed lately.
     pub(crate) fn lookup(&mut self, now: Instant, hop: IpAddr) -> Option<[u8; 6]> {
         if let Some((addr, mac, until)) = self.last {
             if addr == hop && now < until {
@@ -73,7 +77,7 @@ impl Neighbors {
         let entry = self.entries.get_mut(&hop)?;
         let mac = entry.mac?;
         if now.since(entry.confirmed) >= REACHABLE && entry.retry_at <= now {
-            // Still used while it is asked again: RFC 4861 section 7.3.3, DELAY and PROBE.
+            // The address stays in use meanwhile: RFC 4861 section 7.3.3, DELAY and PROBE.
             entry.tries += 1;
             entry.retry_at = now + RETRY;
             self.ask.push(hop);
@@ -88,10 +92,10 @@ impl Neighbors {
         Some(mac)
     }
 
-    /// Keeps a transmit until `hop` answers. Says no where too many wait already.
+    /// Parks a transmit until `hop` answers, and solicits a new neighbor.
     ///
     /// # Errors
-    /// What is given up: the transmit itself where there is no room.
+    /// Returns the transmit if too many are parked.
     pub(crate) fn park(
         &mut self,
         now: Instant,
@@ -114,8 +118,9 @@ impl Neighbors {
         Ok(())
     }
 
-    /// A neighbour told its link address, by an answer to us or a question to us. `create` is set
-    /// for the latter. Gives what was parked for it.
+    /// Records the link address of a neighbor, from its answer to us or from its own request.
+    /// `create` is true for a request. Returns the transmits that were parked for it, with the
+    /// address filled in.
     pub(crate) fn learn(
         &mut self,
         now: Instant,
@@ -140,7 +145,7 @@ impl Neighbors {
         parked
     }
 
-    /// Asks again where nobody answered; gives the transmits that are given up.
+    /// Solicits unanswered neighbors again; returns the transmits of those that are given up.
     pub(crate) fn handle_timeout(&mut self, now: Instant) -> Vec<Transmit> {
         let mut dropped = self.take_displaced();
         if self.retry_at.is_none_or(|at| at > now) {
@@ -167,17 +172,17 @@ impl Neighbors {
         dropped
     }
 
-    /// When to call [`Self::handle_timeout`]; may be early.
+    /// Returns when to call [`Self::handle_timeout`]; may be early.
     pub(crate) const fn poll_timeout(&self) -> Option<Instant> {
         self.retry_at
     }
 
-    /// The next neighbour to solicit.
+    /// Removes and returns a neighbor to solicit.
     pub(crate) fn poll_ask(&mut self) -> Option<IpAddr> {
         self.ask.pop()
     }
 
-    /// What had to make room since the last call: it is given up.
+    /// Removes and returns the transmits of neighbors displaced since the last call; they are lost.
     pub(crate) fn take_displaced(&mut self) -> Vec<Transmit> {
         core::mem::take(&mut self.displaced)
     }
@@ -220,8 +225,8 @@ mod tests {
         }
     }
 
-    /// Addresses that nobody has displace each other, oldest first, and nobody who has answered;
-    /// what was parked for them is given up at once, and nothing grows.
+    /// Nonexistent addresses displace each other, oldest first, and no neighbor that has answered;
+    /// transmits parked for them are given up at once, and nothing grows.
     #[test]
     fn a_flood_displaces_its_own() {
         let mut table = Neighbors::new();
@@ -239,11 +244,11 @@ mod tests {
             assert!(table.unanswered.len() <= ENTRIES_MAX);
         }
         assert!(known.iter().all(|&addr| table.lookup(now, addr).is_some()));
-        // The last of them are still there, and answer.
+        // The latest neighbor is still in the table, and answers.
         let last = Ipv4Addr::from(0x0a00_0000 + 99_999).into();
         assert_eq!(table.learn(now, last, [4; 6], false).len(), 1);
         assert!(table.learn(now, Ipv4Addr::new(10, 0, 0, 0).into(), [4; 6], false).is_empty());
-        // Nobody else does.
+        // No other one does.
         let given_up = [1, 2, 3].map(|s| table.handle_timeout(now + RETRY * s).len());
         assert_eq!(given_up, [0, 0, ENTRIES_MAX - known.len() - 1]);
         assert_eq!((table.entries.len(), table.unanswered.len()), (known.len() + 1, 0));

@@ -1,8 +1,7 @@
-//! Where everything that leaves the host is put: operations, recycled buffers, requests to the
-//! host's own disk.
+//! Output queues of a host: operations, recycled buffers, requests to the host's own disk, notices.
 //!
-//! A transmit's link addresses are filled in here, from the neighbour table; what has to wait for a
-//! neighbour is parked there.
+//! Fills the link addresses of transmits in from the neighbor table, in which transmits are parked
+//! whose next hop is not resolved yet.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -25,45 +24,45 @@ use crate::counters::HostCounters;
 use crate::limit::PerSecond;
 use crate::net::Net;
 
-/// Hop limit of what we send: Linux's default.
+/// Hop limit of our packets: Linux's default.
 pub(crate) const HOP_LIMIT: u8 = 64;
 
-/// Queues towards the device, the disk and the application.
+/// Queues toward the device, the disk and the application, with the state that output needs.
 #[derive(Debug)]
 pub(crate) struct Outbox {
     pub(crate) ops: VecDeque<Op>,
     pub(crate) recycle: VecDeque<PacketBuf>,
     pub(crate) disk: VecDeque<DiskRequest>,
-    /// What happened, for the application.
+    /// Notices for the application.
     pub(crate) notices: VecDeque<Notice>,
     pub(crate) counters: HostCounters,
     pub(crate) net: Net,
     pub(crate) offloads: Offloads,
-    /// Transmits that never left and whose echo is waited for.
+    /// Flows and tags of transmits that never left and whose echo the host awaits.
     pub(crate) unsent: Vec<(FlowId, u32)>,
-    /// Contexts that were named so far.
+    /// Number of context identifiers assigned so far.
     contexts: u64,
-    /// Resets that strangers make us send.
+    /// Rate limit of resets that answer segments of no connection.
     resets: PerSecond,
 }
 
-/// What the device does for connections of this host.
+/// The device's capabilities that connections of this host use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offloads {
-    /// Most payload of one transmit.
+    /// Most payload bytes of one transmit.
     pub(crate) transmit_bytes_max: u32,
-    /// What it does for protocols above TCP, or why it does nothing.
+    /// Limits of layer-5 offload, or why there is none.
     pub(crate) l5o: Result<L5oLimits, Refusal>,
-    /// What it does for NVMe over TCP, or why it does nothing.
+    /// Limits of NVMe/TCP offload, or why there is none.
     pub(crate) nvme_tcp: Result<NvmeTcpLimits, Refusal>,
 }
 
-/// What a TCP transmit is beyond its header.
+/// Contents of a TCP transmit beyond its header.
 #[derive(Debug, Default)]
 pub(crate) struct TcpPayload {
     pub(crate) parts: Parts,
     pub(crate) segment_size: u16,
-    /// Microseconds that the clock is past the timestamp.
+    /// Microseconds since the millisecond of the timestamp.
     pub(crate) past_us: u16,
     pub(crate) echo: Option<u32>,
     pub(crate) retransmission: bool,
@@ -93,13 +92,13 @@ impl Outbox {
         }
     }
 
-    /// A name for a context, never used before.
+    /// Returns a new identifier of a context.
     pub(crate) const fn new_context(&mut self) -> L5oId {
         self.contexts += 1;
         L5oId(self.contexts)
     }
 
-    /// Hands a TCP segment, or a run of them, to the device.
+    /// Sends a TCP segment, or a run of them.
     pub(crate) fn send_tcp(
         &mut self,
         now: Instant,
@@ -124,8 +123,9 @@ impl Outbox {
         self.route(now, tuple.remote.addr, transmit);
     }
 
-    /// The headers of a segment of a connection that the device is to go on with, link addresses
-    /// filled in, and where the timestamp stands; none where the next hop's address is not known.
+    /// Returns the headers of a segment, with link addresses, for a connection that is handed to
+    /// the device, and the offset of the timestamp. `None` if the next hop's link address is not
+    /// known.
     pub(crate) fn tcp_header_to(
         &mut self,
         now: Instant,
@@ -139,7 +139,7 @@ impl Outbox {
         Some((header, timestamp))
     }
 
-    /// The headers of a segment as a template, but for the next hop's address.
+    /// Returns the headers of a segment as a template, without the next hop's link address.
     fn tcp_header(
         &self,
         tuple: &Tuple,
@@ -165,8 +165,8 @@ impl Outbox {
         Some((header, timestamp))
     }
 
-    /// Answers a segment that belongs to no connection, unless too many have come: RFC 9293 section
-    /// 3.10.7.1. A reset costs more than the segment did, and goes to an address that may be
+    /// Answers a segment that belongs to no connection by a reset: RFC 9293 section 3.10.7.1.
+    /// Limited in rate: a reset costs more than the segment did, and goes to an address that may be
     /// forged.
     pub(crate) fn refuse_tcp(&mut self, now: Instant, tuple: &Tuple, segment: &Segment, len: u32) {
         if segment.flags.has(Flags::ACK) {
@@ -187,7 +187,8 @@ impl Outbox {
         self.send_tcp(now, FlowId::NONE, tuple, &reset, TcpPayload::default());
     }
 
-    /// Answers an acknowledgment of something that we never sent, as [`Self::refuse_tcp`].
+    /// Answers an acknowledgment of something that we never sent, within the limit of
+    /// [`Self::refuse_tcp`].
     pub(crate) fn refuse_ack(&mut self, now: Instant, tuple: &Tuple, ack: SeqNum) {
         if self.may_reset(now) {
             self.send_tcp_reset(now, tuple, ack);
@@ -200,7 +201,7 @@ impl Outbox {
         may
     }
 
-    /// A reset whose sequence number the peer's own acknowledgment proves right.
+    /// Sends a reset with the sequence number that the peer's own acknowledgment proves right.
     pub(crate) fn send_tcp_reset(&mut self, now: Instant, tuple: &Tuple, seq: SeqNum) {
         let reset = Segment {
             source: tuple.local.port,
@@ -213,7 +214,7 @@ impl Outbox {
         self.send_tcp(now, FlowId::NONE, tuple, &reset, TcpPayload::default());
     }
 
-    /// Hands an IP packet without segmentation to the device: ICMP.
+    /// Sends an IP packet without segmentation: ICMP.
     pub(crate) fn send_ip(&mut self, now: Instant, ip: &IpHeader, body: Bytes) {
         let l4 = ETHERNET_BYTES + ip.len();
         let Ok(mut header) = Header::zeroed(l4, ETHERNET_BYTES, l4) else { return };
@@ -222,19 +223,20 @@ impl Outbox {
         self.route(now, ip.destination, plain(header, body));
     }
 
-    /// Hands a frame to the device as it is: ARP, and what has its link address already.
+    /// Sends a frame as it is: ARP, or one with a link address.
     pub(crate) fn send_frame(&mut self, header: Header, body: Bytes) {
         self.ops.push_back(Op::Transmit(plain(header, body)));
     }
 
-    /// A transmit never leaves: to its connection that is a loss like any other, but where an echo
-    /// is waited for there has to be one.
+    /// Drops a transmit that can never leave. For its connection that is a loss like any other,
+    /// except that an awaited echo has to be reported.
     pub(crate) fn give_up(&mut self, transmit: &Transmit) {
         self.counters.neighbor_drops += 1;
         self.unsent.extend(transmit.echo.map(|tag| (transmit.flow, tag)));
     }
 
-    /// Fills in the next hop's link address, or parks the transmit until it is known.
+    /// Fills in the next hop's link address and sends the transmit, or parks it until the address
+    /// is known.
     pub(crate) fn route(&mut self, now: Instant, destination: IpAddr, mut transmit: Transmit) {
         let Some(hop) = self.net.next_hop(destination) else {
             return self.give_up(&transmit);

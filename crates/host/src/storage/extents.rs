@@ -1,9 +1,8 @@
-//! File content for protocols that are spoken above UDP sockets, outside of this crate, and the
-//! changes of namespaces.
+//! File content for protocols above UDP sockets, outside of this crate, and writes to namespaces.
 //!
 //! Called by the application through [`crate::Host`]. TCP's send streams refer to files by spans;
-//! QUIC's are kept by its own library. The driver of that library says which extents it refers to
-//! ([`crate::Host::extent_hold`], [`crate::Host::extent_release`]), gives them to the device as
+//! QUIC's streams are kept by its own library. The driver of that library declares the extents that
+//! it refers to ([`crate::Host::extent_hold`], [`crate::Host::extent_release`]), sends them as
 //! parts of datagrams if the device reads the file, and has the host read them if it does not
 //! ([`crate::Host::extent_read`]).
 
@@ -20,37 +19,37 @@ use super::source::Unread;
 use crate::api::{DiskToken, DiskUser, Notice};
 use crate::net::outbox::Outbox;
 
-/// A read that has ended.
+/// A completed read.
 #[derive(Debug)]
 pub struct ExtentRead {
-    /// The number in the token of [`Host::extent_read`].
+    /// The number in the token of [`crate::Host::extent_read`].
     pub number: u64,
-    /// The bytes, from the extent's first on: at least one, perhaps not all.
+    /// The bytes from the extent's first on: at least one, perhaps fewer than requested.
     pub result: Result<Bytes, FileFault>,
 }
 
-/// A change of a namespace that has ended.
+/// A completed change of a namespace.
 #[derive(Debug)]
 pub struct ExtentDone {
-    /// The number in the token of [`Host::extent_write`], [`Host::extent_flush`] or
-    /// [`Host::extent_zero`].
+    /// The number in the token of [`crate::Host::extent_write`], [`crate::Host::extent_flush`] or
+    /// [`crate::Host::extent_zero`].
     pub number: u64,
     /// The buffer of a write.
     pub buffer: Option<AlignedBuf>,
-    /// What went wrong: any part of the range may have changed then.
+    /// After an error, any part of the range may have changed.
     pub result: Result<(), FileFault>,
 }
 
-/// Reads and changes under way.
+/// Reads and changes of the users of the disk.
 #[derive(Debug, Default)]
 pub(crate) struct Extents {
-    /// Reads of files that are being opened.
+    /// Reads that wait for their file to be opened.
     waiting: Vec<(DiskToken, FileExtent)>,
-    /// Operations that have ended, by user.
+    /// Completed operations of each user.
     users: Vec<Ended>,
 }
 
-/// Operations of a user that have ended.
+/// Completed operations of a user.
 #[derive(Debug, Default)]
 struct Ended {
     reads: VecDeque<ExtentRead>,
@@ -68,7 +67,7 @@ impl Extents {
         DiskUser(user)
     }
 
-    /// Begins to read an extent that is referred to.
+    /// Starts to read an extent that is held.
     pub(crate) fn read(
         &mut self,
         files: &mut Files,
@@ -88,7 +87,7 @@ impl Extents {
         }
     }
 
-    /// Begins a change of a namespace.
+    /// Starts a change of a namespace.
     pub(crate) fn change(
         &mut self,
         files: &mut Files,
@@ -102,17 +101,17 @@ impl Extents {
         }
     }
 
-    /// Returns the next read of a user that has ended.
+    /// Removes and returns the next completed read of a user.
     pub(crate) fn poll_read(&mut self, user: DiskUser) -> Option<ExtentRead> {
         self.users.get_mut(usize::from(user.0))?.reads.pop_front()
     }
 
-    /// Returns the next change by a user that has ended.
+    /// Removes and returns the next completed change of a user.
     pub(crate) fn poll_change(&mut self, user: DiskUser) -> Option<ExtentDone> {
         self.users.get_mut(usize::from(user.0))?.changes.pop_front()
     }
 
-    /// A change has ended.
+    /// Completes a change.
     pub(crate) fn finish_change(
         &mut self,
         out: &mut Outbox,
@@ -126,7 +125,7 @@ impl Extents {
         }
     }
 
-    /// A read has ended.
+    /// Completes a read.
     pub(crate) fn finish_read(
         &mut self,
         out: &mut Outbox,
@@ -139,7 +138,8 @@ impl Extents {
         }
     }
 
-    /// A file that reads waited for is open on the host's disk, or cannot be.
+    /// Continues the reads that waited for `file`, which is open on the host's disk now, or fails
+    /// them.
     pub(crate) fn resume(
         &mut self,
         files: &mut Files,

@@ -1,11 +1,11 @@
-//! The host's side of files: handles, metadata, and the software path for what the device does not
+//! Files on the host: handles, metadata, and the software path for content that the device does not
 //! send.
 //!
-//! An application's handle stands for a file that the device opened (IO-TCP section 4: the metadata
-//! is cached here, so `offload_fstat` costs nothing). Where file offload is switched off, or the
-//! device refuses, the host opens and reads the file through its own disk, and the send stream
-//! holds the bytes as memory. A handle lives until the application has closed it and no span of any
-//! send stream refers to it. Files that the host writes to are in `namespaces`.
+//! An application's handle refers to a file that the device opened (IO-TCP section 4: the metadata
+//! is cached here, so `offload_fstat` costs nothing). If file offload is disabled or the device
+//! refuses, the host opens and reads the file through its own disk, and the send stream holds the
+//! bytes in memory. A handle lives until the application has closed it and no span of a send stream
+//! refers to it. Files that the host writes to are in `namespaces`.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -22,18 +22,18 @@ use crate::api::DiskToken;
 use crate::hash::Keyed;
 use crate::net::outbox::Outbox;
 
-/// Bytes that the host reads at a time on its own path.
+/// Boundaries of the host's reads: a read ends at a multiple of this.
 const READ_BYTES: u64 = 128 * 1024;
 
-/// Who reads what is sent of a file from now on.
+/// Reader of the content that is sent from now on.
 #[derive(Debug)]
 pub(crate) enum Reader {
     Device,
-    /// The host, and why.
+    /// The host reads, for this reason.
     Host(Refusal),
 }
 
-/// The file on the host's own disk.
+/// State of the file on the host's own disk.
 #[derive(Debug)]
 pub(crate) enum OnDisk {
     No,
@@ -46,24 +46,23 @@ pub(crate) enum OnDisk {
 pub(crate) struct Entry {
     pub(crate) path: Box<[u8]>,
     pub(crate) access: FileAccess,
-    /// A namespace that nothing is written to: its file may be one that cannot be.
+    /// A namespace that is never written: its file may be read-only.
     pub(crate) read_only: bool,
     pub(crate) reader: Reader,
-    /// Needed where the host reads or writes, and where a connection has to seal what it sends
-    /// itself.
+    /// Needed if the host reads or writes the file, or has to encrypt what a connection sends.
     pub(crate) disk: OnDisk,
     pub(crate) stat: Option<Result<FileStat, FileFault>>,
-    /// What the device said of a namespace, where the host's own disk has yet to answer.
+    /// The device's metadata of a namespace that the host's own disk has not opened yet.
     pub(crate) at_device: Option<FileStat>,
     /// Bytes that spans refer to.
     queued: u64,
     pub(crate) closed: bool,
-    /// The device may still answer for it.
+    /// The device has yet to answer the open.
     pub(crate) opening: bool,
 }
 
 impl Entry {
-    /// What the host's own disk opens it for.
+    /// Returns the access for which the host's own disk opens the file.
     fn disk_access(&self) -> DiskAccess {
         match self.access {
             FileAccess::Content => DiskAccess::Content,
@@ -73,11 +72,11 @@ impl Entry {
     }
 }
 
-/// What the host asked its own disk.
+/// A request to the host's own disk.
 #[derive(Debug)]
 pub(crate) enum Pending {
     Open(FileId),
-    /// A namespace is changed, within `range` (offset and bytes) if it is not a flush.
+    /// A change of a namespace, within `range` (offset and bytes) unless it is a flush.
     Change {
         file: FileId,
         token: DiskToken,
@@ -91,7 +90,7 @@ pub(crate) enum Pending {
     },
 }
 
-/// Whose bytes a read of the host's disk brings.
+/// Receiver of the bytes of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DiskOwner {
     /// The send stream of a connection, which needs them at this position.
@@ -100,21 +99,21 @@ pub(crate) enum DiskOwner {
     User(DiskToken),
 }
 
-/// What a completion of the disk means to the rest of the host.
+/// Result of a completion of the disk, for the rest of the host.
 #[derive(Debug)]
 pub(crate) enum FileWork {
     Opened(FileId),
-    /// A read has ended.
+    /// A read has completed.
     Read {
         owner: DiskOwner,
         result: Result<Bytes, FileFault>,
     },
-    /// A file that the device had open before it was reset.
+    /// A file that the device had open was opened by the host's own disk, or could not be.
     Reopened {
         file: FileId,
         fault: Option<FileFault>,
     },
-    /// A namespace was changed, or was not.
+    /// A change of a namespace has completed.
     Changed {
         token: DiskToken,
         buffer: Option<AlignedBuf>,
@@ -130,9 +129,9 @@ pub(crate) struct Files {
     files_max: usize,
     pending: HashMap<RequestId, Pending, Keyed>,
     next_request: u64,
-    /// What the disk works on, by file, opens left out.
+    /// Requests to the disk that are in progress for each file, except opens.
     in_flight: HashMap<FileId, u32, Keyed>,
-    /// Whether new files go to the device.
+    /// Whether new files are opened by the device, or why not.
     pub(crate) offload: Result<(), Refusal>,
 }
 
@@ -149,7 +148,7 @@ impl Files {
         }
     }
 
-    /// Opens a file; none where the table is full.
+    /// Opens a file; `None` if the table is full.
     pub(crate) fn open(&mut self, out: &mut Outbox, path: &[u8]) -> Option<FileId> {
         let access = FileAccess::Content;
         match self.offload {
@@ -167,7 +166,7 @@ impl Files {
         }
     }
 
-    /// Makes an entry for a file that is about to be opened; none where the table is full.
+    /// Inserts an entry for a file that is about to be opened; `None` if the table is full.
     pub(crate) fn insert(
         &mut self,
         path: &[u8],
@@ -197,7 +196,7 @@ impl Files {
         Some(FileId(index))
     }
 
-    /// Has the host's own disk open a file.
+    /// Makes the host's own disk open a file.
     pub(crate) fn open_on_host(&mut self, out: &mut Outbox, file: FileId) {
         let id = self.request(Pending::Open(file));
         let Some(entry) = self.entry(file) else {
@@ -206,12 +205,12 @@ impl Files {
         };
         entry.disk = OnDisk::Opening;
         let (path, access) = (entry.path.clone(), entry.disk_access());
-        // A namespace is always opened here.
+        // Namespaces are always opened here: no fallback.
         out.counters.file_fallback_opens += u64::from(access == DiskAccess::Content);
         out.disk.push_back(DiskRequest::Open { id, path, access });
     }
 
-    /// A name for something that the disk is asked.
+    /// Records a request to the disk and returns its identifier.
     pub(crate) fn request(&mut self, pending: Pending) -> RequestId {
         let id = RequestId(self.next_request);
         self.next_request += 1;
@@ -219,12 +218,12 @@ impl Files {
         id
     }
 
-    /// The disk works on something for a file.
+    /// Counts a request that the disk works on for a file.
     pub(crate) fn begin_request(&mut self, file: FileId) {
         *self.in_flight.entry(file).or_insert(0) += 1;
     }
 
-    /// The disk has done that.
+    /// Counts the completion of a request.
     pub(crate) fn finish_request(&mut self, file: FileId) {
         if let Some(count) = self.in_flight.get_mut(&file) {
             *count -= 1;
@@ -234,12 +233,12 @@ impl Files {
         }
     }
 
-    /// An open file.
+    /// Returns an open file.
     pub(crate) fn entry(&mut self, file: FileId) -> Option<&mut Entry> {
         self.entries.get_mut(file.0 as usize)?.as_mut()
     }
 
-    /// Metadata of a file; none while the open is under way.
+    /// Returns the metadata of a file; `None` while the open is in progress.
     pub(crate) fn stat(&self, file: FileId) -> Option<Result<FileStat, FileFault>> {
         match self.entries.get(file.0 as usize).and_then(Option::as_ref) {
             Some(entry) if !entry.closed => entry.stat,
@@ -247,7 +246,7 @@ impl Files {
         }
     }
 
-    /// Why a file cannot be read, if so. One that is closed can be while something refers to it.
+    /// Returns why a file cannot be read, if so. A closed file can be read while spans refer to it.
     pub(crate) fn fault(&self, file: FileId) -> Option<FileFault> {
         match self.entries.get(file.0 as usize).and_then(Option::as_ref) {
             Some(entry) => entry.stat.and_then(Result::err),
@@ -255,7 +254,7 @@ impl Files {
         }
     }
 
-    /// The application is done with the file.
+    /// Closes the application's handle.
     pub(crate) fn close(&mut self, out: &mut Outbox, file: FileId) {
         if let Some(entry) = self.entry(file) {
             entry.closed = true;
@@ -263,8 +262,8 @@ impl Files {
         self.reap(out, file);
     }
 
-    /// A span source for `len` bytes at `offset`, counted as referring to the file; none where
-    /// there is no such range.
+    /// Returns a span source for `len` bytes at `offset`, which counts as a reference to the file.
+    /// `None` if there is no such range.
     pub(crate) fn source(&mut self, file: FileId, offset: u64, len: u64) -> Option<Source> {
         let entry = self.entry(file).filter(|e| !e.closed)?;
         let Some(Ok(stat)) = entry.stat else { return None };
@@ -279,8 +278,8 @@ impl Files {
         })
     }
 
-    /// Bytes that a span referred to are not needed any more. `sent` says that the device was asked
-    /// to send them, so that it may hold buffers for them.
+    /// Releases bytes that a span referred to. `sent` is true if the device was asked to send them,
+    /// so that it may hold buffers for them.
     pub(crate) fn release(
         &mut self,
         out: &mut Outbox,
@@ -306,7 +305,7 @@ impl Files {
         self.reap(out, file);
     }
 
-    /// Lets go of a file that nobody refers to.
+    /// Removes a closed file that has no references.
     pub(crate) fn reap(&mut self, out: &mut Outbox, file: FileId) {
         let busy = self.in_flight.contains_key(&file);
         let Some(entry) = self.entry(file) else { return };
@@ -314,8 +313,8 @@ impl Files {
         if !entry.closed || entry.queued > 0 || opening || busy {
             return;
         }
-        // One that was found changed is open as well: no open ends so. The device reads a namespace
-        // only when it has said that it has opened it.
+        // A file found changed is open as well: no open fails with that error. The device reads a
+        // namespace only after it has opened it.
         let was_open = matches!(entry.stat, Some(Ok(_) | Err(FileFault::Changed)))
             || entry.access == FileAccess::Namespace;
         if matches!(entry.reader, Reader::Device) && was_open {
@@ -328,14 +327,14 @@ impl Files {
         self.free.push(file.0);
     }
 
-    /// The device answered an open. Says whether the application is to be told; not so where the
-    /// host takes over.
+    /// Handles the device's answer to an open. Returns whether to notify the application; not so if
+    /// the host takes over.
     pub(crate) fn handle_opened(&mut self, out: &mut Outbox, opened: &FileOpened) -> bool {
         let asked = |e: &&mut Entry| {
             e.opening && (matches!(e.reader, Reader::Device) || e.access == FileAccess::Namespace)
         };
         let Some(entry) = self.entry(opened.file).filter(asked) else {
-            // Asked before the device was reset, and answered after: the host reads the file by
+            // Requested before the device was reset and answered after: the host reads the file by
             // now.
             out.counters.events_ignored += 1;
             if opened.result.is_ok() {
@@ -359,14 +358,15 @@ impl Files {
         true
     }
 
-    /// The device found that a file has changed. Says whether the application is to be told.
+    /// Handles the device's event that a file has changed. Returns whether to notify the
+    /// application.
     pub(crate) fn handle_changed(&mut self, out: &mut Outbox, file: FileId) -> bool {
         let open = |e: &&mut Entry| {
             let device = !e.opening && matches!(e.reader, Reader::Device);
             device && e.access == FileAccess::Content
         };
         let Some(entry) = self.entry(file).filter(open) else {
-            // Told before the device was reset: the host has compared versions itself.
+            // Sent before the device was reset: the host has compared versions itself.
             out.counters.events_ignored += 1;
             return false;
         };
@@ -374,8 +374,8 @@ impl Files {
         !entry.closed
     }
 
-    /// Asks the disk for the bytes of `unread`. Returns whether it was asked; if the file has to be
-    /// opened first it was not, and [`FileWork::Reopened`] follows.
+    /// Asks the disk for the bytes of `unread`. Returns whether it was asked; if not, the file has
+    /// to be opened first, and [`FileWork::Reopened`] follows.
     pub(crate) fn read(&mut self, out: &mut Outbox, owner: DiskOwner, unread: &Unread) -> bool {
         let &Unread { file, offset, bytes, least, .. } = unread;
         let disk = match self.entry(file).map(|entry| &entry.disk) {
@@ -388,7 +388,7 @@ impl Files {
         };
         let page = PAGE_BYTES as u64;
         let aligned = offset / page * page;
-        // Up to the next boundary of a read, so that neighbours ask for the same blocks.
+        // Up to the next boundary, so that reads of neighboring ranges ask for the same blocks.
         let stop = ((offset + least - 1) / READ_BYTES + 1) * READ_BYTES;
         let within = stop - offset;
         let want = if bytes > within { within / least * least } else { bytes };
@@ -406,7 +406,7 @@ impl Files {
         true
     }
 
-    /// Takes an answer of the host's own disk.
+    /// Handles a completion of the host's own disk.
     pub(crate) fn handle_disk(
         &mut self,
         out: &mut Outbox,
@@ -449,7 +449,7 @@ impl Files {
         entry.disk = result.ok().map_or(OnDisk::No, |(disk, _)| OnDisk::Open(disk));
         let result = result.map(|(_, stat)| stat);
         let work = match entry.stat {
-            // What was sent so far is of the file as it was then.
+            // Bytes that were sent are of the version that was opened then.
             Some(Ok(before)) => {
                 let same = result.is_ok_and(|after| after.version == before.version);
                 let changed = (!same).then_some(FileFault::Changed);
@@ -460,8 +460,8 @@ impl Files {
                 }
                 FileWork::Reopened { file, fault }
             }
-            // The device found it changed while it was being opened here: what the host's disk has
-            // by now is not what was promised.
+            // The device found the file changed while it was being opened here: the disk no longer
+            // has the version that was opened first.
             Some(Err(fault)) if entry.access == FileAccess::Content => {
                 FileWork::Reopened { file, fault: Some(fault) }
             }
@@ -475,8 +475,8 @@ impl Files {
         Some(work)
     }
 
-    /// A read is good if it is whole and the file is still what it was when it was opened. Of a
-    /// namespace the host itself makes something else.
+    /// Checks that a read is complete and the file still has the version that was opened. The
+    /// version of a namespace is not checked: the host itself changes it.
     fn check_read(
         &mut self,
         file: FileId,
@@ -493,7 +493,7 @@ impl Files {
         if same && read as usize >= need { Ok(()) } else { Err(FileFault::Changed) }
     }
 
-    /// Whether the device sends this file, or why not.
+    /// Returns whether the device sends this file, or why not.
     pub(crate) fn offload_of(&self, file: FileId) -> Result<(), Refusal> {
         match self.entries.get(file.0 as usize).and_then(Option::as_ref).map(|e| &e.reader) {
             Some(Reader::Host(why)) => Err(*why),
@@ -501,9 +501,9 @@ impl Files {
         }
     }
 
-    /// The device lost everything: its files are opened again by the host, and read by it. Files
-    /// that are opened from now on are the device's again (ARCHITECTURE.md, reset), and namespaces
-    /// when it has opened them again.
+    /// Handles the loss of the device's state: the host opens its files again and reads them. Files
+    /// that are opened from now on are the device's again (ARCHITECTURE.md, reset), and so are
+    /// namespaces once it has opened them again.
     pub(crate) fn handle_reset(&mut self, out: &mut Outbox) {
         for index in 0..self.entries.len() {
             let Ok(file) = u32::try_from(index).map(FileId) else { break };
@@ -512,7 +512,7 @@ impl Files {
                 self.reset_namespace(out, file);
                 continue;
             }
-            // One that the device could not open stays as it is.
+            // A file that could not be opened stays as it is.
             let failed = matches!(entry.stat, Some(Err(_)));
             if matches!(entry.reader, Reader::Device) && !failed {
                 entry.reader = Reader::Host(Refusal::DeviceReset);

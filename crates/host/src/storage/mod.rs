@@ -1,4 +1,4 @@
-//! Files: handles, the software path for what the device does not send, and namespaces.
+//! Files: handles, the software path for content that the device does not send, and namespaces.
 //!
 //! Called by send streams, by [`crate::stream`] and by the application through [`crate::Host`].
 

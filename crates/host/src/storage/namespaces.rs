@@ -1,13 +1,13 @@
-//! Namespaces: files that the host writes to, and that the device may read meanwhile.
+//! Namespaces: files that the host writes to while the device may read them.
 //!
-//! Half of [`Files`]. A namespace is always open at the host's own disk, which writes it, and its
-//! open has ended when that has. The device is asked to open it, too: what is sent from it is read
-//! by the host until the device has said that it can, and again when the device was reset. So a
-//! handle lasts, whatever the device does.
+//! Half of [`Files`]. A namespace is always open at the host's own disk, which writes it; its open
+//! completes when that disk has answered. The device is asked to open it too: the host reads what
+//! is sent from it until the device has opened it, and again after the device was reset. So a
+//! handle stays valid whatever the device does.
 //!
-//! The device is told of every range that may have changed, once the disk is done with it and
-//! before the application hears of that: whatever is sent from then on, it reads anew. Who writes
-//! to a range that is still being sent has mixed bytes on the wire: the application keeps the two
+//! The device is told of every range that may have changed, after the disk has completed the change
+//! and before the application is notified: bytes that are sent afterwards are read anew. A write to
+//! a range that is still being sent puts mixed bytes on the link: the application must keep the two
 //! apart.
 
 use abi::aligned::AlignedBuf;
@@ -19,10 +19,10 @@ use crate::api::DiskToken;
 use crate::net::outbox::Outbox;
 use base::internal_error;
 
-/// What is done to a namespace.
+/// A change of a namespace.
 #[derive(Debug)]
 pub(crate) enum Change {
-    /// The first `len` bytes of the buffer are written.
+    /// Writes the first `len` bytes of the buffer.
     Write {
         offset: u64,
         buffer: AlignedBuf,
@@ -38,7 +38,7 @@ pub(crate) enum Change {
 }
 
 impl Change {
-    /// Where it begins and how many bytes it changes; none of a flush.
+    /// Returns offset and length in bytes of the changed range; `None` for a flush.
     const fn range(&self) -> Option<(u64, u64)> {
         match *self {
             Self::Write { offset, len, .. } => Some((offset, len as u64)),
@@ -47,7 +47,7 @@ impl Change {
         }
     }
 
-    /// The buffer of one that will not be done.
+    /// Returns the buffer of a change that was not made.
     pub(crate) fn into_buffer(self) -> Option<AlignedBuf> {
         match self {
             Self::Write { buffer, .. } => Some(buffer),
@@ -57,14 +57,14 @@ impl Change {
 }
 
 impl Files {
-    /// Opens a namespace; none where the table is full.
+    /// Opens a namespace; `None` if the table is full.
     pub(crate) fn open_namespace(
         &mut self,
         out: &mut Outbox,
         path: &[u8],
         read_only: bool,
     ) -> Option<FileId> {
-        // The device has not said yet whether it can.
+        // The device has not answered yet.
         let why = self.offload.err().unwrap_or(Refusal::Unanswered);
         let file = self.insert(path, FileAccess::Namespace, Reader::Host(why))?;
         if let Some(entry) = self.entry(file) {
@@ -77,7 +77,7 @@ impl Files {
         Some(file)
     }
 
-    /// Has the device open a namespace.
+    /// Asks the device to open a namespace.
     pub(crate) fn ask_device(&mut self, out: &mut Outbox, file: FileId) {
         let Some(entry) = self.entry(file) else {
             internal_error!(out.counters.internal_errors, "no such namespace");
@@ -88,7 +88,8 @@ impl Files {
         out.ops.push_back(Op::FileOpen { file, path, access: FileAccess::Namespace });
     }
 
-    /// The device answered the open of a namespace: it reads from now on, or does not.
+    /// Handles the device's answer to the open of a namespace: the device reads from now on, or the
+    /// host.
     pub(crate) fn namespace_opened(&mut self, out: &mut Outbox, opened: &FileOpened) {
         let file = opened.file;
         let Some(entry) = self.entry(file) else {
@@ -97,8 +98,8 @@ impl Files {
         };
         entry.opening = false;
         match (opened.result, entry.stat) {
-            // The same file, as far as can be told: what it reads is not ours to check. Where the
-            // host's own disk has not answered, nothing is sent so far.
+            // Kind and size agree: the device has the same file, as well as can be checked. While
+            // the host's own disk has not answered, nothing is sent.
             (Ok(stat), Some(Ok(ours))) if (stat.kind, stat.size) == (ours.kind, ours.size) => {
                 entry.reader = Reader::Device;
             }
@@ -113,18 +114,18 @@ impl Files {
         self.reap(out, file);
     }
 
-    /// The host's own disk has answered the open of a namespace that the device had opened before.
+    /// Handles the device's earlier answer once the host's own disk has opened the namespace.
     pub(crate) fn settle_namespace(&mut self, out: &mut Outbox, file: FileId) {
         if let Some(stat) = self.entry(file).and_then(|entry| entry.at_device.take()) {
             self.namespace_opened(out, &FileOpened { file, result: Ok(stat) });
         }
     }
 
-    /// Begins to change a namespace; [`FileWork::Changed`] follows.
+    /// Starts a change of a namespace; [`FileWork::Changed`] follows.
     ///
     /// # Errors
-    /// Gives the change back, where it is none that can be made: the file is not an open namespace,
-    /// or has no such range.
+    /// Returns the change if it cannot be made: the file is not an open, writable namespace or has
+    /// no such range.
     pub(crate) fn change(
         &mut self,
         out: &mut Outbox,
@@ -169,7 +170,8 @@ impl Files {
         if takes && in_file && in_buffer { Ok(*disk) } else { Err(FileFault::BadExtent) }
     }
 
-    /// The device lost everything: the host reads until the device has opened the namespace again.
+    /// Handles the loss of the device's state: the host reads until the device has opened the
+    /// namespace again.
     pub(crate) fn reset_namespace(&mut self, out: &mut Outbox, file: FileId) {
         let offload = self.offload.is_ok();
         let Some(entry) = self.entry(file) else {
@@ -187,7 +189,7 @@ impl Files {
         self.reap(out, file);
     }
 
-    /// The disk is done with a change.
+    /// Handles the completion of a change.
     pub(crate) fn finish_change(
         &mut self,
         out: &mut Outbox,
@@ -200,7 +202,7 @@ impl Files {
             return None;
         };
         self.finish_request(file);
-        // After a fault any part of the range may have changed.
+        // After an error, any part of the range may have changed.
         let device = |e: &mut Entry| e.opening || matches!(e.reader, Reader::Device);
         if let (Some((offset, len)), true) = (range, self.entry(file).is_some_and(device)) {
             out.counters.file_invalidations += 1;

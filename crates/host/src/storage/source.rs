@@ -1,20 +1,20 @@
-//! Where the bytes of a send stream come from.
+//! Sources of the bytes of a send stream.
 //!
-//! Called by the map of the stream (`spans`), by the protocols above, which make records and PDUs
-//! of sources, and by files, which count who refers to them.
+//! Used by the span map (`spans`), by the protocols above, which make records and PDUs of sources,
+//! and by files, which count references.
 
 use abi::l5o::Content;
 use abi::{FileExtent, FileId, Part};
 use bytes::Bytes;
 
-/// Where bytes come from.
+/// Source of a range of bytes.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
     /// Host memory.
     Memory(Bytes),
-    /// A file, from this offset on, read by the device.
+    /// A file from this offset on, read by the device.
     Device { file: FileId, offset: u64 },
-    /// A file, from this offset on, that the host reads itself; not readable until then.
+    /// A file from this offset on, which the host has yet to read.
     Unread { file: FileId, offset: u64 },
 }
 
@@ -60,7 +60,7 @@ impl Source {
         }
     }
 
-    /// Returns the same if the host has to read it first.
+    /// Returns the same as [`Self::file`] if the host has to read it first.
     pub(crate) fn unread(&self) -> Option<(FileId, u64)> {
         self.file().filter(|_| matches!(self, Self::Unread { .. }))
     }
@@ -72,7 +72,7 @@ impl Source {
         }
     }
 
-    /// Splits the first `bytes` off; the rest stays.
+    /// Splits off and returns the first `bytes`; the rest stays.
     pub(crate) fn split_to(&mut self, bytes: u64) -> Self {
         match self {
             Self::Memory(memory) => {
@@ -91,7 +91,7 @@ impl Source {
         }
     }
 
-    /// Returns the bytes `from..to`; none if the host has to read them first.
+    /// Returns the bytes `from..to`; `None` if the host has to read them first.
     pub(crate) fn content(&self, from: u64, to: u64) -> Option<Content> {
         match self {
             Self::Memory(bytes) => {
@@ -106,7 +106,8 @@ impl Source {
         }
     }
 
-    /// Returns the bytes `from..to` as a part of a transmit.
+    /// Returns the bytes `from..to` as a part of a transmit; `None` if the host has to read them
+    /// first.
     pub(crate) fn part(&self, from: u64, to: u64) -> Option<Part> {
         match self.content(from, to)? {
             Content::Host(bytes) => Some(Part::Host(bytes)),
@@ -119,12 +120,12 @@ impl Source {
 /// A file range that the host has to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unread {
-    /// Position in the stream of the bytes that it is for.
+    /// Position in the stream at which the bytes are needed.
     pub(crate) at: u64,
     pub(crate) file: FileId,
     pub(crate) offset: u64,
     /// Bytes of the file that follow in the span.
     pub(crate) bytes: u64,
-    /// Fewer bytes than these are of no use, unless no more follow.
+    /// Least number of bytes that are of use, unless no more follow.
     pub(crate) least: u64,
 }

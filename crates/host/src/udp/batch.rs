@@ -1,4 +1,4 @@
-//! Datagrams to be sent to one peer, and how a batch of them becomes transmits.
+//! A batch of datagrams to one peer, and its division into transmits.
 //!
 //! Called by [`super::Udp`]. A transmit has whole datagrams, as many as the device takes in one.
 
@@ -16,37 +16,37 @@ use wire::{ETHERNET_BYTES, Endpoint, Tuple, UDP_BYTES};
 use crate::api::{FaultScope, FileId};
 use crate::net::outbox::{HOP_LIMIT, Outbox};
 
-/// Datagrams to be sent to one peer.
+/// A batch of datagrams to one peer.
 #[derive(Clone, Debug)]
 pub struct UdpSend {
-    /// Transmits of one flow leave in order; [`FlowId::NONE`] where order does not matter.
+    /// Transmits of one flow leave in order; [`FlowId::NONE`] if the order does not matter.
     pub flow: FlowId,
-    /// From which of our addresses; none for the one that leads there.
+    /// Source address, one of ours; if `None`, chosen by the route.
     pub source: Option<IpAddr>,
-    /// To whom.
+    /// Destination.
     pub remote: Endpoint,
-    /// The ECN field.
+    /// ECN field of the IP header.
     pub ecn: u8,
-    /// Bytes of each datagram but the last; zero where there is one.
+    /// Bytes of each datagram but the last; zero if there is only one.
     pub segment_size: u16,
-    /// Payload.
+    /// Payload of all datagrams.
     pub parts: Parts,
-    /// Whether all extents in it were sent before.
+    /// All extents in the payload were sent before.
     pub retransmission: bool,
-    /// Ask for [`Notice::UdpFault`], with this scope, if its content cannot be read.
+    /// Request a [`crate::Notice::UdpFault`] with this scope if the content cannot be read.
     pub echo: Option<FaultScope>,
-    /// What the device seals.
+    /// The QUIC packets that the device encrypts.
     pub protect: Option<Box<Protect>>,
 }
 
-/// A batch on its way to the device: cut where a transmit would be more than one may be.
+/// A batch that is being sent: cut if it exceeds the limits of one transmit.
 pub(super) struct Batch {
     send: UdpSend,
     bytes_max: usize,
     datagrams_max: usize,
-    /// Place of the next datagram in the batch.
+    /// Index of the next datagram in the batch.
     next: usize,
-    /// Whether more than one transmit is made of it because of `datagrams_max`.
+    /// The batch was cut because of `datagrams_max`.
     cut: bool,
 }
 
@@ -57,7 +57,7 @@ impl Batch {
 
     pub(super) fn send(mut self, out: &mut Outbox, now: Instant, tuple: &Tuple) {
         let parts = core::mem::take(&mut self.send.parts);
-        // Nearly always it is one transmit.
+        // Nearly always one transmit suffices.
         if let Some(count) = self.fit(parts.iter()) {
             if count > 0 {
                 self.transmit(out, now, tuple, parts, count);
@@ -74,7 +74,7 @@ impl Batch {
         out.counters.udp_out_cut_by_host += u64::from(self.cut);
     }
 
-    /// Whole datagrams off the front, as many as fit one transmit and one at least.
+    /// Removes whole datagrams from the front: as many as fit one transmit, and at least one.
     fn take(&self, left: &mut VecDeque<Part>) -> (Parts, usize) {
         if let Some(count) = self.fit(left.iter()) {
             return (left.drain(..).collect(), count);
@@ -92,7 +92,7 @@ impl Batch {
         (parts, count)
     }
 
-    /// Bytes of a datagram, at most.
+    /// Returns the most bytes of a datagram.
     fn size(&self) -> usize {
         match self.send.segment_size {
             0 => usize::MAX,
@@ -100,15 +100,15 @@ impl Batch {
         }
     }
 
-    /// How many datagrams there are in parts that one transmit may have; none where it may not.
+    /// Returns the number of datagrams in parts that fit one transmit; `None` if they do not fit.
     fn fit<'a>(&self, parts: impl Iterator<Item = &'a Part>) -> Option<usize> {
         let (len, fits) = self.measure(parts, usize::MAX);
         let count = len.div_ceil(self.size());
         (fits && count <= self.datagrams_max).then_some(count)
     }
 
-    /// Bytes of the first datagrams, which have at most `size`, and whether the device takes them
-    /// in one transmit.
+    /// Returns the bytes of the first parts, at most `size`, and whether the device takes them in
+    /// one transmit.
     fn measure<'a>(&self, parts: impl Iterator<Item = &'a Part>, size: usize) -> (usize, bool) {
         let (mut len, mut fits, mut extents) = (0, true, ExtentCount::default());
         for part in parts {
@@ -121,7 +121,7 @@ impl Batch {
         (len, fits && len <= self.bytes_max)
     }
 
-    /// What the device seals in the next datagrams.
+    /// Returns the encryption of the next `count` datagrams.
     fn protect(&mut self, count: usize) -> Option<Box<Protect>> {
         let whole = |protect: &Protect| protect.packets.len() == count;
         if self.send.protect.as_deref().is_some_and(whole) {
@@ -173,10 +173,10 @@ impl Batch {
     }
 }
 
-/// Tag of transmits with bytes of several files: no file has so high a name.
+/// Tag of transmits with bytes of more than one file: no file has so high a number.
 const SEVERAL_FILES: u32 = u32::MAX;
 
-/// Returns the tag by which the device's echo names the files of a transmit.
+/// Returns the tag by which the device's echo identifies the files of a transmit.
 const fn tag_of(scope: FaultScope) -> u32 {
     match scope {
         FaultScope::File(file) => file.0,
@@ -184,7 +184,7 @@ const fn tag_of(scope: FaultScope) -> u32 {
     }
 }
 
-/// Returns the files that [`tag_of`] named.
+/// Returns the files that [`tag_of`] encoded.
 pub(super) const fn scope_of(tag: u32) -> FaultScope {
     match tag {
         SEVERAL_FILES => FaultScope::Several,
@@ -192,7 +192,7 @@ pub(super) const fn scope_of(tag: u32) -> FaultScope {
     }
 }
 
-/// Moves `len` bytes off the front of `from` to the end of `to`.
+/// Moves `len` bytes from the front of `from` to the end of `to`.
 fn move_front(from: &mut VecDeque<Part>, mut len: usize, to: &mut Parts) {
     while len > 0 {
         let Some(part) = from.pop_front() else { return };
@@ -209,7 +209,7 @@ fn move_front(from: &mut VecDeque<Part>, mut len: usize, to: &mut Parts) {
     }
 }
 
-/// Cuts a part behind `at` bytes, which it has more of.
+/// Splits a part at `at`, which is less than its length.
 fn split(part: Part, at: usize) -> (Part, Part) {
     match part {
         Part::Host(mut bytes) => {
@@ -221,7 +221,7 @@ fn split(part: Part, at: usize) -> (Part, Part) {
             let back = FileExtent { file, offset: offset + u64::from(first), len: len - first };
             (Part::File(FileExtent { file, offset, len: first }), Part::File(back))
         }
-        // Messages that the device completes are TCP's.
+        // Parts that the device completes occur in TCP only.
         other @ (Part::Sealed(_) | Part::Pdu(_)) => (other, Part::Host(bytes::Bytes::new())),
     }
 }

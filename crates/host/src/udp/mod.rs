@@ -1,9 +1,10 @@
 //! UDP sockets (RFC 768).
 //!
-//! Called by [`crate::Host`], for protocols that are spoken above UDP: today QUIC, by crate `quic`.
-//! What the link or the device merged into one frame stays one ([`UdpReceived`]); what is sent is a
-//! batch ([`UdpSend`]), cut by the device if it can and by the host if not. There is no connected
-//! socket, no multicast and no fragmentation: datagrams are sent with DF set.
+//! Called by [`crate::Host`] for protocols above UDP; today that is QUIC, by crate `quic`.
+//! Datagrams that the link or the device merged into one frame stay together ([`UdpReceived`]);
+//! datagrams to send form a batch ([`UdpSend`]), segmented by the device if it can and by the host
+//! if not. There are no connected sockets, no multicast and no fragmentation: datagrams are sent
+//! with DF set.
 
 mod batch;
 
@@ -31,23 +32,23 @@ use batch::{Batch, scope_of};
 
 pub use batch::UdpSend;
 
-/// Index half of the flows of UDP: no table of connections has so many slots.
+/// Low half of the flow numbers of UDP: no table of connections has so many slots.
 const FLOW_INDEX: u64 = 0xffff_fffd;
 
-/// Datagrams that came in one frame.
+/// Datagrams received in one frame.
 #[derive(Debug)]
 pub struct UdpReceived {
-    /// From whom, and to which of our addresses.
+    /// Their sender, and the address of ours that they were sent to.
     pub tuple: Tuple,
-    /// The ECN field of their IP headers.
+    /// ECN field of the IP header.
     pub ecn: u8,
-    /// The frame; [`crate::Host::recycle`] takes it back.
+    /// The frame, to be returned by [`crate::Host::recycle`].
     pub packet: PacketBuf,
-    /// Where in it the datagrams' payload lies.
+    /// Range of the payload in the frame.
     pub payload: Range<usize>,
-    /// Bytes of each datagram but the last; zero where there is one.
+    /// Bytes of each datagram but the last; zero if there is only one.
     pub segment_size: u16,
-    /// What the device did to them.
+    /// Result of the device's decryption of QUIC packets.
     pub opened: Option<Box<Opened>>,
 }
 
@@ -56,25 +57,25 @@ struct Socket {
     addr: Option<IpAddr>,
     port: u16,
     queue: VecDeque<UdpReceived>,
-    /// Memory of what waits.
+    /// Memory of the waiting frames in bytes.
     bytes: usize,
-    /// A notice was given and the queue was not emptied since.
+    /// A notice was sent, and the queue has not been found empty since.
     noticed: bool,
 }
 
-/// The sockets, and the names of flows and QUIC connections.
+/// The table of UDP sockets, and the counters of flow numbers and QUIC identifiers.
 #[derive(Debug)]
 pub(crate) struct Udp {
     sockets: Vec<Option<Socket>>,
     flows: u32,
     quic_names: u64,
-    /// What the device does for QUIC, or why it does nothing.
+    /// Limits of QUIC offload, or why there is none.
     quic: Result<QuicLimits, Refusal>,
-    /// Port unreachable messages that are sent.
+    /// Rate limit of port unreachable messages.
     unreachable_limit: PerSecond,
-    /// Memory of the datagrams that may wait on a socket, in bytes.
+    /// Most memory of frames that wait on a socket, in bytes.
     receive_bytes_max: usize,
-    /// Datagrams in a transmit, at most.
+    /// Most datagrams in a transmit.
     datagrams_max: usize,
 }
 
@@ -96,12 +97,13 @@ impl Udp {
         self.sockets.iter().any(Option::is_some)
     }
 
-    /// Returns the received frames that wait in sockets.
+    /// Returns the number of received frames that wait in sockets.
     pub(crate) fn queued(&self) -> usize {
         self.sockets.iter().flatten().map(|socket| socket.queue.len()).sum()
     }
 
-    /// Returns the socket of a local end: one for its address before one for all.
+    /// Returns the index of the socket of a local endpoint: one bound to its address before one
+    /// bound to all.
     fn find(&self, addr: IpAddr, port: u16) -> Option<usize> {
         let at = |wanted: Option<IpAddr>| {
             self.sockets
@@ -114,7 +116,7 @@ impl Udp {
     /// Binds a port, on one address or on all of ours.
     ///
     /// # Errors
-    /// [`ListenError`]: it is bound already, or cannot be.
+    /// [`ListenError`] if it is bound already, or cannot be bound.
     pub(crate) fn bind(
         &mut self,
         out: &Outbox,
@@ -135,14 +137,14 @@ impl Udp {
         Ok(UdpId(id))
     }
 
-    /// Lets go of a socket; what waits on it is dropped.
+    /// Closes a socket and drops its waiting frames.
     pub(crate) fn close(&mut self, out: &mut Outbox, id: UdpId) {
         if let Some(socket) = self.sockets.get_mut(id.0 as usize).and_then(Option::take) {
             out.recycle.extend(socket.queue.into_iter().map(|received| received.packet));
         }
     }
 
-    /// Returns the oldest frame that waits on a socket.
+    /// Removes and returns the oldest frame that waits on a socket.
     pub(crate) fn receive(&mut self, id: UdpId) -> Option<UdpReceived> {
         let socket = self.sockets.get_mut(id.0 as usize)?.as_mut()?;
         let received = socket.queue.pop_front();
@@ -153,8 +155,8 @@ impl Udp {
         received
     }
 
-    /// Sends datagrams from a socket's port. If there is no route to the peer they are dropped and
-    /// counted, as the network would.
+    /// Sends datagrams from a socket's port. They are dropped and counted if there is no route to
+    /// the peer.
     pub(crate) fn send(&self, out: &mut Outbox, now: Instant, id: UdpId, send: UdpSend) {
         let Some(socket) = self.sockets.get(id.0 as usize).and_then(Option::as_ref) else {
             return;
@@ -170,24 +172,24 @@ impl Udp {
             .send(out, now, &tuple);
     }
 
-    /// Returns what the device does for QUIC, or why it does nothing.
+    /// Returns the limits of QUIC offload, or why there is none.
     pub(crate) const fn quic_offload(&self) -> Result<QuicLimits, Refusal> {
         self.quic
     }
 
-    /// Returns a name for a flow over UDP, never used before for one that still matters.
+    /// Returns a new flow number; numbers repeat after 2^32 calls.
     pub(crate) fn new_flow(&mut self) -> FlowId {
         self.flows = self.flows.wrapping_add(1);
         FlowId(u64::from(self.flows) << 32 | FLOW_INDEX)
     }
 
-    /// Returns a name for one direction of a QUIC connection, never used before.
+    /// Returns a new identifier for one direction of a QUIC connection.
     pub(crate) fn new_quic_id(&mut self) -> QuicId {
         self.quic_names += 1;
         QuicId(self.quic_names)
     }
 
-    /// Takes the echo of a transmit, if it was of a flow over UDP. Returns whether it was.
+    /// Handles the echo of a transmit if its flow is one of UDP. Returns whether it was.
     pub(crate) fn handle_transmit_done(out: &mut Outbox, done: &TransmitDone) -> bool {
         if done.flow.0 & u64::from(u32::MAX) != FLOW_INDEX {
             return false;
@@ -198,7 +200,7 @@ impl Udp {
         true
     }
 
-    /// Takes a frame with UDP in it.
+    /// Handles a received frame with UDP datagrams.
     pub(crate) fn handle_frame(
         &mut self,
         out: &mut Outbox,
@@ -241,7 +243,8 @@ impl Udp {
     }
 }
 
-/// Checks addresses, lengths and checksum. Returns none, counted, if they are wrong.
+/// Checks addresses, lengths and checksum. Returns tuple and payload range; `None`, counted, if
+/// they are wrong.
 fn check(out: &mut Outbox, received: &Received, ip: &IpPacket) -> Option<(Tuple, Range<usize>)> {
     let counters = &mut out.counters;
     if !out.net.is_ours(ip.destination) {
@@ -251,7 +254,7 @@ fn check(out: &mut Outbox, received: &Received, ip: &IpPacket) -> Option<(Tuple,
     let datagram = &received.packet.as_slice()[ip.l4..ip.end];
     let word = |at: usize| Some(u16::from_be_bytes(*datagram.get(at..)?.first_chunk()?));
     let fields = (|| Some((word(0)?, word(2)?, usize::from(word(4)?), word(6)?)))();
-    // Of merged datagrams the frame's length says how many bytes there are.
+    // For merged datagrams the length field is that of one datagram; the frame's length counts.
     let len = match fields {
         Some(_) if received.segment_size > 0 => datagram.len(),
         Some((_, _, len, _)) => len,
@@ -264,7 +267,7 @@ fn check(out: &mut Outbox, received: &Received, ip: &IpPacket) -> Option<(Tuple,
         counters.udp_in_errors += 1;
         return None;
     };
-    // RFC 768: zero means that there is none, which RFC 8200 section 8.1 forbids in IPv6.
+    // RFC 768: zero means no checksum, which RFC 8200 section 8.1 forbids in IPv6.
     let none = checksum == 0 && ip.source.is_ipv4();
     let good = match received.checksum {
         Checksum::Good | Checksum::Partial => true,
@@ -286,7 +289,7 @@ fn check(out: &mut Outbox, received: &Received, ip: &IpPacket) -> Option<(Tuple,
     Some((Tuple { local, remote }, ip.l4 + UDP_BYTES..ip.l4 + len))
 }
 
-/// Datagrams in that many bytes.
+/// Returns the number of datagrams in `bytes`.
 fn datagrams(bytes: usize, segment_size: u16) -> u64 {
     if segment_size == 0 { 1 } else { bytes.div_ceil(usize::from(segment_size)) as u64 }
 }
