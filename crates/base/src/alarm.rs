@@ -1,11 +1,11 @@
-//! When connections want to be woken: one heap for all of them, lazily kept.
+//! Deadlines of connections: one heap for all of them, updated lazily.
 //!
-//! The host and the applications above it use one each; names are the slots of their tables. A
-//! connection's next time-out moves with every acknowledgment, nearly always to later. So an entry
-//! stays where it is until it comes up, and only then is looked at again; it moves only where the
-//! time-out moved to earlier. Each slot has one entry at most, and knows its place in the heap:
-//! without that, entries that were overtaken would lie in it until their own time comes, many for
-//! each connection that is busy.
+//! The host and the applications above it use one each; entries are named by the slots of their
+//! tables. A connection's next time-out moves with every acknowledgment, nearly always later. An
+//! entry therefore keeps an old, earlier time until that has come, when the owner sets the slot
+//! again; it moves only if the time-out moves earlier. Each slot has at most one entry, and its
+//! position in the heap is known: without that, outdated entries would stay in the heap until their
+//! own time, many for each busy connection.
 //!
 //! Invariants: `places[heap[i].slot] == i`; a parent is not later than its children.
 
@@ -13,11 +13,11 @@ use alloc::vec::Vec;
 
 use crate::Instant;
 
-/// Children of an entry: four make it half as deep as two would.
+/// Children of an entry: four make the heap half as deep as two would.
 const CHILDREN: usize = 4;
-/// Slots that the places grow by.
+/// Slots by which the tables grow.
 const GROW_SLOTS: usize = 1024;
-/// The place of a slot without an entry.
+/// Position of a slot without an entry.
 const NOWHERE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +26,7 @@ struct Entry {
     slot: u32,
 }
 
-/// The heap.
+/// A heap of deadlines, at most one for each slot.
 #[derive(Debug, Default)]
 pub struct Alarms {
     heap: Vec<Entry>,
@@ -34,8 +34,8 @@ pub struct Alarms {
 }
 
 impl Alarms {
-    /// `slot` wants to be woken at `at`; it may be woken before. Slots are small numbers: memory is
-    /// kept up to the greatest.
+    /// Sets the deadline of `slot` to `at`, unless an earlier one is set: then [`Self::pop`]
+    /// returns the slot early. Slots are small numbers: memory is allocated up to the greatest.
     pub fn set(&mut self, slot: u32, at: Instant) {
         if at == Instant::FAR_FUTURE {
             return;
@@ -43,7 +43,7 @@ impl Alarms {
         let index = slot as usize;
         if self.places.len() <= index {
             if self.places.capacity() <= index {
-                // By steps, not by doubling, as the table itself.
+                // By constant steps and not by doubling, like the tables of the owners.
                 self.places.reserve_exact(index + GROW_SLOTS - self.places.len());
                 self.heap.reserve_exact(index + GROW_SLOTS - self.heap.len());
             }
@@ -61,7 +61,8 @@ impl Alarms {
         }
     }
 
-    /// The next slot whose time has come. Its entry is gone: a wish for later has to be set again.
+    /// Removes and returns the next slot whose deadline has come. A later deadline has to be set
+    /// again.
     pub fn pop(&mut self, now: Instant) -> Option<u32> {
         let first = *self.heap.first()?;
         if first.at > now {
@@ -75,24 +76,24 @@ impl Alarms {
         Some(first.slot)
     }
 
-    /// Takes the entry of a slot away, if it has one.
+    /// Removes the entry of a slot, if it has one.
     pub fn clear(&mut self, slot: u32) {
         let Some(&place) = self.places.get(slot as usize) else { return };
         if place == NOWHERE {
             return;
         }
-        // To the top, and away.
+        // Moves the entry to the root and pops it.
         self.rise(place as usize, Entry { at: Instant::ZERO, slot });
         self.pop(Instant::ZERO);
     }
 
-    /// When the next time comes.
+    /// Returns the earliest deadline.
     #[must_use]
     pub fn next(&self) -> Option<Instant> {
         self.heap.first().map(|entry| entry.at)
     }
 
-    /// Puts `entry` at `place` or where it belongs above.
+    /// Puts `entry` at `place`, or above it if it is earlier than its parents there.
     fn rise(&mut self, mut place: usize, entry: Entry) {
         while place > 0 {
             let parent = (place - 1) / CHILDREN;
@@ -105,7 +106,7 @@ impl Alarms {
         self.put(place, entry);
     }
 
-    /// Puts `entry` at the root or where it belongs below.
+    /// Puts `entry` at the root, or below it if it is later than its children there.
     fn sink(&mut self, entry: Entry) {
         let mut place = 0;
         loop {
@@ -134,7 +135,7 @@ mod tests {
     use crate::{Duration, Prng};
     use alloc::collections::BTreeMap;
 
-    /// Against an ordered map of slot to time.
+    /// Compares the heap with an ordered map of slot to time.
     #[test]
     fn comes_up_in_order_each_slot_once() {
         let mut prng = Prng::new(3);

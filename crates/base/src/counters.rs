@@ -1,13 +1,13 @@
 //! Counters that belong to the object that counts, and are collected by a visitor.
 //!
 //! [`counters!`](crate::counters) defines a plain struct of `u64` fields. The owner adds to a
-//! field; `outboard stat`, the metrics, and tests that name every counter they expect to move walk
-//! them by name. There is no registry and no global state.
+//! field; `outboard stat`, the metrics, and tests that list every counter they expect to move visit
+//! the fields by name. There is no registry and no global state.
 //!
-//! A counter marked `alarm` is one that an operator may alarm on: honest peers leave it at zero,
-//! whatever their traffic and whatever packets the network loses, repeats or reorders. It moves
-//! if a peer breaks a protocol or forges packets, if something damages them, if a disk, the device
-//! or a backend fails, or if a configured limit is reached.
+//! A counter marked `alarm` is one on which an operator may set an alarm: honest peers leave it at
+//! zero, whatever their traffic and whatever packets the network loses, repeats or reorders. It
+//! moves if a peer breaks a protocol or forges packets, if something damages packets, if a disk,
+//! the device or a backend fails, or if a configured limit is reached.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -16,9 +16,9 @@ use alloc::vec::Vec;
 ///
 /// ```
 /// outboard_base::counters! {
-///     /// What an engine did.
+///     /// Counters of an engine.
 ///     pub struct EngineCounters {
-///         /// Packets that it looked at.
+///         /// Packets inspected.
 ///         packets,
 ///         /// Packets with a wrong checksum.
 ///         bad_checksums: alarm,
@@ -63,8 +63,8 @@ macro_rules! counters {
     };
 }
 
-/// Reports a state that the code excludes: adds one to a counter, and stops builds with debug
-/// assertions. For states that no input can cause; a caller gives the work up afterwards.
+/// Reports a state that cannot occur: adds one to a counter, and panics in builds with debug
+/// assertions. For states that no input can cause; the caller abandons its work afterwards.
 #[macro_export]
 macro_rules! internal_error {
     ($counter:expr, $what:expr) => {{
@@ -73,7 +73,7 @@ macro_rules! internal_error {
     }};
 }
 
-/// The name of a counter, if it is marked as an alarm; anything else does not compile.
+/// Returns the name of a counter that is marked as an alarm; does not compile with another mark.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! alarm_name {
@@ -82,7 +82,7 @@ macro_rules! alarm_name {
     };
 }
 
-/// What a visitor is shown, in its order.
+/// Returns what a visitor is called with, in that order.
 #[must_use]
 pub fn all(visit: impl FnOnce(&mut dyn FnMut(&'static str, u64))) -> Vec<(&'static str, u64)> {
     let mut all = Vec::new();
@@ -90,8 +90,8 @@ pub fn all(visit: impl FnOnce(&mut dyn FnMut(&'static str, u64))) -> Vec<(&'stat
     all
 }
 
-/// The counters that moved between two walks, as `name +n`, for tests that name every counter they
-/// expect to move.
+/// Returns the counters that increased between two visits, with their differences, for tests that
+/// list every counter they expect to move.
 #[must_use]
 pub fn moved(before: &[(&'static str, u64)], after: &[(&'static str, u64)]) -> Vec<(String, u64)> {
     after
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     counters! {
-        /// For the test.
+        /// Counters for the test.
         struct Two { first, second: alarm }
     }
 

@@ -1,9 +1,8 @@
-//! Vocabulary that every other crate shares: time and alarms, sequence numbers, randomness, a
-//! quick hash and counters.
+//! Basic types of every other crate: time, deadlines, sequence numbers, pseudorandom numbers, a
+//! fast hash and counters.
 //!
-//! Nothing here touches an operating system: time and seeds come in from outside, so that the same
-//! code runs on a device, on a host and in a deterministic simulation. No dependencies, no
-//! `unsafe`.
+//! Nothing here uses an operating system: time and seeds are passed in, so that the same code runs
+//! on a device, on a host and in a deterministic simulation. No dependencies, no `unsafe`.
 #![no_std]
 #![forbid(unsafe_code)]
 

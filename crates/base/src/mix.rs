@@ -1,4 +1,4 @@
-//! A quick hash of two words, for tables that are bounded and seeded.
+//! A fast hash of two words, for seeded tables of bounded size. Not cryptographic.
 
 /// Returns a hash of two words under a seed: a folded 64-by-64 multiplication, twice.
 #[must_use]
@@ -20,7 +20,7 @@ mod tests {
 
     #[test]
     fn hashes_spread() {
-        // 64 buckets, 4096 neighbouring keys: none empty, none with four times its share.
+        // 64 buckets, 4096 consecutive keys: no bucket empty, none with four times its share.
         let mut buckets = [0; 64];
         for flow in 0..4096 {
             buckets[usize::try_from(mix(7, 0, flow) % 64).unwrap()] += 1;

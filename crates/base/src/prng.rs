@@ -9,13 +9,13 @@
 pub struct Prng(u64);
 
 impl Prng {
-    /// A generator that starts from `seed`.
+    /// Returns a generator that starts from `seed`.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub const fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -24,13 +24,13 @@ impl Prng {
         z ^ (z >> 31)
     }
 
-    /// The next 32 bits.
+    /// Returns the next 32 bits.
     pub const fn next_u32(&mut self) -> u32 {
         (self.next_u64() >> 32) as u32
     }
 
-    /// A number below `bound`; zero where `bound` is zero. The bias is below 2^-32 for the bounds
-    /// used here.
+    /// Returns a number below `bound`; zero if `bound` is zero. The bias is below 2^-32 for the
+    /// bounds used here.
     pub const fn below(&mut self, bound: u64) -> u64 {
         if bound == 0 {
             return 0;
@@ -38,23 +38,23 @@ impl Prng {
         ((self.next_u64() as u128 * bound as u128) >> 64) as u64
     }
 
-    /// A number in `low..=high`.
+    /// Returns a number in `low..=high`.
     pub const fn range(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }
 
-    /// True with probability `p` (clamped to 0..=1).
+    /// Returns true with probability `p` (clamped to 0..=1).
     pub fn chance(&mut self, p: f64) -> bool {
         p > 0.0 && self.unit() < p
     }
 
-    /// A number in `0.0..1.0`.
+    /// Returns a number in `0.0..1.0`.
     pub const fn unit(&mut self) -> f64 {
-        // 53 bits: the mantissa of an f64.
+        // 53 bits: the precision of an f64.
         (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// An independent generator, for a part that must not disturb this one's sequence.
+    /// Returns an independent generator, for a part that must not disturb this one's sequence.
     pub const fn fork(&mut self) -> Self {
         Self::new(self.next_u64())
     }

@@ -3,17 +3,17 @@
 use core::fmt;
 use core::ops::{Add, AddAssign, Sub};
 
-/// How far behind a mark may stay: further than any window of TCP reaches but one, and far from
-/// half of all numbers.
+/// Most bytes that a mark may stay behind: more than any TCP window but one of scale 14, and well
+/// below half of the sequence space.
 const FAR: i32 = 1 << 29;
 
-/// A TCP sequence number. Ordering is relative: `a.lt(b)` holds when `b` is less than 2^31 ahead of
+/// A TCP sequence number. Ordering is relative: `a.lt(b)` is true if `b` is less than 2^31 ahead of
 /// `a`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct SeqNum(pub u32);
 
 impl SeqNum {
-    /// Bytes from `earlier` up to `self`, negative where `earlier` is ahead.
+    /// Returns the bytes from `earlier` to `self`; negative if `earlier` is ahead.
     #[must_use]
     #[expect(
         clippy::cast_possible_wrap,
@@ -23,45 +23,45 @@ impl SeqNum {
         self.0.wrapping_sub(earlier.0) as i32
     }
 
-    /// Whether `self` comes before `other`.
+    /// Returns whether `self` comes before `other`.
     #[must_use]
     pub const fn lt(self, other: Self) -> bool {
         self.distance(other) < 0
     }
 
-    /// Whether `self` comes before `other` or is the same.
+    /// Returns whether `self` comes before `other` or is the same.
     #[must_use]
     pub const fn le(self, other: Self) -> bool {
         self.distance(other) <= 0
     }
 
-    /// Whether `self` comes after `other`.
+    /// Returns whether `self` comes after `other`.
     #[must_use]
     pub const fn gt(self, other: Self) -> bool {
         self.distance(other) > 0
     }
 
-    /// Whether `self` comes after `other` or is the same.
+    /// Returns whether `self` comes after `other` or is the same.
     #[must_use]
     pub const fn ge(self, other: Self) -> bool {
         self.distance(other) >= 0
     }
 
-    /// The later of the two.
+    /// Returns the later of the two.
     #[must_use]
     pub const fn max(self, other: Self) -> Self {
         if self.gt(other) { self } else { other }
     }
 
-    /// Whether it lies more than 2^29 before `high`. What is kept so long is to be let go of: from
-    /// 2^31 bytes on it would be ahead.
+    /// Returns whether the number lies more than 2^29 before `high`. State at such a number has to
+    /// be dropped: from 2^31 on it would compare as ahead.
     #[must_use]
     pub const fn is_far_before(self, high: Self) -> bool {
         high.distance(self) > FAR
     }
 
-    /// The same, or, where it is far before `high`, what lies 2^29 before. A mark that is kept so
-    /// stays behind `high`, wherever that goes.
+    /// Returns the number, or the one 2^29 before `high` if it lies further before. A mark that is
+    /// updated so stays behind `high`.
     #[must_use]
     pub const fn follow(self, high: Self) -> Self {
         if self.is_far_before(high) { Self(high.0.wrapping_sub(FAR.unsigned_abs())) } else { self }

@@ -1,4 +1,4 @@
-//! Points in time and distances between them, in nanoseconds.
+//! Points in time and durations, in nanoseconds.
 //!
 //! The only clock of the sans-IO crates is the `now` that callers pass in. An [`Instant`] counts
 //! from an epoch that the caller chose (the start of the process, or of a simulation) and is never
@@ -11,18 +11,19 @@ use core::ops::{Add, AddAssign, Div, Mul, Sub};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Instant(u64);
 
-/// A length of time in nanoseconds. Arithmetic saturates: a time-out that overflows means "never".
+/// A duration in nanoseconds. Arithmetic saturates: a time-out that overflows means "never".
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Duration(u64);
 
 impl Instant {
-    /// The epoch itself.
+    /// The epoch.
     pub const ZERO: Self = Self(0);
-    /// Later than any time-out can be.
+    /// Later than any time-out; used as "never".
     pub const FAR_FUTURE: Self = Self(u64::MAX);
 
-    /// Returns the first of these times; none if there is none among them. Called for each packet:
-    /// an iterator over the array would write it to memory and wait to read it back.
+    /// Returns the earliest of the times that are set; `None` if none is. A loop and not an
+    /// iterator: it is called for each packet, and an iterator over the array would write it to
+    /// memory and wait to read it back.
     #[must_use]
     #[inline]
     pub fn earliest<const N: usize>(times: [Option<Self>; N]) -> Option<Self> {
@@ -36,43 +37,43 @@ impl Instant {
         first
     }
 
-    /// The instant `nanos` nanoseconds after the epoch.
+    /// Returns the instant `nanos` nanoseconds after the epoch.
     #[must_use]
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
 
-    /// The instant `micros` microseconds after the epoch.
+    /// Returns the instant `micros` microseconds after the epoch.
     #[must_use]
     pub const fn from_micros(micros: u64) -> Self {
         Self(micros.saturating_mul(1_000))
     }
 
-    /// The instant `millis` milliseconds after the epoch.
+    /// Returns the instant `millis` milliseconds after the epoch.
     #[must_use]
     pub const fn from_millis(millis: u64) -> Self {
         Self(millis.saturating_mul(1_000_000))
     }
 
-    /// Nanoseconds since the epoch.
+    /// Returns the nanoseconds since the epoch.
     #[must_use]
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
-    /// Whole microseconds since the epoch.
+    /// Returns the whole microseconds since the epoch.
     #[must_use]
     pub const fn as_micros(self) -> u64 {
         self.0 / 1_000
     }
 
-    /// Whole milliseconds since the epoch.
+    /// Returns the whole milliseconds since the epoch.
     #[must_use]
     pub const fn as_millis(self) -> u64 {
         self.0 / 1_000_000
     }
 
-    /// Time since `earlier`, or zero where `earlier` is in fact later.
+    /// Returns the time since `earlier`; zero if `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         Duration(self.0.saturating_sub(earlier.0))
@@ -80,60 +81,60 @@ impl Instant {
 }
 
 impl Duration {
-    /// No time at all.
+    /// Zero.
     pub const ZERO: Self = Self(0);
-    /// Longer than any run.
+    /// The longest duration; used as "never".
     pub const MAX: Self = Self(u64::MAX);
 
-    /// `nanos` nanoseconds.
+    /// Returns a duration of `nanos` nanoseconds.
     #[must_use]
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
 
-    /// `micros` microseconds.
+    /// Returns a duration of `micros` microseconds.
     #[must_use]
     pub const fn from_micros(micros: u64) -> Self {
         Self(micros.saturating_mul(1_000))
     }
 
-    /// `millis` milliseconds.
+    /// Returns a duration of `millis` milliseconds.
     #[must_use]
     pub const fn from_millis(millis: u64) -> Self {
         Self(millis.saturating_mul(1_000_000))
     }
 
-    /// `secs` seconds.
+    /// Returns a duration of `secs` seconds.
     #[must_use]
     pub const fn from_secs(secs: u64) -> Self {
         Self(secs.saturating_mul(1_000_000_000))
     }
 
-    /// The whole of it in nanoseconds.
+    /// Returns the duration in nanoseconds.
     #[must_use]
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
-    /// Whole microseconds.
+    /// Returns the duration in whole microseconds.
     #[must_use]
     pub const fn as_micros(self) -> u64 {
         self.0 / 1_000
     }
 
-    /// Whole milliseconds.
+    /// Returns the duration in whole milliseconds.
     #[must_use]
     pub const fn as_millis(self) -> u64 {
         self.0 / 1_000_000
     }
 
-    /// Whole seconds.
+    /// Returns the duration in whole seconds.
     #[must_use]
     pub const fn as_secs(self) -> u64 {
         self.0 / 1_000_000_000
     }
 
-    /// This less `other`, or zero.
+    /// Returns this duration less `other`, or zero.
     #[must_use]
     pub const fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))

@@ -1,29 +1,30 @@
-//! How often a segment that does not count may be answered: RFC 5961 section 7.
+//! Rate limit of answers to unacceptable segments: RFC 5961 section 7.
 //!
-//! Kept for each connection. Called before a challenge acknowledgment is sent, and before the
-//! answer to a bare segment outside the window: a stranger must not make a connection send at its
-//! rate, and two ends that are out of step must not answer each other for ever.
+//! One limiter per connection. Called before a challenge acknowledgment is sent, and before the
+//! answer to a bare segment outside the window: a stranger must not make a connection send at the
+//! stranger's rate, and two ends that are out of synchronization must not answer each other
+//! forever.
 
 use base::{Duration, Instant};
 
-/// At most one answer in this time, as Linux's `tcp_invalid_ratelimit`.
+/// Interval of answers: Linux's `tcp_invalid_ratelimit`.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Lets one answer through in each interval.
+/// Allows one answer per interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChallengeLimiter {
-    /// When the last answer was sent; the epoch for never.
+    /// When the last answer was sent; the epoch if none was.
     sent_at: Instant,
 }
 
 impl ChallengeLimiter {
-    /// One that has let nothing through yet.
+    /// Returns a limiter that has allowed no answer yet.
     #[must_use]
     pub const fn new() -> Self {
         Self { sent_at: Instant::ZERO }
     }
 
-    /// Returns whether an answer may be sent now, and counts it as sent then.
+    /// Returns whether an answer may be sent now; if so, counts it as sent.
     pub fn allow(&mut self, now: Instant) -> bool {
         if self.sent_at != Instant::ZERO && now.since(self.sent_at) < INTERVAL {
             return false;

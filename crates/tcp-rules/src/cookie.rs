@@ -1,28 +1,28 @@
-//! SYN cookies: a connection's beginning carried by the peer (RFC 4987 section 3.6, AccelTCP
-//! section 4.1). Used by the device for each SYN of a port that it has, and by the host when its
-//! SYN cache is full. Keeps keys, and nothing about connections.
+//! SYN cookies: the state of a half-open connection, carried by the peer (RFC 4987 section 3.6,
+//! AccelTCP section 4.1). Used by the device for each SYN of a port that it listens on, and by the
+//! host when its SYN cache is full. Keeps keys, and nothing about connections.
 //!
 //! The SYN-ACK's sequence number is `epoch (5 bits) | MSS index (3 bits) | MAC (24 bits)`. The MAC
 //! is SipHash-2-4 over the tuple, the peer's initial sequence number, the whole epoch, the index,
-//! and whether there are timestamps. Epochs last 64 s; a cookie counts in its own and the next.
-//! Each has a key of its own, derived from a master key that all devices of a host share, so that
-//! any of them can check.
+//! and whether there are timestamps. Epochs last 64 s; a cookie is valid in its own epoch and the
+//! next. Each epoch has its own key, derived from a master key that all devices of a host share, so
+//! that any of them can check.
 //!
-//! With timestamps, the SYN-ACK's TSval is the sender's clock of milliseconds, its low six bits
+//! With timestamps, the SYN-ACK's TSval is the sender's millisecond clock with its low six bits
 //! replaced by window scale, SACK and ECN, as in Linux. It is never ahead of that clock, and at
-//! most 63 ms behind. These six bits are under no MAC: who changes them changes its own connection.
-//! Without timestamps a cookie carries the segment size alone.
+//! most 63 ms behind. These six bits have no MAC: a peer that changes them changes only its own
+//! connection. Without timestamps a cookie carries the segment size alone.
 //!
-//! *How many guesses.* Who cannot see the SYN-ACK has to guess two things. The MAC: 24 bits; epoch
-//! and index are no secret. And TSecr, since the time that it tells has to lie in the cookie's own
-//! epoch: 64,063 values of 2^32, so 16 bits, and since the clock is ahead by a secret that differs
-//! from tuple to tuple (RFC 7323 section 5.4) nobody can learn one from another. One acknowledgment
-//! in 2^40 makes a connection: at ten million per second, one in thirty hours (with the MAC alone,
-//! one in two seconds). Where peers without timestamps are served, the MAC stands alone for them;
-//! the device serves none.
+//! *Guesses.* An attacker who cannot see the SYN-ACK has to guess two values. First the MAC, 24
+//! bits; epoch and index are not secret. Second TSecr, because its time has to lie in the cookie's
+//! own epoch: 64,063 of 2^32 values, so 16 bits. The clock has a secret offset that differs between
+//! tuples (RFC 7323 section 5.4), so no timestamp reveals another's. One acknowledgment in 2^40
+//! makes a connection: at ten million per second, one in thirty hours (with the MAC alone, one in
+//! two seconds). Peers without timestamps are protected by the MAC alone; the device serves none of
+//! those.
 //!
-//! What cookies cannot do: within their two epochs they count as often as they come. The host knows
-//! which connections it has, and had.
+//! *Replays.* Within its two epochs a cookie is valid as often as it is returned. The host knows
+//! its present and past connections.
 
 use base::{Instant, SeqNum, low32};
 use siphasher::sip::SipHasher24;
@@ -30,53 +30,53 @@ use wire::Tuple;
 
 use crate::tuple::{BYTES_MAX, with_bytes};
 
-/// Segment sizes that a cookie can say: the largest that does not exceed the peer's is taken.
+/// Segment sizes that a cookie can encode: the largest that does not exceed the peer's is used.
 pub const MSS: [u16; 8] = [536, 1220, 1300, 1360, 1400, 1440, 1460, 8940];
 
-/// Bits of the timestamp that carry options.
+/// Low bits of the timestamp that carry options.
 const OPTION_BITS: u32 = 6;
 const OPTION_MASK: u32 = (1 << OPTION_BITS) - 1;
-/// The window scale that says "none".
+/// The window scale that encodes "none".
 const NO_SCALE: u8 = 15;
 /// Milliseconds in an epoch.
 const EPOCH_MS: u64 = 64_000;
-/// The same, for arithmetic on timestamps.
+/// `EPOCH_MS` for 32-bit timestamps.
 const EPOCH_TICKS: u32 = 64_000;
-/// Bits of a cookie that tell its epoch.
+/// Bits of the epoch in a cookie, after a shift.
 const EPOCH_MASK: u32 = 31;
-/// Bits of a cookie that are its MAC.
+/// Bits of the MAC in a cookie.
 const MAC_MASK: u32 = 0x00ff_ffff;
 
-/// What a SYN-ACK and its acknowledgment carry of the peer's SYN.
+/// Options of the peer's SYN that a cookie and its timestamp carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreed {
-    /// The segment size that the peer takes; of a cookie that came back, one of [`MSS`].
+    /// Segment size that the peer accepts; from a returned cookie, one of [`MSS`].
     pub peer_mss: u16,
     /// The peer's window scale, if its SYN had one.
     pub peer_scale: Option<u8>,
-    /// Selective acknowledgments.
+    /// Selective acknowledgments were negotiated.
     pub sack: bool,
-    /// ECN.
+    /// ECN was negotiated.
     pub ecn: bool,
 }
 
-/// A cookie on its way to the peer.
+/// A cookie to be sent to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cookie {
     /// The SYN-ACK's sequence number.
     pub number: SeqNum,
-    /// Its TSval, if the connection has timestamps.
+    /// TSval of the SYN-ACK, if the connection has timestamps.
     pub stamp: Option<u32>,
 }
 
-/// An acknowledgment that may bring a cookie back.
+/// An acknowledgment that may return a cookie.
 #[derive(Clone, Copy, Debug)]
 pub struct Returned {
-    /// Its acknowledgment number less one.
+    /// The acknowledgment number less one: the cookie.
     pub number: SeqNum,
-    /// The peer's initial sequence number: its sequence number less one.
+    /// The sequence number less one: the peer's initial sequence number.
     pub irs: SeqNum,
-    /// TSecr, if it has timestamps.
+    /// TSecr, if the segment has timestamps.
     pub echo: Option<u32>,
 }
 
@@ -86,14 +86,14 @@ pub struct Cookies {
     master: SipHasher24,
     offsets: SipHasher24,
     epoch: u64,
-    /// When the epoch ends.
+    /// End of the epoch.
     until: Instant,
-    /// Of the epoch, and of the one before.
+    /// Keys of the current epoch and of the one before.
     keys: [SipHasher24; 2],
 }
 
 impl Cookies {
-    /// Cookies under a secret. Those with the same secret know each other's.
+    /// Creates the keys from a secret. Instances with the same secret accept each other's cookies.
     #[must_use]
     pub fn new(secret: (u64, u64)) -> Self {
         let root = SipHasher24::new_with_keys(secret.0, secret.1);
@@ -103,8 +103,8 @@ impl Cookies {
         Self { master, offsets, epoch, until: end(epoch), keys }
     }
 
-    /// Notes the time, and returns whether an epoch has begun. Called before a cookie is made or
-    /// checked.
+    /// Moves to the epoch of `now`; returns whether it is a new one. Called before a cookie is made
+    /// or checked.
     pub fn advance(&mut self, now: Instant) -> bool {
         if now < self.until {
             return false;
@@ -115,15 +115,15 @@ impl Cookies {
         true
     }
 
-    /// The epoch that is on.
+    /// Returns the number of the current epoch.
     #[must_use]
     pub const fn epoch(&self) -> u64 {
         self.epoch
     }
 
     /// Makes the cookie for a SYN. `clock` is the clock of our timestamps for this peer, if it has
-    /// timestamps. None where the peer's segments are smaller than a cookie can say: it must be
-    /// sent no larger ones (RFC 9293 section 3.7.1).
+    /// timestamps. Returns `None` if the peer's segments are smaller than a cookie can encode: the
+    /// peer must not be sent larger ones (RFC 9293 section 3.7.1).
     #[must_use]
     pub fn make(
         &self,
@@ -140,8 +140,8 @@ impl Cookies {
         Some(Cookie { number: SeqNum(number), stamp: clock.map(|clock| stamp(clock, peer)) })
     }
 
-    /// Returns how many epochs ago a cookie of this number was made, if it counts: the check that
-    /// costs nothing.
+    /// Returns how many epochs ago a cookie with this number was made; `None` if it is no longer
+    /// valid. A check without a hash.
     #[must_use]
     pub fn age(&self, number: SeqNum) -> Option<usize> {
         match low32(self.epoch).wrapping_sub(number.0 >> 27) & EPOCH_MASK {
@@ -151,11 +151,11 @@ impl Cookies {
         }
     }
 
-    /// Returns what the peer agreed to, if it brought back a cookie of ours that still counts.
-    /// `clock` returns the clock of our timestamps for this peer.
+    /// Returns the peer's options if it returned a valid cookie of ours. `clock` returns the clock
+    /// of our timestamps for this peer.
     ///
-    /// The MAC comes first: it is what stops a guess, and what a live connection gets after one
-    /// hash; only a right one costs two.
+    /// The MAC is checked first, since it stops guesses: a segment that is no cookie costs one
+    /// hash, and only a valid MAC costs a second, for `clock`.
     #[must_use]
     pub fn check(
         &self,
@@ -189,8 +189,8 @@ impl Cookies {
         })
     }
 
-    /// Returns by how much a clock of timestamps may be ahead for a tuple (RFC 7323 section 5.4),
-    /// for a side that keeps no other secret for it.
+    /// Returns a secret offset of the timestamp clock for a tuple (RFC 7323 section 5.4), for a
+    /// caller that keeps no other secret for it.
     #[must_use]
     pub fn timestamp_offset(&self, tuple: &Tuple) -> u32 {
         low32(with_bytes(tuple, |bytes| self.offsets.hash(bytes)))
@@ -204,12 +204,12 @@ impl core::fmt::Debug for Cookies {
     }
 }
 
-/// What a MAC covers, beside the tuple.
+/// Input of the MAC beside the tuple.
 struct Made {
     irs: SeqNum,
     epoch: u64,
     index: u32,
-    /// The SYN-ACK had timestamps: so has what brings the cookie back (RFC 7323 section 3.2).
+    /// The SYN-ACK had timestamps: the acknowledgment must have them too (RFC 7323 section 3.2).
     stamped: bool,
 }
 
@@ -225,7 +225,7 @@ fn mac(key: &SipHasher24, tuple: &Tuple, made: &Made) -> u32 {
     })
 }
 
-/// The clock with options in its low bits.
+/// Returns the clock with options in its low bits.
 fn stamp(clock: u32, peer: &Agreed) -> u32 {
     let scale = u32::from(peer.peer_scale.unwrap_or(NO_SCALE));
     let bits = scale | u32::from(peer.sack) << 4 | u32::from(peer.ecn) << 5;
@@ -234,16 +234,16 @@ fn stamp(clock: u32, peer: &Agreed) -> u32 {
 }
 
 /// Returns whether we can have sent this TSval to the peer in that epoch. Timestamps wrap after 49
-/// days, so all is relative to now.
+/// days, so all values are relative to now.
 fn is_of_epoch(now: Instant, clock: u32, echo: u32, epoch: u64) -> bool {
     let age = clock.wrapping_sub(echo);
     let begun = low32(now.as_millis().saturating_sub(start_ms(epoch)));
-    // The options may have set it back.
+    // The option bits may have set the timestamp back.
     let oldest = begun + OPTION_MASK;
     age <= oldest && oldest - age < EPOCH_TICKS + OPTION_MASK
 }
 
-/// A key from a key.
+/// Derives a key from a key.
 fn derive(key: &SipHasher24, label: u64) -> SipHasher24 {
     let half = |which: u64| {
         let mut bytes = [0; 16];
@@ -254,17 +254,17 @@ fn derive(key: &SipHasher24, label: u64) -> SipHasher24 {
     SipHasher24::new_with_keys(half(0), half(1))
 }
 
-/// The number of an epoch; from 1 on, so that there is one before.
+/// Returns the number of the epoch at `now`, from 1 so that there is one before.
 const fn epoch(now: Instant) -> u64 {
     now.as_millis() / EPOCH_MS + 1
 }
 
-/// When an epoch ends.
+/// Returns the end of an epoch.
 const fn end(epoch: u64) -> Instant {
     Instant::from_millis(epoch.saturating_mul(EPOCH_MS))
 }
 
-/// When an epoch began; the one before the first began when the clock did.
+/// Returns the start of an epoch in milliseconds. Epoch 0 starts with epoch 1.
 const fn start_ms(epoch: u64) -> u64 {
     epoch.saturating_sub(1) * EPOCH_MS
 }
@@ -307,7 +307,7 @@ mod tests {
         check_of(cookies, now, 5, Returned { number, irs: IRS, echo: Some(echo) })
     }
 
-    /// A right timestamp, and every MAC there is: one is taken.
+    /// With the right timestamp, exactly one of all MACs is accepted.
     #[test]
     fn guessing_the_mac_takes_all_its_bits() {
         let (cookies, now) = at(100_000);
@@ -318,8 +318,8 @@ mod tests {
         assert_eq!(hits, [cookie.0 & MAC_MASK]);
     }
 
-    /// A right MAC, and every timestamp within minutes of the right one: those of the cookie's own
-    /// epoch are taken, 64,063 of 2^32.
+    /// With the right MAC, and every timestamp within minutes of the right one: those of the
+    /// cookie's own epoch are accepted, 64,063 of 2^32.
     #[test]
     fn guessing_the_timestamp_takes_sixteen_bits() {
         for (ms, ends) in [(64_000, 128_000), (100_000, 128_000), (127_999, 128_000)] {
@@ -339,14 +339,15 @@ mod tests {
                 let len = i64::try_from(hits.len()).unwrap();
                 assert_eq!(len, last - (64_000 - 63) + 1, "without holes");
             }
-            // Far from it there is nothing.
+            // No timestamp far from the epoch is accepted.
             let far = (0..1 << 20).map(|i| offset.wrapping_add(500_000 + i * 4_089));
             let hits = far.filter(|&echo| check(&cookies, now, cookie, echo).is_some()).count();
             assert_eq!(hits, 0);
         }
     }
 
-    /// RFC 7323 section 5.4: nobody learns the clock, nor one peer's offset from another's.
+    /// RFC 7323 section 5.4: neither the clock nor another peer's offset can be learned from an
+    /// offset.
     #[test]
     fn offsets_differ() {
         let (cookies, now) = at(0);
@@ -379,7 +380,7 @@ mod tests {
         }
     }
 
-    /// The clock of timestamps wraps after 49 days, and nothing is the worse for it.
+    /// The timestamp clock wraps after 49 days; cookies stay valid.
     #[test]
     fn clocks_wrap() {
         let wrap = 1 << 32;
@@ -397,7 +398,7 @@ mod tests {
         }
     }
 
-    /// A key lasts an epoch, and is kept for another.
+    /// A key is used for an epoch, and kept for another.
     #[test]
     fn keys_rotate() {
         let (mut cookies, now) = at(100_000);
@@ -415,7 +416,7 @@ mod tests {
         assert_eq!(cookies.age(first), None);
     }
 
-    /// Each thing that the MAC covers, and the time.
+    /// Covers each input of the MAC, and the time.
     #[test]
     fn a_cookie_is_good_for_its_tuple_and_time_only() {
         let (mut cookies, now) = at(100_000);
@@ -437,8 +438,8 @@ mod tests {
         assert!(good_at(160_000) && good_at(191_999) && !good_at(192_000));
     }
 
-    /// RFC 7323 section 3.2: timestamps are on each segment or on none, so that a cookie under the
-    /// stronger check cannot be brought back under the weaker one.
+    /// RFC 7323 section 3.2: all segments have timestamps or none, so that a cookie with the
+    /// stronger check cannot be returned under the weaker one.
     #[test]
     fn timestamps_are_not_left_out_or_added() {
         let (cookies, now) = at(100_000);
@@ -450,7 +451,7 @@ mod tests {
         assert_eq!(check(&cookies, now, plain.number, echo), None);
     }
 
-    /// There is nowhere to carry the rest.
+    /// Without timestamps there are no bits for the other options.
     #[test]
     fn without_timestamps_only_the_segment_size_is_carried() {
         let (cookies, now) = at(100_000);
@@ -460,7 +461,7 @@ mod tests {
         assert_eq!(got, Some(only));
     }
 
-    /// RFC 9293 section 3.7.1: a peer is sent no segments that it cannot take.
+    /// RFC 9293 section 3.7.1: a peer is sent no segments larger than it accepts.
     #[test]
     fn small_segments_cannot_be_said() {
         let (cookies, _) = at(0);
@@ -468,7 +469,7 @@ mod tests {
         assert!(of(536).is_some() && of(535).is_none() && of(0).is_none());
     }
 
-    /// A peer that guesses gets through once in 2^24 tries, not more often.
+    /// A random guess is accepted once in 2^24 tries, not more often.
     #[test]
     fn guesses_fail() {
         let (cookies, now) = at(5);

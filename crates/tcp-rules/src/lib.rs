@@ -1,16 +1,16 @@
-//! Rules of TCP that the host and the device both apply, each in one place: which segments count,
-//! which are answered, and how a connection is carried by a SYN cookie.
+//! Rules of TCP that both the host and the device apply: which segments are acceptable, which are
+//! answered, and SYN cookies.
 //!
-//! The host's TCP calls them for the connections that it has; the device calls them for those that
-//! it sets up and tears down. A rule is a value and what a segment does to it. It sends nothing,
-//! counts nothing and knows no table: its caller does.
+//! The host's TCP calls them for its connections; the device calls them for connections that it
+//! sets up and tears down. A rule is a value with methods for the effect of a segment on it. It
+//! sends nothing, counts nothing and knows no table: these are the caller's work.
 //!
 //! | module | rule |
 //! |---|---|
 //! | [`window`] | which segments touch the receive window: RFC 9293 section 3.10.7.4 |
-//! | [`paws`] | TS.Recent, and segments that are older: RFC 7323 sections 4.3 and 5 |
-//! | [`challenge`] | how often a segment that does not count is answered: RFC 5961 section 7 |
-//! | [`time_wait`] | what a segment does in TIME-WAIT: RFC 9293, RFC 6191, RFC 1337 |
+//! | [`paws`] | TS.Recent, and segments with older timestamps: RFC 7323 sections 4.3 and 5 |
+//! | [`challenge`] | rate limit of answers to unacceptable segments: RFC 5961 section 7 |
+//! | [`time_wait`] | segments in TIME-WAIT: RFC 9293, RFC 6191, RFC 1337 |
 //! | [`cookie`] | SYN cookies: RFC 4987 section 3.6 |
 //! | [`tuple`] | a tuple as bytes, and its hashes |
 #![no_std]

@@ -1,44 +1,44 @@
-//! TS.Recent and protection against wrapped sequence numbers: RFC 7323 sections 4.3 and 5.
+//! TS.Recent and protection against wrapped sequence numbers (PAWS): RFC 7323 sections 4.3 and 5.
 //!
-//! Kept for each connection on which timestamps were agreed. Called for each of its segments:
-//! first to ask whether it is too old, then, once its acknowledgment was found right, to take its
-//! timestamp over.
+//! One [`TsRecent`] for each connection with timestamps. Called for each segment: first to check
+//! whether it is too old, then, after its acknowledgment was checked, to take over its timestamp.
 
 use base::{Duration, Instant, SeqNum, low32};
 use wire::tcp::{Flags, Segment};
 
-/// RFC 7323 section 5.5: a timestamp that is older proves nothing, since the peer's clock may have
-/// gone half around.
+/// RFC 7323 section 5.5: an older timestamp proves nothing, since the peer's clock may have
+/// advanced by half of its range.
 const EXPIRES_AFTER: Duration = Duration::from_secs(24 * 24 * 3600);
 
-/// The peer's timestamp that counts, and when it came.
+/// TS.Recent: the peer's timestamp to be echoed, and when it arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TsRecent {
     value: u32,
-    /// Whole seconds: what expires after days needs no more.
+    /// Arrival in whole seconds, precise enough for an expiry after days.
     came_at_s: u32,
 }
 
 impl TsRecent {
-    /// The timestamp `value` that came at `now`.
+    /// Returns the state after timestamp `value` arrived at `now`.
     #[must_use]
     pub const fn new(now: Instant, value: u32) -> Self {
         Self { value, came_at_s: seconds(now) }
     }
 
-    /// Returns the timestamp, to be echoed.
+    /// Returns the timestamp to be echoed.
     #[must_use]
     pub const fn value(self) -> u32 {
         self.value
     }
 
-    /// Returns whether it is too old to judge segments by.
+    /// Returns whether the timestamp is too old to judge segments by.
     #[must_use]
     pub const fn has_expired(self, now: Instant) -> bool {
         seconds(now).saturating_sub(self.came_at_s) as u64 >= EXPIRES_AFTER.as_secs()
     }
 
-    /// Returns whether a segment is an old duplicate: RFC 7323 section 5.3, R1. A reset never is.
+    /// Returns whether a segment is an old duplicate: RFC 7323 section 5.3, R1. A reset is never
+    /// one.
     #[must_use]
     #[inline]
     pub fn rejects(self, now: Instant, segment: &Segment) -> bool {
@@ -47,8 +47,8 @@ impl TsRecent {
         is_older && !segment.flags.has(Flags::RST) && !self.has_expired(now)
     }
 
-    /// Takes over the timestamp of a segment that counts, if it begins no later than what was
-    /// acknowledged last: section 4.3 (2). Any timestamp replaces one that has expired.
+    /// Takes over the timestamp of an acceptable segment if the segment begins at or before the
+    /// last acknowledgment sent: section 4.3 (2). Any timestamp replaces an expired one.
     #[inline]
     pub fn note(&mut self, now: Instant, segment: &Segment, last_ack_sent: SeqNum) {
         let Some(ts) = segment.options.timestamps else { return };
@@ -90,7 +90,7 @@ mod tests {
         assert!(!recent.rejects(at(1), &reset), "RFC 7323 section 5.2");
     }
 
-    /// RFC 7323 section 4.3: it follows the left edge of what is acknowledged, and never goes back.
+    /// RFC 7323 section 4.3: TS.Recent follows the left edge of the window and never decreases.
     #[test]
     fn follows_the_left_edge() {
         let mut recent = TsRecent::new(at(1), 3);
@@ -101,8 +101,8 @@ mod tests {
         assert_eq!((noted(5, 100), noted(9, 101), noted(4, 100), noted(6, 50)), (5, 5, 5, 6));
     }
 
-    /// RFC 7323 section 5.5. While it lasts, each timestamp that counts makes it last again; once
-    /// it has expired, the next takes its place though it seems older.
+    /// RFC 7323 section 5.5. Each acceptable timestamp renews the state; once it has expired, the
+    /// next one replaces it though it seems older.
     #[test]
     fn expires_after_24_days() {
         let (old, day) = (stamped(2, 100), at(24 * DAY_S));

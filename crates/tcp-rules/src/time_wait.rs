@@ -1,45 +1,45 @@
-//! What a segment does to a connection in TIME-WAIT.
+//! Effect of a segment on a connection in TIME-WAIT.
 //!
-//! Called by the tables of such connections, at the host and in the device. They keep the tuple and
-//! the time; here is only the verdict.
+//! Called by the TIME-WAIT tables of the host and of the device. They keep tuples and times; this
+//! module only decides.
 
 use base::SeqNum;
 use wire::tcp::{Flags, Segment};
 
-/// What is left of a connection that has closed in order.
+/// The state of a closed connection by which segments are judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeWaitTcb {
-    /// The number behind our FIN.
+    /// The sequence number behind our FIN.
     pub snd_nxt: SeqNum,
-    /// The number behind the peer's FIN.
+    /// The sequence number behind the peer's FIN.
     pub rcv_nxt: SeqNum,
-    /// The peer's last timestamp, if timestamps were agreed on.
+    /// The peer's last timestamp; `None` without timestamps.
     pub ts_recent: Option<u32>,
 }
 
-/// What to do about a segment.
+/// Response to a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Acknowledge it again; the peer's FIN restarts the time ([`TimeWaitTcb::is_last_fin`]).
+    /// Acknowledge it again. The peer's FIN restarts the time ([`TimeWaitTcb::is_last_fin`]).
     Acknowledge,
-    /// Do nothing.
+    /// Drop it.
     Ignore,
-    /// Forget the connection: a new one takes over its tuple.
+    /// Remove the entry: a new connection takes over the tuple.
     Reuse,
 }
 
 impl TimeWaitTcb {
-    /// Returns the initial sequence number of the tuple's next connection: beyond anything that
-    /// this one can have sent, as Linux does it.
+    /// Returns the initial sequence number for the tuple's next connection, beyond everything that
+    /// this one can have sent, as in Linux.
     #[must_use]
     pub fn next_iss(&self) -> SeqNum {
         self.snd_nxt + 65_537
     }
 
-    /// Decides about a segment of `payload` bytes: RFC 9293 section 3.10.7.4 for TIME-WAIT, with
+    /// Decides about a segment with `payload` bytes: RFC 9293 section 3.10.7.4 for TIME-WAIT, with
     /// RFC 6191's rule for a new SYN and RFC 1337's for resets. A bare acknowledgment is not
-    /// answered, as in Linux: after a simultaneous close both ends are here, and would answer each
-    /// other for ever.
+    /// answered, as in Linux: after a simultaneous close both ends are in TIME-WAIT and would
+    /// answer each other forever.
     #[must_use]
     pub fn judge(&self, segment: &Segment, payload: usize) -> Verdict {
         let flags = segment.flags;
@@ -54,10 +54,10 @@ impl TimeWaitTcb {
         if bare { Verdict::Ignore } else { Verdict::Acknowledge }
     }
 
-    /// Returns whether a connection with the same tuple whose first segment is this one came later:
-    /// RFC 6191's table. Where both have timestamps, by a later one; where either has none, or they
-    /// are the same, by a sequence number above all that this one received. In each case a segment
-    /// of the old connection that still wanders about is told apart from the new one's.
+    /// Returns whether this connection is older than one with the same tuple whose first segment is
+    /// `segment` (RFC 6191's table). If both have timestamps and these differ, the later timestamp
+    /// decides; else a sequence number above everything that this connection received. Either way a
+    /// delayed segment of the old connection is told apart from the new one's.
     #[must_use]
     pub fn is_before(&self, segment: &Segment) -> bool {
         match (segment.options.timestamps, self.ts_recent) {
@@ -66,8 +66,8 @@ impl TimeWaitTcb {
         }
     }
 
-    /// Returns whether a segment is the peer's FIN once more, which restarts the time: RFC 9293
-    /// section 3.10.7.4, eighth, after the sequence and the acknowledgment number were found right.
+    /// Returns whether a segment is a retransmission of the peer's FIN, which restarts the time:
+    /// RFC 9293 section 3.10.7.4, eighth step, with sequence and acknowledgment numbers checked.
     #[must_use]
     pub fn is_last_fin(&self, segment: &Segment, payload: usize) -> bool {
         let payload = u32::try_from(payload).unwrap_or(u32::MAX);
@@ -110,8 +110,8 @@ mod tests {
         );
     }
 
-    /// RFC 6191's table: with the same timestamp the sequence number decides, also for a connection
-    /// that the device has set up, whose first segment here is no SYN.
+    /// RFC 6191's table: between equal timestamps the sequence number decides, also for a
+    /// connection that the device has set up, whose first segment here is no SYN.
     #[test]
     fn the_sequence_number_decides_between_equal_timestamps() {
         assert_eq!(TCB.judge(&stamped(201, 50), 0), Verdict::Reuse);

@@ -1,8 +1,8 @@
-//! A tuple as bytes, for keyed hashes, and as words, for the quick hash of bounded tables.
+//! A tuple as bytes, for keyed hashes, and as words, for the fast hash of bounded tables.
 //!
-//! [`with_bytes`] is for SipHash: a table whose size a stranger chooses, initial sequence numbers,
-//! cookies. [`hash_tuple`] is for tables that are bounded and looked up for each packet: it keeps
-//! strangers from choosing what collides, and is no secret's keeper.
+//! [`with_bytes`] is for SipHash: tables whose size an attacker can determine, initial sequence
+//! numbers, cookies. [`hash_tuple`] is for bounded tables that are searched for each packet: its
+//! seed prevents chosen collisions, but it must not protect secrets.
 
 use core::hash::Hasher;
 use core::net::IpAddr;
@@ -14,8 +14,8 @@ use wire::emit::to_v6_octets;
 /// Most bytes of a tuple: two IPv6 addresses and two ports.
 pub const BYTES_MAX: usize = 36;
 
-/// Passes the tuple as bytes, addresses before ports: 12 for IPv4, else [`BYTES_MAX`], so that
-/// neither family can be taken for the other.
+/// Calls `f` with the tuple as bytes, addresses before ports: 12 bytes for IPv4, else
+/// [`BYTES_MAX`], so that the families cannot be confused.
 pub fn with_bytes<R>(tuple: &Tuple, f: impl FnOnce(&[u8]) -> R) -> R {
     let (local, remote) = (tuple.local, tuple.remote);
     let ports = u32::from(local.port) << 16 | u32::from(remote.port);
@@ -37,12 +37,12 @@ pub fn with_bytes<R>(tuple: &Tuple, f: impl FnOnce(&[u8]) -> R) -> R {
     }
 }
 
-/// Writes the tuple to a hasher, in one piece.
+/// Writes the tuple to a hasher in one call.
 pub fn write_tuple(tuple: &Tuple, hasher: &mut impl Hasher) {
     with_bytes(tuple, |bytes| hasher.write(bytes));
 }
 
-/// Returns a hash of the tuple under a seed, by [`mix`].
+/// Returns a seeded hash of the tuple, by [`mix`].
 #[must_use]
 #[inline]
 pub fn hash_tuple(seed: u64, tuple: &Tuple) -> u64 {
