@@ -1,7 +1,7 @@
-//! What a core seals and opens per second, whole and in segments.
+//! Measures the encryption and decryption rate of a core, for whole texts and for segments.
 //!
-//! `cargo run --release -p outboard-crypto --example speed`. Each figure is the best of some
-//! rounds, so that what else the machine does counts little. "aws-lc" is the library's own
+//! `cargo run --release -p outboard-crypto --example speed`. Each figure is the best of several
+//! rounds, so that other load on the machine matters little. "aws-lc" is the library's own
 //! interface.
 
 use std::hint::black_box;
@@ -51,7 +51,7 @@ fn main() {
     }
 }
 
-/// Two ways to open a QUIC packet so that one that does not verify is left as it came.
+/// Measures two ways to decrypt a QUIC packet so that one with a wrong tag stays unchanged.
 fn packets(key: &dyn Aead) {
     let mut sealed = vec![1; PACKET];
     let tag = key.seal(&NONCE, &HEADER, &mut sealed[..PACKET - 16]);
@@ -75,7 +75,7 @@ fn packets(key: &dyn Aead) {
     println!("  {rate:6.2} GB/s  the same, verified and then opened");
 }
 
-/// Where the time goes.
+/// Measures keystream and sum separately.
 fn parts(key: &dyn Aead, text: &mut [u8]) {
     let rate = gigabytes(SEGMENT, || key.apply(&NONCE, 24, &mut text[..SEGMENT]));
     println!("  {rate:6.2} GB/s  one segment's keystream alone");
@@ -108,7 +108,7 @@ fn seal_by_library(key: &aead::LessSafeKey, len: usize) {
     });
 }
 
-/// Billions of bytes per second, where each call of `work` does `bytes`.
+/// Returns billions of bytes per second, if each call of `work` processes `bytes`.
 #[expect(clippy::disallowed_methods, reason = "a measurement reads the clock")]
 fn gigabytes(bytes: usize, mut work: impl FnMut()) -> f64 {
     let mut best = 0.0_f64;

@@ -1,11 +1,11 @@
 //! ChaCha20-Poly1305 over ranges of a text (RFC 8439).
 //!
-//! Called by [`crate::Provider`]. ChaCha20 is the `chacha20` crate's; Poly1305 is ours, see
+//! Called by [`crate::Provider`]. ChaCha20 is the `chacha20` crate's; Poly1305 is our own, see
 //! [`crate::poly1305`].
 //!
-//! Poly1305's key is another for each nonce, and takes a block of ChaCha20 to make: it is kept in
-//! the [`Sum`]. Invariant: a sum whose key is all zeros has none yet. (Where the key should really
-//! be zeros, it is made again each time, and the same.)
+//! Each nonce has its own Poly1305 key, which takes a block of ChaCha20 to compute, so the key is
+//! kept in the [`Sum`]. Invariant: a sum whose key is all zeros has none yet. (If the real key is
+//! zero, it is computed again each time, with the same result.)
 
 use std::fmt;
 
@@ -28,13 +28,13 @@ pub(crate) struct ChaCha {
 }
 
 impl ChaCha {
-    /// None where `key` has the wrong length.
+    /// Returns `None` if `key` has the wrong length.
     pub(crate) fn new(key: &[u8]) -> Option<Self> {
         let whole = Whole::new(Suite::ChaCha20Poly1305, key)?;
         Some(Self { whole, key: Zeroizing::new(key.try_into().ok()?) })
     }
 
-    /// XORs with the keystream of a range that ends before the counter does.
+    /// XORs a range with the keystream; the range ends before the block counter does.
     fn crypt(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
         let mut core = ChaChaCore::<R20, Ietf>::new((&*self.key).into(), nonce.into());
         let first = FIRST + offset / STREAM_BLOCK as u64;
@@ -44,7 +44,7 @@ impl ChaCha {
         let mut rest = range;
         while !rest.is_empty() {
             let (now, later) = rest.split_at_mut(rest.len().min(BATCH * STREAM_BLOCK - skip));
-            // Fours cost what one costs.
+            // The library computes four blocks in the time of one.
             let blocks = (skip + now.len()).div_ceil(STREAM_BLOCK).next_multiple_of(4);
             let blocks = &mut keystream[..blocks];
             core.write_keystream_blocks(Array::cast_slice_from_core_mut(blocks));
@@ -70,10 +70,10 @@ impl ChaCha {
     }
 }
 
-/// A sum, taken apart.
+/// A sum in the form for computations.
 struct State {
     running: Running<Element>,
-    /// `r` before clamping, and `s`.
+    /// The Poly1305 key: `r` before clamping, and `s`.
     key: [u128; 2],
 }
 
@@ -112,7 +112,7 @@ impl Aead for ChaCha {
     }
 
     fn merge(&self, sum: &mut Sum, other: &Sum) {
-        // A sum without its key has seen nothing.
+        // A sum without a key is empty.
         if sum.words()[4..] == [0; 4] {
             *sum = *other;
         } else if other.words()[4..] != [0; 4] {
@@ -147,11 +147,11 @@ impl fmt::Debug for ChaCha {
     }
 }
 
-/// Block at which the text's keystream begins: block 0 is Poly1305's key (RFC 8439, section 2.8).
+/// Block at which the text's keystream begins: block 0 is Poly1305's key (RFC 8439 section 2.8).
 const FIRST: u64 = 1;
-/// Bytes of a block of keystream.
+/// Bytes of a keystream block.
 const STREAM_BLOCK: usize = 64;
-/// Blocks of keystream that are made at once: enough for a segment of 1,448 bytes.
+/// Keystream blocks computed at once: enough for a segment of 1,448 bytes.
 const BATCH: usize = 24;
-/// Longest text in bytes (RFC 8439, section 2.8).
+/// Longest text in bytes (RFC 8439 section 2.8).
 const TEXT_MAX: u64 = (1 << 38) - 64;

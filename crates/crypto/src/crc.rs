@@ -1,16 +1,16 @@
-//! CRC32C (Castagnoli; RFC 3385, NVMe/TCP's digests) by crc-fast, with the instructions that this
-//! CPU has.
+//! CRC32C (Castagnoli; RFC 3385; the digests of NVMe/TCP) by crc-fast, with the instructions that
+//! this CPU has.
 
 use base::low32;
 use crc_fast::{CrcAlgorithm, Digest, checksum_combine, crc32_iscsi};
 
-/// What a register is inverted with, before and after.
+/// Inversion of the CRC register before and after.
 const INVERT: u64 = 0xffff_ffff;
 
-/// Goes on from `crc` over `bytes`.
+/// Returns the CRC of a text with CRC `crc` followed by `bytes`.
 pub(crate) fn extend(crc: u32, bytes: &[u8]) -> u32 {
     if crc == 0 {
-        // Headers, and all digests' beginnings: a `Digest` is 200 bytes to make.
+        // Headers, and the start of every digest: creating a `Digest` writes 200 bytes.
         return crc32_iscsi(bytes);
     }
     let state = u64::from(crc) ^ INVERT;
@@ -19,7 +19,7 @@ pub(crate) fn extend(crc: u32, bytes: &[u8]) -> u32 {
     low32(digest.finalize())
 }
 
-/// Of two texts, one behind the other.
+/// Returns the CRC of two texts, the second `len` bytes long, one behind the other.
 pub(crate) fn combine(first: u32, second: u32, len: u64) -> u32 {
     let both = checksum_combine(CrcAlgorithm::Crc32Iscsi, first.into(), second.into(), len);
     low32(both)
@@ -32,7 +32,7 @@ mod tests {
 
     #[test]
     fn is_the_digest_of_rfc_3720() {
-        // RFC 3720, appendix B.4.
+        // RFC 3720 appendix B.4.
         assert_eq!(extend(0, &[0; 32]), 0x8a91_36aa);
         assert_eq!(extend(0, &[0xff; 32]), 0x62a8_ab43);
         let rising: Vec<u8> = (0..32).collect();

@@ -1,12 +1,12 @@
 //! AES-GCM over ranges of a text (NIST SP 800-38D).
 //!
-//! Called by [`crate::Provider`]. AES by counter comes from the `aes` and `ctr` crates. GHASH over
-//! many blocks comes from aws-lc, as the tag of associated data, since that uses the widest
-//! instructions; GHASH over few, and multiplication by powers of its key, from `polyval`. Which is
-//! quicker where: `examples/speed.rs`. The tags that GHASH is taken from are all of one nonce; only
-//! sums leave this file, from which that nonce's mask is taken off.
+//! Called by [`crate::Provider`]. AES in counter mode comes from the `aes` and `ctr` crates. GHASH
+//! over many blocks comes from aws-lc, as the tag of associated data, since aws-lc uses the widest
+//! instructions; GHASH over few blocks, and multiplication by powers of its key, come from
+//! `polyval`. `examples/speed.rs` measures which is faster. All tags from which GHASH is taken have
+//! the same nonce; only sums leave this file, and these do not contain that nonce's mask.
 //!
-//! Invariant: an element of GHASH's field is kept as POLYVAL has it, its bytes reversed (RFC 8452,
+//! Invariant: an element of GHASH's field is kept as in POLYVAL, with its bytes reversed (RFC 8452
 //! appendix A). Nonces are 12 bytes, so that the counter of the text's first block is 2.
 
 use std::fmt;
@@ -33,7 +33,8 @@ pub(crate) struct Gcm<C> {
 }
 
 impl<C: Cipher> Gcm<C> {
-    /// None where `key` has not the length of `suite`'s, or that is not the suite of `C`.
+    /// Returns `None` if `key` does not have the length of `suite`'s keys, or `C` is not the cipher
+    /// of `suite`.
     pub(crate) fn new(suite: Suite, key: &[u8]) -> Option<Self> {
         let whole = Whole::new(suite, key)?;
         let cipher = C::new_from_slice(key).ok()?;
@@ -42,7 +43,7 @@ impl<C: Cipher> Gcm<C> {
         Some(Self { cipher, ghash: Ghash::new(whole, hash_key.into()) })
     }
 
-    /// XORs with the keystream of a range that ends before the counter does.
+    /// XORs a range with the keystream; the range ends before the block counter does.
     fn crypt(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
         let start = self.counter_block(nonce, FIRST);
         let counter = CtrCore::<&C, Ctr32BE>::inner_iv_init(&self.cipher, &start.into());
@@ -53,7 +54,7 @@ impl<C: Cipher> Gcm<C> {
         }
     }
 
-    /// The block that the tag is masked with, E(K, J0) (SP 800-38D, section 7.1).
+    /// Returns the block that masks the tag, E(K, J0) (SP 800-38D section 7.1).
     fn tag_mask(&self, nonce: &[u8; NONCE_BYTES]) -> u128 {
         let mut mask = self.counter_block(nonce, FIRST - 1).into();
         self.cipher.encrypt_block(&mut mask);
@@ -154,14 +155,14 @@ pub(crate) trait Cipher:
 impl Cipher for Aes128Enc {}
 impl Cipher for Aes256Enc {}
 
-/// GHASH with one key (SP 800-38D, section 6.4), as a polynomial's field.
+/// GHASH with one key (SP 800-38D section 6.4) as a polynomial's field.
 ///
 /// An element is a block read as a big-endian number, which is POLYVAL's element of that value.
 struct Ghash {
     whole: Whole,
-    /// E(K, J0) for a nonce of zeros, which the tags that aws-lc computes for us are masked with.
+    /// E(K, J0) for a nonce of zeros, which masks the tags that aws-lc computes for us.
     mask: u128,
-    /// The key to the power of 2^n.
+    /// The hash key to the powers of 2^n.
     powers: [[u8; BLOCK]; POWERS],
 }
 
@@ -176,10 +177,11 @@ impl Ghash {
         Self { whole, mask, powers }
     }
 
-    /// `(..(block x) + block) x + ..)` by aws-lc, as the tag of blocks that are associated data.
+    /// Returns `(..(block x) + block) x + ..)` by aws-lc, as the tag of blocks that are associated
+    /// data.
     ///
-    /// That would end with the block of lengths, and a factor too many for what is wanted: so it is
-    /// given all blocks but the last, and the last is put in the place of the lengths.
+    /// A tag also covers the block of lengths, with one more factor. So aws-lc is given all blocks
+    /// but the last, and the last replaces the lengths.
     fn many(&self, blocks: &[u8]) -> u128 {
         let (most, last) = blocks.split_at(blocks.len() - BLOCK);
         let tag = u128::from_be_bytes(self.whole.seal(&[0; NONCE_BYTES], most, &mut []));
@@ -187,7 +189,7 @@ impl Ghash {
         tag ^ self.mask ^ self.step(lengths ^ element(last))
     }
 
-    /// The same by `polyval`, after `a`.
+    /// Returns the same by `polyval`, continuing from `a`.
     #[inline(never)]
     fn few(&self, a: u128, blocks: &[u8]) -> u128 {
         let mut reversed = [[0; BLOCK].into(); MANY / BLOCK];
@@ -204,8 +206,8 @@ impl Ghash {
 
 impl Drop for Ghash {
     fn drop(&mut self) {
-        // `Whole` wipes itself. `polyval` is not asked to: it would wipe a copy for each product,
-        // byte by byte, which takes longer than the product.
+        // `Whole` wipes itself. The wiping feature of `polyval` is off: it would wipe a copy for
+        // each product, byte by byte, which takes longer than the product.
         self.powers.zeroize();
         self.mask.zeroize();
     }
@@ -231,7 +233,7 @@ impl Field for Ghash {
             return a;
         }
         for (bit, power) in self.powers.iter().enumerate() {
-            // Which powers are taken is known to whoever sees the packets.
+            // Not secret: the powers depend on lengths and offsets, which are visible in packets.
             if n >> bit & 1 == 1 {
                 a = times(a, power);
             }
@@ -251,7 +253,7 @@ impl Field for Ghash {
         if blocks.len() < MANY {
             return self.few(a, blocks);
         }
-        // What comes before is added to the first block, and has all its factors for nothing.
+        // `a` is added to the first block and so gets all factors for free.
         let first = block_at(blocks, 0);
         blocks[..BLOCK].copy_from_slice(&(a ^ u128::from_be_bytes(first)).to_be_bytes());
         let sum = self.many(blocks);
@@ -261,7 +263,7 @@ impl Field for Ghash {
 }
 
 impl Ghash {
-    /// `raise` by `n` times 2^`POWERS`: only in texts longer than any record.
+    /// Continues `raise` with `n` times 2^`POWERS`: only in texts longer than any record.
     #[cold]
     fn raise_far(&self, mut a: u128, n: u64) -> u128 {
         let mut power = self.powers[POWERS - 1];
@@ -275,23 +277,24 @@ impl Ghash {
     }
 }
 
-/// Reads a block.
+/// Returns a block as an element.
 fn element(block: &[u8]) -> u128 {
     u128::from_be_bytes(block_at(block, 0))
 }
 
-/// `a b`. Setting `b` up takes half of it, but what is set up cannot be wiped, and so is not kept.
+/// Returns `a b`. Half of the time is the set-up of `b`, whose result is not kept because it cannot
+/// be wiped.
 fn times(a: u128, b: &[u8; BLOCK]) -> u128 {
     let mut product = Polyval::new(&(*b).into());
     product.update(&[a.to_le_bytes().into()]);
     u128::from_le_bytes(product.finalize().into())
 }
 
-/// Counter of a text's first block; one less masks the tag (SP 800-38D, section 7.1).
+/// Counter of a text's first block; the one before masks the tag (SP 800-38D section 7.1).
 const FIRST: u32 = 2;
-/// Longest text in bytes (SP 800-38D, section 5.2.1.1).
+/// Longest text in bytes (SP 800-38D section 5.2.1.1).
 const TEXT_MAX: u64 = (1 << 36) - 32;
-/// From how many bytes on it pays to have GHASH done by aws-lc, which takes 60 ns to get going.
+/// Bytes from which GHASH by aws-lc, which has a fixed cost of 60 ns, is faster.
 const MANY: usize = 320;
-/// Powers of the hash key that are kept: for as many blocks as a TLS record has.
+/// Precomputed powers of the hash key: for the number of blocks in a TLS record.
 const POWERS: usize = 11;

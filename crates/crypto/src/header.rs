@@ -1,5 +1,5 @@
-//! QUIC's header protection (RFC 9001, section 5.4). Called by [`crate::Provider`] only; wraps
-//! aws-lc, and does not know where in a packet anything lies.
+//! QUIC header protection (RFC 9001 section 5.4). Called by [`crate::Provider`] only; wraps aws-lc,
+//! and knows no packet layout.
 
 use abi::crypto::{HeaderProtection, SAMPLE_BYTES, Suite};
 use aws_lc_rs::aead::quic;
@@ -8,7 +8,7 @@ use aws_lc_rs::aead::quic;
 pub(crate) struct Mask(quic::HeaderProtectionKey);
 
 impl Mask {
-    /// None where `key` has the wrong length.
+    /// Returns `None` if `key` has the wrong length.
     pub(crate) fn new(suite: Suite, key: &[u8]) -> Option<Self> {
         let algorithm = match suite {
             Suite::Aes128Gcm => &quic::AES_128,
@@ -21,7 +21,7 @@ impl Mask {
 
 impl HeaderProtection for Mask {
     fn mask(&self, sample: &[u8; SAMPLE_BYTES]) -> [u8; 5] {
-        // A sample of the right length never fails; were it to, nothing would be readable.
+        // Never fails for a sample of this length. If it did, no packet would be readable.
         self.0.new_mask(sample).unwrap_or_default()
     }
 }

@@ -3,58 +3,60 @@
 //! Called by [`crate::gcm`] and [`crate::chacha`], each with its [`Field`]. GHASH and Poly1305 are
 //! the same polynomial over different fields: `((b0 x + b1) x + b2) x ..`, with the text's 16-byte
 //! blocks as coefficients and a secret `x`. Horner's rule runs along the text; a block of which
-//! only some bytes are known counts as if the others were zero, since its bytes add up.
+//! only some bytes are known counts as if the others were zero, since the contributions of its
+//! bytes add up.
 //!
 //! Invariant of [`Running`]: with `n` the number of whole blocks before `end`, block `i` is in
 //! `value` with the factor `x^(n - i)`. So the block in which `end` lies has the factor one and
-//! needs no buffer, and what follows at `end` costs no power of `x`. Other ranges cost one.
+//! needs no buffer, and a range that begins at `end` needs no power of `x`. Other ranges need one.
 //!
-//! It does not know how long the text is, nor whether a range was added twice.
+//! The length of the text is not known here, nor whether a range was added twice.
 
 use crate::inside;
 
-/// Bytes of a block.
+/// Bytes of a block of the polynomial.
 pub(crate) const BLOCK: usize = 16;
 
-/// Block `n` of some.
+/// Returns block `n` of `blocks`.
 #[inline]
 pub(crate) fn block_at(blocks: &[u8], n: usize) -> [u8; BLOCK] {
-    // Zeros are for what no caller asks for.
+    // The default is for indexes that no caller uses.
     blocks[n * BLOCK..].first_chunk().copied().unwrap_or_default()
 }
 
-/// Where the coefficients come from.
+/// A finite field, with the secret `x`, over which the polynomial is evaluated.
 pub(crate) trait Field {
-    /// An element. The default is zero.
+    /// An element of the field. The default is zero.
     type Element: Copy + Default;
 
-    /// `a + b`.
+    /// Returns `a + b`.
     fn sum(&self, a: Self::Element, b: Self::Element) -> Self::Element;
 
-    /// A block, zeros where its bytes are not known. What the field adds to each block by itself
-    /// is added with the block's first byte, so `first` says whether that one is among those known.
+    /// Returns a block as an element; unknown bytes are zero. What the field adds to each block is
+    /// added with the block's first byte, so `first` tells whether that byte is known.
     fn block(&self, bytes: &[u8; BLOCK], first: bool) -> Self::Element;
 
-    /// `a x`.
+    /// Returns `a x`.
     fn step(&self, a: Self::Element) -> Self::Element;
 
-    /// `a x^n`.
+    /// Returns `a x^n`.
     fn raise(&self, a: Self::Element, n: u64) -> Self::Element;
 
-    /// `a = (a + block) x` for each of a whole number of blocks.
+    /// Applies `a = (a + block) x` for each of a whole number of blocks; returns the last `a`.
     fn blocks(&self, a: Self::Element, blocks: &[u8]) -> Self::Element;
 
-    /// The same where the blocks may be changed on the way; they are left as they were.
+    /// As [`Self::blocks`], but may change the blocks in the meantime; restores them.
     fn blocks_mut(&self, a: Self::Element, blocks: &mut [u8]) -> Self::Element {
         self.blocks(a, blocks)
     }
 }
 
-/// The polynomial over all ranges that were added, up to `end` (see the module's invariant).
+/// The polynomial over all ranges that were added, evaluated up to `end` (see the module's
+/// invariant).
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Running<E> {
     pub(crate) value: E,
-    /// Where the range ended that reaches furthest, in bytes.
+    /// Offset of the end of the range that reaches furthest, in bytes.
     pub(crate) end: u64,
 }
 
@@ -73,7 +75,7 @@ impl<E: Copy + Default> Running<E> {
         });
     }
 
-    /// Adds the range at `offset`, which may be changed on the way and is left as it was.
+    /// Adds the range at `offset`, which may be changed in the meantime and is restored.
     pub(crate) fn add_mut<F: Field<Element = E>>(
         &mut self,
         field: &F,
@@ -93,7 +95,8 @@ impl<E: Copy + Default> Running<E> {
         });
     }
 
-    /// Continues at `offset` where that is not behind `end`; else the range is a sum of its own.
+    /// Continues the evaluation at `offset` if that is not before `end`; else evaluates the range
+    /// separately and merges.
     fn add_by<F: Field<Element = E>>(
         &mut self,
         field: &F,
@@ -110,15 +113,16 @@ impl<E: Copy + Default> Running<E> {
         }
     }
 
-    /// Adds a sum over other ranges.
+    /// Adds the polynomial over other ranges.
     pub(crate) fn merge<F: Field<Element = E>>(&mut self, field: &F, other: Self) {
         let (low, high) = if self.end <= other.end { (*self, other) } else { (other, *self) };
         let raised = field.raise(low.value, block_of(high.end) - block_of(low.end));
         *self = Self { value: field.sum(high.value, raised), end: high.end };
     }
 
-    /// The polynomial of `aad`, then the text of `text_len` bytes that was added, each filled up
-    /// with zeros to whole blocks, then the block of their lengths; with a last factor of `x`.
+    /// Returns the polynomial of `aad`, then of the text of `text_len` bytes that was added, each
+    /// padded with zeros to whole blocks, then of the block of their lengths; with a last factor of
+    /// `x`.
     pub(crate) fn finish<F: Field<Element = E>>(
         self,
         field: &F,
@@ -136,7 +140,8 @@ impl<E: Copy + Default> Running<E> {
     }
 }
 
-/// No text gets to where this saturates; a caller that says so gets a tag of nothing.
+/// Returns the end of a range. Saturates only beyond every valid text, where the tag is
+/// meaningless.
 fn end_of(offset: u64, len: usize) -> u64 {
     offset.saturating_add(len as u64)
 }
@@ -145,14 +150,15 @@ fn block_of(offset: u64) -> u64 {
     offset / BLOCK as u64
 }
 
-/// How many bytes of the range are before its first whole block, and how many in whole blocks.
+/// Returns how many bytes of the range are before its first whole block, and how many in whole
+/// blocks.
 fn split(offset: u64, len: usize) -> (usize, usize) {
     let head = inside(offset.wrapping_neg(), BLOCK);
     let head = head.min(len);
     (head, (len - head) / BLOCK * BLOCK)
 }
 
-/// Adds a piece of one block, and steps where it ends the block.
+/// Adds bytes within one block, and multiplies by `x` if they complete it.
 fn piece<F: Field>(field: &F, a: F::Element, offset: u64, bytes: &[u8]) -> F::Element {
     if bytes.is_empty() {
         return a;

@@ -1,8 +1,8 @@
-//! The crypto provider that Outboard runs with: `abi`'s [`CryptoProvider`] over aws-lc and, for
-//! ranges of a text, over RustCrypto's building blocks.
+//! The crypto provider of Outboard: `abi`'s [`CryptoProvider`] over aws-lc and, for ranges of a
+//! text, over RustCrypto's primitives.
 //!
-//! The program makes one [`Provider`] and hands it to host and device. Nonces and associated data
-//! are the callers' business: no protocol is known here.
+//! The program creates one [`Provider`] and passes it to host and device. Nonces and associated
+//! data are the callers': no protocol is known here.
 #![forbid(unsafe_code)]
 
 mod chacha;
@@ -15,7 +15,7 @@ mod whole;
 
 use abi::crypto::{Aead, CryptoProvider, HeaderProtection, Suite};
 
-/// Authenticated encryption with the instructions that this CPU has.
+/// The crypto provider; uses the instructions that this CPU has.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Provider;
 
@@ -41,17 +41,17 @@ impl CryptoProvider for Provider {
     }
 }
 
-/// How many bytes of a range at `offset` are inside the longest text that there may be.
+/// Returns how many bytes of a range at `offset` are within the longest permitted text.
 fn room(offset: u64, len: usize, text_max: u64) -> usize {
     usize::try_from(text_max.saturating_sub(offset)).map_or(len, |room| room.min(len))
 }
 
-/// A number out of its low and high half.
+/// Returns the number with these halves.
 fn number(low: u64, high: u64) -> u128 {
     u128::from(low) | u128::from(high) << 64
 }
 
-/// A number's low and high half.
+/// Returns the low and the high half of a number.
 fn words(number: u128) -> [u64; 2] {
     [low(number), low(number >> 64)]
 }
@@ -61,9 +61,9 @@ fn low(number: u128) -> u64 {
     number as u64
 }
 
-/// How far `offset` lies in its block of `len` bytes.
+/// Returns the offset within a block of `len` bytes.
 fn inside(offset: u64, len: usize) -> usize {
-    // It is less than `len`.
+    // Less than `len`.
     usize::try_from(offset % len as u64).unwrap_or(0)
 }
 

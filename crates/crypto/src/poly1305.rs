@@ -1,11 +1,11 @@
-//! Poly1305's field (RFC 8439, section 2.5): numbers modulo 2^130 - 5.
+//! Poly1305's field (RFC 8439 section 2.5): numbers modulo 2^130 - 5.
 //!
-//! Called by [`crate::chacha`] for each record, with the `r` of its nonce. Written here since no
-//! library lets go of a sum before its end, or multiplies by powers of `r`. All is done in constant
-//! time: no branch and no index depends on `r` or the text.
+//! Called by [`crate::chacha`] for each record, with the `r` of its nonce. Our own, since no
+//! library returns a sum before its end or multiplies by powers of `r`. Constant time: no branch
+//! and no index depends on `r` or the text.
 //!
-//! Invariant: an element's limbs are of 44, 44 and 42 bits, the middle one with a carry of a bit or
-//! so; only [`Element::to_number`] reduces all the way.
+//! Invariant: an element's limbs have 44, 44 and 42 bits, the middle one perhaps with a carry of
+//! about one more; only [`Element::to_number`] reduces completely.
 
 use crate::horner::{BLOCK, Field, block_at};
 use crate::{low, words};
@@ -15,7 +15,7 @@ use crate::{low, words};
 pub(crate) struct Element(pub(crate) [u64; 3]);
 
 impl Element {
-    /// A little-endian number, and `high` times 2^128.
+    /// Returns a little-endian number plus `high` times 2^128.
     #[inline]
     fn read(bytes: [u8; BLOCK], high: u64) -> Self {
         let [low, top] = words(u128::from_le_bytes(bytes));
@@ -31,10 +31,10 @@ impl Element {
         carry(other.product(self))
     }
 
-    /// The number modulo 2^130 - 5, modulo 2^128.
+    /// Returns the number modulo 2^130 - 5, modulo 2^128.
     pub(crate) fn to_number(self) -> u128 {
         let [mut a, mut b, mut c] = self.0;
-        // Twice, since the first carry out of the top may go all the way through.
+        // Twice, since the first carry out of the top limb may propagate through all limbs.
         for _ in 0..2 {
             b += a >> 44;
             a &= M44;
@@ -47,7 +47,7 @@ impl Element {
         a &= M44;
         c += b >> 44;
         b &= M44;
-        // What is at least 2^130 - 5 has a carry into bit 130 when five are added.
+        // A number of at least 2^130 - 5 carries into bit 130 when 5 is added.
         let five = a + 5;
         let over = (c + ((b + (five >> 44)) >> 44)) >> 42;
         a += 5 * over;
@@ -59,7 +59,7 @@ impl Element {
     }
 }
 
-/// A number set up to multiply by.
+/// A multiplier with precomputed limbs.
 #[derive(Clone, Copy)]
 struct Factor {
     limbs: [u64; 3],
@@ -72,7 +72,7 @@ impl Factor {
         Self { limbs, folded: [limbs[1] * 20, limbs[2] * 20] }
     }
 
-    /// Limbs of the product before carries: each less than 2^98 for limbs of 46 bits.
+    /// Returns the limbs of the product before carries: each less than 2^98 for limbs of 46 bits.
     #[inline]
     fn product(&self, Element([a, b, c]): Element) -> [u128; 3] {
         let wide = |x: u64, y: u64| u128::from(x) * u128::from(y);
@@ -85,7 +85,7 @@ impl Factor {
     }
 }
 
-/// Brings limbs of up to 2^102 back to their sizes.
+/// Propagates carries, so that limbs of up to 2^102 have their sizes again.
 #[inline]
 fn carry([a, mut b, mut c]: [u128; 3]) -> Element {
     b += a >> 44;
@@ -96,12 +96,12 @@ fn carry([a, mut b, mut c]: [u128; 3]) -> Element {
 
 /// The field with the `r` of one nonce.
 pub(crate) struct Poly1305 {
-    /// `r^2, r`: two blocks at once wait for one another once in 32 bytes.
+    /// `r^2, r`: two blocks at a time halve the chain of dependent multiplications.
     powers: [Factor; 2],
 }
 
 impl Poly1305 {
-    /// With `r` as it comes out of the key stream; it is clamped here.
+    /// Returns the field for `r` as it comes from the keystream; `r` is clamped here.
     pub(crate) fn new(r: u128) -> Self {
         let r = Element::read((r & CLAMP).to_le_bytes(), 0);
         let first = Factor::new(r);
@@ -122,7 +122,7 @@ impl Field for Poly1305 {
     type Element = Element;
 
     fn sum(&self, a: Element, b: Element) -> Element {
-        // A sum is one more operand of up to 46 bits; the product by one brings it back.
+        // The sum's limbs have up to 46 bits; the carry brings them back to their sizes.
         let [x, y, z] = a.plus(b).0;
         carry([x.into(), y.into(), z.into()])
     }
@@ -137,7 +137,7 @@ impl Field for Poly1305 {
 
     fn raise(&self, mut a: Element, mut n: u64) -> Element {
         let mut power = self.powers[1];
-        // How far is known to whoever sees the packets.
+        // Not secret: `n` depends on lengths and offsets, which are visible in packets.
         while n != 0 {
             if n & 1 == 1 {
                 a = a.times(&power);
@@ -164,7 +164,7 @@ impl Field for Poly1305 {
 
 const M44: u64 = (1 << 44) - 1;
 const M42: u64 = (1 << 42) - 1;
-/// Bits of `r` that may be set (RFC 8439, section 2.5).
+/// Bits of `r` that may be set (RFC 8439 section 2.5).
 const CLAMP: u128 = 0x0fff_fffc_0fff_fffc_0fff_fffc_0fff_ffff;
 
 #[cfg(test)]
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A number below 2^130 as bits 0..65 and 65..130, added up bit by bit: slow and plain.
+    /// A number below 2^130 as bits 0..65 and 65..130, with bitwise arithmetic: slow and simple.
     type Plain = [u128; 2];
     const HALF: u128 = (1 << 65) - 1;
     const P: Plain = [HALF - 4, HALF];
@@ -212,7 +212,7 @@ mod tests {
         Poly1305::new(r).blocks(Element::default(), blocks).to_number()
     }
 
-    /// RFC 8439, appendix A.3, from number 7 on: sums next to the modulus and to powers of two.
+    /// RFC 8439 appendix A.3, from number 7 on: sums next to the modulus and to powers of two.
     #[test]
     fn sums_that_wrap() {
         let block = |first: u8, rest: u8| {
@@ -234,7 +234,7 @@ mod tests {
         assert_eq!(hash(r, blocks[..3].as_flattened()), 0x13);
     }
 
-    /// Numbers about the modulus, in all limbs' forms, are reduced to what is below it.
+    /// Numbers about the modulus, with limbs of all sizes, are reduced below it.
     #[test]
     fn reduction_is_complete() {
         for (low, want) in [(M44 - 5, u128::MAX - 5), (M44 - 4, 0), (M44 - 3, 1), (M44, 4)] {

@@ -1,16 +1,17 @@
-//! Whole texts in one call, by aws-lc with the instructions that this CPU has.
+//! Encryption and decryption of a whole text in one call, by aws-lc with the instructions that this
+//! CPU has.
 //!
-//! Called by the suites for `seal` and `open`, and by [`crate::gcm`], which has GHASH done here as
-//! the tag of a text that is all associated data. Knows nothing of ranges.
+//! Called by the suites for `seal` and `open`, and by [`crate::gcm`], which gets GHASH from the tag
+//! of a text that is all associated data. Knows nothing of ranges.
 
 use abi::crypto::{BadTag, NONCE_BYTES, Suite, TAG_BYTES};
 use aws_lc_rs::aead;
 
-/// A key that aws-lc has set up, and wipes.
+/// A key of aws-lc, which wipes it when dropped.
 pub(crate) struct Whole(aead::LessSafeKey);
 
 impl Whole {
-    /// None where `key` has the wrong length.
+    /// Returns `None` if `key` has the wrong length.
     pub(crate) fn new(suite: Suite, key: &[u8]) -> Option<Self> {
         let algorithm = match suite {
             Suite::Aes128Gcm => &aead::AES_128_GCM,
@@ -32,7 +33,7 @@ impl Whole {
         let mut tag = [0; TAG_BYTES];
         match sealed {
             Ok(sealed) => tag.copy_from_slice(sealed.as_ref()),
-            // Only for texts of 64 GiB: nothing must be taken for sealed.
+            // Only for texts of 64 GiB: plaintext must not be taken for ciphertext.
             Err(_) => text.fill(0),
         }
         tag

@@ -1,4 +1,4 @@
-//! Any partition of a text, in any order, gives what aws-lc gives for the whole of it.
+//! Any partition of a text, in any order, has the result of aws-lc for the whole text.
 
 use abi::crypto::{Aead, CryptoProvider, NONCE_BYTES, Suite, Sum, TAG_BYTES};
 use aes::cipher::{BlockCipherEncrypt, KeyInit};
@@ -13,7 +13,7 @@ enum Direction {
     Open,
 }
 
-/// A text and what aws-lc makes of it.
+/// A text and its encryption by aws-lc.
 struct Case {
     key: Box<dyn Aead>,
     nonce: [u8; NONCE_BYTES],
@@ -31,7 +31,7 @@ impl Case {
         Self { key, nonce, aad: aad.to_vec(), text: text.to_vec(), sealed, tag }
     }
 
-    /// Does `ranges` one by one, each into the sum that it names, and compares.
+    /// Processes `ranges` one by one, each into the sum that it names, and compares the results.
     fn check(&self, direction: Direction, ranges: &[(usize, usize, usize)], fused: bool) {
         let (from, to) = match direction {
             Direction::Seal => (&self.text, &self.sealed),
@@ -76,7 +76,8 @@ impl Case {
     }
 }
 
-/// A partition of `len` bytes at `cuts`, in the order of the text, each into one of three sums.
+/// Returns a partition of `len` bytes at `cuts`, in the order of the text, each range with one of
+/// three sums.
 fn partition(len: usize, cuts: &[(usize, usize)]) -> Vec<(usize, usize, usize)> {
     let mut at: Vec<_> = cuts.iter().map(|&(cut, sum)| (cut % (len + 1), sum)).collect();
     at.sort_unstable();
@@ -97,7 +98,7 @@ fn bytes(len: usize, seed: u64) -> Vec<u8> {
     (0..len).map(|_| next()).collect()
 }
 
-/// Texts of up to 20,000 bytes, among them many short ones, and up to 24 cuts.
+/// Generates texts of up to 20,000 bytes, among them many short ones, with up to 24 cuts.
 fn cuts() -> impl Strategy<Value = (usize, Vec<(usize, usize)>, u64)> {
     let len = prop_oneof![0..100_usize, 0..3000_usize, 0..=20_000_usize];
     (len, prop::collection::vec((any::<usize>(), 0..3_usize), 0..24), any::<u64>())
@@ -152,7 +153,7 @@ fn single_bytes_in_any_order() {
     }
 }
 
-/// Keys, nonces and texts of all zeros and all ones, and lengths about a block's.
+/// Keys, nonces and texts of all zeros and all ones, with lengths around a block's.
 #[test]
 fn extreme_keys_and_texts() {
     for suite in SUITES {
@@ -166,7 +167,7 @@ fn extreme_keys_and_texts() {
     }
 }
 
-/// More blocks than 16 bits count.
+/// More blocks than 16 bits can count.
 #[test]
 fn long_texts() {
     const LEN: usize = (1 << 20) + 70_001;
@@ -177,7 +178,7 @@ fn long_texts() {
     }
 }
 
-/// What was added decides the tag: a changed byte, a changed header, a missing or a moved range.
+/// The tag depends on everything added: a changed byte, a changed header, a missing or moved range.
 #[test]
 fn other_bytes_give_other_tags() {
     for suite in SUITES {
@@ -205,7 +206,7 @@ fn other_bytes_give_other_tags() {
     }
 }
 
-/// The last blocks that AES-GCM has counters for, and what lies beyond.
+/// The last blocks for which AES-GCM has counters, and the bytes behind them.
 #[test]
 fn a_text_ends_with_its_counter() {
     const LAST: u64 = (1 << 36) - 32;
@@ -256,7 +257,7 @@ fn hex(digits: &str) -> Vec<u8> {
     digits.chunks(2).map(|pair| u8::try_from(pair[0] << 4 | pair[1]).unwrap()).collect()
 }
 
-/// Checks the ranges against a published result, not only against the whole.
+/// Checks the ranges against a published result, not only against the whole text.
 fn vector(suite: Suite, [key, nonce, aad, text, sealed, tag]: [&str; 6]) {
     let (text, nonce) = (hex(text), hex(nonce).try_into().unwrap());
     let case = Case::new(suite, &hex(key), nonce, &hex(aad), &text);
@@ -268,7 +269,7 @@ fn vector(suite: Suite, [key, nonce, aad, text, sealed, tag]: [&str; 6]) {
 }
 
 /// Test cases 1, 2, 4, 13, 14 and 16 of McGrew and Viega, "The Galois/Counter Mode of Operation",
-/// which NIST's validation refers to.
+/// to which NIST's validation refers.
 #[test]
 fn gcm_vectors() {
     let zeros = "00000000000000000000000000000000";
@@ -299,7 +300,7 @@ fn gcm_vectors() {
     vector(Suite::Aes256Gcm, [&key, nonce, aad, text, sealed, tag]);
 }
 
-/// RFC 8439, section 2.8.2.
+/// RFC 8439 section 2.8.2.
 #[test]
 fn chacha_vector() {
     let key = "808182838485868788898a8b8c8d8e8f909192939495969798999a9b9c9d9e9f";

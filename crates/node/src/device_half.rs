@@ -7,13 +7,13 @@ use nic::Device;
 
 use crate::{DiskPort, Turn};
 
-/// Frames, operations and completions taken in a turn, each: enough to make batches, few enough
-/// that the others wait for tens of microseconds only.
+/// Most frames, operations and completions, each, that are taken in a turn: enough for batches to
+/// pay, few enough that the other sources wait for tens of microseconds only.
 const BATCH: usize = 64;
 
 /// A device's link, disk and rings.
 pub trait DevicePorts: DiskPort {
-    /// Returns the next frame that has arrived, in a buffer from `pool`.
+    /// Returns the next received frame, in a buffer from `pool`.
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame>;
 
     /// Sends a frame.
@@ -22,25 +22,25 @@ pub trait DevicePorts: DiskPort {
     /// Returns the next operation of the host.
     fn pop_op(&mut self) -> Option<Op>;
 
-    /// Returns the next buffer that the host has read.
+    /// Returns the next buffer that the host has returned.
     fn pop_recycled(&mut self) -> Option<PacketBuf>;
 
-    /// Puts an event into the ring of a queue's host. One for a host that has ended is dropped.
+    /// Puts an event into the ring of a queue's host. Drops it if that host has ended.
     ///
     /// # Errors
     /// Returns the event if the ring is full.
     #[expect(clippy::result_large_err, reason = "the event comes back as it is")]
     fn push_event(&mut self, queue: usize, event: Event) -> Result<(), Event>;
 
-    /// Wakes the host of a queue: there are events for it.
+    /// Wakes the host of a queue, which has new events.
     fn wake_host(&mut self, _queue: usize) {}
 }
 
-/// A device and how it is driven.
+/// A device with its driver.
 pub struct DeviceHalf {
     /// The device.
     pub device: Device,
-    /// Queue of the host whose operations it takes.
+    /// Queue of the host whose operations the device takes.
     queue: usize,
 }
 
@@ -51,13 +51,13 @@ impl DeviceHalf {
         Self { device, queue }
     }
 
-    /// Takes a batch from each source, and gives out all that the device has made of it.
+    /// Takes a batch from each source, and moves all outputs of the device to the ports.
     pub fn turn(&mut self, now: Instant, ports: &mut impl DevicePorts) -> Turn {
         let mut turn = Turn::default();
         self.take_frames(now, ports, &mut turn);
         self.take_ops(now, ports, &mut turn);
         self.take_completions(now, ports, &mut turn);
-        // The echo of a transmit comes before the acknowledgment of its bytes can.
+        // The echo of a transmit precedes the acknowledgment of its bytes.
         self.give_events(ports, &mut turn);
         self.give_requests(now, ports, &mut turn);
         self.give_frames(now, ports, &mut turn);
@@ -65,7 +65,7 @@ impl DeviceHalf {
         turn
     }
 
-    /// Returns when the device wants a turn though nothing comes.
+    /// Returns when the device needs a turn even without input.
     #[must_use]
     pub fn poll_timeout(&self, now: Instant) -> Option<Instant> {
         self.device.poll_timeout(now)
@@ -109,7 +109,7 @@ impl DeviceHalf {
         let mut any = false;
         while let Some(request) = self.device.poll_disk() {
             if let Err(request) = ports.submit(now, request) {
-                // The completions that make room bring the next turn.
+                // The completions that make room cause the next turn.
                 self.device.unpoll_disk(request);
                 break;
             }
@@ -143,7 +143,8 @@ impl DeviceHalf {
             let mut any = false;
             while let Some(event) = self.device.poll_queue_event(queue) {
                 if let Err(event) = ports.push_event(queue, event) {
-                    // The device takes no operation of any host while one has no room for events.
+                    // The device takes no operation of any host while the events of one have no
+                    // room.
                     self.device.unpoll_event(queue, event);
                     turn.blocked = true;
                     break;

@@ -7,12 +7,12 @@ use host::{Application, Host};
 
 use crate::{DiskPort, Turn};
 
-/// Events taken from a ring in a turn, and completions.
+/// Most events of a device, and most completions, that are taken in a turn.
 const BATCH: usize = 256;
 
-/// A host's rings, and its disk for the files that the device does not read.
+/// A host's rings, and its disk for files that the device does not read.
 pub trait HostPorts: DiskPort {
-    /// Devices that give this host events.
+    /// Returns the number of devices whose events this host takes.
     fn devices(&self) -> usize {
         1
     }
@@ -27,29 +27,29 @@ pub trait HostPorts: DiskPort {
     #[expect(clippy::result_large_err, reason = "the operation comes back as it is")]
     fn push_op(&mut self, op: Op) -> Result<(), Op>;
 
-    /// Gives a buffer back to the device. One that the ring has no room for is freed: the device
+    /// Returns a buffer to the device. If the ring is full the buffer is freed, and the device
     /// allocates another.
     fn push_recycled(&mut self, packet: PacketBuf);
 
-    /// Wakes the device: there are operations for it.
+    /// Wakes the device, which has new operations.
     fn wake_device(&mut self) {}
 }
 
-/// Whether the application runs.
+/// State of the application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Running,
-    /// [`HostHalf::end`] was called: the application hears of what happens, and has no time-outs.
+    /// [`HostHalf::end`] was called: the application still receives notices, but no time-outs.
     Ending,
 }
 
-/// A host and how it is driven.
+/// A host with its driver.
 pub struct HostHalf {
     /// The host.
     pub host: Host,
-    /// An operation that the ring had no room for.
+    /// An operation for which the ring had no room.
     waiting_op: Option<Op>,
-    /// A request that the disk had no room for.
+    /// A request for which the disk had no room.
     waiting_request: Option<DiskRequest>,
     phase: Phase,
 }
@@ -61,14 +61,14 @@ impl HostHalf {
         Self { host, waiting_op: None, waiting_request: None, phase: Phase::Running }
     }
 
-    /// Returns whether nothing waits for room in a ring or on the disk.
+    /// Returns whether no operation or request waits for room.
     #[must_use]
     pub const fn is_idle(&self) -> bool {
         self.waiting_op.is_none() && self.waiting_request.is_none()
     }
 
-    /// Ends the application and then the host, which resets its connections. Turns go on until
-    /// [`Host::has_ended`].
+    /// Ends the application and then the host, which resets its connections. The caller continues
+    /// with turns until [`Host::has_ended`].
     pub fn end(&mut self, now: Instant, app: &mut (impl Application + ?Sized)) {
         if self.phase == Phase::Running {
             app.end(now, &mut self.host);
@@ -77,8 +77,8 @@ impl HostHalf {
         }
     }
 
-    /// Takes a batch of events and completions, lets host and application act, and gives out what
-    /// the host has for the device and the disk.
+    /// Takes a batch of events and completions, runs host and application, and moves the host's
+    /// operations and requests to the ports.
     pub fn turn(
         &mut self,
         now: Instant,
@@ -98,7 +98,7 @@ impl HostHalf {
         turn
     }
 
-    /// Returns when host or application want a turn though nothing comes.
+    /// Returns when host or application need a turn even without input.
     #[must_use]
     pub fn poll_timeout(&self, app: &(impl Application + ?Sized)) -> Option<Instant> {
         let of_app = app.poll_timeout().filter(|_| self.phase == Phase::Running);
@@ -179,7 +179,8 @@ impl HostHalf {
         }
     }
 
-    /// Returns the next operation. An operation is large: one that does not wait is not moved.
+    /// Returns the next operation. Written so that an operation, which is large, is not moved
+    /// through `waiting_op`.
     fn next_op(&mut self, now: Instant) -> Option<Op> {
         if self.waiting_op.is_some() { self.waiting_op.take() } else { self.host.poll_op(now) }
     }
@@ -197,7 +198,7 @@ impl HostHalf {
                 app.note_open(path);
             }
             if let Err(request) = ports.submit(now, request) {
-                // The completions that make room bring the next turn.
+                // The completions that make room cause the next turn.
                 self.waiting_request = Some(request);
                 break;
             }

@@ -1,4 +1,4 @@
-//! Runs of segments that a link finds too long for one frame.
+//! Tests of runs of segments that a link finds too long for one frame.
 
 use abi::port::WireCaps;
 use base::{Duration, Instant};
@@ -9,7 +9,7 @@ use testkit::{Machine, MemDisk, Network, Notices, PLAIN_LINK, delay, read_all};
 use wire::Endpoint;
 
 const BYTES: usize = 4_000_000;
-/// Payload of the longest run that every link takes.
+/// Payload bytes of the longest run that every link takes.
 const RUN_BYTES_MAX: usize = 65_416;
 
 fn machine(number: u8) -> (Machine<MemDisk>, Notices) {
@@ -24,7 +24,8 @@ fn machine(number: u8) -> (Machine<MemDisk>, Notices) {
     (machine, Notices::default())
 }
 
-/// The run is sent again, cut, and so is all that follows: nothing is lost.
+/// A run that is too long is sent again in shorter ones, and so are all later runs: nothing is
+/// lost.
 #[test]
 fn a_run_that_is_too_long_leaves_in_shorter_ones() {
     let mut net = Network::new(Instant::from_millis(1), machine(1), machine(2));
@@ -44,7 +45,7 @@ fn a_run_that_is_too_long_leaves_in_shorter_ones() {
         received.len() == BYTES
     });
     assert!(whole && received == text, "{} bytes", received.len());
-    // The first tells the device what the link takes.
+    // The first refused run tells the device the limit of the link.
     assert_eq!(net.server.count("tx_long_runs_refused"), 1);
     assert_eq!((net.server.count("tcp_retrans"), net.server.count("tcp_timeouts")), (0, 0));
 }

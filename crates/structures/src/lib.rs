@@ -1,8 +1,8 @@
-//! Data structures of the papers, the timer bitmap wheel of AccelTCP and the reordering window of
-//! NiQUIC; and storage whose keys go stale ([`slab`]).
+//! Data structures of the papers: the timer bitmap wheel of AccelTCP and the reordering window of
+//! NiQUIC. Also a table with generational keys ([`slab`]).
 //!
-//! The device's engines use them, and the slab others too; benchmarks compare those of the papers
-//! with others of their kind. They know no packets, no clock and no connections.
+//! Used by the device's engines, the slab by other crates too; benchmarks compare the papers'
+//! structures with alternatives. They know no packets, no clock and no connections.
 #![no_std]
 #![forbid(unsafe_code)]
 

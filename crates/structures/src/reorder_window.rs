@@ -1,15 +1,15 @@
-//! The reordering window: packets that wait for those before them, by packet number. NiQUIC's TCAM
+//! The reordering window: packets that wait for earlier ones, by packet number. NiQUIC's TCAM
 //! (section 3.3) as a direct-mapped table.
 //!
 //! The slot of a number is the number modulo the table's size. The numbers in the window differ by
 //! less than that, so that no two share a slot, no slot needs a tag, and a look-up, an insertion
 //! and the removal of the next packet are one access each, in any order of arrival. The window
-//! knows neither time nor bytes; its values name packets that are kept elsewhere. Called by the
+//! knows neither time nor bytes; its values refer to packets that are kept elsewhere. Called by the
 //! QUIC engine of the device.
 //!
-//! Invariants: waiting numbers lie above `next` (callers take out all packets that are next before
-//! they ask again) and below `end`; `end - next` is at most the window's size; slots outside that
-//! range are empty.
+//! Invariants: waiting numbers are above `next` (after each change, callers remove all packets that
+//! are next) and below `end`; `end - next` is at most the window's size; slots outside that range
+//! are empty.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -23,9 +23,9 @@ const EMPTY: u32 = u32::MAX;
 /// Position of a packet number relative to a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WindowPosition {
-    /// Below the next number: the packet came before, or was given up.
+    /// Below the next number: the packet arrived before, or was skipped.
     Behind,
-    /// The number that the waiting packets need next.
+    /// The lowest missing number, for which the waiting packets wait.
     Next,
     /// The packet has to wait, and its slot is empty.
     Ahead,
@@ -35,11 +35,11 @@ pub enum WindowPosition {
     Beyond,
 }
 
-/// Packets that wait for those before them.
+/// The packets that wait for earlier ones, by packet number.
 #[derive(Debug)]
 pub struct ReorderWindow {
     slots: Box<[u32]>,
-    /// Numbers from `next` to the newest that may wait, inclusive.
+    /// Most packet numbers in the window, counted from `next`.
     packets: u16,
     /// The oldest number that is missing.
     next: u64,
@@ -69,8 +69,8 @@ impl ReorderWindow {
         }
     }
 
-    /// Lets a packet wait that is [`WindowPosition::Ahead`]. Numbers lie below 2^62 (RFC 9000,
-    /// section 12.3); `value`, which is not 2^32 - 1, names the packet.
+    /// Inserts a packet whose position is [`WindowPosition::Ahead`]. Numbers are below 2^62 (RFC
+    /// 9000 section 12.3); `value` refers to the packet and is not 2^32 - 1.
     pub fn insert(&mut self, number: u64, value: u32) {
         let index = self.index(number);
         self.slots[index] = value;
@@ -78,14 +78,14 @@ impl ReorderWindow {
         self.waiting += 1;
     }
 
-    /// Moves the window to the number behind `number`, which was delivered without waiting. It is
-    /// not below the next number, and no packet up to it waits.
+    /// Moves the window behind `number`, which was delivered without waiting. The number is not
+    /// below the next one, and no packet up to it waits.
     pub fn advance_past(&mut self, number: u64) {
         self.next = number + 1;
         self.end = self.end.max(self.next);
     }
 
-    /// Removes and returns the packet that is next, if it waits.
+    /// Removes and returns the packet with the next number, if it waits.
     pub fn pop_next(&mut self) -> Option<u32> {
         if self.waiting == 0 {
             return None;
@@ -100,7 +100,7 @@ impl ReorderWindow {
         Some(value)
     }
 
-    /// Removes and returns the oldest packet that waits, and gives up the missing ones before it.
+    /// Removes and returns the oldest waiting packet, and skips the missing numbers before it.
     pub fn pop_first(&mut self) -> Option<u32> {
         while self.waiting > 0 {
             if let Some(value) = self.pop_next() {
@@ -111,9 +111,9 @@ impl ReorderWindow {
         None
     }
 
-    /// Removes and returns the oldest packet that waits if its number is below `floor`, and gives
-    /// up the missing ones before it; if there is none, gives up all numbers below `floor`. Called
-    /// until it returns none, it moves the window to `floor`, unless it was there before.
+    /// Removes and returns the oldest waiting packet if its number is below `floor`, and skips the
+    /// missing numbers before it; else skips all numbers below `floor` and returns `None`. Repeated
+    /// until it returns `None`, it moves the start of the window to `floor` or leaves it above.
     pub fn pop_below(&mut self, floor: u64) -> Option<u32> {
         while self.next < floor && self.waiting > 0 {
             if let Some(value) = self.pop_next() {
@@ -126,7 +126,7 @@ impl ReorderWindow {
         None
     }
 
-    /// Returns the lowest number that a window can begin with and have a slot for `number`.
+    /// Returns the lowest start of a window that has a slot for `number`.
     #[must_use]
     pub fn floor_for(&self, number: u64) -> u64 {
         number.saturating_sub(u64::from(self.packets) - 1)
@@ -138,7 +138,7 @@ impl ReorderWindow {
         self.waiting
     }
 
-    /// Iterates over numbers and values of the packets that wait, lowest number first.
+    /// Iterates over numbers and values of the waiting packets, lowest number first.
     pub fn values(&self) -> impl Iterator<Item = (u64, u32)> {
         (self.next..self.end)
             .map(|number| (number, self.slots[self.index(number)]))
@@ -164,7 +164,7 @@ mod tests {
     use alloc::vec::Vec;
     use proptest::prelude::*;
 
-    /// The same window by an ordered map.
+    /// The model of the window: an ordered map.
     struct Model {
         next: u64,
         packets: u64,

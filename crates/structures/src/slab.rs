@@ -1,16 +1,16 @@
-//! Storage with keys that go stale.
+//! A table with generational keys.
 //!
-//! A [`Key`] names a value until the value is removed; afterwards it names nothing, even where its
-//! place is used again. So lists may keep keys of things that are gone (a cancelled waiter, a disk
-//! request from before a reset) and find out when they look. Places are reused, so that a steady
-//! state does not allocate.
+//! A [`Key`] refers to a value until the value is removed; afterwards it refers to nothing, even
+//! when its slot is used again. So lists may keep keys of removed values (a canceled waiter, a disk
+//! request from before a reset) and find out on access. Slots are reused, so that a steady state
+//! does not allocate.
 
 use alloc::vec::Vec;
 
-/// End of the list of free places.
+/// End of the list of free slots; an index that no slot has.
 const NO_PLACE: u32 = u32::MAX;
 
-/// Name of a value in a [`Slab`].
+/// Key of a value in a [`Slab`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
     index: u32,
@@ -18,24 +18,24 @@ pub struct Key {
 }
 
 impl Key {
-    /// Names nothing in any slab.
+    /// A key that refers to nothing in any slab.
     pub const NONE: Self = Self { index: NO_PLACE, generation: 0 };
 
-    /// Which place it names, whatever is there now.
+    /// Returns the index of the slot, whatever it holds now.
     #[must_use]
     #[inline]
     pub const fn index(self) -> u32 {
         self.index
     }
 
-    /// The key as a number, for a request whose answer brings it back.
+    /// Returns the key as a number, for a request whose completion carries it back.
     #[must_use]
     #[inline]
     pub const fn to_u64(self) -> u64 {
         (self.generation as u64) << 32 | self.index as u64
     }
 
-    /// The key from a number that came back; hostile numbers name nothing.
+    /// Returns the key from a number that came back. Numbers that are no keys refer to nothing.
     #[expect(clippy::cast_possible_truncation, reason = "the two halves of the number")]
     #[must_use]
     #[inline]
@@ -51,7 +51,7 @@ struct Place<T> {
     value: Option<T>,
 }
 
-/// Values by key.
+/// A table of values with generational keys.
 #[derive(Debug)]
 pub struct Slab<T> {
     places: Vec<Place<T>>,
@@ -66,28 +66,28 @@ impl<T> Default for Slab<T> {
 }
 
 impl<T> Slab<T> {
-    /// Nothing in it.
+    /// Creates an empty slab.
     #[must_use]
     pub const fn new() -> Self {
         Self { places: Vec::new(), free: NO_PLACE, len: 0 }
     }
 
-    /// Values in it.
+    /// Returns the number of values.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether nothing is in it.
+    /// Returns whether there are no values.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Stores a value and names it. Callers bound the number of values far below 2^32.
+    /// Inserts a value and returns its key. Callers limit the number of values far below 2^32.
     ///
     /// # Panics
-    /// With 2^32 - 1 of them.
+    /// If there are 2^32 - 1 slots.
     pub fn insert(&mut self, value: T) -> Key {
         self.len += 1;
         if let Some(place) = self.places.get_mut(self.free as usize) {
@@ -102,33 +102,34 @@ impl<T> Slab<T> {
         Key { index, generation: 0 }
     }
 
-    /// The value that `key` names.
+    /// Returns the value of `key`.
     #[must_use]
     pub fn get(&self, key: Key) -> Option<&T> {
         let place = self.places.get(key.index as usize)?;
         if place.generation == key.generation { place.value.as_ref() } else { None }
     }
 
-    /// The key of the value at a place, if there is one: for who may keep no more than the place.
+    /// Returns the key of the value in a slot, if there is one, for a caller that stores only
+    /// indexes.
     #[must_use]
     pub fn key_at(&self, index: u32) -> Option<Key> {
         let place = self.places.get(index as usize).filter(|place| place.value.is_some())?;
         Some(Key { index, generation: place.generation })
     }
 
-    /// Places that there are, used or free: every key's index is below.
+    /// Returns the number of slots, used or free: the index of every key is below.
     #[must_use]
     pub fn places(&self) -> u32 {
         u32::try_from(self.places.len()).unwrap_or(NO_PLACE)
     }
 
-    /// The value that `key` names, to change it.
+    /// Returns the value of `key` for changes.
     pub fn get_mut(&mut self, key: Key) -> Option<&mut T> {
         let place = self.places.get_mut(key.index as usize)?;
         if place.generation == key.generation { place.value.as_mut() } else { None }
     }
 
-    /// Takes the value that `key` names; the key is stale from then on.
+    /// Removes and returns the value of `key`, which is stale afterwards.
     pub fn remove(&mut self, key: Key) -> Option<T> {
         let place = self.places.get_mut(key.index as usize)?;
         if place.generation != key.generation {
@@ -142,7 +143,7 @@ impl<T> Slab<T> {
         Some(value)
     }
 
-    /// All values and their keys.
+    /// Iterates over all values with their keys.
     pub fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
         (0_u32..).zip(&self.places).filter_map(|(index, place)| {
             let key = Key { index, generation: place.generation };
@@ -150,12 +151,12 @@ impl<T> Slab<T> {
         })
     }
 
-    /// All values, to change them.
+    /// Iterates over all values for changes.
     pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.places.iter_mut().filter_map(|place| place.value.as_mut())
     }
 
-    /// Takes all values out; every key is stale afterwards.
+    /// Removes all values and passes each to `f`; every key is stale afterwards.
     pub fn drain(&mut self, mut f: impl FnMut(T)) {
         for index in 0..self.places.len() {
             let Ok(place) = u32::try_from(index) else { continue };

@@ -17,15 +17,15 @@ use alloc::boxed::Box;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Flows of a word.
+/// Flows per word.
 const WORD: u32 = u64::BITS;
 
 /// Timers of flows, with time-outs in ticks.
 #[derive(Debug)]
 pub struct TimerBitmapWheel {
-    /// The bitmaps, one after another.
+    /// The bitmaps, one behind the other.
     words: Box<[AtomicU64]>,
-    /// Words of a bitmap.
+    /// Words per bitmap.
     stride: usize,
     /// Number of bitmaps, a power of two, minus one.
     mask: u32,
@@ -166,7 +166,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against an ordered map of flow to tick, over more than one revolution.
+        /// Compares the wheel with an ordered map of flow to tick, over more than one revolution.
         #[test]
         fn equals_the_model(
             steps in proptest::collection::vec((0..300_u32, 0..40_u32, 0..4_u8), 1..400),
