@@ -20,30 +20,29 @@ impl Streams {
         if !self.table.get(id).is_some_and(Connection::may_be_read) {
             return;
         }
-        if self.detach_cleartext(cx, id) {
-            return;
-        }
         let wrote = self.with_session(cx, id, |session, conn, cx| {
+            if session.is_cleartext(&conn.rcv) {
+                return None;
+            }
             let before = (conn.snd.spans.end(), conn.snd.fin);
             session.turn(conn, cx);
-            (conn.snd.spans.end(), conn.snd.fin) != before
+            Some((conn.snd.spans.end(), conn.snd.fin) != before)
         });
-        if wrote == Some(true) {
-            self.touch(id);
+        match wrote {
+            Some(None) => self.detach_cleartext(cx, id),
+            Some(Some(true)) => self.touch(id),
+            Some(Some(false)) | None => {}
         }
     }
 
-    /// Removes the session from a connection whose client does not speak TLS, if the listener
-    /// accepts cleartext. Returns whether it did.
-    fn detach_cleartext(&mut self, cx: &mut Cx<'_>, id: SocketId) -> bool {
-        let Some((session, conn)) = self.table.with_session(id) else { return false };
-        if !session.is_cleartext(&conn.rcv) {
-            return false;
+    /// Removes the session from a connection whose client does not speak TLS; its listener accepts
+    /// cleartext.
+    fn detach_cleartext(&mut self, cx: &mut Cx<'_>, id: SocketId) {
+        if let Some(conn) = self.table.get_mut(id) {
+            (conn.modes.session_waits, conn.modes.notify) = (false, true);
         }
-        (conn.modes.session_waits, conn.modes.notify) = (false, true);
         self.table.slots[id.index()].detach_session();
         cx.out.counters.tls_cleartext += 1;
-        true
     }
 
     /// Works on a session and its connection. Returns `None` if there is no session.
