@@ -1,27 +1,27 @@
-//! From a transmit to packets, as a device would make them.
+//! Converts transmits to packets, as a device does.
 
 use abi::{Part, Transmit};
 use base::{Duration, SeqNum};
 use wire::frame::protocol;
 use wire::segment::{Layout, cut};
 
-/// The pattern that simulated files repeat has a prime length, so that a shift by any power of two
-/// shows.
+/// Length of the byte pattern that simulated files repeat. It is prime, so that a shift by any
+/// power of two is detected.
 pub const PAGE_PATTERN: u64 = 251;
 
-/// The byte at `offset` of every simulated file.
+/// Returns the byte at `offset` of every simulated file.
 #[must_use]
 pub fn file_byte(offset: u64) -> u8 {
     u8::try_from(offset % PAGE_PATTERN).unwrap_or(0)
 }
 
-/// `len` bytes from `offset` of every simulated file.
+/// Returns `len` bytes from `offset` of every simulated file.
 #[must_use]
 pub fn file_bytes(offset: u64, len: u32) -> Vec<u8> {
     (offset..offset + u64::from(len)).map(file_byte).collect()
 }
 
-/// The payload of a transmit.
+/// Returns the payload of a transmit.
 #[must_use]
 pub(crate) fn payload(transmit: &Transmit) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -35,7 +35,7 @@ pub(crate) fn payload(transmit: &Transmit) -> Vec<u8> {
     bytes
 }
 
-/// The packets that a device makes of a transmit which waited `delay` for its disk, with checksums.
+/// Returns the packets, with checksums, of a transmit that waited `delay` for the disk.
 #[must_use]
 pub fn packets(transmit: &Transmit, delay: Duration) -> Vec<Vec<u8>> {
     let header = transmit.header.as_slice();

@@ -1,7 +1,7 @@
-//! A disk in memory: files whose bytes a test gives or computes, and the faults that it wants.
+//! A disk in memory, with faults chosen by the test. File contents are stored or computed.
 //!
-//! Used by the machines of tests ([`crate::Machine`]) and, one request at a time, by the device's
-//! own tests. A disk that keeps what a crash would leave is `sim::namespace`.
+//! Used by simulated machines ([`crate::Machine`]) and, one request at a time, by the tests of
+//! `nic`. For a disk that models crashes see `sim::namespace`.
 
 use std::collections::BTreeMap;
 
@@ -11,21 +11,21 @@ use base::{Duration, Instant, Prng};
 
 use crate::machine::{Asker, TestDisk};
 
-/// Bytes of a file.
+/// Content of a file.
 enum Content {
     Bytes(Vec<u8>),
-    /// Each computed from its offset: for files larger than memory.
+    /// Each byte is computed from its offset, for files larger than memory.
     Computed(Box<dyn Fn(u64) -> u8>),
 }
 
-/// A file.
+/// A file of [`MemDisk`].
 pub struct MemFile {
-    /// Its metadata, which each read reports.
+    /// Metadata that opens and reads report.
     pub stat: FileStat,
-    /// Reads of bytes at or behind this offset fail.
+    /// Reads that extend beyond this offset fail.
     pub broken_from: Option<u64>,
-    /// Bytes that a read returns at most, as if the file had become shorter since its metadata was
-    /// looked at.
+    /// Maximum bytes that a read returns, as if the file had been truncated after its metadata was
+    /// read.
     pub read_bytes_max: Option<usize>,
     content: Content,
 }
@@ -44,10 +44,10 @@ impl MemFile {
         self.stat.modified_s += 1;
     }
 
-    /// Returns the bytes of a file that holds them.
+    /// Returns the content of a file that stores it.
     ///
     /// # Panics
-    /// If they are computed.
+    /// If the content is computed.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         match &self.content {
@@ -56,10 +56,10 @@ impl MemFile {
         }
     }
 
-    /// Returns the bytes of a file that holds them.
+    /// Returns the content of a file that stores it.
     ///
     /// # Panics
-    /// If they are computed.
+    /// If the content is computed.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         match &mut self.content {
             Content::Bytes(bytes) => bytes,
@@ -67,7 +67,7 @@ impl MemFile {
         }
     }
 
-    /// Reads into `buf`; returns how many bytes there were.
+    /// Reads into `buf`. Returns the number of bytes read.
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<u32, FileFault> {
         let most = buf.len().min(self.read_bytes_max.unwrap_or(usize::MAX));
         let len = self.stat.size.saturating_sub(offset).min(most as u64);
@@ -89,7 +89,7 @@ impl MemFile {
         Ok(u32::try_from(len).expect("a read is short"))
     }
 
-    /// Returns a range to write to; none if it ends behind the file.
+    /// Returns a range of the file for writing, or an error if the range exceeds the file.
     fn range(&mut self, offset: u64, len: usize) -> Result<&mut [u8], FileFault> {
         let Content::Bytes(bytes) = &mut self.content else { panic!("it is only read") };
         let from = usize::try_from(offset).map_err(|_| FileFault::BadExtent)?;
@@ -100,40 +100,40 @@ impl MemFile {
 /// Order of completions that are due at the same time.
 #[derive(Debug, Default)]
 pub enum DiskOrder {
-    /// That of the requests.
+    /// Order of submission.
     #[default]
     AsSubmitted,
-    /// Any.
+    /// Random order.
     Random(Prng),
 }
 
 /// A disk with files in memory.
 #[derive(Default)]
 pub struct MemDisk {
-    /// Time that a read takes; all else takes none.
+    /// Time that a read takes; other requests take no time.
     pub read_time: Duration,
-    /// Order of completions.
+    /// Order of completions that are due at the same time.
     pub order: DiskOrder,
-    /// Opens that succeeded.
+    /// Number of successful opens.
     pub opens: usize,
-    /// Closes.
+    /// Number of closes.
     pub closes: usize,
     /// Every read fails.
     pub broken: bool,
     files: BTreeMap<String, MemFile>,
-    /// Paths by handle; none for one that was closed.
+    /// Path of each handle, by handle number; `None` if it was closed.
     handles: Vec<Option<String>>,
     under_way: Vec<(Instant, Asker, DiskCompletion)>,
 }
 
 impl MemDisk {
-    /// Adds or replaces a file with these bytes.
+    /// Adds or replaces a file that stores `bytes`.
     pub fn put(&mut self, path: &str, bytes: Vec<u8>, version: u64) {
         let file = MemFile::new(bytes.len() as u64, version, Content::Bytes(bytes));
         self.files.insert(path.into(), file);
     }
 
-    /// Adds or replaces a file whose bytes are computed from their offsets.
+    /// Adds or replaces a file whose bytes `byte` computes from their offsets.
     pub fn put_computed(
         &mut self,
         path: &str,
@@ -145,24 +145,24 @@ impl MemDisk {
         self.files.insert(path.into(), file);
     }
 
-    /// Returns a file.
+    /// Returns the file at `path`.
     ///
     /// # Panics
-    /// If there is none of that path.
+    /// If there is no such file.
     pub fn file(&mut self, path: &str) -> &mut MemFile {
         self.files.get_mut(path).expect("a file that was put")
     }
 
-    /// Returns the number of handles that are open.
+    /// Returns the number of open handles.
     #[must_use]
     pub const fn open_handles(&self) -> usize {
         self.opens - self.closes
     }
 
-    /// Answers a request at once; a close has no answer.
+    /// Executes a request and returns its completion; a close has none.
     ///
     /// # Panics
-    /// If a handle is used that is not open.
+    /// If the request uses a handle that is not open.
     pub fn answer(&mut self, request: DiskRequest) -> Option<DiskCompletion> {
         Some(match request {
             DiskRequest::Open { id, path, .. } => {

@@ -1,11 +1,11 @@
-//! What tests of the stack share: a DSL for TCP exchanges, counter assertions, two hosts joined by
-//! a small wire, TLS of both ends ([`tls13`]), PDUs of NVMe/TCP ([`pdu`]), and pictures of
-//! transition tables ([`states`]).
+//! Test support shared by the crates of the stack: a DSL for TCP exchanges ([`seg!`]), counter
+//! assertions, simulated machines and links, TLS for both ends ([`tls13`]), NVMe/TCP PDUs
+//! ([`pdu`]), and diagrams of transition tables ([`states`]).
 //!
-//! [`Peer`] is one host under test and a scripted peer: every segment is written down, as in
-//! packetdrill. [`Pair`] is two hosts that talk to each other over a path that delays, loses,
-//! reorders and doubles. Both run on virtual time: nothing sleeps, nothing reads a clock. They are
-//! for tests only and panic with both sides of the comparison where an expectation does not hold.
+//! [`Peer`] is one host under test and a scripted peer: the test writes down every segment, as in
+//! packetdrill. [`Pair`] is two hosts that exchange data over a path that delays, loses, reorders
+//! and duplicates packets. Both run on virtual time: nothing sleeps or reads a clock. This crate is
+//! for tests only. A failed expectation panics with the expected and the actual value.
 #![forbid(unsafe_code)]
 
 mod decode;

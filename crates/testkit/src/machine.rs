@@ -1,8 +1,9 @@
-//! A machine in memory: a host and the real device, driven as the product drives them, with rings
-//! that are never full and a disk that the test chooses.
+//! A machine in memory: a host and the real device, driven as the product drives them, with
+//! unbounded rings and a disk that the test chooses.
 //!
-//! Used by the tests of `apps`, `quic`, `sim` and by the fuzz targets; [`crate::network`] joins
-//! machines with links. The application above the host is the caller's, and is passed to each turn.
+//! Used by the tests of `apps`, `node`, `quic` and `sim` and by the fuzz targets;
+//! [`crate::network`] connects two machines by a link. The application above the host belongs to
+//! the caller, who passes it to each turn.
 
 use std::collections::VecDeque;
 
@@ -14,11 +15,11 @@ use host::{Application, Host, Notice, SocketId};
 use nic::{Device, DeviceConfig};
 use node::{DeviceHalf, DevicePorts, DiskPort, HostHalf, HostPorts};
 
-/// A link that cuts no segments and fills in no checksums, with Ethernet's packets.
+/// A link without segmentation or checksum offload, with the Ethernet MTU.
 pub const PLAIN_LINK: WireCaps =
     WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
 
-/// The half of a machine that asks a disk.
+/// The half of a machine that sends requests to a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Asker {
     /// The host.
@@ -27,17 +28,17 @@ pub enum Asker {
     Device,
 }
 
-/// A disk that both halves of a machine use.
+/// A disk shared by both halves of a machine.
 pub trait TestDisk {
-    /// Takes a request.
+    /// Starts a request of half `by`.
     fn submit(&mut self, now: Instant, by: Asker, request: DiskRequest);
-    /// Returns the next completion for a half.
+    /// Returns the next completion for half `by`.
     fn poll(&mut self, now: Instant, by: Asker) -> Option<DiskCompletion>;
-    /// Returns when the next request completes.
+    /// Returns when the next pending request completes.
     fn poll_timeout(&self) -> Option<Instant>;
 }
 
-/// No disk: a test whose machine asks one fails.
+/// No disk: panics if the machine sends a disk request.
 impl TestDisk for () {
     fn submit(&mut self, _: Instant, by: Asker, request: DiskRequest) {
         panic!("{by:?} asks a disk that is not there: {request:?}");
@@ -55,16 +56,16 @@ impl TestDisk for () {
 /// A frame on a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// Its bytes, from the Ethernet header on.
+    /// Frame bytes, starting at the Ethernet header.
     pub bytes: Vec<u8>,
     /// State of the transport checksum.
     pub checksum: Checksum,
-    /// Payload bytes of each segment of a run; zero for a single packet.
+    /// Payload bytes of each segment of a run; 0 for a single packet.
     pub segment_size: u16,
 }
 
 impl Frame {
-    /// Copies a frame as a link takes it.
+    /// Returns a copy of a frame that the device transmits.
     #[must_use]
     pub fn of(frame: &TxFrame) -> Self {
         let mut bytes = vec![0; frame.len()];
@@ -77,31 +78,31 @@ impl Frame {
     }
 }
 
-/// The rings between the halves, and frames on both sides of the link.
+/// The rings between the two halves, and the frames received from and sent to the link.
 #[derive(Default)]
 struct Queues {
     ops: VecDeque<Op>,
     events: VecDeque<Event>,
-    /// Events for other queues than the first, which have no host here.
+    /// Events for queues other than the first; the machine has no host threads for them.
     other_events: Vec<Event>,
     recycle: VecDeque<PacketBuf>,
     received: VecDeque<Frame>,
     sent: Vec<Frame>,
 }
 
-/// A host with its device.
+/// A host and its device.
 pub struct Machine<D = ()> {
     host: HostHalf,
     device: DeviceHalf,
     queues: Queues,
-    /// The disk of both halves.
+    /// The disk used by both halves.
     pub disk: D,
-    /// Payload of the longest run that the link takes.
+    /// Maximum payload of a run, in bytes; a longer one is rejected with [`TxStatus::TooLong`].
     pub run_bytes_max: usize,
 }
 
 impl<D: TestDisk> Machine<D> {
-    /// Creates a machine on a link that can do what `link` says.
+    /// Creates a machine on a link with the capabilities `link`.
     #[must_use]
     pub fn new(
         config: host::Config,
@@ -116,34 +117,34 @@ impl<D: TestDisk> Machine<D> {
         Self { host, device: DeviceHalf::new(device, 0), queues, disk, run_bytes_max }
     }
 
-    /// The host.
+    /// Returns the host.
     pub const fn host(&mut self) -> &mut Host {
         &mut self.host.host
     }
 
-    /// The device.
+    /// Returns the device.
     pub const fn device(&mut self) -> &mut Device {
         &mut self.device.device
     }
 
-    /// Operations that the device has not taken.
+    /// Returns the queue of operations that the device has not taken yet.
     pub const fn ops(&mut self) -> &mut VecDeque<Op> {
         &mut self.queues.ops
     }
 
-    /// Returns the events that the device had for other queues than the first.
+    /// Returns the events that the device pushed for queues other than the first.
     #[must_use]
     pub fn other_events(&self) -> &[Event] {
         &self.queues.other_events
     }
 
-    /// Takes a frame from the link.
+    /// Queues a frame for the device to receive from the link.
     pub fn receive(&mut self, frame: Frame) {
         self.queues.received.push_back(frame);
     }
 
-    /// Gives each half a turn; returns the frames for the link, and whether there was anything to
-    /// do.
+    /// Runs the device and then the host once. Returns the frames for the link, and whether either
+    /// had work to do.
     pub fn turn(
         &mut self,
         now: Instant,
@@ -158,7 +159,7 @@ impl<D: TestDisk> Machine<D> {
         (core::mem::take(&mut queues.sent), by_device.worked || by_host.worked)
     }
 
-    /// Gives turns until nothing is left to do at this time; returns the frames for the link.
+    /// Runs turns at time `now` until no work is left. Returns the frames for the link.
     pub fn settle(&mut self, now: Instant, app: &mut (impl Application + ?Sized)) -> Vec<Frame> {
         let mut all = Vec::new();
         loop {
@@ -170,7 +171,7 @@ impl<D: TestDisk> Machine<D> {
         }
     }
 
-    /// Returns when something is due.
+    /// Returns when the host, the device or the disk has work to do next.
     pub fn poll_timeout(&self, now: Instant, app: &(impl Application + ?Sized)) -> Option<Instant> {
         Instant::earliest([
             self.host.poll_timeout(app),
@@ -179,26 +180,26 @@ impl<D: TestDisk> Machine<D> {
         ])
     }
 
-    /// Calls `f` with every counter and gauge of host and device.
+    /// Calls `f` with the name and value of every counter and gauge of host and device.
     pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.host.host.visit(f);
         self.device.device.visit(f);
     }
 
-    /// Returns the sum of the counters and gauges of that name, of host and device.
+    /// Returns the sum of the host's and the device's counters and gauges named `name`.
     ///
     /// # Panics
-    /// If there is no such counter: a misspelt name must not read as zero.
+    /// If no counter has this name, so that a misspelled name does not read as zero.
     #[must_use]
     pub fn count(&self, name: &str) -> u64 {
         count(name, |f| self.visit(f))
     }
 }
 
-/// Returns the sum of the values that `visit` shows under a name.
+/// Returns the sum of the values that `visit` reports under `name`.
 ///
 /// # Panics
-/// If there is no such counter: a misspelt name must not read as zero.
+/// If no counter has this name, so that a misspelled name does not read as zero.
 pub fn count(name: &str, visit: impl FnOnce(&mut dyn FnMut(&'static str, u64))) -> u64 {
     let (mut sum, mut found) = (0, false);
     visit(&mut |n, value| {
@@ -210,7 +211,7 @@ pub fn count(name: &str, visit: impl FnOnce(&mut dyn FnMut(&'static str, u64))) 
     sum
 }
 
-/// What a half finds around it.
+/// The ports of one half of a machine.
 struct Ports<'a, D> {
     queues: &'a mut Queues,
     disk: &'a mut D,
@@ -279,12 +280,12 @@ impl<D: TestDisk> HostPorts for Ports<'_, D> {
     }
 }
 
-/// An application that keeps the notices of its host.
+/// An application that collects the notices of its host.
 #[derive(Debug, Default)]
 pub struct Notices(pub Vec<Notice>);
 
 impl Notices {
-    /// Returns the last socket that was accepted.
+    /// Returns the socket of the latest [`Notice::Accepted`].
     #[must_use]
     pub fn accepted(&self) -> Option<SocketId> {
         self.0.iter().rev().find_map(|notice| match notice {
@@ -300,13 +301,13 @@ impl Application for Notices {
     }
 }
 
-/// An application that keeps the connection that it accepted last, or was given, and reads all that
-/// comes on it.
+/// An application that reads everything from one connection: the latest accepted, or the one that
+/// the test sets.
 #[derive(Debug, Default)]
 pub struct Reader {
-    /// The connection.
+    /// The connection to read from.
     pub socket: Option<SocketId>,
-    /// The bytes that it has read.
+    /// All bytes read so far.
     pub read: Vec<u8>,
 }
 
@@ -326,7 +327,7 @@ impl Application for Reader {
     }
 }
 
-/// Reads all that a socket has received.
+/// Reads everything that a socket has received and appends it to `into`.
 pub fn read_all(host: &mut Host, socket: SocketId, into: &mut Vec<u8>) {
     loop {
         let bytes = host.peek(socket);

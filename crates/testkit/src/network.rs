@@ -1,7 +1,7 @@
-//! Two machines joined by a link with faults, on virtual time.
+//! Two machines connected by a link with faults, on virtual time.
 //!
-//! Used by the tests of `apps`, `quic` and `sim` and by the fuzz targets, each with applications
-//! and rules of its own. Nothing sleeps and no clock is read: time moves to what is due next.
+//! Used by the tests of `apps`, `node`, `quic` and `sim` and by the fuzz targets, each with its own
+//! applications and link rules. Nothing sleeps or reads a clock: time advances to the next event.
 
 use core::ops::{Deref, DerefMut};
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use host::Application;
 use crate::MemDisk;
 use crate::machine::{Frame, Machine, TestDisk, count};
 
-/// The machine that a frame is on its way to.
+/// The machine that a frame is addressed to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Towards {
     /// [`Network::client`].
@@ -21,11 +21,11 @@ pub enum Towards {
     Server,
 }
 
-/// Decides what becomes of a frame: each of the frames that it returns arrives after that time.
-/// None is loss, two are a duplicate, a changed one is corruption.
+/// Decides the fate of a frame: returns the frames to deliver, each with its delay. An empty list
+/// is loss, two entries are a duplicate, and changed bytes are corruption.
 pub type LinkRule = Box<dyn FnMut(Instant, Towards, Frame) -> Vec<(Duration, Frame)>>;
 
-/// Returns the rule of a link on which every frame takes the same time.
+/// Returns the rule of a link that delivers every frame after `time`.
 #[must_use]
 pub fn delay(time: Duration) -> LinkRule {
     Box::new(move |_, _, frame| vec![(time, frame)])
@@ -40,22 +40,23 @@ pub struct Node<A, D = MemDisk> {
 }
 
 impl<A: Application, D: TestDisk> Node<A, D> {
-    /// Returns the sum of the counters and gauges of that name, of host, device and application.
+    /// Returns the sum of the counters and gauges named `name` of host, device and application.
     ///
     /// # Panics
-    /// If there is no such counter.
+    /// If no counter has this name.
     #[must_use]
     pub fn count(&self, name: &str) -> u64 {
         count(name, |f| self.visit(f))
     }
 
-    /// Calls `f` with every counter and gauge of host, device and application.
+    /// Calls `f` with the name and value of every counter and gauge of host, device and
+    /// application.
     pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.machine.visit(f);
         self.app.visit(f);
     }
 
-    /// Returns the counters and gauges that are not zero.
+    /// Returns the names and values of all counters and gauges that are not zero.
     #[must_use]
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut all = base::counters::all(|f| self.visit(f));
@@ -84,17 +85,17 @@ pub struct Network<A, B, D = MemDisk> {
     pub now: Instant,
     /// The machine that connects.
     pub client: Node<A, D>,
-    /// The machine that is connected to.
+    /// The machine that accepts connections.
     pub server: Node<B, D>,
-    /// What the link does.
+    /// The rule of the link, in both directions.
     pub link: LinkRule,
-    /// Frames on the link, in the order of their arrival.
+    /// Frames in flight by arrival time and serial number, with their destination.
     on_link: BTreeMap<(Instant, u64), (Towards, Frame)>,
     frames: u64,
 }
 
 impl<A, B, D> Network<A, B, D> {
-    /// Replaces the application of the client; returns the one before as well.
+    /// Replaces the client's application. Returns the network and the previous application.
     #[must_use]
     pub fn with_client<C>(self, app: C) -> (Network<C, B, D>, A) {
         let Self { now, client: Node { machine, app: before }, server, link, on_link, frames } =
@@ -103,20 +104,20 @@ impl<A, B, D> Network<A, B, D> {
         (Network { now, client, server, link, on_link, frames }, before)
     }
 
-    /// Returns the frames on their way to a machine, in the order of their arrival.
+    /// Returns the frames in flight to a machine, in order of arrival.
     pub fn frames_to(&mut self, towards: Towards) -> impl Iterator<Item = &mut Frame> {
         let on_link = self.on_link.values_mut().filter(move |(to, _)| *to == towards);
         on_link.map(|(_, frame)| frame)
     }
 
-    /// Loses the frames on the link.
+    /// Drops all frames in flight.
     pub fn lose_frames(&mut self) {
         self.on_link.clear();
     }
 }
 
 impl<A: Application, B: Application, D: TestDisk> Network<A, B, D> {
-    /// Joins two machines by a link without delay.
+    /// Connects two machines by a link without delay.
     #[must_use]
     pub fn new(now: Instant, client: (Machine<D>, A), server: (Machine<D>, B)) -> Self {
         let client = Node { machine: client.0, app: client.1 };
@@ -126,19 +127,20 @@ impl<A: Application, B: Application, D: TestDisk> Network<A, B, D> {
         Self { now, client, server, link, on_link, frames: 0 }
     }
 
-    /// Puts a frame on the link that arrives after that time.
+    /// Puts a frame on the link; it arrives `after` from now.
     pub fn inject(&mut self, towards: Towards, after: Duration, frame: Frame) {
         self.frames += 1;
         self.on_link.insert((self.now + after, self.frames), (towards, frame));
     }
 
-    /// Returns the number of frames that have been put on the link.
+    /// Returns the number of frames put on the link so far.
     #[must_use]
     pub const fn frames(&self) -> u64 {
         self.frames
     }
 
-    /// Delivers what is due and gives each machine a turn; returns whether anything happened.
+    /// Delivers the frames that are due and runs each machine once. Returns whether anything
+    /// happened.
     pub fn turn(&mut self) -> bool {
         let mut worked = false;
         while let Some(first) = self.on_link.first_entry().filter(|e| e.key().0 <= self.now) {
@@ -161,12 +163,12 @@ impl<A: Application, B: Application, D: TestDisk> Network<A, B, D> {
         worked || by_client || by_server
     }
 
-    /// Gives turns until nothing is left to do at this time.
+    /// Runs turns until no work is left at this time.
     pub fn settle(&mut self) {
         while self.turn() {}
     }
 
-    /// Returns when something is due.
+    /// Returns when a machine has work to do or a frame arrives next.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         Instant::earliest([
@@ -176,20 +178,20 @@ impl<A: Application, B: Application, D: TestDisk> Network<A, B, D> {
         ])
     }
 
-    /// Settles, then moves time to what is due next; returns false, with time at `end`, if nothing
-    /// is due before.
+    /// Settles, then advances time to the next event. If there is none until `end`, sets time to
+    /// `end` and returns false.
     pub fn advance(&mut self, end: Instant) -> bool {
         self.settle();
         let Some(next) = self.poll_timeout().filter(|&at| at <= end) else {
             self.now = end;
             return false;
         };
-        // What is due now and was not done needs time.
+        // An event that is due but made no progress is retried a little later.
         self.now = if next > self.now { next } else { self.now + Duration::from_micros(10) };
         true
     }
 
-    /// Runs until `done`, or for that much virtual time; returns whether it was done.
+    /// Runs until `done` returns true, for at most `limit` of virtual time. Returns whether it did.
     pub fn run_until(&mut self, limit: Duration, mut done: impl FnMut(&mut Self) -> bool) -> bool {
         let end = self.now + limit;
         loop {

@@ -1,10 +1,10 @@
-//! PDUs of NVMe/TCP as bytes, for peers that are scripts.
+//! NVMe/TCP PDUs as bytes, for scripted peers.
 
 use abi::crypto::CryptoProvider;
 use wire::nvme::pdu::{HEADER_BYTES_MAX, Header, Rules};
 
-/// The bytes of a PDU with this data, by the receiver's rules, with the digests that they ask for:
-/// those are right. None where the header has no such PDU.
+/// Returns the bytes of a PDU with `data`, formatted by the receiver's rules, with correct digests
+/// if these are enabled. Returns `None` if `header` and `data` do not form a valid PDU.
 #[must_use]
 pub fn pdu(
     header: &Header,

@@ -1,5 +1,5 @@
-//! Two machines that send each other streams over a path that delays, loses, reorders and doubles
-//! packets: a [`Network`] whose link does what [`Path`] says.
+//! Two machines that send streams to each other over a path that delays, loses, reorders and
+//! duplicates packets: a [`Network`] whose link rule follows [`Path`].
 
 use core::cell::Cell;
 use std::rc::Rc;
@@ -13,35 +13,35 @@ use wire::Endpoint;
 use crate::decode::file_byte;
 use crate::{LinkRule, Machine, MemDisk, Network, PLAIN_LINK};
 
-/// Which of the two hosts.
+/// One of the two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
-    /// The one that connects.
+    /// The host that connects.
     Client,
-    /// The one that listens.
+    /// The host that listens.
     Server,
 }
 
-/// What the path does to packets, in each direction alike.
+/// Properties of the path, equal in both directions, and of the hosts' disks.
 #[derive(Clone, Debug)]
 pub struct Path {
     /// One-way delay.
     pub delay: Duration,
     /// Probability that a packet is lost.
     pub loss: f64,
-    /// Probability that a packet is held back by `reorder_by`.
+    /// Probability that a packet is delayed by a further `reorder_by`.
     pub reorder: f64,
-    /// How long a reordered packet is held back.
+    /// Additional delay of a reordered packet.
     pub reorder_by: Duration,
-    /// Probability that a packet arrives twice.
+    /// Probability that a packet is delivered twice.
     pub duplicate: f64,
-    /// Bytes per second that the path carries, if it is limited.
+    /// Rate limit in bytes per second, if any.
     pub bytes_per_s: Option<u64>,
-    /// Longest queue before the limit; what would wait longer is lost.
+    /// Maximum queueing delay at the rate limit; packets that would wait longer are lost.
     pub queue: Duration,
-    /// How long a read of a disk takes.
+    /// Time that a disk read takes.
     pub disk: Duration,
-    /// Seed of everything random.
+    /// Seed of all random decisions.
     pub seed: u64,
 }
 
@@ -61,7 +61,7 @@ impl Default for Path {
     }
 }
 
-/// Packets that were put on the path, and those of them that it lost.
+/// Number of packets sent into the path, and how many of them it lost.
 #[derive(Debug, Default)]
 struct Counts {
     sent: Cell<u64>,
@@ -70,7 +70,7 @@ struct Counts {
 
 impl Path {
     fn rule(self, mut prng: Prng, counts: Rc<Counts>) -> LinkRule {
-        // When each direction is free again.
+        // Time until which each direction is busy.
         let mut free_at = [START; 2];
         Box::new(move |now, towards, frame| {
             counts.sent.set(counts.sent.get() + 1);
@@ -96,12 +96,12 @@ impl Path {
     }
 }
 
-/// What one side sends.
+/// Data that one side sends.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Transfer {
-    /// Bytes of memory to send.
+    /// Bytes sent from memory.
     pub bytes: u64,
-    /// Bytes of a file to send after them.
+    /// Bytes of a file, sent after those from memory.
     pub file_bytes: u64,
 }
 
@@ -114,8 +114,9 @@ pub struct Pair {
 const START: Instant = Instant::from_millis(1_000);
 
 impl Pair {
-    /// A server that listens on port 80 and a client that begins to connect; each sends what
-    /// `transfers` says.
+    /// Creates a server that listens on port 80 and a client that starts to connect to it. Each
+    /// side sends its entry of `transfers`, the client's first; `change` edits its host
+    /// configuration.
     #[must_use]
     pub fn new(path: Path, transfers: [Transfer; 2], change: impl Fn(Side, &mut Config)) -> Self {
         let mut prng = Prng::new(path.seed);
@@ -147,7 +148,7 @@ impl Pair {
         Self { net, counts }
     }
 
-    /// Returns a counter or gauge of a side.
+    /// Returns the sum of one side's counters and gauges named `name`.
     #[must_use]
     pub fn count(&self, side: Side, name: &str) -> u64 {
         match side {
@@ -156,23 +157,23 @@ impl Pair {
         }
     }
 
-    /// Returns the packets that were sent and those of them that the path lost.
+    /// Returns the number of packets sent, and how many of them the path lost.
     #[must_use]
     pub fn packets(&self) -> (u64, u64) {
         (self.counts.sent.get(), self.counts.lost.get())
     }
 
-    /// Virtual time since the beginning.
+    /// Returns the virtual time since the start.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.net.now.since(START)
     }
 
-    /// Runs until both sides have received and closed everything.
+    /// Runs until both sides have received everything and closed.
     ///
     /// # Panics
-    /// If it takes longer than `limit` of virtual time, nothing more is to happen, or a byte is
-    /// wrong.
+    /// If that takes longer than `limit` of virtual time, both hosts become idle before, or a
+    /// received byte is wrong.
     pub fn run(&mut self, limit: Duration) {
         let done = self.net.run_until(limit, |net| net.client.app.ended && net.server.app.ended);
         let Self { net, counts } = self;
@@ -181,19 +182,19 @@ impl Pair {
     }
 }
 
-/// An application that sends its part of a pattern, and checks that of the peer.
+/// An application that sends its part of a byte pattern, and verifies the peer's.
 #[derive(Debug, Default)]
 struct Stream {
     socket: Option<SocketId>,
     transfer: Transfer,
-    /// The peer's.
+    /// The peer's transfer.
     expected: Transfer,
     written: u64,
     file: Option<FileId>,
-    /// Everything was written.
+    /// All data was written and the sending direction is closed.
     shut: bool,
     received: u64,
-    /// Everything was written, and has come.
+    /// All data was sent and received, and the peer has closed.
     ended: bool,
 }
 
@@ -236,7 +237,8 @@ impl Stream {
             if host.offload_fstat(file).is_none() {
                 return;
             }
-            // The receiver checks one pattern over both.
+            // File offsets continue the offsets of the memory bytes, so the receiver checks a
+            // single pattern.
             let Transfer { bytes, file_bytes } = self.transfer;
             host.offload_write(now, socket, file, bytes, file_bytes).expect("it is open");
             host.offload_close(file);

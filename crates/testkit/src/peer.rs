@@ -1,8 +1,9 @@
-//! One host under test, and a peer that says what the test tells it to.
+//! One host under test and a scripted peer.
 //!
-//! The test writes segments ([`Peer::send`]), expects segments ([`Peer::expect`]), moves time
-//! ([`Peer::at_ms`]) and acts as the host's application (`app_*`) and device (`echo*`,
-//! `reset_device`). Neighbour resolution is answered unless a test switches that off.
+//! The test sends segments as the peer ([`Peer::send`]), expects segments from the host
+//! ([`Peer::expect`]), advances time ([`Peer::at_ms`]), and acts as the host's application
+//! (`app_*`) and device (`echo*`, `event`). Neighbor resolution is answered unless a test disables
+//! that.
 
 mod act;
 mod engines;
@@ -45,13 +46,13 @@ pub const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 /// The peer's Ethernet address.
 pub const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
-/// Virtual time at which tests begin: not zero, so that "never" and "at the start" differ.
+/// Virtual time at which tests begin. It is not zero, so that "never" and "at the start" differ.
 const START: Instant = Instant::from_millis(1_000_000);
-/// The peer's initial sequence number: soon to wrap.
+/// The peer's initial sequence number, chosen to wrap soon.
 const PEER_ISS: SeqNum = SeqNum(u32::MAX - 2000);
-/// The peer's timestamp at the start.
+/// The peer's TSval at the start.
 const PEER_TS: u32 = 5_000;
-/// Counters that any traffic moves; [`Peer::moved`] leaves them out.
+/// Counters that any traffic moves; [`Peer::moved`] ignores them.
 const TRAFFIC: [&str; 10] = [
     "received_frames",
     "tcp_in_segs",
@@ -59,21 +60,21 @@ const TRAFFIC: [&str; 10] = [
     "tcp_out_bytes",
     "tcp_out_acks",
     "file_offload_bytes",
-    // A neighbour is asked again now and then while it is used.
+    // Neighbors in use are solicited again from time to time.
     "neighbor_solicitations",
     "connections",
     "connections_half_open",
     "connections_time_wait",
 ];
 
-/// What the simulated device answers when a file is opened.
+/// The simulated device's answer to an open.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceFile {
-    /// Its answer.
+    /// Metadata of the file, or why the open failed.
     pub result: Result<FileStat, FileFault>,
 }
 
-/// A transmit of the host, decoded.
+/// A decoded transmit of the host.
 #[derive(Debug)]
 struct Output {
     at: Instant,
@@ -84,41 +85,42 @@ struct Output {
 
 /// A host and its scripted peer.
 pub struct Peer {
-    /// The host.
+    /// The host under test.
     pub host: Host,
-    /// Where both ends are.
+    /// Addresses of the host and of the peer.
     addrs: (IpAddr, IpAddr),
     ports: (u16, u16),
     now: Instant,
     outputs: VecDeque<Output>,
-    /// Frames that are not TCP, as they left.
+    /// Transmitted frames other than TCP, without answered neighbor solicitations.
     pub frames: VecDeque<Vec<u8>>,
-    /// Connections handed over that the device has taken up.
+    /// Number of teardowns that the device has taken, reported to the host with each received
+    /// frame.
     pub teardowns_taken: u32,
-    /// Operations that are no transmits, in order.
+    /// Operations other than transmits, in order.
     pub file_ops: VecDeque<Op>,
-    /// Requests to the host's own disk.
+    /// Pending requests to the host's own disk.
     pub disk: VecDeque<DiskRequest>,
-    /// Files that the host closed on its own disk.
+    /// Number of files that the host closed on its own disk.
     pub disk_closes: u32,
-    /// Notices that the application got.
+    /// Notices that the application received.
     pub notices: VecDeque<Notice>,
     socket: Option<SocketId>,
     host_iss: Option<SeqNum>,
     peer_iss: SeqNum,
     host_nxt: u32,
     peer_nxt: u32,
-    /// The host's TSval less its clock in milliseconds, once seen.
+    /// The host's TSval minus its clock in milliseconds, once a timestamp was seen.
     ts_base: Option<u32>,
     last_tsval: u32,
     peer_ts: bool,
     win: u16,
     last_tag: Option<(FlowId, u32)>,
-    /// Whether ARP and neighbour solicitations for the peer are answered.
+    /// Whether ARP requests and neighbor solicitations for the peer are answered.
     pub answers_neighbors: bool,
-    /// ECN field of the frames that the peer sends.
+    /// ECN field of frames from the peer, unless a segment sets its own.
     pub ecn: u8,
-    /// What the device knows about the checksums of the frames that it delivers.
+    /// Checksum state that the device reports for the frames that it delivers.
     pub checksum: Checksum,
     device_file: DeviceFile,
     file: Option<(FileId, u64)>,
@@ -130,25 +132,25 @@ fn config() -> Config {
     Config { addrs: vec![cidr(HOST), cidr(HOST_V6)], ..Config::default() }
 }
 
-/// A regular file of 1 GiB.
+/// Returns the metadata of a regular file of 1 GiB.
 fn big_file() -> FileStat {
     FileStat { kind: FileKind::Regular, size: 1 << 30, modified_s: 0, modified_ns: 0, version: 1 }
 }
 
 impl Peer {
-    /// A host that listens on port 80, with the default configuration.
+    /// Creates a host that listens on port 80, with the default configuration.
     #[must_use]
     pub fn server() -> Self {
         Self::server_with(|_| {})
     }
 
-    /// A host that listens on port 80, with a changed configuration.
+    /// Creates a host that listens on port 80, with a configuration edited by `change`.
     #[must_use]
     pub fn server_with(change: impl FnOnce(&mut Config)) -> Self {
         Self::server_listening(change, 16)
     }
 
-    /// A host that listens on port 80 with that backlog.
+    /// Creates a host that listens on port 80 with the given backlog.
     #[must_use]
     pub fn server_listening(change: impl FnOnce(&mut Config), backlog: usize) -> Self {
         let mut t = Self::new(change, (HOST, PEER));
@@ -156,7 +158,7 @@ impl Peer {
         t
     }
 
-    /// As [`Self::server`], over IPv6.
+    /// Creates a host as [`Self::server`] does, but addressed over IPv6.
     #[must_use]
     pub fn server_v6() -> Self {
         let mut t = Self::new(|_| {}, (HOST_V6, PEER_V6));
@@ -164,13 +166,13 @@ impl Peer {
         t
     }
 
-    /// A host that has begun to connect to the peer's port 80.
+    /// Creates a host that has started to connect to the peer's port 80.
     #[must_use]
     pub fn client() -> Self {
         Self::client_with(|_| {})
     }
 
-    /// As [`Self::client`], with a changed configuration.
+    /// Creates a host as [`Self::client`] does, with a configuration edited by `change`.
     #[must_use]
     pub fn client_with(change: impl FnOnce(&mut Config)) -> Self {
         let mut t = Self::new(change, (HOST, PEER));
@@ -181,7 +183,8 @@ impl Peer {
         t
     }
 
-    /// A host without listener or connection.
+    /// Creates a host without listeners or connections; `addrs` are the host's and the peer's
+    /// address.
     #[must_use]
     pub fn new(change: impl FnOnce(&mut Config), addrs: (IpAddr, IpAddr)) -> Self {
         let mut config = config();
@@ -228,14 +231,14 @@ impl Peer {
         }
     }
 
-    /// A handshake with every option: MSS 1460 (1448 with timestamps), SACK, timestamps, windows of
-    /// 512 units of 128 bytes.
+    /// Completes a handshake with all options: MSS 1460 (1448 with timestamps), SACK, timestamps,
+    /// and windows of 512 units of 128 bytes.
     #[must_use]
     pub fn established(self) -> Self {
         self.established_by(&seg!(SYN mss 1460 sack_ok tsval 5000 wscale 7))
     }
 
-    /// A handshake that the peer begins with `syn`.
+    /// Completes a handshake that starts with the peer's `syn`.
     #[must_use]
     pub fn established_by(mut self, syn: &Seg) -> Self {
         self.send(syn.clone());
@@ -246,7 +249,8 @@ impl Peer {
         self
     }
 
-    /// The connection that was accepted last; also takes the notices.
+    /// Returns the latest accepted connection and makes it the one under test; discards the
+    /// notices.
     pub fn accepted(&mut self) -> Option<SocketId> {
         self.pump();
         let found = self.notices.iter().rev().find_map(|n| match n {
@@ -258,42 +262,43 @@ impl Peer {
         self.socket
     }
 
-    /// The connection under test.
+    /// Returns the connection under test.
     #[must_use]
     pub fn socket(&self) -> SocketId {
         self.socket.expect("a connection was established")
     }
 
-    /// The connection as `outboard ss` shows it.
+    /// Returns the connection's details, as `outboard ss` shows them.
     #[must_use]
     pub fn info(&self) -> SocketInfo {
         self.host.info(self.socket()).expect("the connection exists")
     }
 
-    /// Name of the connection's state, `GONE` where there is none.
+    /// Returns the name of the connection's state, or `GONE` if the connection no longer exists.
     #[must_use]
     pub fn state(&self) -> &'static str {
         self.host.info(self.socket()).map_or("GONE", |i| i.state)
     }
 
-    /// Why the connection ended, if it has.
+    /// Returns why the connection ended, if it has.
     #[must_use]
     pub fn error(&self) -> Option<SocketError> {
         self.host.readiness(self.socket()).error
     }
 
-    /// Window field of segments that do not say one.
+    /// Sets the window field of segments that do not set their own.
     pub const fn set_win(&mut self, win: u16) {
         self.win = win;
     }
 
-    /// The peer speaks from another port, as a new end: numbers begin anew.
+    /// Makes the peer continue from another port as a new endpoint: sequence numbers start anew.
     pub fn new_tuple(&mut self, port: u16) {
         self.ports.1 = port;
         self.forget_numbers();
     }
 
-    /// SYNs from these ports, whose answers nobody takes up; then the peer speaks as before.
+    /// Sends a SYN from each of `ports` and leaves the handshakes incomplete, then restores the
+    /// peer's previous connection.
     pub fn flood(&mut self, ports: core::ops::Range<u16>) {
         let numbers = (self.host_iss, self.host_nxt, self.peer_nxt, self.ts_base, self.last_tsval);
         let port = self.ports.1;
@@ -306,7 +311,8 @@ impl Peer {
         (self.host_iss, self.host_nxt, self.peer_nxt, self.ts_base, self.last_tsval) = numbers;
     }
 
-    /// The peer begins a new connection over the same tuple, `ahead` of where the old one began.
+    /// Starts a new connection on the same tuple; its initial sequence number is `ahead` of the old
+    /// one.
     pub fn new_incarnation(&mut self, ahead: u32) {
         self.peer_iss += ahead;
         self.forget_numbers();
@@ -321,19 +327,19 @@ impl Peer {
 
     // ---- time ----
 
-    /// Milliseconds since the test began.
+    /// Returns the milliseconds since the test began.
     #[must_use]
     pub fn ms(&self) -> u64 {
         self.now.since(START).as_millis()
     }
 
-    /// The time now.
+    /// Returns the current virtual time.
     #[must_use]
     pub const fn now(&self) -> Instant {
         self.now
     }
 
-    /// Moves time to `ms` milliseconds after the beginning; every timer on the way fires at its
+    /// Advances time to `ms` milliseconds since the test began; timers fire on the way, each at its
     /// time.
     pub fn at_ms(&mut self, ms: u64) {
         self.at_us(ms * 1000);
@@ -355,22 +361,23 @@ impl Peer {
         self.pump();
     }
 
-    /// Moves time on by `ms` milliseconds.
+    /// Advances time by `ms` milliseconds.
     pub fn after_ms(&mut self, ms: u64) {
         let us = self.now.since(START).as_micros();
         self.at_us(us + ms * 1000);
     }
 
-    /// The host's thread gets no time for `ms` milliseconds: whatever came due fires late, at once.
+    /// Advances time by `ms` milliseconds during which the host's thread does not run; then fires
+    /// all overdue timers at once.
     pub fn stall_ms(&mut self, ms: u64) {
         self.now += Duration::from_millis(ms);
         self.host.handle_timeout(self.now);
         self.pump();
     }
 
-    // ---- the wire ----
+    // ---- segments and frames ----
 
-    /// The peer sends a segment. What is left out is as an honest peer would have it.
+    /// Sends a segment from the peer. Fields not set are filled in as a conforming peer would.
     pub fn send(&mut self, seg: Seg) {
         let frame = self.frame(&seg);
         let syn = u32::from(seg.flags.has(Flags::SYN));
@@ -383,7 +390,7 @@ impl Peer {
         self.inject(&frame);
     }
 
-    /// The peer sends bytes in order.
+    /// Sends in-order data from the peer.
     pub fn send_data(&mut self, data: &[u8]) {
         self.send(Seg {
             flags: Flags::ACK,
@@ -393,7 +400,7 @@ impl Peer {
         });
     }
 
-    /// The frame of a segment.
+    /// Builds the frame of a segment from the peer.
     pub fn frame(&mut self, seg: &Seg) -> Vec<u8> {
         let syn = seg.flags.has(Flags::SYN);
         let ms = u32::try_from(self.ms()).unwrap_or(0);
@@ -448,7 +455,7 @@ impl Peer {
         tcp_packet(&Link { source: PEER_MAC, destination: MAC }, &ip, segment, payload)
     }
 
-    /// A frame arrives, and the host does what it makes of it.
+    /// Delivers a frame to the host, and runs the host.
     pub fn inject(&mut self, frame: &[u8]) {
         let packet = self.pool.copy(frame).expect("the frame fits a buffer");
         let received = Received::new(packet, self.checksum, 0, 0);
@@ -456,13 +463,13 @@ impl Peer {
         self.event(Event::Received(received));
     }
 
-    /// An event of the device.
+    /// Delivers an event from the device, and runs the host.
     pub fn event(&mut self, event: Event) {
         self.host.handle_event(self.now, event);
         self.pump();
     }
 
-    /// Lets the host send whatever it wants to.
+    /// Takes everything that the host has to output: operations, disk requests and notices.
     pub fn pump(&mut self) {
         loop {
             while let Some(op) = self.host.poll_op(self.now) {
@@ -577,7 +584,7 @@ impl Peer {
         }
     }
 
-    /// Answers an ARP request or a neighbour solicitation for the peer; says whether it was one.
+    /// Answers an ARP request or a neighbor solicitation. Returns whether `frame` was one.
     fn answer_neighbor(&mut self, frame: &[u8]) -> bool {
         match wire::frame::parse(frame) {
             Ok(Frame::Arp { at }) if frame[at + 7] == 1 => {
@@ -605,7 +612,8 @@ impl Peer {
 
     // ---- expectations ----
 
-    /// The next segment that the host sent.
+    /// Removes and returns the next segment that the host sent; panics, naming `what`, if there is
+    /// none.
     pub fn take(&mut self, what: &str) -> Seg {
         match self.outputs.pop_front() {
             Some(output) => output.seg,
@@ -613,17 +621,17 @@ impl Peer {
         }
     }
 
-    /// Everything that the host sent and no expectation has taken.
+    /// Removes and returns all segments that the host sent and no expectation has taken.
     pub fn take_all(&mut self) -> Vec<Seg> {
         self.outputs.drain(..).map(|o| o.seg).collect()
     }
 
-    /// Everything with the time at which it was sent, in microseconds since the beginning.
+    /// As [`Self::take_all`], with the time of each in microseconds since the test began.
     pub fn take_timed(&mut self) -> Vec<(u64, Seg)> {
         self.outputs.drain(..).map(|o| (o.at.since(START).as_micros(), o.seg)).collect()
     }
 
-    /// The next segment that the host sent is this one.
+    /// Expects the next segment from the host to match `want`.
     pub fn expect(&mut self, want: Seg) {
         let Some(got) = self.outputs.pop_front() else {
             panic!("at {} ms: the host sent nothing\n  expected {want}", self.ms());
@@ -631,8 +639,8 @@ impl Peer {
         self.compare(&want, &got);
     }
 
-    /// The next segment that the host sent is this one, and it left `ms` milliseconds after the
-    /// beginning.
+    /// As [`Self::expect`], and expects that the segment was sent `ms` milliseconds after the test
+    /// began.
     pub fn expect_at(&mut self, ms: u64, want: Seg) {
         let Some(got) = self.outputs.pop_front() else {
             panic!("at {} ms: the host sent nothing\n  expected at {ms} ms {want}", self.ms());
@@ -658,7 +666,7 @@ impl Peer {
         );
     }
 
-    /// The host has sent nothing that no expectation has taken.
+    /// Expects that the host has sent nothing else.
     pub fn expect_nothing(&mut self) {
         if let Some(output) = self.outputs.front() {
             let at = output.at.since(START);
@@ -670,8 +678,8 @@ impl Peer {
         }
     }
 
-    /// Runs `f`; the host's counters that it moves are exactly these, apart from those that any
-    /// traffic moves.
+    /// Runs `f` and expects that it moves exactly these counters of the host, apart from those that
+    /// any traffic moves.
     pub fn moved(&mut self, f: impl FnOnce(&mut Self), expected: &[(&str, u64)]) {
         let before = self.counters();
         f(self);
@@ -688,7 +696,7 @@ impl Peer {
         base::counters::all(|f| self.host.visit(f))
     }
 
-    /// Returns a counter or gauge of the host.
+    /// Returns the sum of the host's counters and gauges named `name`.
     #[must_use]
     pub fn count(&self, name: &str) -> u64 {
         crate::count(name, |f| self.host.visit(f))

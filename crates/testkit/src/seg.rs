@@ -1,27 +1,28 @@
-//! A TCP segment as a test writes it: only what is said is sent, and only what is said is compared.
+//! A TCP segment as a test writes it. Fields that are not set are filled in when a segment is sent,
+//! and ignored when segments are compared.
 //!
-//! Sequence and acknowledgment numbers are relative: 0 is the SYN of whoever numbers the byte, 1
-//! the first byte of data. Timestamps of the host are milliseconds of the test's clock; those of
-//! the peer are as written.
+//! Sequence and acknowledgment numbers are relative: 0 is the SYN of the side that sent the byte, 1
+//! its first byte of data. The host's timestamps are milliseconds of the test's clock; the peer's
+//! are as written.
 
 use core::fmt;
 
 use wire::tcp::Flags;
 
-/// A segment, written with [`seg!`](crate::seg).
+/// A TCP segment, written with [`seg!`](crate::seg).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seg {
-    /// Control bits. PSH is compared only where the test names it.
+    /// Control bits. PSH is compared only if the expected segment has it.
     pub flags: Flags,
-    /// First sequence number.
+    /// Sequence number of the first byte.
     pub seq: Option<u32>,
     /// Acknowledgment number.
     pub ack: Option<u32>,
     /// Window field, unscaled.
     pub win: Option<u16>,
-    /// Bytes of payload.
+    /// Payload length in bytes.
     pub len: Option<u32>,
-    /// Payload of `len` zero bytes where nothing else is said.
+    /// Payload; `len` zero bytes if not set.
     pub data: Option<Vec<u8>>,
     /// Maximum segment size.
     pub mss: Option<u16>,
@@ -29,28 +30,29 @@ pub struct Seg {
     pub wscale: Option<u8>,
     /// SACK permitted.
     pub sack_ok: bool,
-    /// Timestamp of the sender.
+    /// TSval of the timestamp option.
     pub tsval: Option<u32>,
-    /// Timestamp echoed.
+    /// TSecr of the timestamp option.
     pub tsecr: Option<u32>,
-    /// No timestamps, although the connection has them; as an expectation: none are there.
+    /// Sent: no timestamp option, even if the connection uses timestamps. Expected: no timestamp
+    /// option.
     pub no_ts: bool,
-    /// SACK blocks; `None` where the test does not say, so that any are right.
+    /// SACK blocks; if `None`, any are accepted.
     pub sacks: Option<Vec<(u32, u32)>>,
     /// ECN field of the IP header.
     pub ecn: Option<u8>,
-    /// Whether the transmit is marked as a retransmission.
+    /// Whether the host marked the transmit as a retransmission.
     pub again: Option<bool>,
-    /// Segment size of a run.
+    /// Segment size of a run; 0 for a single segment.
     pub run: Option<u16>,
-    /// Bytes of the payload that come out of a file, and from where.
+    /// Offset and length of the payload's bytes that come from a file.
     pub file: Option<(u64, u32)>,
-    /// Whether an echo is asked for.
+    /// Whether the transmit asks for an echo.
     pub echo: Option<bool>,
 }
 
 impl Seg {
-    /// The ways in which `got` is not what this segment asks for; empty where it is.
+    /// Returns how `got` differs from this expected segment; empty if it matches.
     #[must_use]
     pub fn differences(&self, got: &Self) -> Vec<String> {
         let mut wrong = Vec::new();
@@ -130,12 +132,12 @@ impl fmt::Display for Seg {
     }
 }
 
-/// Writes a segment as packetdrill does: `seg!(SYN ACK seq 0 ack 1 mss 1460)`.
+/// Builds a segment in packetdrill's style: `seg!(SYN ACK seq 0 ack 1 mss 1460)`.
 ///
-/// Flags come first or anywhere (`SYN ACK FIN RST PSH ECE CWR`); fields are a name and a value:
-/// `seq ack win len mss wscale tsval tsecr ecn run`, `data (b"..")`, `sack (1, 5)` (repeatable),
-/// `no_sack`, `sack_ok`, `no_ts`, `again`, `first` (not again), `file (0, 4096)`, `echo`,
-/// `no_echo`. A value of more than one token stands in parentheses.
+/// Flags (`SYN ACK FIN RST PSH ECE CWR`) may be anywhere; fields are a name and a value: `seq ack
+/// win len mss wscale tsval tsecr ecn run`, `data (b"..")`, `sack (1, 5)` (repeatable), `no_sack`,
+/// `sack_ok`, `no_ts`, `again` (a retransmission), `first` (no retransmission), `file (0, 4096)`,
+/// `echo`, `no_echo`. A value of more than one token is enclosed in parentheses.
 #[macro_export]
 macro_rules! seg {
     ($($t:tt)*) => {{
@@ -145,7 +147,7 @@ macro_rules! seg {
     }};
 }
 
-/// Fields of [`seg!`](crate::seg), one after the other.
+/// Parses the fields of [`seg!`](crate::seg) recursively.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! seg_fields {

@@ -1,15 +1,15 @@
-//! Transition tables as pictures, for tests that keep the diagrams of ARCHITECTURE.md right.
+//! Diagrams of transition tables, for tests that keep ARCHITECTURE.md up to date.
 //!
-//! A table is a function from a state and an event to the next state, or to none if the event
-//! cannot happen there. The picture is the table's snapshot: a change of the table has to be made
-//! in the document as well.
+//! A table is a function from a state and an event to the next state, or `None` if the event cannot
+//! happen in that state. The document contains the diagram, so a change of the table has to be made
+//! in the document, too.
 
 use core::fmt::Debug;
 
-/// Draws a table as a diagram for Mermaid, states and events in the order given.
+/// Draws a table as a Mermaid state diagram, with states and events in the given order.
 ///
 /// # Panics
-/// If the table leads to a state that is not listed.
+/// If a transition leads to a state that is not listed.
 pub fn diagram<S, E>(
     states: &[(S, &str)],
     events: &[(E, &str)],
@@ -31,7 +31,7 @@ where
     out
 }
 
-/// Asserts that ARCHITECTURE.md has a diagram.
+/// Asserts that ARCHITECTURE.md contains a diagram.
 ///
 /// # Panics
 /// If it does not.

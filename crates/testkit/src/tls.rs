@@ -1,8 +1,8 @@
-//! TLS of both ends of a test, by rustls: a certificate made for it, which the client trusts, and
+//! TLS for both ends of a test, by rustls: a self-signed certificate that the client trusts, and
 //! the suites and versions that each end offers.
 //!
-//! Used by the tests of `host`, `quic`, `apps` and `sim`. The handshakes of simulated nodes, which
-//! a seed decides, are `sim::tls`.
+//! Used by the tests of `host`, `quic`, `apps` and `sim`. Simulated nodes, whose handshakes are
+//! determined by a seed, use `sim::tls`.
 
 use std::sync::Arc;
 
@@ -16,16 +16,16 @@ use rustls::{
     SupportedProtocolVersion, Tls13CipherSuite, version,
 };
 
-/// The suites and versions that an end offers.
+/// The cipher suites and versions that an end offers.
 #[derive(Clone, Debug)]
 pub struct TlsOffer {
-    /// Suites, the best first.
+    /// Cipher suites, in order of preference.
     pub suites: Vec<SupportedCipherSuite>,
-    /// Versions.
+    /// Protocol versions.
     pub versions: Vec<&'static SupportedProtocolVersion>,
 }
 
-/// All that the library has.
+/// All suites and versions that rustls supports.
 impl Default for TlsOffer {
     fn default() -> Self {
         let (suites, versions) = (aws_lc_rs::ALL_CIPHER_SUITES, rustls::ALL_VERSIONS);
@@ -34,20 +34,20 @@ impl Default for TlsOffer {
 }
 
 impl TlsOffer {
-    /// Returns the offer of one suite.
+    /// Returns an offer of one suite, in all versions.
     #[must_use]
     pub fn of(suite: CipherSuite) -> Self {
         let suites = aws_lc_rs::ALL_CIPHER_SUITES.iter().filter(|s| s.suite() == suite);
         Self { suites: suites.copied().collect(), ..Self::default() }
     }
 
-    /// Returns the offer of TLS 1.2 alone.
+    /// Returns an offer of TLS 1.2 only.
     #[must_use]
     pub fn tls12() -> Self {
         Self { versions: vec![&version::TLS12], ..Self::default() }
     }
 
-    /// Returns the offer of TLS 1.3 alone.
+    /// Returns an offer of TLS 1.3 only.
     #[must_use]
     pub fn tls13() -> Self {
         Self { versions: vec![&version::TLS13], ..Self::default() }
@@ -58,14 +58,14 @@ impl TlsOffer {
     }
 }
 
-/// Returns AES-128-GCM of TLS 1.3 whose keys may seal `limit` records (RFC 8446 section 5.5).
+/// Returns `TLS_AES_128_GCM_SHA256` with keys limited to `limit` records (RFC 8446 section 5.5).
 ///
 /// # Panics
-/// If the library does not have it.
+/// If the library does not support it.
 #[must_use]
 pub fn limited_suite(limit: u64) -> SupportedCipherSuite {
     let suite = cipher_suite::TLS13_AES_128_GCM_SHA256.tls13().expect("it is one of TLS 1.3");
-    // Suites are referred to for as long as the program runs.
+    // rustls refers to suites by `&'static`.
     SupportedCipherSuite::Tls13(Box::leak(Box::new(Tls13CipherSuite {
         common: CipherSuiteCommon {
             suite: suite.common.suite,
@@ -78,17 +78,17 @@ pub fn limited_suite(limit: u64) -> SupportedCipherSuite {
     })))
 }
 
-/// A server's certificate and its key, made for a test.
+/// A server's self-signed certificate and its private key.
 pub struct Certificate {
     certificate: CertificateDer<'static>,
     key: PrivatePkcs8KeyDer<'static>,
 }
 
 impl Certificate {
-    /// Makes a certificate for these names.
+    /// Creates a certificate for `names`.
     ///
     /// # Panics
-    /// If one of them is no name.
+    /// If one of them is not a valid name.
     #[must_use]
     pub fn new(names: Vec<String>) -> Self {
         let made = rcgen::generate_simple_self_signed(names).expect("names");
@@ -96,10 +96,10 @@ impl Certificate {
         Self { certificate: made.cert.der().clone(), key }
     }
 
-    /// Returns the configuration of a server that shows it.
+    /// Returns the configuration of a server with this certificate.
     ///
     /// # Panics
-    /// If no suite of the offer is one of its versions.
+    /// If no suite of the offer belongs to one of its versions.
     #[must_use]
     pub fn server(&self, offer: &TlsOffer) -> ServerConfig {
         ServerConfig::builder_with_provider(offer.provider())
@@ -110,10 +110,10 @@ impl Certificate {
             .expect("a certificate and its key")
     }
 
-    /// Returns the configuration of a client that trusts it and no other.
+    /// Returns the configuration of a client that trusts only this certificate.
     ///
     /// # Panics
-    /// If no suite of the offer is one of its versions.
+    /// If no suite of the offer belongs to one of its versions.
     #[must_use]
     pub fn client(&self, offer: &TlsOffer) -> ClientConfig {
         let mut roots = RootCertStore::empty();
@@ -126,17 +126,17 @@ impl Certificate {
     }
 }
 
-/// Returns a server with a certificate for `names`, and a client that trusts it and no other; both
-/// speak TLS 1.3 and `protocol` (ALPN).
+/// Returns the configurations of a server with a certificate for `names`, and of a client that
+/// trusts only it. Both use TLS 1.3 and the ALPN protocol `protocol`.
 ///
 /// # Panics
-/// If one of the names is none.
+/// If one of the names is not valid.
 #[must_use]
 pub fn tls13(names: Vec<String>, protocol: &[u8]) -> (Arc<ServerConfig>, Arc<ClientConfig>) {
     both(names, protocol, &TlsOffer::tls13())
 }
 
-/// Returns the same with [`limited_suite`].
+/// Returns the same as [`tls13`], with [`limited_suite`] as the server's and client's only suite.
 ///
 /// # Panics
 /// As [`tls13`].
@@ -161,8 +161,8 @@ fn both(
     (Arc::new(server), Arc::new(client))
 }
 
-/// Returns keys that both ends of a session could have agreed on, the client's first; the record of
-/// that number is the next in each direction.
+/// Returns keys as a handshake would produce them, the client's first. Record numbers start at
+/// `number` in both directions.
 #[must_use]
 pub fn session_keys(
     version: TlsVersion,

@@ -1,4 +1,4 @@
-//! What the test does as the host's application, device and disk.
+//! Actions of the test as the host's application, its device and its disk.
 
 use abi::disk::{DiskCompletion, DiskFile, DiskRequest};
 use abi::{Event, FileFault, FileId, FileStat, FlowId, Op, TransmitDone, TransmitOutcome};
@@ -10,7 +10,7 @@ use super::{DeviceFile, Peer, big_file};
 use crate::decode;
 
 impl Peer {
-    /// Writes bytes; all of them have to fit.
+    /// Writes bytes to the connection; panics if the send buffer has no room for all of them.
     pub fn app_write(&mut self, bytes: &[u8]) {
         let taken = self.host.send(self.now, self.socket(), Bytes::copy_from_slice(bytes));
         assert_eq!(taken, Ok(bytes.len()), "the send buffer has room");
@@ -22,13 +22,13 @@ impl Peer {
         self.app_write(&vec![0; len]);
     }
 
-    /// Appends `len` bytes of a file, in order from its beginning; opens it the first time.
+    /// Appends the next `len` bytes of the test file to the stream. The first call opens the file.
     pub fn app_file(&mut self, len: u64) {
         self.queue_file(len);
         self.pump();
     }
 
-    /// As [`Self::app_file`], without letting the host send yet.
+    /// As [`Self::app_file`], but runs the host only to open the file.
     pub fn queue_file(&mut self, len: u64) {
         let (file, offset) = match self.file {
             Some(open) => open,
@@ -40,7 +40,7 @@ impl Peer {
             .expect("the file has the range");
     }
 
-    /// Writes bytes without letting the host send yet.
+    /// As [`Self::app_write`], but without running the host.
     pub fn queue(&mut self, bytes: &[u8]) {
         let taken = self.host.send(self.now, self.socket(), Bytes::copy_from_slice(bytes));
         assert_eq!(taken, Ok(bytes.len()), "the send buffer has room");
@@ -60,7 +60,7 @@ impl Peer {
         self.pump();
     }
 
-    /// Reads everything that has arrived.
+    /// Reads everything that has arrived, at most 4 MiB.
     pub fn app_read(&mut self) -> Vec<u8> {
         let mut out = vec![0; 4 << 20];
         let read = self.host.read(self.socket(), &mut out);
@@ -75,13 +75,13 @@ impl Peer {
         self.pump();
     }
 
-    /// Lets go of the socket.
+    /// Closes the socket.
     pub fn app_close(&mut self) {
         self.host.close(self.now, self.socket());
         self.pump();
     }
 
-    /// Lets go of the socket; up to so many bytes that still come are discarded.
+    /// Closes the socket; up to `bytes_max` bytes that still arrive are discarded.
     pub fn app_close_lingering(&mut self, bytes_max: u32) {
         self.host.close_lingering(self.now, self.socket(), bytes_max);
         self.pump();
@@ -93,31 +93,32 @@ impl Peer {
         self.pump();
     }
 
-    /// Sets an option.
+    /// Sets a socket option.
     pub fn app_option(&mut self, option: SocketOption) {
         self.host.set_option(self.now, self.socket(), option);
         self.pump();
     }
 
-    /// What the device answers to opens from now on.
+    /// Sets the device's answer to subsequent opens.
     pub const fn set_device_file(&mut self, result: Result<FileStat, FileFault>) {
         self.device_file = DeviceFile { result };
     }
 
-    /// The transmit that was sent last and asked for an echo has left, `delay_ms` after it was
-    /// handed over.
+    /// Completes the latest transmit that asked for an echo: it left the device `delay_ms`
+    /// milliseconds after it was handed over.
     pub fn echo(&mut self, delay_ms: u64) {
         let (flow, tag) = self.last_tag.take().expect("a transmit asked for an echo");
         self.done(flow, tag, delay_ms, TransmitOutcome::Sent);
     }
 
-    /// That transmit was dropped.
+    /// Completes the latest transmit that asked for an echo as dropped because of `fault`.
     pub fn drop_transmit(&mut self, fault: FileFault) {
         let (flow, tag) = self.last_tag.take().expect("a transmit asked for an echo");
         self.done(flow, tag, 0, TransmitOutcome::Dropped(fault));
     }
 
-    /// Echoes everything that waits to be expected, without delay.
+    /// Completes all transmits that no expectation has taken and that asked for an echo, without
+    /// delay.
     pub fn echo_all(&mut self) {
         let tags: Vec<_> = self.outputs.iter().filter_map(|o| Some((o.flow, o.tag?))).collect();
         for (flow, tag) in tags {
@@ -130,7 +131,7 @@ impl Peer {
         self.event(Event::TransmitDone(TransmitDone { flow, tag, delay, outcome }));
     }
 
-    /// Bytes that the device was told to forget by `FileAck`; takes those operations.
+    /// Returns the number of bytes that the host released by `FileAck`; removes those operations.
     pub fn acked_file_bytes(&mut self) -> u64 {
         let mut sum = 0;
         self.file_ops.retain(|op| match op {
@@ -143,14 +144,14 @@ impl Peer {
         sum
     }
 
-    /// Whether the device was told to close a file; takes the operation.
+    /// Returns whether the device was asked to close a file; removes those operations.
     pub fn took_file_close(&mut self) -> bool {
         let before = self.file_ops.len();
         self.file_ops.retain(|op| !matches!(op, Op::FileClose { .. }));
         self.file_ops.len() < before
     }
 
-    /// The host's own disk answers everything that it was asked, from a file with this metadata.
+    /// Completes all pending requests of the host's own disk, from a file with metadata `stat`.
     pub fn serve_disk(&mut self, stat: FileStat) {
         while let Some(request) = self.disk.pop_front() {
             let completion = match request {
@@ -179,7 +180,7 @@ impl Peer {
         }
     }
 
-    /// As the big file that opens answer with by default.
+    /// Returns the metadata with which opens succeed by default: a regular file of 1 GiB.
     #[must_use]
     pub fn big_file() -> FileStat {
         big_file()

@@ -1,4 +1,4 @@
-//! What the test does as a device that sets connections up and tears them down.
+//! Actions of the test as a device that sets up and tears down connections.
 
 use abi::setup::{Established, ListenId, SetupListen};
 use abi::teardown::Teardown;
@@ -9,16 +9,16 @@ use host::{ListenerId, ListenerOption, Notice};
 use super::{PEER_TS, Peer};
 use crate::seg::Seg;
 
-/// Our initial sequence number, which the device chose: soon to wrap.
+/// The host's initial sequence number of a connection set up by the device, chosen to wrap soon.
 const DEVICE_ISS: SeqNum = SeqNum(u32::MAX - 500);
 /// TSval of the device's SYN-ACK.
 const DEVICE_TS: u32 = 0x1234_5678;
 
 impl Peer {
-    /// As [`Self::server`], with a listener that has these options.
+    /// Creates a host as [`Self::server`] does, with a listener that has these options.
     ///
     /// # Panics
-    /// Where the port is taken.
+    /// If the port is in use.
     #[must_use]
     pub fn server_with_options(options: &[ListenerOption]) -> (Self, ListenerId) {
         let mut t = Self::new(|_| {}, (super::HOST, super::PEER));
@@ -29,7 +29,7 @@ impl Peer {
         (t, listener)
     }
 
-    /// What the device and an honest peer agree on.
+    /// Returns the parameters that a device and a peer negotiate which support all options but ECN.
     #[must_use]
     pub const fn agreed() -> Established {
         Established {
@@ -41,19 +41,19 @@ impl Peer {
         }
     }
 
-    /// The device has shaken hands with the peer: `seg` comes with what was agreed on. The host
-    /// sends nothing before the next call that lets it.
+    /// Delivers `seg` as the first frame of a connection whose handshake the device completed, with
+    /// the parameters negotiated. The host receives it, but sends nothing until it is run.
     pub fn device_accepts(&mut self, seg: &Seg, established: Established) {
         if self.host_iss.is_none() {
             (self.host_iss, self.host_nxt, self.peer_nxt) = (Some(DEVICE_ISS), 1, 1);
             (self.peer_ts, self.last_tsval, self.win) = (true, DEVICE_TS, 512);
         }
-        // Timestamps are on every segment, of whichever end began.
+        // The connection uses timestamps, so every segment has one.
         let value = PEER_TS + u32::try_from(self.ms()).unwrap_or(0);
         self.arrive(&Seg { tsval: seg.tsval.or(Some(value)), ..seg.clone() }, Some(established));
     }
 
-    /// The peer sends a segment; the host makes of it what it does, and sends nothing yet.
+    /// Sends a segment from the peer. The host receives it, but sends nothing until it is run.
     pub fn deliver(&mut self, seg: &Seg) {
         self.arrive(seg, None);
     }
@@ -73,13 +73,14 @@ impl Peer {
         }
     }
 
-    /// TSval of the SYN-ACK that [`Self::device_accepts`] stands for.
+    /// Returns the TSval of the SYN-ACK that the device of [`Self::device_accepts`] has sent.
     #[must_use]
     pub const fn device_timestamp() -> u32 {
         DEVICE_TS
     }
 
-    /// The first connection that the device was handed and has not taken up, which it does.
+    /// Removes and returns the first connection that the host handed over and the device had not
+    /// taken.
     pub fn take_teardown(&mut self) -> Option<Box<Teardown>> {
         let at = self.file_ops.iter().position(|op| matches!(op, Op::Teardown(_)))?;
         match self.file_ops.remove(at) {
@@ -91,14 +92,15 @@ impl Peer {
         }
     }
 
-    /// Frames that the host gave back.
+    /// Returns the number of frames that the host returned to the device; removes those operations.
     pub fn take_returned(&mut self) -> usize {
         let before = self.file_ops.len();
         self.file_ops.retain(|op| !matches!(op, Op::Return(_)));
         before - self.file_ops.len()
     }
 
-    /// What the device was told of listeners: the ones to answer for, in order.
+    /// Removes and returns the listener changes sent to the device, in order: `Ok` adds or replaces
+    /// a listener, `Err` removes one.
     pub fn take_listens(&mut self) -> Vec<Result<SetupListen, ListenId>> {
         let (mut told, mut rest) = (Vec::new(), std::collections::VecDeque::new());
         for op in self.file_ops.drain(..) {
@@ -112,13 +114,13 @@ impl Peer {
         told
     }
 
-    /// Where a sequence number of the host's lies in its stream: 0 is the SYN.
+    /// Returns the position of one of the host's sequence numbers in its stream; 0 is the SYN.
     #[must_use]
     pub fn position(&self, seq: SeqNum) -> u32 {
         seq.0.wrapping_sub(self.host_iss.unwrap_or(seq).0)
     }
 
-    /// Where a sequence number of the peer's lies in its stream.
+    /// Returns the position of one of the peer's sequence numbers in its stream; 0 is the SYN.
     #[must_use]
     pub const fn peer_position(&self, seq: SeqNum) -> u32 {
         seq.0.wrapping_sub(self.peer_iss.0)

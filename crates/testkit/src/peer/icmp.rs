@@ -1,4 +1,4 @@
-//! What the peer sends beside TCP.
+//! Packets other than TCP from the peer.
 
 use core::net::IpAddr;
 
@@ -10,7 +10,7 @@ use wire::segment::packet;
 
 use super::{MAC, PEER_MAC, Peer};
 
-/// A neighbour advertisement of the peer's address.
+/// Builds a neighbor advertisement of the peer's address `target`.
 pub(super) fn neighbor_advert(target: core::net::Ipv6Addr, to: IpAddr) -> Vec<u8> {
     let ip = IpHeader {
         source: target.into(),
@@ -26,13 +26,13 @@ pub(super) fn neighbor_advert(target: core::net::Ipv6Addr, to: IpAddr) -> Vec<u8
     icmp_frame(&ip, &body)
 }
 
-/// A frame from the peer with an ICMP or ICMPv6 message, whose checksum is filled in.
+/// Builds a frame from the peer with an ICMP or ICMPv6 message, and fills in its checksum.
 fn icmp_frame(ip: &IpHeader, body: &[u8]) -> Vec<u8> {
     packet(&Link { source: PEER_MAC, destination: MAC }, ip, &[body])
 }
 
 impl Peer {
-    /// The peer, or a router, sends an ICMP or ICMPv6 message; its checksum is filled in.
+    /// Sends an ICMP or ICMPv6 message from the peer or a router, and fills in its checksum.
     pub fn send_icmp(&mut self, body: &[u8]) {
         let v4 = self.addrs.0.is_ipv4();
         let ip = IpHeader {
@@ -46,7 +46,7 @@ impl Peer {
         self.inject(&frame);
     }
 
-    /// A packet of `protocol` from the peer with this body.
+    /// Sends an IP packet from the peer with hop limit 64; the checksum in `body` is not filled in.
     pub fn send_ip(&mut self, protocol: u8, body: &[u8]) {
         let (source, destination) = (self.addrs.1, self.addrs.0);
         let ip = IpHeader { source, destination, protocol, ecn: self.ecn, hop_limit: 64 };
@@ -57,7 +57,8 @@ impl Peer {
         self.inject(&frame);
     }
 
-    /// The IP header and first bytes of a segment of the host at `seq`, as an ICMP error quotes it.
+    /// Returns the IP header and first 8 bytes of the host's segment at `seq`, as an ICMP error
+    /// quotes them.
     #[must_use]
     pub fn quoted(&self, seq: u32) -> Vec<u8> {
         let ip = IpHeader {
