@@ -1,12 +1,12 @@
-//! Segments of a stranger who knows the addresses and ports of a connection and guesses the rest:
-//! RFC 5961, and RFC 7323 section 4.3. Nothing of a connection changes before its acknowledgment
-//! number was found right.
+//! Blind attacks: segments of an attacker who knows the addresses and ports of a connection and
+//! guesses the rest (RFC 5961, RFC 7323 section 4.3). A segment does not change the connection
+//! before its acknowledgment number was found acceptable.
 
 use base::Duration;
 use outboard_host::SocketOption;
 use testkit::{Peer, Seg, seg};
 
-/// Acknowledgment numbers that nobody who sees the connection would send.
+/// Acknowledgment numbers outside the acceptable range.
 const WRONG_ACKS: [u32; 5] = [0, 100_000, 1 << 31, u32::MAX - 70_000, u32::MAX];
 
 /// Delivers a segment that the peer did not send.
@@ -15,7 +15,7 @@ fn forge(t: &mut Peer, seg: &Seg) {
     t.inject(&frame);
 }
 
-/// A connection on which the peer has sent ten bytes.
+/// Returns a connection on which the peer has sent ten bytes.
 fn busy() -> Peer {
     let mut t = Peer::server().established();
     t.send_data(b"0123456789");
@@ -24,8 +24,8 @@ fn busy() -> Peer {
     t
 }
 
-/// RFC 7323 section 4.3: a future timestamp beside an unacceptable acknowledgment does not become
-/// TS.Recent; if it did, PAWS would drop all that the real peer sends.
+/// RFC 7323 section 4.3: a future timestamp beside an unacceptable acknowledgment number does not
+/// become TS.Recent. Otherwise PAWS would drop all segments of the real peer.
 #[test]
 fn a_forged_timestamp_does_not_end_the_connection() {
     for ack in WRONG_ACKS {
@@ -41,8 +41,8 @@ fn a_forged_timestamp_does_not_end_the_connection() {
     }
 }
 
-/// As Linux: an acknowledgment that is older than the last is acceptable, and says nothing about
-/// the peer's clock. A stranger would have to hit what is in flight, not a whole window.
+/// As in Linux, an acknowledgment number older than the last is acceptable but does not update
+/// TS.Recent. An attacker has to guess a number in flight, not one in a whole window.
 #[test]
 fn a_timestamp_beside_an_old_acknowledgment_does_not_count() {
     let mut t = busy();
@@ -55,8 +55,8 @@ fn a_timestamp_beside_an_old_acknowledgment_does_not_count() {
     assert_eq!(t.app_read(), b"hello");
 }
 
-/// RFC 5961 section 5.2: not older than the largest window that the peer has offered, and never
-/// before our first byte.
+/// RFC 5961 section 5.2: an acceptable acknowledgment number is not older than the largest window
+/// that the peer has offered, and never before our first byte.
 #[test]
 fn an_acknowledgment_older_than_a_window_is_challenged() {
     let mut t = Peer::server();
@@ -85,7 +85,8 @@ fn with_ecn() -> Peer {
     t
 }
 
-/// RFC 3168 section 6.1.3 with RFC 5961: marks, and what ends their echo, are the peer's to send.
+/// RFC 3168 section 6.1.3 with RFC 5961: a forged CE mark is not echoed, and a forged CWR does not
+/// end an echo.
 #[test]
 fn forged_marks_do_not_count() {
     for ack in WRONG_ACKS {
@@ -104,8 +105,8 @@ fn forged_marks_do_not_count() {
     }
 }
 
-/// RFC 3168 section 6.1.2: an echo beside a wrong or an old acknowledgment does not reduce the
-/// window.
+/// RFC 3168 section 6.1.2: an ECE beside a wrong or an old acknowledgment number does not reduce
+/// the window.
 #[test]
 fn forged_echoes_do_not_reduce_the_window() {
     let mut t = with_ecn();
@@ -120,7 +121,7 @@ fn forged_echoes_do_not_reduce_the_window() {
     assert_eq!(t.host.counters().tcp_ecn_reductions, 0);
 }
 
-/// Keep-alive (RFC 9293 section 3.8.4): a stranger is no sign of the peer's life.
+/// RFC 9293 section 3.8.4: a forged segment does not postpone a keep-alive probe.
 #[test]
 fn a_stranger_is_no_sign_of_life() {
     let mut t = Peer::server().established();
@@ -134,7 +135,7 @@ fn a_stranger_is_no_sign_of_life() {
     t.expect_at(10_000, seg!(ACK seq 0 ack 1 len 0));
 }
 
-/// The peer's window is not a stranger's to close.
+/// A forged segment does not change the peer's window.
 #[test]
 fn a_forged_window_does_not_count() {
     let mut t = busy();
@@ -146,7 +147,7 @@ fn a_forged_window_does_not_count() {
     t.expect(seg!(ACK seq 1 data b"hello"));
 }
 
-/// RFC 2883: a duplicate is reported to the peer who sent it, not to one who only claims to have.
+/// RFC 2883: a DSACK reports a duplicate from the peer, but not a forged one.
 #[test]
 fn forged_duplicates_are_not_reported() {
     for ack in WRONG_ACKS {
@@ -159,8 +160,8 @@ fn forged_duplicates_are_not_reported() {
     t.expect(seg!(ACK ack 11 sack (1, 5)));
 }
 
-/// RFC 2883 section 4: only what was received is reported. A byte that probes a closed window, and
-/// what lies beyond the window, are not.
+/// RFC 2883 section 4: only bytes that were received are reported as duplicates: not the byte of a
+/// window probe, nor bytes beyond the window.
 #[test]
 fn what_was_not_taken_is_not_reported() {
     let mut t = Peer::server_with(|c| c.tcp.receive_bytes_max = 4096).established();
@@ -176,8 +177,8 @@ fn what_was_not_taken_is_not_reported() {
     t.expect(seg!(ACK ack (nxt) sack (nxt - 5, nxt)));
 }
 
-/// RFC 5961 section 4.2: a SYN with another number does not end a half-open connection; the answer
-/// tells a peer that really began anew to reset it.
+/// RFC 5961 section 4.2: a SYN with another sequence number does not end a half-open connection. A
+/// peer that has restarted answers the challenge ACK with a reset.
 #[test]
 fn a_half_open_connection_survives_a_forged_syn() {
     let syn = seg!(SYN mss 1460 sack_ok tsval 5000 wscale 7);
@@ -192,7 +193,8 @@ fn a_half_open_connection_survives_a_forged_syn() {
         t.expect_nothing();
         t.send(seg!(ACK seq 1 ack 1));
         assert!(t.accepted().is_some(), "seq {seq}");
-        // A peer that began anew: its reset has the number that the answer asked for.
+        // A peer that has restarted: its reset has the sequence number that the challenge ACK
+        // expects.
         let mut t = Peer::server();
         t.send(syn.clone());
         t.take("SYN-ACK");
@@ -205,8 +207,8 @@ fn a_half_open_connection_survives_a_forged_syn() {
     }
 }
 
-/// RFC 9293 section 3.10.7.4, first: what lies outside the window is answered with an
-/// acknowledgment, and only then an acknowledgment number may bring a reset.
+/// RFC 9293 section 3.10.7.4, first: a segment outside the window is answered with an
+/// acknowledgment. Only for one inside may the acknowledgment number cause a reset.
 #[test]
 fn a_half_open_connection_checks_the_sequence_number_first() {
     for seq in [0, 65_536, 1 << 31] {
@@ -222,8 +224,8 @@ fn a_half_open_connection_checks_the_sequence_number_first() {
     }
 }
 
-/// RFC 9293 section 3.10.7.4, fifth: in SYN-RECEIVED a wrong acknowledgment is reset, and the
-/// connection stays as it is.
+/// RFC 9293 section 3.10.7.4, fifth: in SYN-RECEIVED a wrong acknowledgment number is answered with
+/// a reset, and the connection stays as it is.
 #[test]
 fn a_simultaneous_open_survives_a_wrong_acknowledgment() {
     for ack in [0, 2, 500, u32::MAX] {
@@ -241,8 +243,7 @@ fn a_simultaneous_open_survives_a_wrong_acknowledgment() {
     }
 }
 
-/// RFC 9293 section 3.10.7.4, eighth: only the peer's own FIN begins TIME-WAIT anew, and at most
-/// once a second.
+/// RFC 9293 section 3.10.7.4, eighth: only the peer's own FIN restarts TIME-WAIT.
 #[test]
 fn time_wait_is_not_held_open_by_strangers() {
     let gauge = |t: &Peer| t.count("connections_time_wait");

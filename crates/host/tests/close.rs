@@ -1,11 +1,11 @@
-//! Connections that end: RFC 9293 section 3.6, RFC 5961, RFC 6191, RFC 1337.
+//! Connection termination: RFC 9293 section 3.6, RFC 5961, RFC 6191, RFC 1337.
 
 use base::{Duration, Instant};
 use outboard_host::SocketError;
 use testkit::{Peer, seg};
 use wire::Endpoint;
 
-/// We close first: RFC 9293 figure 12.
+/// RFC 9293 figure 12: the host closes first.
 #[test]
 fn an_active_close() {
     let mut t = Peer::server().established();
@@ -22,7 +22,7 @@ fn an_active_close() {
     assert_eq!(t.state(), "GONE");
 }
 
-/// The peer closes first, we go on sending, then close: RFC 9293 section 3.6, case 2.
+/// RFC 9293 section 3.6, case 2: the peer closes first; the host continues to send, then closes.
 #[test]
 fn a_passive_close() {
     let mut t = Peer::server().established();
@@ -41,7 +41,7 @@ fn a_passive_close() {
     t.expect_nothing();
 }
 
-/// Both close at once: RFC 9293 figure 13.
+/// RFC 9293 figure 13: both close at once.
 #[test]
 fn a_simultaneous_close() {
     let mut t = Peer::server().established();
@@ -54,7 +54,7 @@ fn a_simultaneous_close() {
     assert_eq!(t.state(), "TIME-WAIT");
 }
 
-/// The FIN shares a segment with the last data, both ways.
+/// The FIN shares a segment with the last data, in both directions.
 #[test]
 fn a_fin_with_data() {
     let mut t = Peer::server().established();
@@ -70,7 +70,7 @@ fn a_fin_with_data() {
     assert_eq!(t.error(), Some(SocketError::Closed));
 }
 
-/// RFC 9293 section 3.10.7.4: the acknowledgment of our FIN with the peer's in one segment.
+/// RFC 9293 section 3.10.7.4: the peer's FIN and its acknowledgment of ours share a segment.
 #[test]
 fn a_fin_that_acknowledges_ours() {
     let mut t = Peer::server().established();
@@ -81,8 +81,8 @@ fn a_fin_that_acknowledges_ours() {
     assert_eq!(t.state(), "TIME-WAIT");
 }
 
-/// A FIN that comes before the data it follows waits for it, and is answered at once (RFC 5681
-/// section 4.2).
+/// A FIN that arrives before the data it follows waits for that data, and is answered at once (RFC
+/// 5681 section 4.2).
 #[test]
 fn a_fin_out_of_order() {
     let mut t = Peer::server().established();
@@ -94,7 +94,7 @@ fn a_fin_out_of_order() {
     assert_eq!(t.state(), "CLOSE-WAIT");
 }
 
-/// A lost FIN is sent again: RFC 6298.
+/// RFC 6298: a lost FIN is retransmitted.
 #[test]
 fn a_lost_fin_is_sent_again() {
     let mut t = Peer::server().established();
@@ -112,7 +112,7 @@ fn a_lost_fin_is_sent_again() {
     assert_eq!(t.state(), "FIN-WAIT-2");
 }
 
-/// RFC 9293 section 3.10.7.4: a FIN that comes again is acknowledged again.
+/// RFC 9293 section 3.10.7.4: a repeated FIN is acknowledged again.
 #[test]
 fn a_repeated_fin_is_acknowledged_again() {
     let mut t = Peer::server().established();
@@ -132,7 +132,7 @@ fn in_time_wait() -> Peer {
     t
 }
 
-/// RFC 9293 section 3.10.7.4: in TIME-WAIT a FIN is acknowledged again, and begins the time anew.
+/// RFC 9293 section 3.10.7.4: in TIME-WAIT a FIN is acknowledged again and restarts the time-out.
 #[test]
 fn time_wait_acknowledges_again() {
     let mut t = in_time_wait();
@@ -147,8 +147,8 @@ fn time_wait_acknowledges_again() {
     t.expect(seg!(RST seq 2));
 }
 
-/// After a simultaneous close both ends are in TIME-WAIT: a bare acknowledgment that was answered
-/// would be answered for ever.
+/// After a simultaneous close both ends are in TIME-WAIT. If they answered bare acknowledgments,
+/// they would answer each other forever.
 #[test]
 fn time_wait_does_not_answer_bare_acknowledgments() {
     let mut t = in_time_wait();
@@ -165,7 +165,8 @@ fn time_wait_ignores_resets() {
     t.expect(seg!(ACK seq 2 ack 2));
 }
 
-/// RFC 6191: a SYN with a later timestamp takes the tuple over, with numbers beyond the old ones.
+/// RFC 6191: a SYN with a later timestamp takes over the tuple; its sequence numbers are beyond the
+/// old ones.
 #[test]
 fn time_wait_gives_way_to_a_newer_syn() {
     let mut t = in_time_wait();
@@ -181,7 +182,8 @@ fn time_wait_gives_way_to_a_newer_syn() {
     assert_eq!(t.state(), "ESTABLISHED");
 }
 
-/// RFC 9293 section 3.10.7.4 and RFC 1122 section 4.2.2.13: data for an application that has gone.
+/// RFC 9293 section 3.10.7.4 and RFC 1122 section 4.2.2.13: data for a closed socket is answered
+/// with a reset.
 #[test]
 fn data_after_close_is_reset() {
     let mut t = Peer::server().established();
@@ -196,7 +198,7 @@ fn data_after_close_is_reset() {
     assert_eq!(t.state(), "GONE");
 }
 
-/// RFC 2525 section 2.17: unread bytes turn a close into a reset.
+/// RFC 2525 section 2.17: a close with unread bytes sends a reset.
 #[test]
 fn closing_with_unread_bytes_resets() {
     let mut t = Peer::server().established();
@@ -206,7 +208,7 @@ fn closing_with_unread_bytes_resets() {
     t.expect(seg!(RST ACK seq 1 ack 7));
 }
 
-/// RFC 9293 section 3.6.1: a half-closed connection goes on receiving.
+/// RFC 9293 section 3.6.1: a half-closed connection continues to receive.
 #[test]
 fn half_close_receives() {
     let mut t = Peer::server().established();
@@ -217,7 +219,7 @@ fn half_close_receives() {
     assert_eq!(t.app_read(), b"more");
 }
 
-/// FIN-WAIT-2 of a connection that nobody holds does not last for ever.
+/// The time in FIN-WAIT-2 is bounded for a connection whose socket was closed.
 #[test]
 fn an_orphan_in_fin_wait_2_goes() {
     let mut t = Peer::server().established();
@@ -229,8 +231,8 @@ fn an_orphan_in_fin_wait_2_goes() {
     assert_eq!(t.state(), "GONE");
 }
 
-/// RFC 5961 section 3.2: a reset counts only with the exact number; one in the window is
-/// challenged, one outside ignored.
+/// RFC 5961 section 3.2: a reset takes effect only with the exact sequence number. One in the
+/// window is challenged, and one outside of it ignored.
 #[test]
 fn resets_have_to_be_exact() {
     let mut t = Peer::server().established();
@@ -243,13 +245,14 @@ fn resets_have_to_be_exact() {
     t.expect_nothing();
 }
 
-/// RFC 5961 section 4.2: a SYN on an established connection is challenged, wherever it lies.
+/// RFC 5961 section 4.2: a SYN on an established connection is challenged, whatever its sequence
+/// number.
 #[test]
 fn a_syn_in_the_window_is_challenged() {
     let mut t = Peer::server().established();
     t.moved(|t| t.send(seg!(SYN seq 5 mss 1460 tsval 6000)), &[("tcp_challenge_acks", 1)]);
     t.expect(seg!(ACK seq 1 ack 1));
-    // Section 7: not more than one in half a second.
+    // Section 7: at most one challenge ACK in half a second.
     t.moved(|t| t.send(seg!(SYN seq 6 mss 1460 tsval 6000)), &[("tcp_challenge_acks_limited", 1)]);
     t.expect_nothing();
     t.at_ms(600);
@@ -257,7 +260,7 @@ fn a_syn_in_the_window_is_challenged() {
     t.expect(seg!(ACK seq 1 ack 1));
 }
 
-/// RFC 5961 section 5.2: acknowledgments of what was never sent, or of what is long gone.
+/// RFC 5961 section 5.2: acknowledgment numbers never sent or long outdated are challenged.
 #[test]
 fn acknowledgments_out_of_range_are_challenged() {
     let mut t = Peer::server().established();
@@ -275,7 +278,7 @@ fn acknowledgments_out_of_range_are_challenged() {
     assert_eq!(t.app_read(), b"", "none of the payload counts");
 }
 
-/// RFC 7323 section 5: PAWS.
+/// RFC 7323 section 5 (PAWS): a segment with an old timestamp is dropped.
 #[test]
 fn an_old_timestamp_is_dropped() {
     let mut t = Peer::server().established();
@@ -289,8 +292,8 @@ fn an_old_timestamp_is_dropped() {
     assert_eq!(t.app_read(), b"abcdef");
 }
 
-/// RFC 7323 section 5.5: after 24 days a timestamp proves nothing. The next that comes takes its
-/// place, though it seems to be older.
+/// RFC 7323 section 5.5: after 24 days TS.Recent is no longer valid. The next timestamp replaces
+/// it, even if it seems older.
 #[test]
 fn an_idle_connections_timestamp_expires() {
     const DAYS_24: u64 = 24 * 24 * 3600 * 1000;
@@ -310,7 +313,7 @@ fn an_idle_connections_timestamp_expires() {
     assert_eq!(t.app_read(), b"abcdef");
 }
 
-/// The application resets.
+/// The application aborts the connection.
 #[test]
 fn an_abort() {
     let mut t = Peer::server().established();
@@ -321,8 +324,8 @@ fn an_abort() {
     assert_eq!(t.state(), "GONE");
 }
 
-/// RFC 6056 section 3.3.3: a port that was just used comes last, since the peer may have it in
-/// TIME-WAIT; and who sees one peer's ports does not know another's.
+/// RFC 6056 section 3.3.3: ports to one remote endpoint are used in turn, because the peer may have
+/// a recent one in TIME-WAIT. The ports used with one peer do not reveal those used with another.
 #[test]
 fn ports_come_in_turn() {
     let mut t = Peer::server();
@@ -342,7 +345,7 @@ fn ports_come_in_turn() {
     assert!((100..110).all(|n| other != (first + n) % span), "{other}");
 }
 
-/// RFC 6191 from the other side, as Linux's `tcp_tw_reuse`: where every port is taken, one that has
+/// RFC 6191 for an active open, as Linux's `tcp_tw_reuse`: if every port is taken, one that has
 /// been in TIME-WAIT for a second is used again.
 #[test]
 fn our_own_connection_takes_over_a_port_in_time_wait() {

@@ -1,12 +1,11 @@
-//! How fast the sender goes: RFC 3168 (ECN), RFC 3042 (limited transmit), RFC 5681 and RFC 7661
-//! (growth), RFC 8985 (RACK's round trip), RFC 9438 (CUBIC after a time-out), and when it waits for
-//! a longer run.
+//! Congestion control: RFC 3168 (ECN), RFC 3042 (limited transmit), RFC 5681 and RFC 7661 (growth),
+//! RFC 8985 (RACK's round trip), RFC 9438 (CUBIC's reduction), and waiting for a longer run.
 
 use base::Duration;
 use testkit::{Peer, Seg, seg};
 
-/// An established connection whose round trip of 100 ms is known, and whose window is `segments` of
-/// 1448 bytes, unpaced.
+/// Returns an established, unpaced connection with a measured round trip of 100 ms and a congestion
+/// window of `segments` times 1448 bytes.
 fn warm(segments: u32, syn: &Seg) -> Peer {
     let mut t = Peer::server_with(|c| {
         c.tcp.pacing = false;
@@ -30,19 +29,19 @@ fn with_ecn(segments: u32) -> Peer {
     warm(segments, &seg!(SYN ECE CWR mss 1460 sack_ok tsval 5000 wscale 7))
 }
 
-/// Where byte `n` segments after the warming byte is.
+/// Returns the sequence number `n` segments after the byte that `warm` sent.
 fn at(n: u32) -> u32 {
     2 + n * 1448
 }
 
-/// Payload bytes of what the host has sent.
+/// Removes all segments that the host sent. Returns the sum of their payload lengths.
 fn sent_bytes(t: &mut Peer) -> u32 {
     t.take_all().iter().map(|s| s.len.unwrap_or(0)).sum()
 }
 
-/// RFC 3168 section 6.1.2 with RFC 6937: the reduction begins with the acknowledgment that asks for
-/// it. Of four segments one is delivered: two may leave, as with Linux, not all that the old window
-/// had room for.
+/// RFC 3168 section 6.1.2 with RFC 6937: the reduction starts with the acknowledgment that has ECE.
+/// It delivers one of four segments: two new ones may leave, as in Linux, and not as many as the
+/// old window allows.
 #[test]
 fn an_echo_reduces_the_window_at_once() {
     let mut t = with_ecn(10);
@@ -54,20 +53,20 @@ fn an_echo_reduces_the_window_at_once() {
     t.app_write_zeros(20 * 1448);
     t.expect(seg!(ACK CWR seq (at(4)) len 2896 first));
     t.expect_nothing();
-    // Echoes of what was sent before the peer heard of the reduction ask for no second one.
+    // ECE for data sent before the peer learned of the reduction causes no second one.
     t.at_ms(210);
     t.moved(|t| t.send(seg!(ACK ECE ack (at(4)))), &[]);
     assert!(sent_bytes(&mut t) <= 4 * 1448);
     t.at_ms(300);
     t.moved(|t| t.send(seg!(ACK ack (at(6)))), &[]);
     assert_eq!(t.info().cwnd, t.info().ssthresh, "RFC 6937 section 3");
-    // The next one does.
+    // ECE for later data does.
     t.take_all();
     t.moved(|t| t.send(seg!(ACK ECE ack (at(7)))), &[("tcp_ecn_reductions", 1)]);
 }
 
-/// The same where the acknowledgment leaves nothing outstanding: the window is the threshold, and
-/// the next data tells the peer.
+/// If the acknowledgment with ECE leaves nothing outstanding, the window becomes the threshold, and
+/// the next data has CWR.
 #[test]
 fn an_echo_with_the_last_acknowledgment_reduces_the_window() {
     let mut t = with_ecn(10);
@@ -81,7 +80,7 @@ fn an_echo_with_the_last_acknowledgment_reduces_the_window() {
     t.expect(seg!(ACK CWR seq (at(4)) len (7 * 1448) first));
 }
 
-/// RFC 3168 section 6.1.2: the peer is told of every reduction, a time-out's too.
+/// RFC 3168 section 6.1.2: CWR reports every reduction to the peer, also one after a time-out.
 #[test]
 fn a_time_out_is_told_to_the_peer() {
     let mut t = with_ecn(10);
@@ -96,7 +95,7 @@ fn a_time_out_is_told_to_the_peer() {
 }
 
 /// RFC 3042, RFC 6675 section 5: each of the first segments that arrive out of order lets a new one
-/// out, though a longer run could be waited for.
+/// out, even if the host could wait for a longer run.
 #[test]
 fn limited_transmit_with_sack() {
     let mut t = plain(30);
@@ -111,8 +110,8 @@ fn limited_transmit_with_sack() {
     t.expect_nothing();
 }
 
-/// As Linux's tcp_tso_should_defer: a short transmit waits for at most a millisecond after the last
-/// one, and for the rest of it if no acknowledgment comes.
+/// As Linux's `tcp_tso_should_defer`: a short transmit is deferred until at most a millisecond
+/// after the last one, and is sent then if no acknowledgment arrives.
 #[test]
 fn a_longer_run_is_waited_for_a_millisecond() {
     let mut t = plain(30);
@@ -127,7 +126,7 @@ fn a_longer_run_is_waited_for_a_millisecond() {
     t.expect_nothing();
     t.at_us(201_500);
     t.expect_at(201, seg!(ACK seq (at(34)) len (4 * 1448)));
-    // What came meanwhile makes it longer; a third of the window is not held back.
+    // Bytes acknowledged meanwhile make the run longer; a third of the window is not held back.
     t.send(seg!(ACK ack (at(6))));
     t.expect_nothing();
     t.send(seg!(ACK ack (at(12))));
@@ -137,7 +136,7 @@ fn a_longer_run_is_waited_for_a_millisecond() {
     t.expect(seg!(ACK len (4 * 1448)));
 }
 
-/// The same: where the next acknowledgment is not due within a millisecond none is waited for.
+/// Nothing is deferred if the next acknowledgment is not due within a millisecond.
 #[test]
 fn no_longer_run_is_waited_for_in_vain() {
     let mut t = plain(30);
@@ -151,7 +150,7 @@ fn no_longer_run_is_waited_for_in_vain() {
     t.expect(seg!(ACK seq (at(34)) len (4 * 1448)));
 }
 
-/// A window has left, and a round trip is over.
+/// Returns a connection that has sent a whole window; one round trip has passed.
 fn window_sent() -> Peer {
     let mut t = plain(10);
     t.app_write_zeros(14_480);
@@ -160,8 +159,8 @@ fn window_sent() -> Peer {
     t
 }
 
-/// RFC 8985 section 6.2: RACK.rtt is that of every segment that arrives. One that was sent with
-/// the others and comes 20 ms after them says that others may, too.
+/// RFC 8985 section 6.2: RACK.rtt is that of every segment that arrives. One that was sent with the
+/// others and arrives 20 ms after them extends the time that RACK waits for the rest.
 #[test]
 fn a_late_segment_makes_rack_wait() {
     let mut t = window_sent();
@@ -174,8 +173,8 @@ fn a_late_segment_makes_rack_wait() {
     t.expect_at(245, seg!(ACK seq (at(2)) len 1448 again));
 }
 
-/// RFC 8985 section 5: a SACK of part of a segment does not move RACK; nor is the part taken for
-/// delivered, as in Linux.
+/// RFC 8985 section 5: a SACK of part of a segment does not advance RACK. As in Linux, the part
+/// does not count as delivered.
 #[test]
 fn part_of_a_segment_does_not_move_rack() {
     let mut t = window_sent();
@@ -188,7 +187,7 @@ fn part_of_a_segment_does_not_move_rack() {
         &[],
     );
     t.expect_nothing();
-    // A whole segment between two parts counts.
+    // A whole segment between two parts does.
     t.moved(
         |t| {
             t.send(seg!(ACK ack 2 sack (at(7) + 700, at(9) + 700)));
@@ -197,14 +196,14 @@ fn part_of_a_segment_does_not_move_rack() {
         &[("tcp_recoveries", 1), ("tcp_retrans", 1), ("tcp_retrans_bytes", 1448)],
     );
     t.expect(seg!(ACK seq 2 len 1448 again));
-    // Borders are known behind an acknowledgment of part of a segment.
+    // Segment boundaries stay known after an acknowledgment of part of a segment.
     let mut t = window_sent();
     t.send(seg!(ACK ack (at(1) + 700) sack (at(3), at(6))));
     t.expect(seg!(ACK seq (at(1) + 700) len 748 again));
 }
 
-/// RFC 5681 section 3.1 and RFC 7661: a window that was full when it was sent grows by all that is
-/// acknowledged of it, though less and less is in flight meanwhile.
+/// RFC 5681 section 3.1 and RFC 7661: a window that was full when it was sent grows by all bytes
+/// acknowledged of it, although less and less is in flight meanwhile.
 #[test]
 fn a_whole_initial_window_doubles() {
     let mut t = window_sent();
@@ -214,7 +213,7 @@ fn a_whole_initial_window_doubles() {
     assert_eq!(t.info().cwnd, 20 * 1448);
 }
 
-/// RFC 7661: one that was not full grows to twice what was outstanding, and no further.
+/// RFC 7661: a window that is not full grows only while it is less than twice the bytes in flight.
 #[test]
 fn a_window_that_is_not_used_does_not_grow() {
     let mut t = plain(10);
@@ -225,7 +224,7 @@ fn a_window_that_is_not_used_does_not_grow() {
         t.send(seg!(ACK ack (at((n + 1) * 6))));
     }
     assert_eq!(t.info().cwnd, 16 * 1448);
-    // In congestion avoidance it does not grow at all.
+    // In congestion avoidance such a window does not grow at all.
     let mut t = with_ecn(20);
     t.app_write_zeros(20 * 1448);
     t.take_all();
@@ -240,9 +239,9 @@ fn a_window_that_is_not_used_does_not_grow() {
     assert_eq!(t.info().cwnd, 14 * 1448);
 }
 
-/// RFC 5681 section 3.1, and Linux's tcp_enter_loss: a time-out while losses are being repaired is
-/// one more sign of the same congestion; the threshold does not follow the window that PRR has made
-/// small meanwhile.
+/// RFC 5681 section 3.1, Linux's `tcp_enter_loss`: a time-out during recovery is a sign of the same
+/// congestion, so the threshold stays. It does not follow the window that PRR has reduced
+/// meanwhile.
 #[test]
 fn a_time_out_in_recovery_keeps_the_threshold() {
     let mut t = plain(20);
@@ -261,8 +260,8 @@ fn a_time_out_in_recovery_keeps_the_threshold() {
     assert_eq!(t.info().cwnd, 1448);
 }
 
-/// RFC 5681 section 3.1: a time-out after progress since the last one is another loss, though the
-/// repair of the first is not over.
+/// RFC 5681 section 3.1: a time-out after progress since the last one is another loss, even if the
+/// first is not repaired yet.
 #[test]
 fn a_second_time_out_after_progress_reduces_again() {
     let mut t = plain(20);
@@ -281,7 +280,7 @@ fn a_second_time_out_after_progress_reduces_again() {
     assert_eq!(t.info().ssthresh, cwnd * 7 / 10);
 }
 
-/// RFC 3168 section 6.1.1: the ECE of a SYN-ACK agrees to ECN; it says nothing about congestion.
+/// RFC 3168 section 6.1.1: ECE in a SYN-ACK negotiates ECN; it does not report congestion.
 #[test]
 fn an_agreement_on_ecn_is_no_mark() {
     let mut t = Peer::client();

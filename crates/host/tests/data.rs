@@ -1,10 +1,11 @@
-//! Data both ways without loss: acknowledgments, reassembly, small segments.
+//! Data in both directions without loss: acknowledgments, reassembly, small segments, windows,
+//! pacing.
 
 use base::Duration;
 use outboard_host::SocketOption;
 use testkit::{Peer, seg};
 
-/// Segments that the host acknowledges at once at the beginning, as Linux.
+/// Number of segments that are acknowledged at once at the start of a connection, as in Linux.
 const QUICK: usize = 16;
 
 fn quick_phase_over() -> Peer {
@@ -17,7 +18,7 @@ fn quick_phase_over() -> Peer {
     t
 }
 
-/// RFC 5681 section 4.2, RFC 9293 section 3.8.6.3: an acknowledgment may wait, but not for long.
+/// RFC 5681 section 4.2, RFC 9293 section 3.8.6.3: an acknowledgment may be delayed, here by 40 ms.
 #[test]
 fn an_acknowledgment_is_delayed() {
     let mut t = quick_phase_over();
@@ -47,7 +48,7 @@ fn every_second_segment_is_acknowledged() {
     t.expect_nothing();
 }
 
-/// Data carries the acknowledgment: RFC 9293 section 3.8.6.3.
+/// RFC 9293 section 3.8.6.3: data carries the acknowledgment.
 #[test]
 fn data_carries_the_acknowledgment() {
     let mut t = quick_phase_over();
@@ -59,7 +60,8 @@ fn data_carries_the_acknowledgment() {
     t.expect_nothing();
 }
 
-/// RFC 2018 section 4: holes are reported, the latest first; RFC 5681 section 4.2: at once.
+/// RFC 2018 section 4: out-of-order ranges are reported, the latest first; at once, by RFC 5681
+/// section 4.2.
 #[test]
 fn out_of_order_segments_are_reported() {
     let mut t = Peer::server().established();
@@ -74,7 +76,7 @@ fn out_of_order_segments_are_reported() {
     assert_eq!(t.app_read(), b"abcdefghijkl");
 }
 
-/// RFC 2883 section 4: what comes twice is reported once, first.
+/// RFC 2883 section 4: a duplicate is reported once, in the first block.
 #[test]
 fn duplicates_are_reported_by_dsack() {
     let mut t = Peer::server().established();
@@ -88,8 +90,8 @@ fn duplicates_are_reported_by_dsack() {
     t.expect(seg!(ACK ack 7 sack (10, 13) sack (10, 13)));
 }
 
-/// RFC 2018 section 2: without agreement no SACK, and duplicates do not keep data from carrying
-/// acknowledgments.
+/// RFC 2018 section 2: SACK is not used unless negotiated. Duplicates do not keep data from
+/// carrying acknowledgments.
 #[test]
 fn no_sack_without_agreement() {
     let mut t = Peer::server().established_by(&seg!(SYN mss 1460));
@@ -110,7 +112,7 @@ fn no_sack_without_agreement() {
     t.expect_nothing();
 }
 
-/// RFC 9293 section 3.7.4 with Minshall's change: one small segment at a time.
+/// RFC 9293 section 3.7.4 with Minshall's change: one small segment at a time is outstanding.
 #[test]
 fn nagle_holds_the_second_small_segment() {
     let mut t = Peer::server().established();
@@ -123,7 +125,7 @@ fn nagle_holds_the_second_small_segment() {
     t.expect(seg!(ACK PSH seq 2 data b"bc"));
 }
 
-/// The full segments of a write leave, its rest waits for the small segment before it.
+/// The full segments of a write are sent; its rest waits for the small segment before it.
 #[test]
 fn nagle_holds_only_the_rest() {
     let mut t = Peer::server().established();
@@ -136,7 +138,7 @@ fn nagle_holds_only_the_rest() {
     t.expect(seg!(ACK PSH seq 1450 len 100));
 }
 
-/// A full segment before it does not hold a small one back (Minshall).
+/// A full segment in flight does not hold back a small one (Minshall).
 #[test]
 fn a_small_rest_follows_full_segments_at_once() {
     let mut t = Peer::server().established();
@@ -179,7 +181,7 @@ fn closing_uncorks() {
     t.expect(seg!(ACK PSH FIN seq 1 data b"rest"));
 }
 
-/// RFC 6928: ten segments at first; RFC 5681 section 3.1: twice as many after a round trip.
+/// RFC 6928: the initial window is ten segments. RFC 5681 section 3.1: it doubles in a round trip.
 #[test]
 fn the_initial_window_is_ten_segments() {
     let mut t = Peer::server().established();
@@ -194,7 +196,7 @@ fn the_initial_window_is_ten_segments() {
     assert_eq!(t.info().cwnd, 28_960);
 }
 
-/// RFC 5681 section 4.1: after a pause the window begins small again.
+/// RFC 5681 section 4.1: after an idle period the window restarts at its initial size.
 #[test]
 fn an_idle_connection_begins_again() {
     let mut t = Peer::server().established();
@@ -211,8 +213,8 @@ fn an_idle_connection_begins_again() {
     t.expect_nothing();
 }
 
-/// A window is spread over a long round trip, and not over a short one: RFC 9002 section 7.7 says
-/// why.
+/// A window is spread over a long round trip, but not over a short one; see RFC 9002 section 7.7
+/// for the reasons.
 #[test]
 fn pacing_spreads_a_window() {
     let mut t = Peer::server().established();
@@ -240,7 +242,7 @@ fn short_round_trips_are_not_paced() {
     t.expect(seg!(ACK len 28960));
 }
 
-/// What queues add to a short round trip under load is nothing to spread a window over.
+/// A short round trip is not paced, even if queues under load make it longer.
 #[test]
 fn a_loaded_short_path_is_not_paced() {
     let mut t = Peer::server().established();
@@ -258,8 +260,8 @@ fn a_loaded_short_path_is_not_paced() {
     t.expect(seg!(ACK len 28960));
 }
 
-/// Time that the host's thread did not get is made up for, in long runs: short ones would make it
-/// later.
+/// Time during which the host's thread did not run is made up for, in long runs; short ones would
+/// delay it further.
 #[test]
 fn pacing_makes_up_for_a_late_thread() {
     let mut t = Peer::server().established();
@@ -273,12 +275,12 @@ fn pacing_makes_up_for_a_late_thread() {
     t.stall_ms(20);
     let late = t.take_all();
     assert!(late[0].len.unwrap() >= 3 * 1448, "what came due in 20 ms of 100: {late:?}");
-    // Twice the window per round trip, in slow start: two fifths of it.
+    // Slow start sends twice the window per round trip: two fifths of the window in 20 ms.
     let total = at_once + late.iter().map(|s| s.len.unwrap()).sum::<u32>();
     assert!((11_000..20_000).contains(&total) && late.len() < 6, "{total}: {}", late.len());
 }
 
-/// RFC 6298 section 2: the estimator.
+/// RFC 6298 section 2: the round-trip time estimator.
 #[test]
 fn round_trips_are_measured() {
     let mut t = Peer::server().established();
@@ -286,11 +288,11 @@ fn round_trips_are_measured() {
     t.at_ms(100);
     t.send(seg!(ACK));
     assert_eq!(t.info().srtt, Duration::from_millis(100));
-    // 100 + max(200 ms, 4 x 50): section 2.3 with Linux's floor.
+    // 100 + max(200 ms, 4 x 50): section 2.2 with Linux's floor.
     assert_eq!(t.info().rto, Duration::from_millis(300));
 }
 
-/// The send buffer is bounded, and the application hears when there is room again.
+/// The send buffer is bounded, and the application is notified when there is room again.
 #[test]
 fn the_send_buffer_is_bounded() {
     let mut t = Peer::server_with(|c| c.tcp.send_bytes_max = 10_000).established();

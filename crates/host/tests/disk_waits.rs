@@ -1,11 +1,12 @@
-//! While a transmit waits for a disk: what else the connection has to say does not wait with it.
+//! While a transmit waits for a disk, the connection's acknowledgments and resets do not wait with
+//! it.
 
 use base::Duration;
 use outboard_host::SocketOption;
 use testkit::{Peer, seg};
 
-/// A connection with a file's bytes at the device, not echoed, that carry the acknowledgment of a
-/// request.
+/// Returns a connection with a transmit of a file's bytes that waits at the device. It carries the
+/// acknowledgment of a request.
 fn waiting() -> Peer {
     let mut t = Peer::server_with(|c| c.tcp.pacing = false).established();
     t.queue_file(0); // opens it
@@ -17,9 +18,9 @@ fn waiting() -> Peer {
     t
 }
 
-/// RFC 9293 section 3.8.6.3: an acknowledgment is delayed by less than half a second, whatever the
-/// disk does. It has the number that the peer expects, and the time of what it overtakes, so that
-/// PAWS does not drop the latter (RFC 7323 section 5.3).
+/// RFC 9293 section 3.8.6.3: an acknowledgment is delayed by less than half a second, even if the
+/// disk takes longer. It has the sequence number that the peer expects, and the timestamp of the
+/// transmit that it overtakes, so that PAWS does not drop the latter (RFC 7323 section 5.3).
 #[test]
 fn an_acknowledgment_does_not_wait_for_a_disk() {
     let mut t = waiting();
@@ -28,7 +29,7 @@ fn an_acknowledgment_does_not_wait_for_a_disk() {
     t.expect_nothing();
 }
 
-/// Where the disk is quick the response's own acknowledgment is enough.
+/// If the disk is fast, the response's own acknowledgment suffices.
 #[test]
 fn an_acknowledgment_is_carried_where_the_disk_is_quick() {
     let mut t = waiting();
@@ -38,7 +39,8 @@ fn an_acknowledgment_is_carried_where_the_disk_is_quick() {
     t.expect_nothing();
 }
 
-/// A reset does not wait, and is not dropped with what waits: it names what has left.
+/// A reset does not wait, and is not dropped with the waiting transmit. Its sequence number is that
+/// of the first byte that has not left.
 #[test]
 fn a_reset_does_not_wait_for_a_disk() {
     let mut t = waiting();
@@ -49,7 +51,7 @@ fn a_reset_does_not_wait_for_a_disk() {
     assert_eq!(t.acked_file_bytes(), 1000);
 }
 
-/// RFC 9293 section 3.8.4: keep-alives only where nothing is outstanding.
+/// RFC 9293 section 3.8.4: keep-alives are sent only if nothing is outstanding.
 #[test]
 fn no_keep_alive_while_data_is_outstanding() {
     let mut t = Peer::server_with(|c| c.tcp.pacing = false).established();

@@ -1,10 +1,10 @@
-//! The end of a host: it resets its connections, and asks its device to reset what that holds.
+//! Shutdown of a host: it resets its connections, and asks its device to reset those of the device.
 
 use abi::{Event, Op};
 use base::Instant;
 use testkit::{Peer, seg};
 
-/// A host that was told to end while a connection is open.
+/// Returns a host that was told to end while a connection is open.
 fn ending() -> Peer {
     let mut t = Peer::server().established();
     t.host.end(Instant::from_millis(t.ms()));
@@ -12,7 +12,7 @@ fn ending() -> Peer {
     t
 }
 
-/// The peer's reset leaves before the question, and only the answer ends the host.
+/// The reset leaves before `Op::Quiesce`, and only `Event::Quiesced` ends the host.
 #[test]
 fn the_device_is_asked_after_the_resets() {
     let mut t = ending();
@@ -24,7 +24,7 @@ fn the_device_is_asked_after_the_resets() {
     assert!(t.host.has_ended());
 }
 
-/// A device that was reset forgot the question: it is asked again.
+/// A device reset loses the request: it is sent again.
 #[test]
 fn a_reset_device_is_asked_again() {
     let mut t = ending();
@@ -35,7 +35,7 @@ fn a_reset_device_is_asked_again() {
     assert!(t.host.has_ended());
 }
 
-/// What the device is still to send of a file is waited for before it is asked.
+/// The request is sent only after the echo of the last bytes of a file.
 #[test]
 fn the_device_is_asked_after_its_last_echo() {
     let mut t = Peer::server_with(|c| c.tcp.pacing = false).established();

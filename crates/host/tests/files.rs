@@ -1,12 +1,13 @@
 //! Files: IO-TCP's four calls, the echo, acknowledgment of extents, faults, and the host's own path
-//! where the device refuses.
+//! for files that the device refuses.
 
 use abi::{Event, FileFault, FileId, Op, Refusal};
 use base::Duration;
 use outboard_host::{DiskToken, Notice, SocketError};
 use testkit::{Peer, file_bytes, seg};
 
-/// An established, unpaced connection whose round trip of 100 ms is known; one byte has been sent.
+/// Returns an established, unpaced connection with a measured round trip of 100 ms; one byte was
+/// sent.
 fn warm() -> Peer {
     let mut t = Peer::server_with(|c| c.tcp.pacing = false).established();
     t.app_write(b"x");
@@ -16,7 +17,7 @@ fn warm() -> Peer {
     t
 }
 
-/// IO-TCP section 3.1: head from the host, body from the device, one transmit.
+/// IO-TCP section 3.1: the head from the host and the body from the device leave in one transmit.
 #[test]
 fn head_and_body_leave_together() {
     let mut t = Peer::server().established();
@@ -30,8 +31,8 @@ fn head_and_body_leave_together() {
     assert!(matches!(t.notices.front(), Some(Notice::File(_))), "the open has ended");
 }
 
-/// What the device is still to send when the peer resets the connection is released once it has,
-/// whatever the application does meanwhile.
+/// If the peer resets the connection while the device has bytes to send, these are released once,
+/// after they have left, whatever the application does meanwhile.
 #[test]
 fn an_ended_connection_waits_for_the_device_once() {
     let mut t = warm();
@@ -63,7 +64,7 @@ fn nothing_times_out_before_its_echo() {
     t.expect_at(60_200, seg!(ACK PSH seq 5794 file (5792, 1448) again));
 }
 
-/// The same without offload of the timer's start: what the echo is worth.
+/// Without echoes, time that a transmit waits for the disk looks like loss.
 #[test]
 fn without_echo_the_disk_looks_like_loss() {
     let mut t = Peer::server_with(|c| {
@@ -77,7 +78,7 @@ fn without_echo_the_disk_looks_like_loss() {
     assert!(t.host.counters().tcp_timeouts > 0);
 }
 
-/// IO-TCP section 3.5: the disk's delay is no part of the round trip.
+/// IO-TCP section 3.5: the delay of the disk is not part of the round trip.
 #[test]
 fn round_trips_leave_the_disk_out() {
     let mut t = Peer::server_with(|c| c.tcp.timestamps = false).established();
@@ -89,7 +90,7 @@ fn round_trips_leave_the_disk_out() {
     assert_eq!(t.info().srtt, Duration::from_millis(30));
 }
 
-/// What follows a transmit that waits for a disk waits behind it: it is not timed either.
+/// A transmit behind one that waits for a disk waits, too: its timer starts at its own echo.
 #[test]
 fn memory_behind_a_file_waits_for_its_echo() {
     let mut t = warm();
@@ -101,7 +102,7 @@ fn memory_behind_a_file_waits_for_its_echo() {
     t.expect_nothing();
 }
 
-/// Retransmissions ask for the same bytes of the file, marked as such.
+/// A retransmission asks for the same bytes of the file, and is marked as a retransmission.
 #[test]
 fn a_retransmission_asks_for_the_same_extent() {
     let mut t = warm();
@@ -117,7 +118,7 @@ fn a_retransmission_asks_for_the_same_extent() {
     assert_eq!(first.data.as_deref(), Some(&file_bytes(0, first.len.unwrap())[..]));
 }
 
-/// `FileAck` names every byte once, and the file is closed when the last of them is acknowledged.
+/// `FileAck` reports every byte once, and the file is closed when its last byte is acknowledged.
 #[test]
 fn acknowledged_bytes_are_reported_once() {
     let mut t = Peer::server_with(|c| c.tcp.pacing = false).established();
@@ -138,8 +139,8 @@ fn acknowledged_bytes_are_reported_once() {
     assert_eq!(t.host.counters().tcp_retrans, 0);
 }
 
-/// A connection that ends gives the device everything back: what was sent by `FileAck`, what was
-/// not sent without a word.
+/// A connection that ends releases all of its bytes at the device: sent ones by `FileAck`, and
+/// those not sent without an operation.
 #[test]
 fn a_reset_gives_everything_back() {
     let mut t = Peer::server().established();
@@ -148,14 +149,15 @@ fn a_reset_gives_everything_back() {
     t.expect(seg!(ACK len 14480));
     t.send(seg!(RST seq 1));
     assert_eq!(t.error(), Some(SocketError::Reset));
-    // The device holds bytes from when they leave, so what has not left is not released yet.
+    // The device holds bytes from the time they leave, so bytes that have not left are not released
+    // yet.
     assert_eq!(t.acked_file_bytes(), 0);
     t.echo(1);
     assert_eq!(t.acked_file_bytes(), 14480);
     assert!(t.took_file_close());
 }
 
-/// A file that is not what it was: the connection is reset, and nothing of it counts as sent.
+/// If a file changed, the connection is reset.
 #[test]
 fn a_changed_file_resets() {
     let mut t = warm();
@@ -169,8 +171,8 @@ fn a_changed_file_resets() {
     assert_eq!(t.error(), Some(SocketError::File(FileFault::Changed)));
 }
 
-/// A file that the device found changed, whoever waited for it: the application hears of it, and
-/// its handle is still one to close.
+/// If the device reports that a file changed, the application is notified, and still has to close
+/// the handle.
 #[test]
 fn a_change_is_told_and_the_file_is_closed() {
     let mut t = Peer::server().established();
@@ -185,7 +187,7 @@ fn a_change_is_told_and_the_file_is_closed() {
     assert!(t.took_file_close());
 }
 
-/// Of several transmits dropped together only the first says why.
+/// If several transmits are dropped together, only the first has the cause.
 #[test]
 fn the_first_fault_counts() {
     let mut t = warm();
@@ -206,8 +208,8 @@ fn the_first_fault_counts() {
     t.expect_nothing();
 }
 
-/// A device that refuses: the host opens and reads the file through its own disk, in pieces, and
-/// the bytes are right.
+/// If the device refuses a file, the host opens it and reads it through its own disk, in pieces,
+/// and the bytes are right.
 #[test]
 fn a_refused_file_is_read_by_the_host() {
     let mut t = Peer::server_with(|c| c.tcp.pacing = false).established();
@@ -238,7 +240,7 @@ fn a_refused_file_is_read_by_the_host() {
     assert_eq!(t.acked_file_bytes(), 0, "the device holds nothing");
 }
 
-/// The host's own disk notices a change too.
+/// A change is detected by the host's own disk, too.
 #[test]
 fn a_change_is_noticed_on_the_hosts_path() {
     let mut t = Peer::server_with(|c| c.file_offload = Err(Refusal::Disabled)).established();
@@ -254,7 +256,7 @@ fn a_change_is_noticed_on_the_hosts_path() {
     assert_eq!(t.error(), Some(SocketError::File(FileFault::Changed)));
 }
 
-/// A file that is not there, or is no regular file.
+/// Refuses files that do not exist or are not regular, and ranges beyond the end.
 #[test]
 fn what_cannot_be_sent_is_refused() {
     let mut t = Peer::server().established();
@@ -275,15 +277,15 @@ fn what_cannot_be_sent_is_refused() {
     assert!(t.host.offload_write(t.now(), t.socket(), dir, 0, 1).is_err());
 }
 
-/// The device loses everything in the middle of a transfer: the host goes on by itself, and every
-/// byte arrives.
+/// The device is reset in the middle of a transfer: the host continues by itself, and every byte
+/// arrives.
 #[test]
 fn a_reset_device_is_replaced_by_the_host() {
     let mut t = warm();
     let total: u32 = 200_000;
     t.app_file(u64::from(total));
     let mut have = vec![false; total as usize];
-    // Of the first window the first half arrived.
+    // The first half of the first window has arrived.
     let first = t.take("a window");
     assert_eq!(first.len, Some(14480));
     t.send(seg!(ACK ack (2 + 7240)));
@@ -312,13 +314,13 @@ fn a_reset_device_is_replaced_by_the_host() {
     }
     assert_eq!(next, have.len(), "everything was sent");
     t.send(seg!(ACK));
-    // What is opened from now on is the device's again.
+    // Files opened from now on are offloaded again.
     assert_eq!(t.info().file_offload, Ok(()));
     assert_eq!(t.state(), "ESTABLISHED");
     assert!(t.notices.is_empty() || !t.notices.iter().any(|n| matches!(n, Notice::File(_))));
 }
 
-/// The device loses everything, and the file is another by then.
+/// The device is reset, and the file has changed when the host opens it.
 #[test]
 fn a_file_that_changed_while_the_device_was_reset() {
     let mut t = warm();
@@ -330,8 +332,8 @@ fn a_file_that_changed_while_the_device_was_reset() {
     assert_eq!(t.error(), Some(SocketError::File(FileFault::Changed)));
 }
 
-/// The device finds a file changed while the host opens it too, to read what it promised: nothing
-/// of the new content is given out.
+/// The device reports a change while the host opens the file, too, to read an extent that it holds:
+/// nothing of the new content is returned.
 #[test]
 fn a_file_that_changes_while_the_host_opens_it() {
     let mut t = Peer::server().established();
@@ -350,7 +352,7 @@ fn a_file_that_changes_while_the_host_opens_it() {
     assert_eq!(t.host.offload_fstat(file), Some(Err(FileFault::Changed)));
 }
 
-/// A table of open files that is full says so.
+/// If the table of open files is full, opening another one fails.
 #[test]
 fn too_many_files() {
     let mut t = Peer::server_with(|c| c.files_max = 1);

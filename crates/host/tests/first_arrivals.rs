@@ -1,10 +1,11 @@
-//! Acknowledgments that the first arrival of a segment caused, after it was sent again: they are
-//! neither samples of the round trip nor proof that the retransmission arrived.
+//! Acknowledgments of the original of a segment that was retransmitted: they are neither round-trip
+//! samples nor evidence that the retransmission arrived.
 
 use base::Duration;
 use testkit::{Peer, seg};
 
-/// RFC 7323 section 4.1 and Karn's rule: without SACK the old echo is no sample.
+/// RFC 7323 section 4.1 and Karn's algorithm: without SACK the echo of an old timestamp is no
+/// sample.
 #[test]
 fn an_old_echo_is_no_sample() {
     let mut t = Peer::server_with(|c| c.tcp.sack = false).established();
@@ -17,8 +18,8 @@ fn an_old_echo_is_no_sample() {
     assert_eq!(t.info().srtt, Duration::ZERO);
 }
 
-/// RFC 8985 section 6.2, step 2: RACK does not take the retransmission for delivered, so that the
-/// segments sent before it are not lost.
+/// RFC 8985 section 6.2, step 2: RACK does not count the retransmission as delivered, so that
+/// segments sent before it are not marked lost.
 #[test]
 fn an_old_echo_does_not_move_rack() {
     let mut t = Peer::server_with(|c| {

@@ -15,14 +15,14 @@ const ALL: [ListenerOption; 3] = [
     ListenerOption::SetupOffload(true),
 ];
 
-/// A server whose device does everything, and has been told so.
+/// Returns a server with all offload options, whose device knows the listener.
 fn server() -> Peer {
     let (mut t, _) = Peer::server_with_options(&ALL);
     t.take_listens();
     t
 }
 
-/// A connection that the device has set up, and whose request was read.
+/// Returns a connection that the device has set up, and whose request was read.
 fn asked() -> Peer {
     let mut t = server();
     know_the_peer(&mut t);
@@ -31,7 +31,7 @@ fn asked() -> Peer {
     t
 }
 
-/// The same, closed with a response, and what the device was handed over.
+/// Returns such a connection after its response and close, and its hand-over.
 fn handed_over() -> (Peer, Box<Teardown>) {
     let mut t = asked();
     t.queue(b"pong");
@@ -56,11 +56,11 @@ fn segment(teardown: &Teardown) -> Segment {
     Segment::parse(&header.as_slice()[header.l4()..]).unwrap().0
 }
 
-/// One request, one response, a close: one event in, one operation out, and no TCB.
+/// One request, one response and a close take one event and one operation, and no TCB.
 #[test]
 fn a_transaction_is_one_event_and_one_operation() {
     let mut t = server();
-    // Somebody's address has to be known to hand anything over.
+    // A connection can be handed over only if its peer's link address is known.
     let t = &mut t;
     know_the_peer(t);
     t.moved(
@@ -100,7 +100,7 @@ fn a_transaction_is_one_event_and_one_operation() {
     assert_eq!(t.file_ops.len(), 0, "one operation, and no other");
 }
 
-/// The peer says its link address, and goes on from another port.
+/// Makes the peer's link address known, and moves the peer to another port.
 fn know_the_peer(t: &mut Peer) {
     t.send(seg!(SYN mss 1460 sack_ok tsval 5000 wscale 7));
     t.take("a SYN-ACK");
@@ -111,7 +111,7 @@ fn know_the_peer(t: &mut Peer) {
     t.new_tuple(40_001);
 }
 
-/// Where the connection goes on after its response it has a TCB, with everything in it.
+/// A connection that continues after its response has a complete TCB.
 #[test]
 fn a_second_transaction_makes_it_whole() {
     let mut t = server();
@@ -135,7 +135,7 @@ fn a_second_transaction_makes_it_whole() {
     t.expect_nothing();
 }
 
-/// Without `TCP_DEFER_ACCEPT` the end of the handshake comes first; it costs no TCB either.
+/// Without `TCP_DEFER_ACCEPT` the handshake's last ACK arrives first; it needs no TCB either.
 #[test]
 fn the_request_may_come_after_the_handshake() {
     let mut t = server();
@@ -151,12 +151,12 @@ fn the_request_may_come_after_the_handshake() {
     t.queue(b"pong");
     t.moved(Peer::app_close, &[("handed_over", 1), ("connections_closing_on_device", 1)]);
     assert_eq!(bytes(&t.take_teardown().unwrap()), b"pong");
-    // Its route is gone: a stray is answered as any.
+    // Its route was removed: a stray segment is answered with a reset.
     t.send(seg!(ACK data b"more"));
     t.expect(seg!(RST));
 }
 
-/// A duplicate of the segment that established it brings the cookie back once more.
+/// A duplicate of the segment that established the connection carries the cookie once more.
 #[test]
 fn duplicates_of_the_cookie_are_no_new_connections() {
     let mut t = server();
@@ -170,7 +170,7 @@ fn duplicates_of_the_cookie_are_no_new_connections() {
     assert_eq!(t.app_read(), b"ping", "once");
 }
 
-/// A peer that began anew has shaken hands with the device: the old connection is gone.
+/// A peer that has restarted completed a handshake with the device: the old connection ends.
 #[test]
 fn a_new_incarnation_takes_the_tuple_over() {
     let mut t = server();
@@ -179,7 +179,7 @@ fn a_new_incarnation_takes_the_tuple_over() {
     let old = t.socket();
     t.pump();
     t.take_all();
-    // Beyond the window: it is nothing that the old connection could take.
+    // Beyond the receive window of the old connection.
     t.new_incarnation(3_000_000);
     t.device_accepts(&seg!(ACK PSH ack 77 data b"new"), Peer::agreed());
     assert_ne!(t.socket(), old);
@@ -189,7 +189,8 @@ fn a_new_incarnation_takes_the_tuple_over() {
     assert!(t.take_all().iter().all(|s| !s.flags.has(testkit::Flags::RST)), "no reset to anybody");
 }
 
-/// More than an initial window is TCP's to pace; what is left in the end is the device's.
+/// A response of more than an initial window is sent by the host; its rest is handed over when it
+/// fits.
 #[test]
 fn a_long_response_is_handed_over_when_it_fits() {
     let mut t = asked();
@@ -202,13 +203,13 @@ fn a_long_response_is_handed_over_when_it_fits() {
     assert_eq!(t.position(teardown.una), 14_481);
     let left: usize = bytes(&teardown).len();
     assert_eq!(left, 20_000 - 14_480);
-    // Whether the host had sent it already does not matter to the peer.
+    // It makes no difference to the peer whether the host had sent the rest already.
     let sent = t.position(teardown.nxt) - 14_481;
     assert!(sent == 0 || sent as usize == left + 1);
     assert_eq!(t.state(), "GONE");
 }
 
-/// What is in flight is cut apart from what was never sent.
+/// Bytes in flight and bytes never sent are separate parts.
 #[test]
 fn parts_end_where_sending_has() {
     let mut t = asked();
@@ -223,8 +224,8 @@ fn parts_end_where_sending_has() {
     assert_eq!(bytes(&teardown), b"sentunsent");
 }
 
-/// RFC 7323 section 5.5: the device counts the age of the peer's timestamp from the hand-over on,
-/// so that it is handed none that proves nothing any more.
+/// RFC 7323 section 5.5: the device counts the age of TS.Recent from the hand-over on, so a
+/// connection whose TS.Recent has expired is not handed over.
 #[test]
 fn a_connection_without_a_recent_timestamp_stays() {
     for (days, stays) in [(23, false), (25, true)] {
@@ -240,7 +241,8 @@ fn a_connection_without_a_recent_timestamp_stays() {
     }
 }
 
-/// A file's extents go with the connection; the device tells its file engine itself what arrived.
+/// A file's extents go with the connection; the device itself tells its file engine what was
+/// acknowledged.
 #[test]
 fn files_change_hands() {
     let mut t = asked();
@@ -255,7 +257,8 @@ fn files_change_hands() {
     assert!(t.took_file_close(), "nobody else needs the file");
 }
 
-/// A connection whose application has written a file and closed, and whose echoes are out.
+/// Returns a connection whose application has written a file and closed; its echoes are
+/// outstanding.
 fn closed_with_a_file() -> Peer {
     let mut t = asked();
     t.app_file(500);
@@ -264,8 +267,8 @@ fn closed_with_a_file() -> Peer {
     t
 }
 
-/// The paper's first condition of another kind: while a disk is awaited the host has to know how
-/// that ends.
+/// A condition beyond those of AccelTCP: while transmits wait for a disk, the connection stays on
+/// the host, which has to know how they end.
 #[test]
 fn what_waits_for_a_disk_waits_on_the_host() {
     let mut t = closed_with_a_file();
@@ -275,7 +278,7 @@ fn what_waits_for_a_disk_waits_on_the_host() {
     assert_eq!(t.position(teardown.una), 1);
 }
 
-/// The peer closed first: LAST-ACK is the device's.
+/// The peer closed first: the connection is handed over in LAST-ACK.
 #[test]
 fn a_passive_close_is_handed_over() {
     let mut t = server();
@@ -292,7 +295,7 @@ fn a_passive_close_is_handed_over() {
     assert_eq!(bytes(&teardown), b"pong");
 }
 
-/// The peer's FIN came before the hand-over, and not the acknowledgment of ours: CLOSING.
+/// The peer's FIN arrived before the hand-over, but not the acknowledgment of ours: CLOSING.
 #[test]
 fn a_close_of_both_at_once_is_handed_over() {
     let mut t = closed_with_a_file();
@@ -304,7 +307,7 @@ fn a_close_of_both_at_once_is_handed_over() {
     assert_eq!((t.position(teardown.una), t.peer_position(teardown.rcv_nxt)), (1, 6));
 }
 
-/// RFC 2525 section 2.17 holds for quasi-TCBs too.
+/// RFC 2525 section 2.17 applies to quasi-TCBs, too.
 #[test]
 fn unread_bytes_turn_the_close_into_a_reset() {
     let mut t = server();
@@ -315,8 +318,8 @@ fn unread_bytes_turn_the_close_into_a_reset() {
     assert!(t.take_teardown().is_none());
 }
 
-/// The device has as many as it takes: the host closes by itself, and hands over again when some
-/// have ended.
+/// If the device's table is full, the host closes the connection by itself. It hands over again
+/// when the device has room.
 #[test]
 fn a_full_table_is_no_reason_to_lose_a_byte() {
     let mut t = server();
@@ -338,8 +341,8 @@ fn a_full_table_is_no_reason_to_lose_a_byte() {
     assert_eq!(t.host.counters().handed_over, 3, "there is room again");
 }
 
-/// What was on its way to the host when it handed the connection over is the device's to answer: no
-/// reset, and no second connection for a duplicate that brings the cookie back.
+/// Frames that were on their way to the host when it handed the connection over are returned to the
+/// device. They cause no reset, and a duplicate with the cookie causes no second connection.
 #[test]
 fn frames_that_crossed_the_hand_over_are_given_back() {
     let mut t = server();
@@ -354,14 +357,14 @@ fn frames_that_crossed_the_hand_over_are_given_back() {
     t.expect_nothing();
     let counters = t.host.counters();
     assert_eq!((counters.setup_accepted, counters.hand_over_frames_returned), (1, 2));
-    // Once the device has the connection, what still comes here is nobody's.
+    // After the device has taken the connection, frames to the host belong to no connection.
     assert!(t.take_teardown().is_some());
     t.send(seg!(ACK seq 5));
     t.expect(seg!(RST));
     assert_eq!(t.take_returned(), 0);
 }
 
-/// What the device gives back goes on as it was.
+/// A connection that the device refuses continues on the host.
 #[test]
 fn a_refused_connection_is_closed_by_the_host() {
     let (mut t, teardown) = handed_over();
@@ -376,7 +379,7 @@ fn a_refused_connection_is_closed_by_the_host() {
     assert_eq!((counters.hand_over_refused, counters.hand_over_refused_reset), (1, 0));
 }
 
-/// Nobody has the contexts of a connection that was given back: the device is told.
+/// The host has no use for the offload contexts of a refused connection: they are destroyed.
 #[test]
 fn contexts_of_a_refused_connection_are_destroyed() {
     let (mut t, mut teardown) = handed_over();
@@ -387,7 +390,8 @@ fn contexts_of_a_refused_connection_are_destroyed() {
     assert_eq!(t.file_ops.iter().filter(|op| destroyed(op)).count(), 1);
 }
 
-/// `Op::Listen` says what the device needs: every address of ours for a wildcard, and no others.
+/// `Op::Listen` has the parameters that the device needs: for a wildcard every address of the host,
+/// and no others.
 #[test]
 fn the_device_is_told_of_listeners() {
     let (mut t, listener) = Peer::server_with_options(&ALL);
@@ -397,13 +401,13 @@ fn the_device_is_told_of_listeners() {
     assert_eq!((listen.listener, listen.port, listen.mss), (ListenId(0), 80, [1460, 1440]));
     assert!(listen.defer && listen.sack && listen.ecn);
     assert_eq!(t.host.setup_offload(listener), Ok(()));
-    // Busy: it answers SYNs all the same. A flood of them must not come to the host.
+    // An overloaded device still answers SYNs, so that a flood of them does not reach the host.
     for (permille, high) in [(990, true), (995, true), (300, false)] {
         t.event(Event::Load(Load { permille, high }));
         assert_eq!(t.take_listens(), []);
     }
     assert_eq!(t.host.counters().device_overloads, 1);
-    // Reset: it has to be told again.
+    // After a reset the device has to be told again.
     t.event(Event::Reset);
     assert!(matches!(&t.take_listens()[..], [Ok(_)]));
     t.event(Event::ListenRefused { listener: ListenId(0), why: Refusal::TableFull });
@@ -413,7 +417,7 @@ fn the_device_is_told_of_listeners() {
     assert_eq!(t.take_listens(), [], "it has none");
 }
 
-/// A busy device gets no connections to tear down.
+/// An overloaded device gets no connections to tear down.
 #[test]
 fn a_busy_device_is_left_alone() {
     let mut t = server();
@@ -428,7 +432,7 @@ fn a_busy_device_is_left_alone() {
     assert!(t.host.counters().hand_over_kept_overloaded > 0);
 }
 
-/// The option alone, on a connection that the host set up itself.
+/// Tear-down offload alone, on a connection that the host has set up itself.
 #[test]
 fn tear_down_without_set_up() {
     let mut t = Peer::server().established();
@@ -440,7 +444,7 @@ fn tear_down_without_set_up() {
     t.expect_nothing();
 }
 
-/// A listener's name, a port or a connection that is none of ours: counted, and nothing else.
+/// Events about unknown listeners or connections are ignored.
 #[test]
 fn nonsense_of_the_device_is_ignored() {
     let mut t = server();

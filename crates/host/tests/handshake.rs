@@ -1,11 +1,12 @@
-//! Connections that begin: RFC 9293 section 3.5, RFC 7323 section 2, RFC 2018 section 2, RFC 4987.
+//! Connection establishment: RFC 9293 section 3.5, RFC 7323 section 2, RFC 2018 section 2, RFC
+//! 4987.
 
 use base::Duration;
 use outboard_host::SocketError;
 use testkit::{Peer, seg};
 
-/// RFC 9293 section 3.7.1, RFC 7323 sections 2.2 and 3.2, RFC 2018 section 2: every option offered
-/// is answered.
+/// RFC 9293 section 3.7.1, RFC 7323 sections 2.2 and 3.2, RFC 2018 section 2: every option in the
+/// SYN is accepted.
 #[test]
 fn every_option_is_agreed() {
     let mut t = Peer::server();
@@ -17,8 +18,8 @@ fn every_option_is_agreed() {
     t.expect_nothing();
 }
 
-/// RFC 9293 section 3.7.1: without an MSS option 536 bytes; without the others neither are they
-/// used.
+/// RFC 9293 section 3.7.1: without an MSS option the MSS is 536 bytes. Other options that the SYN
+/// does not have are not used.
 #[test]
 fn a_bare_syn_gets_a_bare_answer() {
     let mut t = Peer::server();
@@ -31,7 +32,7 @@ fn a_bare_syn_gets_a_bare_answer() {
     t.expect(seg!(ACK PSH seq 1 len 600 run 536 no_ts no_sack));
 }
 
-/// RFC 7323 section 2.2: the window of a SYN is never scaled, later ones are.
+/// RFC 7323 section 2.2: the window of a SYN is never scaled; later windows are.
 #[test]
 fn windows_are_scaled_after_the_handshake() {
     let mut t = Peer::server();
@@ -44,8 +45,8 @@ fn windows_are_scaled_after_the_handshake() {
     t.expect_nothing();
 }
 
-/// RFC 6298 section 2.1: the SYN-ACK is sent again after 1, 2, 4, .. seconds, and the half-open
-/// connection then dropped.
+/// RFC 6298 section 2.1: the SYN-ACK is retransmitted with time-outs of 1, 2, 4, .. seconds; then
+/// the half-open connection is dropped.
 #[test]
 fn a_syn_ack_is_sent_again_and_given_up() {
     let mut t = Peer::server();
@@ -65,7 +66,7 @@ fn a_syn_ack_is_sent_again_and_given_up() {
     t.expect(seg!(RST seq 1));
 }
 
-/// RFC 9293 section 3.10.7.4: the same SYN again is answered again, with the same number.
+/// RFC 9293 section 3.10.7.4: a repeated SYN is answered again, with the same sequence number.
 #[test]
 fn a_repeated_syn_is_answered_again() {
     let mut t = Peer::server();
@@ -79,7 +80,7 @@ fn a_repeated_syn_is_answered_again() {
     t.expect(seg!(SYN ACK seq 0 ack 1));
 }
 
-/// RFC 5961 section 3.2: an exact reset ends a half-open connection, another does not.
+/// RFC 5961 section 3.2: only a reset with the exact sequence number ends a half-open connection.
 #[test]
 fn a_reset_of_a_half_open_connection() {
     let mut t = Peer::server();
@@ -91,8 +92,8 @@ fn a_reset_of_a_half_open_connection() {
     t.expect(seg!(RST seq 1));
 }
 
-/// RFC 9293 section 3.10.7.4: an acknowledgment of something never sent is reset, and the half-open
-/// connection stays.
+/// RFC 9293 section 3.10.7.4: an acknowledgment of data never sent is answered with a reset, and
+/// the half-open connection stays.
 #[test]
 fn a_wrong_acknowledgment_of_a_half_open_connection() {
     let mut t = Peer::server();
@@ -104,7 +105,7 @@ fn a_wrong_acknowledgment_of_a_half_open_connection() {
     assert!(t.accepted().is_some());
 }
 
-/// RFC 9293 section 3.10.7.1: a SYN for a port where nobody listens.
+/// RFC 9293 section 3.10.7.1: a SYN for a port without a listener is answered with a reset.
 #[test]
 fn a_closed_port_resets() {
     let mut t = Peer::new(|_| {}, (testkit::HOST, testkit::PEER));
@@ -116,7 +117,7 @@ fn a_closed_port_resets() {
     t.expect_nothing();
 }
 
-/// Data may come with the acknowledgment that ends the handshake: RFC 9293 section 3.10.7.4.
+/// RFC 9293 section 3.10.7.4: the last acknowledgment of the handshake may carry data.
 #[test]
 fn data_with_the_last_acknowledgment() {
     let mut t = Peer::server();
@@ -128,7 +129,7 @@ fn data_with_the_last_acknowledgment() {
     t.expect(seg!(ACK seq 1 ack 6));
 }
 
-/// An active open: RFC 9293 figure 6.
+/// RFC 9293 figure 6: an active open.
 #[test]
 fn an_active_open() {
     let mut t = Peer::client();
@@ -141,7 +142,7 @@ fn an_active_open() {
     assert_eq!(t.info().cwnd, 10 * 1388, "RFC 6928");
 }
 
-/// RFC 9293 section 3.10.7.3: options that the peer does not answer are not used.
+/// RFC 9293 section 3.10.7.3: options that the peer does not accept are not used.
 #[test]
 fn an_active_open_to_a_plain_peer() {
     let mut t = Peer::client();
@@ -153,7 +154,8 @@ fn an_active_open_to_a_plain_peer() {
     t.expect(seg!(ACK seq 1 len 500 no_ts ecn 0));
 }
 
-/// RFC 6298 section 5: the SYN is sent again with back-off, and given up after six times.
+/// RFC 6298 section 5: the SYN is retransmitted six times with back-off; then the connection times
+/// out.
 #[test]
 fn a_syn_without_answer_times_out() {
     let mut t = Peer::client();
@@ -169,7 +171,7 @@ fn a_syn_without_answer_times_out() {
     assert_eq!(t.error(), Some(SocketError::TimedOut));
 }
 
-/// RFC 9293 section 3.10.7.3: a reset refuses, but only one that acknowledges our SYN.
+/// RFC 9293 section 3.10.7.3: a reset refuses the connection only if it acknowledges our SYN.
 #[test]
 fn a_refused_connection() {
     let mut t = Peer::client();
@@ -183,7 +185,7 @@ fn a_refused_connection() {
     t.expect_nothing();
 }
 
-/// RFC 9293 section 3.10.7.3: an acknowledgment of something never sent.
+/// RFC 9293 section 3.10.7.3: an acknowledgment of data never sent is answered with a reset.
 #[test]
 fn an_old_syn_ack_is_reset() {
     let mut t = Peer::client();
@@ -193,7 +195,7 @@ fn an_old_syn_ack_is_reset() {
     assert_eq!(t.state(), "SYN-SENT");
 }
 
-/// RFC 9293 figure 8: both ends send their SYN first.
+/// RFC 9293 figure 7: both ends send their SYN first.
 #[test]
 fn a_simultaneous_open() {
     let mut t = Peer::client();
@@ -209,7 +211,7 @@ fn a_simultaneous_open() {
     t.expect(seg!(ACK seq 1 ack 1 data b"hello"));
 }
 
-/// A connection that is closed before it opened: RFC 9293 section 3.10.4.
+/// RFC 9293 section 3.10.4: the application closes the connection before it is established.
 #[test]
 fn closing_before_opening() {
     let mut t = Peer::client();
@@ -220,7 +222,8 @@ fn closing_before_opening() {
     t.expect(seg!(RST seq 1));
 }
 
-/// A server whose SYN cache has its only entry, and another peer.
+/// Returns a server whose SYN cache has one entry, which is in use; the peer has moved to another
+/// port.
 fn cache_full() -> Peer {
     let mut t = Peer::server_listening(|_| {}, 1);
     t.send(seg!(SYN mss 1460));
@@ -229,8 +232,8 @@ fn cache_full() -> Peer {
     t
 }
 
-/// RFC 4987 section 3.6: when the SYN cache is full the peer carries the state, options in the
-/// timestamp.
+/// RFC 4987 section 3.6: if the SYN cache is full, a SYN cookie holds the state, with the options
+/// in the timestamp.
 #[test]
 fn cookies_when_the_cache_is_full() {
     let mut t = cache_full();
@@ -250,7 +253,7 @@ fn cookies_when_the_cache_is_full() {
     t.expect(seg!(ACK seq 1 len 1024));
 }
 
-/// Without timestamps a cookie carries the segment size alone.
+/// Without timestamps a cookie holds only the segment size.
 #[test]
 fn a_cookie_without_timestamps() {
     let mut t = cache_full();
@@ -263,8 +266,9 @@ fn a_cookie_without_timestamps() {
     assert_eq!(t.app_read(), b"hello");
 }
 
-/// RFC 9293 section 3.7.1: a peer is sent no segments that it cannot take, and the least that a
-/// cookie can say is 536. The SYN comes again, and by then there may be room in the cache.
+/// RFC 9293 section 3.7.1: segments must not be larger than the peer accepts, and the least size
+/// that a cookie can hold is 536. The SYN is dropped; when it is retransmitted, the cache may have
+/// room.
 #[test]
 fn a_cookie_is_not_sent_to_a_peer_of_small_segments() {
     let mut t = cache_full();
@@ -274,8 +278,8 @@ fn a_cookie_is_not_sent_to_a_peer_of_small_segments() {
     t.take("a SYN-ACK by cookie");
 }
 
-/// RFC 7323 section 3.2: a cookie that went out with timestamps comes back with them, so that a
-/// guess has to fit both.
+/// RFC 7323 section 3.2: a cookie that was sent with timestamps is valid only with timestamps, so
+/// that an attacker has to guess both.
 #[test]
 fn a_cookie_with_timestamps_counts_with_them_only() {
     const ACCEPTED: &[(&str, u64)] = &[("tcp_syn_cookies_accepted", 1), ("tcp_passive_opens", 1)];
@@ -290,8 +294,8 @@ fn a_cookie_with_timestamps_counts_with_them_only() {
     }
 }
 
-/// RFC 7323 section 5.4, as the device checks it: a timestamp that we cannot have sent in the
-/// cookie's own time is a guess.
+/// RFC 7323 section 5.4: as on the device, a cookie is invalid if the host cannot have sent the
+/// echoed timestamp within the cookie's lifetime.
 #[test]
 fn a_cookie_comes_back_with_its_own_timestamp() {
     for (ahead, taken) in
@@ -305,7 +309,7 @@ fn a_cookie_comes_back_with_its_own_timestamp() {
     }
 }
 
-/// An acknowledgment that nobody can have been sent makes no connection.
+/// An acknowledgment without a valid cookie creates no connection.
 #[test]
 fn a_forged_cookie_is_refused() {
     let mut t = cache_full();
@@ -318,8 +322,8 @@ fn a_forged_cookie_is_refused() {
     t.expect(seg!(RST seq 2));
 }
 
-/// The handshake is the first sample of the round-trip time (RFC 6298 section 2), unless the
-/// SYN-ACK was sent twice (Karn's rule, section 3).
+/// RFC 6298 section 2: the handshake is the first round-trip sample, unless the SYN-ACK was sent
+/// twice (Karn's algorithm, section 3).
 #[test]
 fn the_handshake_is_a_sample() {
     for (again, srtt_ms) in [(false, 30), (true, 0)] {
@@ -338,7 +342,7 @@ fn the_handshake_is_a_sample() {
     }
 }
 
-/// RFC 4987: a flood of SYNs costs bounded memory, and nothing of what is established.
+/// RFC 4987: a SYN flood takes bounded memory and does not affect established connections.
 #[test]
 fn a_flood_of_syns_leaves_connections_alone() {
     let mut t = Peer::server_listening(|_| {}, 64);
@@ -353,13 +357,13 @@ fn a_flood_of_syns_leaves_connections_alone() {
     t.app_write_zeros(500);
     t.expect(seg!(ACK seq 1001 len 500));
     assert_eq!(t.state(), "ESTABLISHED");
-    // Nobody answers: the cache is given back.
+    // The handshakes stay incomplete, and the entries of the cache expire.
     t.send(seg!(ACK seq 1 ack 1501));
     t.moved(|t| t.at_ms(200_000), &[("tcp_syn_acks_resent", 320), ("tcp_syns_expired", 64)]);
 }
 
-/// RFC 9293 section 3.10.7.1 says a reset for each segment of no connection. A stranger gets so
-/// many a second and not more, whatever it sends; then they come again.
+/// RFC 9293 section 3.10.7.1: every segment of an unknown connection is answered with a reset, but
+/// at most `resets_per_s_max` times per second.
 #[test]
 fn strangers_get_so_many_resets() {
     let mut t = Peer::server_with(|c| c.tcp.resets_per_s_max = 3);
@@ -383,8 +387,8 @@ fn strangers_get_so_many_resets() {
     t.moved(|t| strangers(t, 4000..4004, 4003), &moves);
 }
 
-/// A port that is closed refuses; what was established there stays, and what was half open is
-/// forgotten.
+/// A port that is no longer listened on refuses connections. Established ones stay, and half-open
+/// ones are forgotten.
 #[test]
 fn a_port_that_is_closed_refuses() {
     let mut t = Peer::new(|_| {}, (testkit::HOST, testkit::PEER));
@@ -397,7 +401,7 @@ fn a_port_that_is_closed_refuses() {
     t.take("a SYN-ACK");
     t.send(seg!(ACK));
     t.moved(|t| t.host.unlisten(listener), &[]);
-    // Established before, and heard of only now.
+    // Established before, but accepted by the application only now.
     assert!(t.accepted().is_some());
     t.app_write_zeros(100);
     t.expect(seg!(ACK PSH len 100));
@@ -406,11 +410,11 @@ fn a_port_that_is_closed_refuses() {
     t.moved(|t| t.send(seg!(SYN mss 1460)), &[("tcp_no_connection", 1), ("tcp_out_rsts", 1)]);
     t.expect(seg!(RST ACK));
     t.moved(|t| t.at_ms(60_000), &[]);
-    // Its port can be opened again.
+    // The port can be listened on again.
     assert!(t.host.listen(listen).is_ok_and(|again| again != listener));
 }
 
-/// A whole exchange over IPv6: the MSS leaves room for the longer header (RFC 9293 section 3.7.1).
+/// A connection over IPv6: the MSS leaves room for the longer header (RFC 9293 section 3.7.1).
 #[test]
 fn over_ipv6() {
     let mut t = Peer::server_v6();

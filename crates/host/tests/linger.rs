@@ -1,12 +1,12 @@
-//! Lingering close: what a peer sends after the end is discarded, and no response is cut off (RFC
-//! 9112 section 9.6). By the host, and handed over to the device.
+//! Lingering close: data that the peer sends after the close is discarded, and does not cut off the
+//! response (RFC 9112 section 9.6). By the host, and handed over to the device.
 
 use abi::teardown::{ClosingState, LateData, TeardownRefused};
 use abi::{Event, Refusal};
 use outboard_host::SocketOption;
 use testkit::{Peer, seg};
 
-/// A server that has answered and closed lingering, and whose FIN has left.
+/// Returns a server after a response and a lingering close; its FIN has left.
 fn closed(bytes_max: u32) -> Peer {
     let mut t = Peer::server().established();
     t.queue(b"response");
@@ -15,7 +15,8 @@ fn closed(bytes_max: u32) -> Peer {
     t
 }
 
-/// Late data before and after the response is acknowledged, and the end of both directions.
+/// Late data before and after the acknowledgment of the response is acknowledged, and so is the
+/// FIN.
 #[test]
 fn late_data_does_not_cut_the_response_off() {
     let mut t = closed(100);
@@ -30,7 +31,7 @@ fn late_data_does_not_cut_the_response_off() {
     assert_eq!(t.state(), "GONE", "its tuple is in TIME-WAIT");
 }
 
-/// The lost response is sent again although data comes meanwhile.
+/// A lost response is retransmitted although late data arrives meanwhile.
 #[test]
 fn a_lost_response_is_sent_again() {
     let mut t = closed(100);
@@ -40,7 +41,7 @@ fn a_lost_response_is_sent_again() {
     t.expect(seg!(ACK PSH FIN seq 1 ack 5 data b"response"));
 }
 
-/// Late data out of order waits for what precedes it, and the window does not close.
+/// Out-of-order late data waits for the bytes before it, and the window does not close.
 #[test]
 fn late_data_out_of_order() {
     let mut t = closed(100);
@@ -57,7 +58,7 @@ fn late_data_out_of_order() {
     assert_eq!(t.host.counters().tcp_late_data_bytes, 18);
 }
 
-/// A peer that sends for ever is reset, once it has had its bytes.
+/// A peer that sends more bytes than the bound is reset; bytes up to the bound are acknowledged.
 #[test]
 fn late_data_is_bounded() {
     let mut t = closed(8);
@@ -71,7 +72,7 @@ fn late_data_is_bounded() {
     assert_eq!(t.state(), "GONE");
 }
 
-/// In FIN-WAIT-2 time is bounded, too.
+/// The time in FIN-WAIT-2 is bounded, too, even if the peer continues to send.
 #[test]
 fn a_dribbling_peer_is_bounded_in_time() {
     let mut t = closed(1000);
@@ -88,7 +89,7 @@ fn a_dribbling_peer_is_bounded_in_time() {
     t.expect(seg!(RST));
 }
 
-/// Bytes that were received and not read are discarded as well.
+/// Received bytes that were not read are discarded as well.
 #[test]
 fn unread_bytes_are_discarded() {
     let mut t = Peer::server().established();
@@ -99,7 +100,8 @@ fn unread_bytes_are_discarded() {
     t.expect(seg!(ACK PSH FIN seq 1 ack 7 data b"response"));
 }
 
-/// The device is told how much it may discard: what the host has not discarded already.
+/// The hand-over has the number of bytes that the device may discard: the bound less those already
+/// discarded.
 #[test]
 fn the_bound_is_handed_over() {
     let mut t = Peer::server().established();
@@ -115,7 +117,7 @@ fn the_bound_is_handed_over() {
     assert_eq!(teardown.late_data, LateData::Discard { bytes_max: 96 });
     assert_eq!(t.peer_position(teardown.rcv_nxt), 5);
     assert_eq!(t.host.counters().handed_over, 1);
-    // The device would not have it: the host goes on discarding.
+    // The device refuses the connection: the host continues to discard.
     let why = Refusal::DoesNotFit;
     t.event(Event::TeardownRefused(TeardownRefused { teardown, why }));
     t.take_all();
@@ -124,8 +126,8 @@ fn the_bound_is_handed_over() {
     assert_eq!(t.host.counters().tcp_late_data_bytes, 8);
 }
 
-/// The acknowledgment of all that was outstanding leaves nothing to hand over but FIN-WAIT-2: the
-/// device takes that too, and the host takes it back if the device does not.
+/// After the acknowledgment of everything outstanding, only FIN-WAIT-2 is left to hand over. The
+/// host takes it back if the device refuses it.
 #[test]
 fn only_the_end_of_the_peer_is_missing() {
     let mut t = Peer::server().established();
@@ -151,8 +153,8 @@ fn only_the_end_of_the_peer_is_missing() {
     assert_eq!(t.state(), "GONE");
 }
 
-/// A plain close still answers data with a reset (RFC 1122 section 4.2.2.13), and the device is
-/// told so.
+/// A plain close still answers data with a reset (RFC 1122 section 4.2.2.13), as the hand-over
+/// requires of the device.
 #[test]
 fn a_plain_close_is_handed_over_as_such() {
     let mut t = Peer::server().established();

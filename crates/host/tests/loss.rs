@@ -1,12 +1,12 @@
 //! Loss: RFC 6298 (time-out), RFC 8985 (RACK-TLP), RFC 6937 (PRR), RFC 3522 (Eifel), RFC 2883 and
-//! 3708 (DSACK), RFC 6582.
+//! RFC 3708 (DSACK), RFC 6582 (NewReno).
 
 use base::Duration;
 use outboard_host::{SocketError, SocketOption};
 use testkit::{Peer, seg};
 
-/// An established connection whose round trip of 100 ms is known, and whose window is `segments` of
-/// 1448 bytes, unpaced.
+/// Returns an established, unpaced connection with a measured round trip of 100 ms and a congestion
+/// window of `segments` times 1448 bytes.
 fn warm(segments: u32) -> Peer {
     let t = Peer::server_with(|c| {
         c.tcp.pacing = false;
@@ -25,12 +25,12 @@ fn warmed(mut t: Peer) -> Peer {
     t
 }
 
-/// Where byte `n` segments after the warming byte is.
+/// Returns the sequence number `n` segments after the byte that `warmed` sent.
 fn at(n: u32) -> u32 {
     2 + n * 1448
 }
 
-/// RFC 6298 section 5: the time-out doubles, and what was lost is sent by slow start.
+/// RFC 6298 section 5: the time-out doubles, and lost data is retransmitted in slow start.
 #[test]
 fn the_time_out_backs_off() {
     let mut t = warm(10);
@@ -39,7 +39,7 @@ fn the_time_out_backs_off() {
     t.moved(
         |t| {
             t.at_ms(3000);
-            // Two round trips: a tail loss probe. Then 300, 600 and 1200 ms.
+            // After two round trips a tail loss probe; then time-outs of 300, 600 and 1200 ms.
             t.expect_at(300, seg!(ACK PSH seq (at(9)) len 1448 again));
             t.expect_at(600, seg!(ACK seq 2 len 1448 again));
             t.expect_at(1200, seg!(ACK seq 2 len 1448 again));
@@ -58,7 +58,7 @@ fn the_time_out_backs_off() {
     t.expect(seg!(ACK seq (at(1)) len 2896 again));
 }
 
-/// Karn's rule (RFC 6298 section 3): without timestamps a retransmitted segment is no sample.
+/// Karn's algorithm (RFC 6298 section 3): without timestamps a retransmitted segment is no sample.
 #[test]
 fn a_retransmitted_segment_is_no_sample() {
     let mut t = Peer::server().established_by(&seg!(SYN mss 1460));
@@ -84,8 +84,8 @@ fn a_timestamp_samples_a_retransmission() {
     assert_eq!(t.info().srtt, Duration::from_millis(400));
 }
 
-/// RFC 8985 section 6.2, RFC 6675: three segments beyond a hole, and the hole is sent again at
-/// once.
+/// RFC 8985 section 6.2, RFC 6675: after SACKs of three segments beyond a hole the hole is
+/// retransmitted at once.
 #[test]
 fn three_sacks_repair_a_hole_at_once() {
     let mut t = warm(10);
@@ -109,8 +109,8 @@ fn three_sacks_repair_a_hole_at_once() {
     assert_eq!(t.info().cwnd, t.info().ssthresh, "RFC 6937 section 3");
 }
 
-/// RFC 8985 section 6.3: one segment beyond a hole, and the hole is lost a quarter of a round trip
-/// later.
+/// RFC 8985 section 6.3: after a SACK of one segment beyond a hole the hole is lost a quarter of a
+/// round trip later.
 #[test]
 fn one_sack_repairs_a_hole_after_the_reordering_window() {
     let mut t = warm(10);
@@ -127,7 +127,7 @@ fn one_sack_repairs_a_hole_after_the_reordering_window() {
     t.expect_nothing();
 }
 
-/// RFC 8985 section 6.2: what was only reordered within that time is not sent again.
+/// RFC 8985 section 6.2: a segment reordered within that time is not retransmitted.
 #[test]
 fn reordering_within_the_window_is_tolerated() {
     let mut t = warm(10);
@@ -144,12 +144,12 @@ fn reordering_within_the_window_is_tolerated() {
         &[],
     );
     t.expect_nothing();
-    // From now on three SACKs are no proof either.
+    // From now on three SACKs no longer prove a loss.
     t.send(seg!(ACK ack (at(2)) sack (at(3), at(6))));
     t.expect_nothing();
 }
 
-/// RFC 6937: after a loss about seven segments leave for ten that arrive (CUBIC's beta).
+/// RFC 6937: after a loss about seven segments are sent for ten that arrive (CUBIC's beta).
 #[test]
 fn the_rate_is_reduced_in_proportion() {
     let mut t = warm(20);
@@ -170,8 +170,8 @@ fn the_rate_is_reduced_in_proportion() {
     assert!((11..=15).contains(&segments), "{segments} segments in place of 19");
 }
 
-/// RFC 8985 section 7: a lost tail is probed after two round trips, and the answer repairs it
-/// without a time-out.
+/// RFC 8985 section 7: a lost tail is probed after two round trips, and the acknowledgment of the
+/// probe leads to its repair without a time-out.
 #[test]
 fn a_lost_tail_is_repaired_by_a_probe() {
     let mut t = warm(10);
@@ -200,7 +200,7 @@ fn a_lost_tail_is_repaired_by_a_probe() {
     t.expect_nothing();
 }
 
-/// RFC 8985 section 7.3: new data serves as the probe where there is some.
+/// RFC 8985 section 7.3: the probe has new data, if there is any.
 #[test]
 fn a_probe_prefers_new_data() {
     let mut t = warm(2);
@@ -210,15 +210,15 @@ fn a_probe_prefers_new_data() {
     t.expect_at(300, seg!(ACK PSH seq (at(2)) len 1448 first));
 }
 
-/// RFC 8985 section 7.4.2: a probe that repaired a single loss costs a reduction of the window,
-/// seen once later data is acknowledged.
+/// RFC 8985 section 7.4.2: a probe that repaired a single loss reduces the window, once later data
+/// is acknowledged.
 #[test]
 fn a_repair_by_a_probe_is_noticed() {
     let mut t = warm(10);
     t.app_write_zeros(1448);
     t.take("one segment");
-    // Two round trips and the peer's delay are more than the time-out of 300 ms, whose place it
-    // takes.
+    // Two round trips and the peer's delay exceed the time-out of 300 ms, so the probe takes its
+    // place.
     t.at_ms(500);
     t.expect_at(400, seg!(ACK seq 2 len 1448 again));
     t.at_ms(600);
@@ -230,7 +230,7 @@ fn a_repair_by_a_probe_is_noticed() {
     assert_eq!(t.info().ssthresh, 14480 * 7 / 10);
 }
 
-/// RFC 8985 section 7.4.2: a DSACK says that the probe was in vain.
+/// RFC 8985 section 7.4.2: a DSACK shows that the probe was not needed.
 #[test]
 fn a_probe_in_vain_costs_nothing() {
     let mut t = warm(10);
@@ -248,7 +248,7 @@ fn a_probe_in_vain_costs_nothing() {
     assert_eq!(t.info().ssthresh, u32::MAX);
 }
 
-/// RFC 3522: the acknowledgment of the original arrives after the time-out.
+/// RFC 3522: the acknowledgment of the original arrives after the time-out, which is undone.
 #[test]
 fn a_spurious_time_out_is_undone() {
     let mut t = Peer::server_with(|c| {
@@ -269,7 +269,7 @@ fn a_spurious_time_out_is_undone() {
     assert!(t.take_all().iter().all(|s| s.again == Some(false)), "nothing else is sent again");
 }
 
-/// RFC 3708: every retransmission is answered by a DSACK.
+/// RFC 3708: a recovery is undone if every retransmission is answered by a DSACK.
 #[test]
 fn dsacks_undo_a_recovery() {
     let mut t = Peer::server_with(|c| {
@@ -294,8 +294,8 @@ fn dsacks_undo_a_recovery() {
     assert_eq!((t.info().ssthresh, t.info().cwnd >= 14600), (u32::MAX, true));
 }
 
-/// RFC 6582 section 3.2: without SACK three duplicates begin a recovery, and each partial
-/// acknowledgment repairs the next hole.
+/// RFC 6582 section 3.2: without SACK three duplicate acknowledgments start a recovery, and each
+/// partial acknowledgment repairs the next hole.
 #[test]
 fn duplicates_repair_without_sack() {
     let mut t = Peer::server_with(|c| c.tcp.pacing = false).established_by(&seg!(SYN mss 1460));
@@ -324,7 +324,8 @@ fn duplicates_repair_without_sack() {
     assert_eq!(t.info().cwnd, t.info().ssthresh);
 }
 
-/// RFC 3042: without SACK the first two duplicates let a new segment out each, beyond the window.
+/// RFC 3042: without SACK each of the first two duplicate acknowledgments lets a new segment out,
+/// beyond the window.
 #[test]
 fn duplicates_let_new_segments_out() {
     let mut t = Peer::server_with(|c| c.tcp.pacing = false).established_by(&seg!(SYN mss 1460));
@@ -341,7 +342,7 @@ fn duplicates_let_new_segments_out() {
     t.expect_nothing();
 }
 
-/// A lost retransmission is found by RACK as well: RFC 8985 section 3.
+/// RFC 8985 section 3: RACK detects a lost retransmission, too.
 #[test]
 fn a_lost_retransmission_is_repaired() {
     let mut t = warm(10);
@@ -360,7 +361,7 @@ fn a_lost_retransmission_is_repaired() {
     assert!(t.take_all().iter().any(|s| s.seq == Some(2) && s.again == Some(true)));
 }
 
-/// RFC 2018 section 8: a peer that takes its SACKs back is believed no more after a time-out.
+/// RFC 2018 section 8: after a time-out the SACKs of a peer that discarded their data are ignored.
 #[test]
 fn reneging_is_survived() {
     let mut t = warm(10);
@@ -377,7 +378,7 @@ fn reneging_is_survived() {
     assert!(sent.iter().any(|s| s.seq == Some(at(1)) && s.again == Some(true)), "{sent:?}");
 }
 
-/// RFC 5482: bytes that stay unacknowledged for too long end the connection; quiet time before them
+/// RFC 5482: a connection ends if its bytes stay unacknowledged for too long; idle time before them
 /// does not count.
 #[test]
 fn the_user_time_out_counts_from_the_first_byte() {

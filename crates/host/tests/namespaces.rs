@@ -1,4 +1,4 @@
-//! Namespaces: what is written, what the device is told, and who reads what is sent.
+//! Namespaces: writes, invalidations at the device, and whether the device or the host reads.
 
 use abi::aligned::AlignedBuf;
 use abi::disk::{DiskAccess, DiskCompletion, DiskRequest, RequestId};
@@ -6,14 +6,14 @@ use abi::{Event, FileAccess, FileFault, FileId, FileStat, Op, Refusal};
 use outboard_host::{DiskToken, DiskUser, FileKind, Notice};
 use testkit::{Peer, file_bytes, seg};
 
-/// The only user of the disk beyond sockets.
+/// The only user of the disk other than sockets.
 const USER: DiskUser = DiskUser(0);
 
 const fn token(number: u64) -> DiskToken {
     DiskToken { user: USER, number }
 }
 
-/// A connection, and a namespace that is open at both disks.
+/// Returns a connection, and a namespace that is open at the device and on the host's own disk.
 fn opened() -> (Peer, FileId) {
     let mut t = Peer::server_with(|c| c.tcp.pacing = false).established();
     assert_eq!(t.host.new_disk_user(), USER);
@@ -43,7 +43,7 @@ fn write(t: &mut Peer, number: u64, file: FileId, offset: u64, len: u32) {
     t.pump();
 }
 
-/// What the device was told has changed.
+/// Returns the invalidated ranges, and removes the operations, which must all be invalidations.
 fn invalidated(t: &mut Peer) -> Vec<(FileId, u64, u64)> {
     let ops = t.file_ops.drain(..).map(|op| match op {
         Op::FileInvalidate { file, offset, len } => (file, offset, len),
@@ -66,7 +66,7 @@ fn id_of(request: &DiskRequest) -> RequestId {
     }
 }
 
-/// Tokens and results of changes that ended.
+/// Returns the completed changes: token, whether the buffer came back, and result.
 fn done(t: &mut Peer) -> Vec<(u64, bool, Result<(), FileFault>)> {
     t.notices.retain(|notice| *notice != Notice::DiskDone(USER));
     let ended = core::iter::from_fn(|| t.host.poll_extent_done(USER));
@@ -102,7 +102,7 @@ fn the_device_hears_of_a_change_when_it_is_made() {
     assert_eq!(done(&mut t), [(7, false, Ok(())), (6, false, Ok(()))]);
 }
 
-/// After a fault nobody knows how much of the range has changed.
+/// After a fault it is unknown how much of the range has changed, so all of it is invalidated.
 #[test]
 fn a_failed_change_is_told_too() {
     let (mut t, file) = opened();
@@ -143,7 +143,7 @@ fn only_ranges_of_open_namespaces_change() {
     assert_eq!(t.host.counters().file_invalidations, 0);
 }
 
-/// The file of a namespace that is read only may be one that cannot be written.
+/// A read-only namespace opens its file for reading only, because the file may not be writable.
 #[test]
 fn a_namespace_that_is_read_only() {
     let mut t = Peer::server_with(|c| c.tcp.pacing = false).established();
@@ -162,7 +162,7 @@ fn a_namespace_that_is_read_only() {
     assert!(t.disk.is_empty(), "{:?}", t.disk);
 }
 
-/// What the device sends, and what the host reads where the device will not.
+/// The device reads a namespace that it has opened; otherwise the host does.
 #[test]
 fn who_reads() {
     let (mut t, file) = opened();
@@ -172,7 +172,7 @@ fn who_reads() {
     for answer in [
         Err(FileFault::Refused(Refusal::TableFull)),
         Err(FileFault::NotFound),
-        // It is not the file that we have.
+        // Not the file that the host has opened.
         Ok(FileStat { size: 1 << 29, ..Peer::big_file() }),
         Ok(FileStat { kind: FileKind::Block, ..Peer::big_file() }),
     ] {
@@ -188,7 +188,7 @@ fn who_reads() {
         t.file_ops.clear();
         t.host.offload_write(t.now(), t.socket(), file, 5000, 1000).unwrap();
         t.pump();
-        // Another version, for it is written to: that is no fault.
+        // Another version is no fault, because a namespace is written to.
         t.serve_disk(FileStat { version: 9, ..Peer::big_file() });
         t.expect(seg!(ACK PSH data (file_bytes(5000, 1000))));
         write(&mut t, 1, file, 0, 1);
@@ -199,7 +199,7 @@ fn who_reads() {
     }
 }
 
-/// A block device may be one, and nothing else that is no file.
+/// A namespace may be on a block device, but not on other special files.
 #[test]
 fn kinds_of_namespaces() {
     for (kind, works) in [(FileKind::Block, true), (FileKind::Other, false)] {
@@ -218,7 +218,8 @@ fn kinds_of_namespaces() {
     }
 }
 
-/// The device loses everything: the host reads what is under way, the device what comes then.
+/// After a device reset the host reads the bytes in flight. Once the device has opened the
+/// namespace again, it reads later ones.
 #[test]
 fn a_reset_device_opens_it_again() {
     let (mut t, file) = opened();
@@ -250,7 +251,7 @@ fn a_reset_device_opens_it_again() {
     assert!(!t.notices.iter().any(|n| matches!(n, Notice::File(_))), "the handle lasts");
 }
 
-/// It is closed when the last change has ended.
+/// A namespace is closed after its last change has completed.
 #[test]
 fn a_close_waits_for_changes() {
     let (mut t, file) = opened();

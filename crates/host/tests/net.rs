@@ -1,5 +1,5 @@
-//! Below and beside TCP: ARP, neighbour discovery, ICMP, path MTU, malformed packets, ECN,
-//! keep-alive.
+//! Below and beside TCP: ARP, neighbor discovery, ICMP, path MTU, malformed packets, checksums,
+//! ECN, keep-alive.
 
 use abi::Checksum;
 use base::Duration;
@@ -28,8 +28,8 @@ fn arp_requests_for_us_are_answered() {
     assert!(t.frames.is_empty());
 }
 
-/// RFC 1122 section 2.3.2.2: what waits for a neighbour is kept, sent when it answers, and dropped
-/// when it does not.
+/// RFC 1122 section 2.3.2.2: a packet to an unresolved neighbor is kept, and sent when the neighbor
+/// is resolved.
 #[test]
 fn an_unresolved_neighbour() {
     let mut t = Peer::server();
@@ -64,7 +64,8 @@ fn neighbour_solicitations_are_answered() {
     t.moved(|t| t.send_icmp(&body), &[("neighbor_replies", 1)]);
     let reply = t.frames.pop_front().unwrap();
     assert_eq!((reply[..6].to_vec(), reply[54]), (PEER_MAC.to_vec(), 136));
-    // Section 7.1.1: only from this link.
+    // Section 7.1.1: the hop limit must be 255 and the checksum must be right. `send_ip` leaves the
+    // checksum zero, which is detected first.
     let frame_with_low_hop_limit = [body.clone(), vec![]].concat();
     t.moved(|t| t.send_ip(58, &frame_with_low_hop_limit), &[("received_bad_checksum", 1)]);
 }
@@ -82,7 +83,7 @@ fn echo_requests_are_answered() {
     }
 }
 
-/// RFC 1122 section 4.1.3.1, and a limit on how many (RFC 1812 section 4.3.2.8).
+/// RFC 1122 section 4.1.3.1, with a rate limit (RFC 1812 section 4.3.2.8).
 #[test]
 fn udp_ports_are_unreachable() {
     let mut t = Peer::new(|_| {}, (HOST, PEER));
@@ -103,8 +104,8 @@ fn udp_ports_are_unreachable() {
     );
 }
 
-/// RFC 1191: the MTU of the path is lowered by an error that names bytes in flight, and what was
-/// sent goes again in smaller packets.
+/// RFC 1191: an error that quotes bytes in flight lowers the path MTU, and these bytes are
+/// retransmitted in smaller packets.
 #[test]
 fn a_smaller_path_mtu() {
     let mut t = Peer::server_with(|c| c.tcp.pacing = false).established();
@@ -121,7 +122,7 @@ fn a_smaller_path_mtu() {
     assert_eq!(t.info().ssthresh, u32::MAX, "it is no congestion");
 }
 
-/// RFC 5927: one that names nothing in flight is ignored.
+/// RFC 5927: an error that quotes no bytes in flight is ignored.
 #[test]
 fn a_forged_path_mtu_is_ignored() {
     let mut t = Peer::server().established();
@@ -134,7 +135,7 @@ fn a_forged_path_mtu_is_ignored() {
     t.expect_nothing();
 }
 
-/// RFC 8201 section 4: never below 1280 bytes.
+/// RFC 8201 section 4: the path MTU is never below 1280 bytes.
 #[test]
 fn packet_too_big_over_ipv6() {
     let mut t = Peer::server_v6().established_by(&seg!(SYN mss 1440 sack_ok tsval 5000 wscale 7));
@@ -147,7 +148,7 @@ fn packet_too_big_over_ipv6() {
     t.expect(seg!(ACK PSH seq 1 len 1428 run 1208 again));
 }
 
-/// RFC 5461: a hard error ends a connection that is opening, not one that is established.
+/// RFC 5461: a hard error ends a connection that is being opened, but not an established one.
 #[test]
 fn unreachable_while_opening() {
     let mut t = Peer::client();
@@ -166,7 +167,7 @@ fn unreachable_while_opening() {
     assert_eq!(t.state(), "ESTABLISHED");
 }
 
-/// Malformed packets are counted, each under its own name, and answered by nothing.
+/// Malformed packets are counted by their kind, and not answered.
 #[test]
 fn malformed_packets() {
     let mut t = Peer::server().established();
@@ -191,7 +192,7 @@ fn malformed_packets() {
     assert_eq!(t.app_read(), b"");
 }
 
-/// The receive checksum is verified by whoever can: device or host.
+/// The host verifies a checksum that the device has not verified.
 #[test]
 fn checksums() {
     let mut t = Peer::server().established();
@@ -216,7 +217,7 @@ fn ecn() -> Peer {
     t
 }
 
-/// RFC 3168 section 6.1.1: agreed by both, or not used.
+/// RFC 3168 section 6.1.1: ECN is used only if both sides agree.
 #[test]
 fn ecn_is_negotiated() {
     let mut t = ecn();
@@ -230,7 +231,7 @@ fn ecn_is_negotiated() {
     t.expect(seg!(SYN ACK));
 }
 
-/// RFC 3168 section 6.1.3: a mark is echoed until the peer has reduced its window.
+/// RFC 3168 section 6.1.3: a CE mark is echoed until the peer has reduced its window.
 #[test]
 fn marks_are_echoed() {
     let mut t = ecn();
@@ -242,7 +243,7 @@ fn marks_are_echoed() {
     t.expect(seg!(ACK ack 4));
 }
 
-/// RFC 3168 section 6.1.2: the window is reduced once per window of data, and the peer told.
+/// RFC 3168 section 6.1.2: the window is reduced once per window of data, and CWR tells the peer.
 #[test]
 fn an_echoed_mark_reduces_the_window_once() {
     let mut t = ecn();
@@ -264,7 +265,7 @@ fn an_echoed_mark_reduces_the_window_once() {
     assert_eq!(cwr.len(), 1, "{sent:?}");
 }
 
-/// RFC 9293 section 3.8.4: a quiet connection is probed, and one whose peer is gone is ended.
+/// RFC 9293 section 3.8.4: an idle connection is probed, and ended if its peer does not answer.
 #[test]
 fn keep_alive() {
     let mut t = Peer::server().established();
@@ -286,7 +287,7 @@ fn keep_alive() {
     assert_eq!(t.error(), Some(SocketError::TimedOut));
 }
 
-/// A peer's keep-alive, one byte before what is expected, is answered.
+/// A keep-alive from the peer, one byte before the expected sequence number, is answered.
 #[test]
 fn a_keep_alive_of_the_peer_is_answered() {
     let mut t = Peer::server().established();
@@ -296,7 +297,6 @@ fn a_keep_alive_of_the_peer_is_answered() {
     t.expect(seg!(ACK seq 1 ack 1));
 }
 
-/// An idle connection keeps nothing awake.
 #[test]
 fn an_idle_connection_has_no_timers() {
     let mut t = Peer::server().established();

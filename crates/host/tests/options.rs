@@ -1,11 +1,11 @@
-//! What an application sets on a socket and sees of it: `TCP_MAXSEG`, `SHUT_RD`, `TCP_INFO`, and
-//! where its writes end.
+//! Options that an application sets on a socket, and the state that it sees: `TCP_MAXSEG`,
+//! `SHUT_RD`, `TCP_INFO`, and PSH at the end of its writes.
 
 use base::Duration;
 use outboard_host::{Listen, ListenerOption, SocketError, SocketOption};
 use testkit::{Flags, Peer, seg};
 
-/// Where byte `n` segments of 1448 bytes after the first is.
+/// Returns the sequence number `n` segments of 1448 bytes after the first byte.
 fn at(n: u32) -> u32 {
     1 + n * 1448
 }
@@ -18,8 +18,8 @@ fn unpaced(segments: u32) -> Peer {
     .established()
 }
 
-/// RFC 9293 section 3.9.1.2, Linux's tcp_push: a transmit in which a write ends is pushed, the same
-/// when it is sent again; one in the middle of a write is not.
+/// RFC 9293 section 3.9.1.2, Linux's `tcp_push`: a transmit that has the end of a write has PSH,
+/// also when it is retransmitted; one in the middle of a write has not.
 #[test]
 fn the_end_of_each_write_is_pushed() {
     let mut t = unpaced(4);
@@ -36,7 +36,7 @@ fn the_end_of_each_write_is_pushed() {
     assert!(!pushed(&mut t, at(4), 8 * 1448), "the middle of the second");
     t.send(seg!(ACK ack (at(12))));
     assert!(pushed(&mut t, at(12), 100));
-    // Sent again, a segment at a time.
+    // Retransmitted, a segment at a time.
     let mut t = unpaced(4);
     t.queue(&[0; 1448 + 100]);
     t.queue(&[0; 2 * 1448 - 100]);
@@ -54,7 +54,8 @@ fn the_end_of_each_write_is_pushed() {
     }
 }
 
-/// `TCP_MAXSEG` before the handshake: the peer is asked for it, and gets no more itself.
+/// `TCP_MAXSEG` before the handshake limits both the MSS that the host offers and the segments that
+/// it sends.
 #[test]
 fn the_largest_segment_is_offered() {
     let mut t = Peer::client();
@@ -78,8 +79,8 @@ fn the_largest_segment_is_offered() {
     t.expect(seg!(ACK seq 1 run 588));
 }
 
-/// `TCP_MAXSEG` of an established connection: what is sent from now on is shorter; never below
-/// Linux's least, and never longer again.
+/// `TCP_MAXSEG` of an established connection: segments sent from now on are shorter; never below
+/// Linux's minimum, and never longer again.
 #[test]
 fn the_largest_segment_of_an_established_connection() {
     let mut t = unpaced(10);
@@ -93,7 +94,7 @@ fn the_largest_segment_of_an_established_connection() {
     assert_eq!(t.info().mss, 76);
 }
 
-/// A peer that offers less than any segment can have is served with Linux's least all the same.
+/// A peer that offers less than any segment can have is sent segments of Linux's minimum.
 #[test]
 fn the_largest_segment_beside_a_peers_that_is_too_small() {
     let mut t = Peer::new(|_| {}, (testkit::HOST, testkit::PEER));
@@ -108,7 +109,7 @@ fn the_largest_segment_beside_a_peers_that_is_too_small() {
     t.expect(seg!(ACK seq 1 run 76));
 }
 
-/// A FIN that comes with bytes that are sent again is no new data (Linux: tcp_rcv_state_process).
+/// A FIN with retransmitted bytes is no new data (Linux: `tcp_rcv_state_process`).
 #[test]
 fn a_fin_with_old_data_closes_in_order() {
     for close in [Peer::app_close, Peer::app_shutdown] {
@@ -125,7 +126,7 @@ fn a_fin_with_old_data_closes_in_order() {
     }
 }
 
-/// `SHUT_RD`: what was not read and what still comes is discarded and acknowledged, so that the
+/// `SHUT_RD`: unread bytes and bytes that still arrive are discarded and acknowledged, so that the
 /// window never closes.
 #[test]
 fn a_direction_that_is_not_read() {
@@ -160,13 +161,13 @@ fn a_direction_that_is_not_read() {
     t.expect(seg!(ACK FIN seq 7));
     t.send(seg!(ACK));
     assert_eq!(t.state(), "FIN-WAIT-2");
-    // RFC 1122 section 4.2.2.13.
+    // RFC 1122 section 4.2.2.13: data for a closed connection is answered with a reset.
     t.send_data(b"more");
     t.expect(seg!(RST ACK seq 8));
     assert_eq!(t.error(), Some(SocketError::Closed));
 }
 
-/// The peer's FIN ends such a connection in order.
+/// After `SHUT_RD` the peer's FIN closes the connection in order.
 #[test]
 fn a_direction_that_is_not_read_is_closed_in_order() {
     let mut t = Peer::server().established();
@@ -179,7 +180,7 @@ fn a_direction_that_is_not_read_is_closed_in_order() {
     assert_eq!(t.state(), "TIME-WAIT");
 }
 
-/// What `TCP_INFO` has: the state of recovery and the scoreboard.
+/// `TCP_INFO` shows the state of recovery and the scoreboard.
 #[test]
 fn recovery_is_seen() {
     let mut t = unpaced(10);
@@ -199,7 +200,7 @@ fn recovery_is_seen() {
     let info = t.info();
     assert_eq!((info.congestion_state, info.sacked, info.lost), ("Recovery", 3 * 1448, 5 * 1448));
     assert_eq!(info.min_rtt, Duration::from_millis(100));
-    // Its original arrives after all, behind eight others.
+    // The original arrives after all, behind seven later segments.
     let mut t = unpaced(10);
     t.app_write(&[0; 14_480]);
     t.take_all();
@@ -215,7 +216,7 @@ fn recovery_is_seen() {
     assert_eq!(t.info().congestion_state, "Loss");
 }
 
-/// The same: reordering in segments, the peer's segments, and the rate of delivery.
+/// `TCP_INFO` shows the reordering in segments, the peer's segment size, and the delivery rate.
 #[test]
 fn the_path_is_seen() {
     let mut t = unpaced(10);

@@ -1,5 +1,5 @@
-//! `nsplice` from the host's side: two scripted peers, and a device that says what the test has it
-//! say. Numbers are relative to the two initial ones of each connection.
+//! `nsplice` from the host's side, with two scripted peers and a scripted device. Sequence and
+//! acknowledgment numbers are relative to the connection's two initial ones.
 
 use abi::port::RxFrame;
 use abi::splice::{Splice, SpliceClosed, SpliceEnd, SpliceLimits, SpliceTimestamps};
@@ -21,21 +21,23 @@ const HOST: [u8; 4] = [10, 77, 0, 2];
 const ACK: Flags = Flags::ACK;
 const FIN: Flags = Flags(0x11);
 const IDLE: Duration = Duration::from_secs(30);
-/// The peers' clock at the start, and their initial sequence number.
+/// The peers' timestamp clock at the start.
 const CLOCK: u32 = 5000;
+/// The peers' initial sequence number.
 const PEER_ISS: SeqNum = SeqNum(u32::MAX - 500);
 
-/// A connection of a peer.
+/// A connection with a scripted peer.
 struct Line {
     tuple: Tuple,
     iss: SeqNum,
     socket: SocketId,
     timestamps: bool,
-    /// Our latest TSval.
+    /// Latest TSval from the host.
     recent: u32,
 }
 
-/// What the host sent: to which line, sequence and acknowledgment, flags, payload.
+/// A segment from the host: index of the connection, relative sequence and acknowledgment number,
+/// flags without PSH, payload.
 type Sent = (usize, u32, u32, Flags, Vec<u8>);
 
 struct World {
@@ -44,10 +46,10 @@ struct World {
     pool: PacketPool,
     lines: Vec<Line>,
     sent: Vec<Sent>,
-    /// Operations on splices.
+    /// Operations other than transmits.
     ops: Vec<Op>,
     notices: Vec<Notice>,
-    /// Whether anybody answers ARP requests.
+    /// Whether ARP requests are answered.
     answers: bool,
     counted: Vec<(&'static str, u64)>,
 }
@@ -87,7 +89,7 @@ impl World {
         }
     }
 
-    /// Two established connections, everything quiet.
+    /// Returns a host with two established, idle connections.
     fn pair() -> Self {
         let mut world = Self::new(Ok(SpliceLimits { pairs_max: 9 }), |_| {});
         (0..2).for_each(|_| world.open(true));
@@ -95,7 +97,7 @@ impl World {
         world
     }
 
-    /// A peer connects.
+    /// Opens a connection from a new peer.
     fn open(&mut self, timestamps: bool) {
         let line = self.lines.len();
         let host = u8::try_from(line).unwrap() + 10;
@@ -110,7 +112,7 @@ impl World {
         segment.options.sack_permitted = true;
         segment.options.window_scale = Some(7);
         segment.options.timestamps = timestamps.then_some(Timestamps { value: CLOCK, echo: 0 });
-        // The name is filled in below.
+        // A placeholder until the connection is accepted below.
         let placeholder = socket.unwrap_or_else(|| {
             self.host.connect(self.now, Endpoint { addr: [10, 77, 0, 99].into(), port: 9 }).unwrap()
         });
@@ -140,7 +142,7 @@ impl World {
         }
     }
 
-    /// A peer sends a segment.
+    /// Sends a segment from a peer. Returns its frame.
     fn send(&mut self, line: usize, seq: u32, ack: u32, flags: Flags, payload: &[u8]) -> Vec<u8> {
         let Line { tuple, iss, timestamps, recent, .. } = self.lines[line];
         let mut segment = self.segment(&tuple, PEER_ISS + seq, iss + ack, flags);
@@ -255,7 +257,7 @@ impl World {
         result
     }
 
-    /// The device was asked, once; gives what.
+    /// Returns the request to splice, which must be the only operation.
     fn asked(&mut self) -> Splice {
         assert_eq!(self.ops.len(), 1, "{:?}", self.ops);
         match self.ops.pop() {
@@ -264,7 +266,7 @@ impl World {
         }
     }
 
-    /// A pair that the device has.
+    /// Returns a host and a pair that its device has spliced.
     fn spliced() -> (Self, SpliceId) {
         let mut world = Self::pair();
         let id = world.nsplice().unwrap();
@@ -279,7 +281,7 @@ impl World {
         core::mem::take(&mut self.notices)
     }
 
-    /// The counters that moved, those of splicing and of the events.
+    /// Returns the counters that moved since the last call: those of splicing and those in `more`.
     fn moved(&mut self, more: &[&str]) -> Vec<String> {
         let now = all(|f| self.host.visit(f));
         let wanted = |name: &str| name.starts_with("splice_") || more.contains(&name);
@@ -298,8 +300,8 @@ fn frames(packets: &[RxFrame]) -> Vec<Vec<u8>> {
     packets.iter().map(|frame| frame.packet.as_slice().to_vec()).collect()
 }
 
-/// AccelTCP section 5.1: quiet connections are handed over at once, with all that a TCB knows, and
-/// forgotten when the device has them.
+/// AccelTCP section 5.1: idle connections are handed over at once with the complete state of their
+/// TCBs, and removed from the host when the device has accepted them.
 #[test]
 fn quiet_connections_are_handed_over() {
     let mut world = World::pair();
@@ -329,7 +331,7 @@ fn quiet_connections_are_handed_over() {
         assert_eq!(world.host.info(socket), None);
     }
     assert_eq!((world.host.take_splice(id), world.sent()), (None, vec![]));
-    // What the device tells at the end, once.
+    // The device reports the end once.
     let (bytes, packets, end) = ([7, 9], [1, 2], SpliceEnd::Reset(1));
     world.event(Event::SpliceClosed(Box::new(SpliceClosed { id, bytes, packets, end })));
     assert_eq!(world.notices(), [Notice::SpliceClosed(id)]);
@@ -338,13 +340,13 @@ fn quiet_connections_are_handed_over() {
     assert_eq!(meta.remotes, [world.lines[0].tuple.remote, world.lines[1].tuple.remote]);
     assert_eq!(world.host.take_splice(id), None);
     assert_eq!(world.moved(&[]), ["splice_ends +1"]);
-    // A peer that speaks on is a stranger.
+    // A late segment from a peer is answered with a reset.
     world.send(0, 1, 1, ACK, b"late");
     assert_eq!(world.sent(), [(0, 1, 0, Flags::RST, vec![])]);
 }
 
-/// What was received and not read goes first, in software, and both sides acknowledge everything
-/// before the device is asked.
+/// Unread bytes are relayed in software first. The device is asked after both sides have
+/// acknowledged everything.
 #[test]
 fn what_is_unread_is_relayed_first() {
     let mut world = World::pair();
@@ -372,7 +374,7 @@ fn what_is_unread_is_relayed_first() {
     assert_eq!((b.snd_nxt, b.rcv_nxt), (world.lines[1].iss + 18, PEER_ISS + 1));
 }
 
-/// An acknowledgment that was delayed goes out before the device is asked.
+/// A delayed acknowledgment is sent before the device is asked.
 #[test]
 fn everything_is_acknowledged_first() {
     let mut world = World::pair();
@@ -388,7 +390,8 @@ fn everything_is_acknowledged_first() {
     assert_eq!(world.asked().sides[0].rcv_nxt, PEER_ISS + 22);
 }
 
-/// What comes meanwhile is kept and not acknowledged; its own acknowledgments count.
+/// Segments that arrive while the pair drains are kept and not acknowledged; their acknowledgment
+/// numbers take effect.
 #[test]
 fn what_comes_meanwhile_is_kept() {
     let mut world = World::pair();
@@ -402,18 +405,18 @@ fn what_comes_meanwhile_is_kept() {
     assert_eq!(world.sent().len(), 1, "the request");
     world.moved(&[]);
     world.after(10);
-    // Out of order, and twice: as it came.
+    // Out-of-order segments are kept in order of arrival; a duplicate is dropped.
     let mut kept = vec![world.send(0, 14, 1, ACK, b"third"), world.send(0, 8, 1, ACK, b"second")];
     world.send(0, 8, 1, ACK, b"second");
     assert_eq!((world.sent(), world.ops.len()), (vec![], 0));
-    // The other side answers before it acknowledges: with the same segment.
+    // The answer and the acknowledgment of the other side share a segment.
     kept.push(world.send(1, 1, 8, ACK, b"answer"));
     let splice = world.asked();
     assert_eq!(splice.sides[0].rcv_nxt, PEER_ISS + 8);
     assert_eq!(splice.sides[1].rcv_nxt, PEER_ISS + 1);
     assert_eq!(splice.sides[1].snd_nxt, world.lines[1].iss + 8);
     assert_eq!(splice.sides[0].timestamps.unwrap().recent, CLOCK, "not that of what was kept");
-    // From here on everything is kept: the device may own them.
+    // From here on every segment is kept, because the device may own the connections already.
     kept.push(world.send(0, 19, 1, ACK, b""));
     kept.push(world.send(1, 7, 8, FIN, b"last"));
     assert_eq!(world.sent(), []);
@@ -437,7 +440,7 @@ fn what_comes_meanwhile_is_kept() {
     );
 }
 
-/// What the device has to know to sum a packet again comes back with it.
+/// A kept frame whose checksum is not filled in yet reaches the device marked as such.
 #[test]
 fn unfinished_checksums_stay_marked() {
     let mut world = World::pair();
@@ -450,7 +453,7 @@ fn unfinished_checksums_stay_marked() {
     assert_eq!(marks, [Checksum::Good, Checksum::Partial]);
 }
 
-/// Without the device's consent they are sockets again, and what was kept has come.
+/// If the device refuses, the connections are ordinary sockets again and receive the kept segments.
 #[test]
 fn a_refusal_loses_nothing() {
     let mut world = World::pair();
@@ -474,17 +477,17 @@ fn a_refusal_loses_nothing() {
     assert_eq!(&got[..len], b"one two");
     assert!(world.host.readiness(a).peer_closed && world.host.readiness(b).writable);
     assert_eq!(world.sent(), [(0, 1, 9, ACK, vec![])], "acknowledged, with the FIN");
-    // And corked as before.
+    // The socket is corked as before.
     world.host.send(world.now, a, Bytes::from_static(b"held back")).unwrap();
     world.pump();
     assert_eq!(world.sent(), []);
-    // A second answer is one too many.
+    // A second answer of the device is ignored.
     world.event(Event::Spliced { id, result });
     assert_eq!(world.moved(&["events_ignored"]), ["events_ignored +1"]);
     assert_eq!((world.notices(), world.ops.len()), (vec![], 0));
 }
 
-/// What waits behind a gap was not acknowledged either; what fills it is relayed in software.
+/// Data behind a gap is not acknowledged either: once the gap is filled, it is relayed in software.
 #[test]
 fn gaps_are_filled_first() {
     let mut world = World::pair();
@@ -492,7 +495,7 @@ fn gaps_are_filled_first() {
     world.nsplice().unwrap();
     world.sent();
     assert_eq!(world.ops.len(), 0);
-    // A FIN behind it is not taken: it could not be relayed any more.
+    // A FIN behind the gap is dropped: it can be relayed only after the missing data.
     world.moved(&[]);
     world.send(0, 9, 1, FIN, b"");
     assert_eq!(world.moved(&[]), ["splice_kept_dropped +1"]);
@@ -505,7 +508,7 @@ fn gaps_are_filled_first() {
     assert_eq!(world.asked().sides[0].rcv_nxt, PEER_ISS + 9);
 }
 
-/// Either dies before the device was asked: the other is a socket as before.
+/// If one connection ends before the device was asked, the other is an ordinary socket again.
 #[test]
 fn one_that_ends_ends_the_attempt() {
     for which in 0..2 {
@@ -532,7 +535,7 @@ fn one_that_ends_ends_the_attempt() {
     }
 }
 
-/// Property 7: a device that loses its state ends what it had, and refuses what it was asked for.
+/// A device that loses its state ends its spliced pairs, and refuses those that it was asked for.
 #[test]
 fn a_reset_of_the_device() {
     let (mut world, id) = World::spliced();
@@ -552,11 +555,11 @@ fn a_reset_of_the_device() {
     let refused = Notice::SpliceRefused(id, Refusal::DeviceReset);
     assert_eq!(world.notices(), [refused, Notice::Socket(a)]);
     assert_eq!(world.host.peek(a), b"kept");
-    // It finds the question behind the reset and says yes: it has to forget them.
+    // The device takes the request after its reset and accepts the pair: it has to drop it.
     world.event(Event::Spliced { id, result: Ok(()) });
     assert!(matches!(world.ops[..], [Op::Unsplice { id: other }] if other == id));
     assert_eq!(world.notices(), []);
-    // And it can be asked again.
+    // The connections can be spliced again.
     world.ops.clear();
     world.host.consume(a, 4);
     world.pump();
@@ -565,7 +568,7 @@ fn a_reset_of_the_device() {
     assert_eq!(world.asked().id, again);
 }
 
-/// Everything that is known at once is said at once, and changes nothing.
+/// Refusals that the host can decide itself are returned at once and change nothing.
 #[test]
 fn declined_at_once() {
     let limits = Ok(SpliceLimits { pairs_max: 9 });
@@ -590,7 +593,7 @@ fn declined_at_once() {
     let [a, b] = world.sockets();
     assert_eq!(world.host.nsplice(world.now, a, a, IDLE), refused(Refusal::DoesNotFit));
     assert_eq!(world.moved(&[]), ["splice_declined_busy +1"]);
-    // Closed by the peer, by us, or gone.
+    // Closed by the peer, closed by the application, or reset.
     world.send(0, 1, 1, FIN, b"");
     let gone = Err(SpliceError::NotConnected(SocketError::Closed));
     assert_eq!(world.nsplice(), gone);
@@ -605,7 +608,7 @@ fn declined_at_once() {
     assert_eq!(world.nsplice(), refused(Refusal::DoesNotFit), "once is enough");
 }
 
-/// A peer cannot fill the memory while the other does not acknowledge.
+/// A peer cannot exhaust the memory while the other does not acknowledge.
 #[test]
 fn keeping_is_bounded() {
     let mut world = World::pair();
@@ -618,12 +621,12 @@ fn keeping_is_bounded() {
     assert_eq!(world.moved(&[]), ["splice_kept_dropped +44", "splice_kept_packets +256"]);
 }
 
-/// A neighbour that has been forgotten is asked for, and the device after that.
+/// If a neighbor has been forgotten, it is resolved before the device is asked.
 #[test]
 fn a_neighbour_that_is_not_known() {
     let mut world = World::pair();
     world.answers = false;
-    // The table forgets one that does not answer any more.
+    // The table forgets a neighbor that no longer answers.
     for _ in 0..10 {
         world.after(40_000);
         world.send(0, 1, 1, ACK, b"");
@@ -644,7 +647,7 @@ fn a_neighbour_that_is_not_known() {
     world.asked();
 }
 
-/// Ended by the application, wherever it stands.
+/// The application can end a splice in each of its phases.
 #[test]
 fn unspliced() {
     let (mut world, id) = World::spliced();
@@ -653,7 +656,8 @@ fn unspliced() {
     assert!(matches!(world.ops[..], [Op::Unsplice { id: other }] if other == id));
     assert_eq!(world.notices(), [], "the device tells when it has");
 
-    // Asked: the device gives them back, and they are reset from here.
+    // Asked: when the device accepts, it is told to drop the pair, and the host resets both
+    // connections.
     let mut world = World::pair();
     let id = world.nsplice().unwrap();
     world.asked();
@@ -680,7 +684,7 @@ fn unspliced() {
     assert_eq!(world.ops.len(), 0);
 }
 
-/// An application that never asks does not make the host remember for ever.
+/// The end of a splice is reported once; ends of unknown splices are ignored.
 #[test]
 fn ends_are_forgotten_in_the_end() {
     let (mut world, first) = World::spliced();
@@ -693,7 +697,7 @@ fn ends_are_forgotten_in_the_end() {
     assert_eq!(world.host.take_splice(first).unwrap().end, Some(SpliceEnd::Closed));
 }
 
-/// Other connections go on as ever.
+/// Other connections are not affected.
 #[test]
 fn others_are_not_disturbed() {
     let mut world = World::pair();

@@ -1,4 +1,4 @@
-//! TLS above the host's TCP, against rustls as the client: RFC 8446 and RFC 5246.
+//! TLS above the host's TCP, with rustls as the client: RFC 8446 and RFC 5246.
 
 use std::io::{Read as _, Write as _};
 use std::sync::{Arc, LazyLock, Mutex};
@@ -14,10 +14,10 @@ use rustls::{
 use testkit::{Certificate, Flags, HOST, PEER, Peer, TlsOffer, limited_suite, seg};
 use wire::tls::fatal_alert;
 
-/// What must never be seen on the wire.
+/// Plaintext that must never appear on the link.
 const SECRET: &[u8] = b"attack at dawn, and bring a ladder";
 
-/// What the server shows and the clients trust.
+/// The server's certificate, which the clients trust.
 static CERTIFICATE: LazyLock<Certificate> =
     LazyLock::new(|| Certificate::new(vec!["localhost".to_owned()]));
 
@@ -32,22 +32,23 @@ fn server_config(suites: Vec<SupportedCipherSuite>) -> ServerConfig {
     config
 }
 
-/// A host under test and a client, joined by the scripted peer.
+/// A host under test and a rustls client, connected by the scripted peer.
 struct World {
     t: Peer,
     client: ClientConnection,
-    /// Everything that the host sent.
+    /// All payload bytes from the host.
     wire: Vec<u8>,
-    /// What the client has read, and whether it read close_notify.
+    /// Plaintext that the client has read.
     read: Vec<u8>,
+    /// Whether the client has received close_notify.
     ended: bool,
     acked: u32,
-    /// Bytes of a segment of the client.
+    /// Maximum payload of the client's segments, in bytes.
     segment: usize,
 }
 
 impl World {
-    /// A connection, and nothing of TLS yet.
+    /// Returns a connection before its TLS handshake.
     fn connected(config: ServerConfig, client: Arc<ClientConfig>) -> Self {
         let mut t = Peer::new(|c| c.tcp.pacing = false, (HOST, PEER));
         let server = TlsServer { config: Arc::new(config), crypto: Arc::new(crypto::Provider) };
@@ -61,7 +62,7 @@ impl World {
         Self { t, client, wire, read, ended: false, acked: 1, segment: 1448 }
     }
 
-    /// After the handshake.
+    /// Returns a connection after its TLS handshake.
     fn open(offer: &TlsOffer) -> Self {
         let suites = aws_lc_rs::ALL_CIPHER_SUITES.to_vec();
         let mut world = Self::connected(server_config(suites), Arc::new(client_config(offer)));
@@ -71,7 +72,8 @@ impl World {
         world
     }
 
-    /// Carries bytes both ways until nobody has any; gives what the client could not take.
+    /// Carries bytes in both directions until both sides are idle. Returns the client's error, if
+    /// any.
     fn run(&mut self) -> Option<rustls::Error> {
         let mut error = None;
         loop {
@@ -100,7 +102,7 @@ impl World {
             while !rest.is_empty() && error.is_none() {
                 self.client.read_tls(&mut rest).unwrap();
                 error = self.client.process_new_packets().err();
-                // Would block, or the end: `ended` says which.
+                // Reads until it would block, or to the end of the stream.
                 self.ended |= self.client.reader().read_to_end(&mut self.read).is_ok();
             }
             if !busy {
@@ -109,12 +111,12 @@ impl World {
         }
     }
 
-    /// What the client has read since the last call.
+    /// Returns the plaintext that the client has read since the last call.
     fn client_read(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.read)
     }
 
-    /// A sealed record of the client's, not yet sent.
+    /// Returns an encrypted record of the client, without sending it.
     fn record(&mut self, text: &[u8]) -> Vec<u8> {
         self.client.writer().write_all(text).unwrap();
         let mut out = Vec::new();
@@ -126,7 +128,7 @@ impl World {
         self.t.count(name)
     }
 
-    /// The connection failed with that alert, and the client was told.
+    /// Asserts that the connection failed with `alert`, and that the client received an alert.
     fn failed_with(&mut self, alert: Alert) {
         assert_eq!(self.t.error(), Some(SocketError::Tls(alert)));
         assert_eq!(self.t.app_read(), b"", "nothing of it is shown");
@@ -140,12 +142,12 @@ fn text(len: usize) -> Vec<u8> {
     (0..len).map(|n| u8::try_from(n % 251).unwrap()).collect()
 }
 
-/// Every suite of both versions, both ways, in records of every size up to some.
+/// Data in both directions, with every suite of both versions that fits the certificate.
 #[test]
 fn every_suite() {
     for suite in aws_lc_rs::ALL_CIPHER_SUITES {
         let offer = TlsOffer::of(suite.suite());
-        // The certificate is one of ECDSA.
+        // The certificate has an ECDSA key.
         if format!("{:?}", suite.suite()).contains("RSA") {
             continue;
         }
@@ -169,7 +171,7 @@ fn every_suite() {
     }
 }
 
-/// Records cut by segments anywhere: one byte at a time is the worst.
+/// Records are cut by segments at any byte; one byte per segment is the worst case.
 #[test]
 fn records_come_in_pieces() {
     for segment in [1, 2, 3, 5, 7, 100] {
@@ -184,7 +186,7 @@ fn records_come_in_pieces() {
     }
 }
 
-/// A file is read by the host and sealed: its bytes and no others reach the client.
+/// A file is read and encrypted by the host, and exactly its bytes reach the client.
 #[test]
 fn a_file() {
     let mut world = World::open(&TlsOffer::default());
@@ -212,7 +214,7 @@ fn a_file() {
     );
 }
 
-/// Files are let go of when their bytes are sealed, or will never be.
+/// Files are released when their bytes are encrypted, or will never be.
 #[test]
 fn files_are_released() {
     for aborted in [false, true] {
@@ -237,8 +239,8 @@ fn files_are_released() {
     }
 }
 
-/// RFC 8446 section 5.2: whatever byte of a record is changed, it is an alert and never data. The
-/// type and the length have alerts of their own.
+/// RFC 8446 section 5.2: a change of any byte of a record causes an alert, and no data is read. The
+/// type and, in TLS 1.2, the version have alerts of their own.
 #[test]
 fn every_changed_byte_is_noticed() {
     for offer in [TlsOffer::default(), TlsOffer::tls12()] {
@@ -250,11 +252,12 @@ fn every_changed_byte_is_noticed() {
                 break;
             }
             record[at] ^= 0x01;
-            // A length that is more waits for bytes.
+            // A longer length waits for more bytes.
             record.extend([0; 300]);
             world.t.send_data(&record);
             let error = world.t.error();
-            // RFC 8446 section 5.1: TLS 1.3 ignores the version, but it is sealed with the rest.
+            // RFC 8446 section 5.1: TLS 1.3 ignores the version, but authenticates it with the
+            // header.
             let expected = match (at, world.client.protocol_version()) {
                 (0, _) => [Alert::UnexpectedMessage, Alert::BadRecordMac],
                 (1 | 2, Some(rustls::ProtocolVersion::TLSv1_2)) => [Alert::ProtocolVersion; 2],
@@ -284,7 +287,7 @@ fn records_that_are_too_long() {
     }
 }
 
-/// Seals what no client would, with the client's own keys, from its next record on.
+/// Encrypts invalid records with the client's own keys, from its next record number on.
 struct Forger {
     key: Box<dyn abi::crypto::Aead>,
     iv: [u8; 12],
@@ -301,7 +304,7 @@ impl Forger {
         (Self { key, iv: iv.as_ref().try_into().unwrap(), number }, world.t)
     }
 
-    /// A record of TLS 1.3 around `inner`: content, type and padding.
+    /// Returns a TLS 1.3 record around `inner`: content, type and padding.
     fn seal(&mut self, inner: &[u8]) -> Vec<u8> {
         let mut nonce = self.iv;
         nonce[4..].iter_mut().zip(self.number.to_be_bytes()).for_each(|(n, s)| *n ^= s);
@@ -324,7 +327,7 @@ fn forger() -> (Forger, Peer) {
     Forger::new(world)
 }
 
-/// Records that verify and are wrong all the same: RFC 8446 sections 5.1, 5.2, 5.4 and 4.6.3.
+/// Records that decrypt but are invalid: RFC 8446 sections 5.1, 5.2, 5.4 and 4.6.3.
 #[test]
 fn hostile_records_that_verify() {
     let long = [&vec![b'x'; 16_385][..], &[23]].concat();
@@ -354,7 +357,7 @@ fn hostile_records_that_verify() {
     }
 }
 
-/// RFC 8446 section 6.1: what follows close_notify is ignored, whether it verifies or not.
+/// RFC 8446 section 6.1: bytes after close_notify are ignored, whether they decrypt or not.
 #[test]
 fn nothing_is_read_behind_the_peers_end() {
     let (mut forger, mut t) = forger();
@@ -368,7 +371,7 @@ fn nothing_is_read_behind_the_peers_end() {
     assert_eq!((t.app_read(), t.host.counters().tls_alerts_sent), (Vec::new(), 0));
 }
 
-/// RFC 8446 section 5.4: padding is nobody's business. A record that is sent again is another.
+/// RFC 8446 section 5.4: padding is removed. A record that is sent again does not decrypt.
 #[test]
 fn padding_and_replay() {
     let (mut forger, mut t) = forger();
@@ -383,7 +386,7 @@ fn padding_and_replay() {
     assert_eq!((counters.tls_decrypt_error, counters.tls_rx_records), (1, 2));
 }
 
-/// A record that has no room for a tag.
+/// A record without room for a tag.
 #[test]
 fn a_record_without_a_tag() {
     let mut world = World::open(&TlsOffer::default());
@@ -391,7 +394,8 @@ fn a_record_without_a_tag() {
     world.failed_with(Alert::BadRecordMac);
 }
 
-/// The peer vanishes in the middle of a record: an end, and not a byte of it.
+/// The peer closes in the middle of a record: the application sees the end, and no byte of the
+/// record.
 #[test]
 fn a_cut_record() {
     let mut world = World::open(&TlsOffer::default());
@@ -403,7 +407,7 @@ fn a_cut_record() {
     assert_eq!(world.t.app_read(), b"");
 }
 
-/// Another protocol on the port: an alert, not silence.
+/// Another protocol on the port is answered with an alert.
 #[test]
 fn plain_http() {
     let suites = aws_lc_rs::ALL_CIPHER_SUITES.to_vec();
@@ -416,7 +420,7 @@ fn plain_http() {
     assert_eq!(world.t.error(), Some(SocketError::Tls(Alert::UnexpectedMessage)));
 }
 
-/// No suite in common: rustls's own alert.
+/// Without a common suite the handshake fails with rustls's own alert.
 #[test]
 fn a_handshake_that_fails() {
     let of = |suite| TlsOffer::of(suite).suites;
@@ -429,7 +433,7 @@ fn a_handshake_that_fails() {
     assert_eq!((world.counter("tls_handshake_failures"), world.counter("tls_handshakes")), (1, 0));
 }
 
-/// RFC 8446 section 4.6.3: the client changes its key, and asks for ours to change.
+/// RFC 8446 section 4.6.3: the client updates its key, and requests an update of the host's.
 #[test]
 fn keys_change() {
     let mut world = World::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
@@ -447,8 +451,8 @@ fn keys_change() {
     }
 }
 
-/// RFC 8446 section 4.6.3: many requests are answered once, before the next data; so nothing is
-/// kept for a peer that asks and does not read.
+/// RFC 8446 section 4.6.3: many requests are answered once, before the next data, so that no memory
+/// is used for a peer that requests updates and does not read.
 #[test]
 fn keys_that_change_again_and_again() {
     let mut world = World::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
@@ -468,7 +472,8 @@ fn keys_that_change_again_and_again() {
     }
 }
 
-/// Without data between them only so many keys are followed: each costs us one.
+/// Without data between them at most 32 key updates are accepted, because each costs the host a key
+/// derivation.
 #[test]
 fn keys_that_change_for_nothing() {
     let mut world = World::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
@@ -491,7 +496,7 @@ fn keys_that_change_for_nothing() {
     assert_eq!((world.counter("tls_rx_rekey_ok"), world.counter("tls_alerts_sent")), (96, 1));
 }
 
-/// The traffic secrets of a handshake, as rustls logs them: (client's, server's).
+/// The traffic secrets of a handshake, as logged by rustls: the client's and the server's.
 #[derive(Debug, Default)]
 struct Logged(Mutex<[Vec<u8>; 2]>);
 
@@ -504,8 +509,8 @@ impl KeyLog for Logged {
     }
 }
 
-/// A connection to which the secrets of a handshake are attached that others had; the host's end
-/// takes itself for the client where `is_client`.
+/// Returns a connection to which the secrets of another handshake are attached. The host acts as
+/// the client if `is_client`.
 fn attached(name: CipherSuite, suite: Suite, is_client: bool) -> World {
     let logged = Arc::new(Logged::default());
     let mut config = client_config(&TlsOffer::of(name));
@@ -543,7 +548,7 @@ fn attached(name: CipherSuite, suite: Suite, is_client: bool) -> World {
     world
 }
 
-/// RFC 8446 section 7.2, of a session whose handshake was not the host's.
+/// RFC 8446 section 7.2: key updates of a session whose handshake was not the host's.
 #[test]
 fn attached_keys_change() {
     let suites = [
@@ -569,7 +574,7 @@ fn attached_keys_change() {
     }
 }
 
-/// RFC 8446 section 4.6.1: a client may leave a ticket alone, and a server gets none.
+/// RFC 8446 section 4.6.1: a client may ignore a ticket, and a server must not receive one.
 #[test]
 fn tickets_of_attached_sessions() {
     let ticket = [4, 0, 0, 3, 1, 2, 3, 22];
@@ -596,7 +601,8 @@ fn secrets_that_fit_no_suite() {
     assert!(TlsKeys::from_secrets(&secrets, &rustls, Arc::new(crypto::Provider)).is_none());
 }
 
-/// RFC 8446 section 5.5: a key that has sealed enough is changed, and the client follows.
+/// RFC 8446 section 5.5: a key that has reached its limit of records is updated, and the client
+/// follows.
 #[test]
 fn a_key_has_a_limit() {
     let server = server_config(vec![limited_suite(1030)]);
@@ -611,7 +617,7 @@ fn a_key_has_a_limit() {
     assert!(world.counter("tls_tx_rekey_ok") >= 2, "six records each, less the tickets");
 }
 
-/// RFC 8446 section 6.1: both sides say that they end.
+/// RFC 8446 section 6.1: both sides send close_notify.
 #[test]
 fn the_end_is_said() {
     let mut world = World::open(&TlsOffer::default());
@@ -627,7 +633,8 @@ fn the_end_is_said() {
     assert_eq!(world.t.state(), "TIME-WAIT");
 }
 
-/// What came before the end is read after it, however late and however much of it there is.
+/// Data that arrived before close_notify can all be read after it, even after the connection has
+/// closed.
 #[test]
 fn what_came_before_the_end_is_read_after_it() {
     let mut world = World::open(&TlsOffer::default());
@@ -647,7 +654,7 @@ fn what_came_before_the_end_is_read_after_it() {
     assert!(read == text(200_000));
 }
 
-/// What is written after the end is refused at once, although the end is not yet sent.
+/// Writes after the shutdown are refused at once, although close_notify was not sent yet.
 #[test]
 fn nothing_follows_the_end() {
     let mut world = World::open(&TlsOffer::default());
@@ -660,7 +667,7 @@ fn nothing_follows_the_end() {
     assert_eq!((world.client_read(), world.ended), (Vec::new(), true));
 }
 
-/// What was written before the socket was closed is still delivered, sealed, with its end.
+/// Data written before the socket was closed is still delivered, encrypted, with close_notify.
 #[test]
 fn a_closed_socket_delivers() {
     let mut world = World::open(&TlsOffer::default());
@@ -670,23 +677,22 @@ fn a_closed_socket_delivers() {
     assert_eq!((world.client_read(), world.ended), (text(40_000), true));
 }
 
-/// close_notify and the FIN leave with the response: a client that closes as soon as it has all of
-/// that answers what comes later with a reset.
+/// close_notify and the FIN leave with the response: a client that closes as soon as it has the
+/// response would answer them with a reset if they came later.
 #[test]
 fn the_end_is_in_the_transmit_of_the_response() {
     let mut world = World::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
     world.t.take_all();
     world.t.queue(&text(500));
     world.t.app_close_lingering(100);
-    // Two records of a type byte, a header and a tag.
+    // Two records, each with a type byte, a header and a tag.
     let len = 500 + 22 + 2 + 22;
     let sent = world.t.take_all();
     assert_eq!(sent.len(), 1, "{sent:?}");
     assert_eq!((sent[0].len, sent[0].flags.has(Flags::FIN)), (Some(len), true));
 }
 
-/// A response of TLS 1.3 on a connection that the server closes lingering, and then all that a
-/// client may send that has not yet read it.
+/// Returns a server with a TLS 1.3 connection after a response and a lingering close.
 fn answered_lingering(len: usize) -> World {
     let mut world = World::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
     world.t.app_write(&text(len));
@@ -694,8 +700,8 @@ fn answered_lingering(len: usize) -> World {
     world
 }
 
-/// RFC 9112 section 9.6: a pipelined request, a KeyUpdate and close_notify come before the response
-/// is acknowledged, and do not cut it off.
+/// RFC 9112 section 9.6: a pipelined request, a KeyUpdate and close_notify arrive before the
+/// response is acknowledged, and do not cut it off.
 #[test]
 fn late_records_do_not_cut_the_response_off() {
     let mut world = answered_lingering(60_000);
@@ -719,7 +725,7 @@ fn late_records_do_not_cut_the_response_off() {
 }
 
 /// RFC 8446 section 4.6.3: a KeyUpdate behind the request, in the same flight, is answered before
-/// the response, the application having let go of the connection.
+/// the response, although the application has closed the socket.
 #[test]
 fn a_key_update_behind_the_last_request_is_answered() {
     let mut world = World::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
@@ -741,8 +747,8 @@ fn a_key_update_behind_the_last_request_is_answered() {
     assert_eq!(world.counter("tcp_out_rsts"), 0);
 }
 
-/// RFC 8446 section 4.6.3: a KeyUpdate that comes while a written file is still being sent is
-/// answered before the next record of it; the application has closed the connection by then.
+/// RFC 8446 section 4.6.3: a KeyUpdate that arrives while a file is being sent is answered before
+/// the file's next record, although the application has closed the socket.
 #[test]
 fn a_key_update_while_a_file_is_sent_is_answered() {
     let mut world = World::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
@@ -772,8 +778,8 @@ fn a_key_update_while_a_file_is_sent_is_answered() {
     assert_eq!((world.counter("tcp_out_rsts"), world.t.disk_closes), (0, 1));
 }
 
-/// RFC 8446 section 4.6.3 asks for an answer before the next application data record, and none may
-/// follow close_notify (section 6.1): if all that was written is sent, there is no answer.
+/// RFC 8446 section 4.6.3 requires an answer before the next application data record, and no record
+/// may follow close_notify (section 6.1): if all data was sent, there is no answer.
 #[test]
 fn a_key_update_behind_the_last_data_needs_no_answer() {
     let mut world = answered_lingering(5_000);
@@ -783,7 +789,8 @@ fn a_key_update_behind_the_last_data_needs_no_answer() {
     assert_eq!((world.counter("tls_tx_rekey_ok"), world.counter("tcp_out_rsts")), (0, 0));
 }
 
-/// The connection goes to the device with everything sealed, whatever record is incomplete.
+/// An incomplete record from the peer does not keep the connection on the host; the rest is handed
+/// over encrypted.
 #[test]
 fn late_records_do_not_keep_the_connection_on_the_host() {
     let mut world = World::open(&TlsOffer::default());
@@ -800,11 +807,11 @@ fn late_records_do_not_keep_the_connection_on_the_host() {
     assert_eq!(world.counter("handed_over"), 1);
 }
 
-/// A client that gives up, with an alert.
+/// The client fails with an alert.
 #[test]
 fn the_client_gives_up() {
     let mut world = World::open(&TlsOffer::tls12());
-    // A record of ours that was changed on its way.
+    // A record from the host that was changed on its way.
     world.t.app_write(b"some bytes");
     let mut record: Vec<u8> =
         world.t.take_all().into_iter().filter_map(|seg| seg.data).flatten().collect();
@@ -816,7 +823,7 @@ fn the_client_gives_up() {
     assert_eq!(world.counter("tls_alerts_received"), 1);
 }
 
-/// Tickets: the second handshake is a resumption; early data is never accepted.
+/// With a ticket the second handshake is a resumption. Early data is never offered.
 #[test]
 fn sessions_resume() {
     for versions in [vec![&rustls::version::TLS13], vec![&rustls::version::TLS12]] {

@@ -1,5 +1,5 @@
-//! Clients that do not speak TLS at a listener that does: refused with an alert, or handed over to
-//! the application, as the listener was told.
+//! Clients that do not speak TLS at a listener for TLS: refused with an alert, or passed to the
+//! application, by the listener's option.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use testkit::{Certificate, HOST, PEER, Peer, TlsOffer, seg};
 
 const REQUEST: &[u8] = b"GET / HTTP/1.1\r\n\r\n";
 
-/// A connection to a listener for TLS, which takes cleartext or not.
+/// Returns a connection to a listener for TLS that passes on cleartext or refuses it.
 fn connected(cleartext: bool) -> Peer {
     let certificate = Certificate::new(vec!["localhost".to_owned()]);
     let mut config = certificate.server(&TlsOffer::default());
@@ -49,11 +49,11 @@ fn text_is_refused_elsewhere() {
     assert!(matches!(t.error(), Some(SocketError::Tls(_))), "{:?}", t.error());
 }
 
-/// Only the first byte tells: text behind the beginning of a record is no cleartext.
+/// Only the first byte decides: text behind the beginning of a record is no cleartext.
 #[test]
 fn records_are_not_handed_over() {
     let mut t = connected(true);
-    // A record of an alert (no_renegotiation), whole, and then text.
+    // A complete alert record (no_renegotiation), and then text.
     t.send_data(&[21, 3, 3, 0, 2]);
     t.send_data(&[1, 100]);
     t.send_data(REQUEST);

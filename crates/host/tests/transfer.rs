@@ -1,5 +1,5 @@
-//! Whole transfers between two hosts over paths that lose, reorder and double packets. Virtual time
-//! bounds every run.
+//! Complete transfers between two hosts over paths that lose, reorder and duplicate packets.
+//! Virtual time bounds every run.
 
 use base::{Duration, Prng};
 use outboard_host::Algorithm;
@@ -69,7 +69,7 @@ fn loss_without_timestamps() {
     }
 }
 
-/// Heavy loss: nothing gets stuck.
+/// Under heavy loss every transfer completes.
 #[test]
 fn a_fifth_of_all_packets_lost() {
     for seed in 1..=6 {
@@ -79,7 +79,7 @@ fn a_fifth_of_all_packets_lost() {
     }
 }
 
-/// RFC 8985: pure reordering within a round trip must not look like loss for long.
+/// RFC 8985: reordering within a round trip causes few retransmissions.
 #[test]
 fn reordering_alone_costs_little() {
     for seed in 1..=4 {
@@ -91,7 +91,7 @@ fn reordering_alone_costs_little() {
     }
 }
 
-/// The same where the round trip is shorter than a timestamp's tick.
+/// Reordering with a round trip that is shorter than a timestamp's tick.
 #[test]
 fn reordering_on_a_short_path() {
     for seed in 1..=4 {
@@ -109,8 +109,8 @@ fn reordering_on_a_short_path() {
     }
 }
 
-/// A link of 500 kB/s, 20 ms of round trip, 1 % loss: NewReno's law would allow 880 kB/s, so most
-/// of the link is to be used.
+/// A link of 500 kB/s with 20 ms of round trip and 1 % loss: NewReno's law would allow 880 kB/s, so
+/// most of the link has to be used.
 #[test]
 fn goodput_at_one_percent_loss() {
     for algorithm in [Algorithm::Cubic, Algorithm::NewReno] {
@@ -130,7 +130,8 @@ fn goodput_at_one_percent_loss() {
     }
 }
 
-/// A clean link with a bounded queue: the congestion window finds it, and the link is full.
+/// A clean link with a bounded queue: the congestion window reaches its limit, and the link is
+/// full.
 #[test]
 fn a_full_link() {
     for algorithm in [Algorithm::Cubic, Algorithm::NewReno] {
@@ -149,7 +150,7 @@ fn a_full_link() {
     }
 }
 
-/// A disk that is far slower than the path: no byte is sent twice.
+/// A disk that is much slower than the path causes no retransmission.
 #[test]
 fn a_slow_disk_is_no_loss() {
     let path = Path { disk: Duration::from_millis(700), ..Path::default() };
@@ -183,7 +184,7 @@ fn any_path(prng: &mut Prng, seed: u64) -> Path {
     }
 }
 
-/// Every kind of path with every kind of peer: bytes are equal, nothing is stuck, and a clean path
+/// Random paths and configurations: all bytes arrive, every transfer completes, and a clean path
 /// sees no retransmission.
 #[test]
 fn any_path_with_any_peer() {
@@ -196,8 +197,8 @@ fn any_path_with_any_peer() {
         let mut pair = Pair::new(path.clone(), transfers, |side, config| {
             let off = |mask: u64| bits[side as usize] & mask == 0;
             let tcp = &mut config.tcp;
-            // Under heavy loss Karn's rule and go-back-N alone may back off for longer than the
-            // limit.
+            // Under heavy loss, without SACK or timestamps, go-back-N and Karn's algorithm may back
+            // off for longer than the limit.
             tcp.sack = !(off(0b11) && path.loss < 0.1);
             tcp.timestamps = !(off(0b1100) && path.loss < 0.1);
             tcp.algorithm = if off(0b1_0000) { Algorithm::NewReno } else { Algorithm::Cubic };
@@ -210,7 +211,7 @@ fn any_path_with_any_peer() {
     }
 }
 
-/// Equal seeds give equal runs.
+/// Equal seeds produce equal runs.
 #[test]
 fn a_run_repeats() {
     let run = || {

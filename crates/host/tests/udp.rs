@@ -1,4 +1,4 @@
-//! UDP sockets: who gets a datagram, what is dropped, and what transmits are made of a batch.
+//! UDP sockets: delivery of datagrams to sockets, drops, and the transmits of a batch.
 
 use abi::quic::{Opened, Packet, Protect, QuicId};
 use abi::{Checksum, Event, FileExtent, FileId, FlowId, Op, PacketPool, Part, Received};
@@ -7,7 +7,7 @@ use outboard_host::{ListenError, Notice, UdpId, UdpReceived, UdpSend};
 use testkit::{HOST, HOST_V6, PEER, PEER_V6, Peer};
 use wire::Endpoint;
 
-/// A datagram from the peer's port 5000 without a checksum, or with one.
+/// Builds a UDP datagram from the peer's port 5000, with checksum field 0.
 fn datagram(port: u16, payload: &[u8]) -> Vec<u8> {
     let len = u16::try_from(8 + payload.len()).unwrap();
     let words = [5000, port, len, 0].map(u16::to_be_bytes).concat();
@@ -36,7 +36,7 @@ fn send(bytes: &'static [u8], segment_size: u16) -> UdpSend {
     }
 }
 
-/// RFC 768; and one notice until the socket was found empty.
+/// RFC 768. A socket is notified once until it was found empty.
 #[test]
 fn datagrams_find_their_socket() {
     let mut t = Peer::new(|_| {}, (HOST, PEER));
@@ -75,12 +75,12 @@ fn lengths_and_checksums_are_checked() {
     long[5] = 7;
     t.moved(|t| t.send_ip(17, &long), &[("udp_in_errors", 1)]);
     t.moved(|t| t.send_ip(17, &[1, 2]), &[("udp_in_errors", 1)]);
-    // RFC 8200 section 8.1: there is a checksum in IPv6.
+    // RFC 8200 section 8.1: UDP over IPv6 requires a checksum.
     t.checksum = Checksum::Unchecked;
     let bad = [("received_bad_checksum", 1), ("checksum_software", 1)];
     t.moved(|t| t.send_ip(17, &datagram(443, b"hello")), &bad);
     t.checksum = Checksum::Good;
-    // Shorter than its IP packet: RFC 768 has a length of its own.
+    // The UDP length is shorter than the IP payload; RFC 768 has a length field of its own.
     let padded = [datagram(443, b"hello"), vec![9; 4]].concat();
     t.moved(|t| t.send_ip(17, &padded), &[("udp_in_datagrams", 1), ("udp_receive_queue", 1)]);
     assert_eq!(text(&t.host.udp_recv(socket).expect("it waits")), b"hello");
@@ -100,7 +100,7 @@ fn queues_are_bounded() {
     );
 }
 
-/// What the device merged stays together, with what it says about it.
+/// A batch coalesced by the device stays one batch, with the device's report on its packets.
 #[test]
 fn batches_stay_whole() {
     let mut t = Peer::new(|_| {}, (HOST, PEER));
@@ -144,7 +144,7 @@ fn a_batch_is_cut_by_who_can() {
     }
 }
 
-/// Who seals a packet is told of its own packet, wherever a batch is cut.
+/// A batch that is cut into transmits keeps each packet's protection parameters with its packet.
 #[test]
 fn what_the_device_seals_goes_along() {
     let mut t = Peer::new(|c| c.udp_segmentation = true, (HOST, PEER));
@@ -155,7 +155,7 @@ fn what_the_device_seals_goes_along() {
     batch.parts = (0..9).flat_map(|i| [Part::Host(Bytes::from_static(b"h")), extent(i)]).collect();
     let packets = (0..9).map(|i| if i == 8 { None } else { packet(i) }).collect();
     batch.protect = Some(Box::new(Protect { quic: QuicId(1), packets }));
-    // The neighbour is known.
+    // Resolve the neighbor first.
     let now = t.now();
     t.host.udp_send(now, socket, send(b"x", 0));
     t.pump();
@@ -165,7 +165,7 @@ fn what_the_device_seals_goes_along() {
         let protect = transmit.protect.as_ref().map(|p| p.packets.to_vec());
         seen.push((transmit.payload_len(), transmit.segment_size, protect));
     }
-    // Eight extents are as many as a transmit has; the ninth datagram the host has sealed itself.
+    // A transmit has at most eight extents. The host has encrypted the ninth datagram itself.
     let first = (0..8).map(packet).collect::<Vec<_>>();
     assert_eq!(seen, [(24, 3, Some(first)), (3, 0, None)]);
 }

@@ -2,8 +2,8 @@
 
 use testkit::{Peer, seg};
 
-/// RFC 9293 section 3.8.6.1: a closed window is probed with exponential back-off, for as long as
-/// the peer answers.
+/// RFC 9293 section 3.8.6.1: a closed window is probed with exponential back-off, as long as the
+/// peer answers.
 #[test]
 fn a_closed_window_is_probed() {
     let mut t = Peer::server().established();
@@ -12,7 +12,7 @@ fn a_closed_window_is_probed() {
     t.expect_nothing();
     t.moved(
         |t| {
-            // No sample yet: the time-out is a second (RFC 6298 section 2.1).
+            // No round-trip sample yet: the time-out is one second (RFC 6298 section 2.1).
             for at in [1000, 3000, 7000, 15_000] {
                 t.at_ms(at);
                 t.expect_at(at, seg!(ACK seq 0 len 0));
@@ -26,8 +26,7 @@ fn a_closed_window_is_probed() {
     t.expect(seg!(ACK PSH seq 1 len 5000));
 }
 
-/// A window that closes behind what was sent, and opens again; then the retransmission timer runs,
-/// not the probe's.
+/// A closed window opens again: from then on the retransmission timer runs instead of the probe's.
 #[test]
 fn a_reopened_window_restarts_retransmission() {
     let mut t = Peer::server().established();
@@ -48,7 +47,7 @@ fn a_reopened_window_restarts_retransmission() {
 }
 
 /// RFC 9293 section 3.8.6.2.1: a window of less than a segment, and of less than half of the
-/// largest, is left alone for the override time-out, then filled.
+/// largest window, is not used before the override time-out; then it is filled.
 #[test]
 fn a_silly_window_is_filled_after_a_time_out() {
     let mut t = Peer::server().established();
@@ -61,7 +60,7 @@ fn a_silly_window_is_filled_after_a_time_out() {
     t.expect_nothing();
 }
 
-/// RFC 9293 section 3.8.6.2.1 (3): half of the largest window ever offered is worth a segment.
+/// RFC 9293 section 3.8.6.2.1 (3): half of the largest window ever offered is used at once.
 #[test]
 fn half_of_a_small_window_is_used_at_once() {
     let mut t = Peer::server();
@@ -77,7 +76,7 @@ fn half_of_a_small_window_is_used_at_once() {
     t.expect_nothing();
 }
 
-/// RFC 9293 section 3.8.3, RFC 5482: a peer that answers no probe is given up.
+/// RFC 9293 section 3.8.3, RFC 5482: a connection whose peer answers no probe times out.
 #[test]
 fn a_silent_peer_with_a_closed_window_is_given_up() {
     let mut t = Peer::server().established();
@@ -88,8 +87,8 @@ fn a_silent_peer_with_a_closed_window_is_given_up() {
     assert_eq!(t.error(), Some(outboard_host::SocketError::TimedOut));
 }
 
-/// RFC 9293 section 3.8.6.2.2: the window that we offer opens by segments, and a reader that
-/// catches up announces it.
+/// RFC 9293 section 3.8.6.2.2: the window that the host offers opens by whole segments; it is
+/// announced when the application has read.
 #[test]
 fn our_window_closes_and_opens() {
     let mut t = Peer::server_with(|c| c.tcp.receive_bytes_max = 10_000).established();
@@ -101,7 +100,7 @@ fn our_window_closes_and_opens() {
     }
     t.send_data(&[7; 1312]);
     t.expect(seg!(ACK ack 10001 win 0));
-    // A probe of the closed window is answered, its byte is not taken.
+    // A probe of the closed window is answered; its byte is not accepted.
     t.send(seg!(ACK seq 10001 ack 1 len 1));
     t.expect(seg!(ACK ack 10001 win 0));
     let mut few = [0; 1000];
@@ -112,7 +111,8 @@ fn our_window_closes_and_opens() {
     t.expect(seg!(ACK ack 10001 win 10000));
 }
 
-/// A FIN right behind the last byte of the window is taken. What comes then lies outside of it.
+/// A FIN directly behind the last byte of the window is accepted. Later segments are outside the
+/// window.
 #[test]
 fn a_fin_behind_a_full_window_is_taken_once() {
     let mut t = Peer::server_with(|c| c.tcp.receive_bytes_max = 1000).established();
@@ -125,7 +125,7 @@ fn a_fin_behind_a_full_window_is_taken_once() {
     assert_eq!((t.app_read().len(), t.state()), (1000, "CLOSE-WAIT"));
 }
 
-/// RFC 9293 section 3.10.7.4: the window of an older segment does not count.
+/// RFC 9293 section 3.10.7.4: the window of an older segment is ignored.
 #[test]
 fn an_older_segment_does_not_change_the_window() {
     let mut t = Peer::server().established();
