@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_count() {
+    fn invalid_replies_are_ignored() {
         let query = encode_query(7, "a.example", RecordType::A).unwrap();
         let good = reply(&query, vec![record("a.example", 60, a(1))]);
         assert!(matches!(parse_reply(&good, 7, "a.example", RecordType::A), DnsReply::Answer(_)));

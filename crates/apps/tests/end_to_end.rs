@@ -17,13 +17,13 @@ use world::{CLIENT, SERVER, content, machine};
 
 /// A client's connection.
 #[derive(Default)]
-struct Client {
+struct ContentTestClient {
     received: Vec<u8>,
     failed: Option<SocketError>,
     finished: bool,
 }
 
-impl Application for Client {
+impl Application for ContentTestClient {
     fn handle_notice(&mut self, _: Instant, host: &mut Host, notice: Notice) {
         let Notice::Socket(socket) = notice else { return };
         testkit::read_all(host, socket, &mut self.received);
@@ -33,22 +33,22 @@ impl Application for Client {
     }
 }
 
-struct World {
-    net: Network<Client, ContentServer>,
+struct ContentRig {
+    net: Network<ContentTestClient, ContentServer>,
 }
 
-impl World {
+impl ContentRig {
     fn new(file_offload: Result<(), Refusal>) -> Self {
         let mut server = machine(SERVER, file_offload, None);
         let config = Config { unix_epoch: Duration::from_secs(784_112_000), ..Config::default() };
         let app = ContentServer::new(config, server.host()).expect("the port is free");
-        let client = (machine(CLIENT, Ok(()), None), Client::default());
+        let client = (machine(CLIENT, Ok(()), None), ContentTestClient::default());
         Self { net: Network::new(Instant::from_millis(1), client, (server, app)) }
     }
 
     fn connect(&mut self) -> SocketId {
         let remote = Endpoint { addr: [10, 77, 0, SERVER].into(), port: 80 };
-        self.net.client.app = Client::default();
+        self.net.client.app = ContentTestClient::default();
         let now = self.net.now;
         let socket = self.net.client.host().connect(now, remote).expect("a port is free");
         self.run_until(|net| net.client.host().readiness(socket).writable);
@@ -65,7 +65,10 @@ impl World {
     }
 
     /// Runs until `done`, for at most ten simulated minutes.
-    fn run_until(&mut self, done: impl FnMut(&mut Network<Client, ContentServer>) -> bool) {
+    fn run_until(
+        &mut self,
+        done: impl FnMut(&mut Network<ContentTestClient, ContentServer>) -> bool,
+    ) {
         let done = self.net.run_until(Duration::from_secs(600), done);
         assert!(done, "nothing came of it: {:?}", self.net.server.counters());
     }
@@ -100,7 +103,9 @@ impl World {
                 return response;
             }
             let before = self.received().len();
-            let more = |client: &Client| client.received.len() > before || client.failed.is_some();
+            let more = |client: &ContentTestClient| {
+                client.received.len() > before || client.failed.is_some()
+            };
             self.run_until(|net| more(&net.client.app));
             assert_eq!(self.net.client.app.failed, None);
         }
@@ -114,7 +119,7 @@ fn get(path: &str, fields: &str) -> String {
 
 /// A sequence of requests: whole files, ranges, pipelining, errors, and an orderly close.
 fn visit(file_offload: Result<(), Refusal>) {
-    let mut world = World::new(file_offload);
+    let mut world = ContentRig::new(file_offload);
     let big = content(1_000_000);
     world.net.server.disk.put("index.html", b"<p>hello".to_vec(), 1);
     world.net.server.disk.put("big.bin", big.clone(), 2);
@@ -182,7 +187,7 @@ fn host_reads_the_files() {
 /// A file is rewritten during a transfer: the connection is reset and counted, and the next request
 /// returns the new file.
 fn rewritten(file_offload: Result<(), Refusal>) {
-    let mut world = World::new(file_offload);
+    let mut world = ContentRig::new(file_offload);
     // Longer than the read-ahead of device and host, so that the change precedes the last read.
     world.net.server.disk.put("big.bin", content(4_000_000), 1);
     let socket = world.connect();

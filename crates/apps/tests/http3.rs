@@ -24,12 +24,12 @@ const CANCELLED: u32 = 0x010c;
 const MESSAGE_ERROR: u64 = 0x010e;
 
 /// A client's endpoint and its events.
-struct Client {
+struct Http3TestClient {
     endpoint: Endpoint,
     events: Vec<Event>,
 }
 
-impl Application for Client {
+impl Application for Http3TestClient {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         self.endpoint.handle_notice(now, host, notice);
     }
@@ -50,8 +50,8 @@ impl Application for Client {
     }
 }
 
-struct World {
-    net: Network<Client, ContentServer>,
+struct Http3Rig {
+    net: Network<Http3TestClient, ContentServer>,
     tls: Arc<rustls::ClientConfig>,
 }
 
@@ -61,7 +61,7 @@ fn quic_config(number: u8) -> quic::Config {
     quic::Config { idle_timeout: Duration::from_secs(1000), ..usual }
 }
 
-impl World {
+impl Http3Rig {
     fn new() -> Self {
         Self::with_windows(quic_config(CLIENT).receive_windows)
     }
@@ -79,7 +79,7 @@ impl World {
         let endpoint = Endpoint::new(config, &provider, client.host()).expect("an endpoint");
         server.disk.put("small", content(100), 1);
         server.disk.put("big", content(8_000_000), 2);
-        let client = (client, Client { endpoint, events: Vec::new() });
+        let client = (client, Http3TestClient { endpoint, events: Vec::new() });
         Self { net: Network::new(Instant::from_millis(1), client, (server, app)), tls }
     }
 
@@ -162,7 +162,7 @@ fn is_readable(event: &Event) -> bool {
 
 #[test]
 fn a_head_that_does_not_come() {
-    let mut world = World::new();
+    let mut world = Http3Rig::new();
     let handle = world.connected();
     let whole = world.request(handle, &get("/small"));
     world.endpoint().finish(handle, whole);
@@ -182,7 +182,7 @@ fn a_head_that_does_not_come() {
 
 #[test]
 fn a_client_with_nothing_to_say() {
-    let mut world = World::new();
+    let mut world = Http3Rig::new();
     world.connected();
     let begun = world.net.now;
     world.run(60, |world| world.lost().is_some());
@@ -190,7 +190,7 @@ fn a_client_with_nothing_to_say() {
     assert_eq!(world.lost(), Some(VarInt::from_u32(NO_ERROR)));
     assert_eq!(world.counter("http_timeouts_header"), 1);
 
-    let mut world = World::new();
+    let mut world = Http3Rig::new();
     let handle = world.connected();
     world.request(handle, &get("/small"));
     let begun = world.net.now;
@@ -201,7 +201,7 @@ fn a_client_with_nothing_to_say() {
 
 #[test]
 fn a_client_that_takes_nothing() {
-    let mut world = World::new();
+    let mut world = Http3Rig::new();
     let handle = world.connected();
     world.request(handle, &get("/big"));
     let begun = world.net.now;
@@ -230,7 +230,7 @@ fn get_with(path: &str, fields: &[(&str, &str)]) -> Vec<u8> {
 
 #[test]
 fn content_that_disagrees_with_its_length() {
-    let mut world = World::new();
+    let mut world = Http3Rig::new();
     let handle = world.connected();
     let request = get_with("/small", &[("content-length", "5")]);
     let stream = world.request(handle, &request);
@@ -252,7 +252,7 @@ fn content_that_disagrees_with_its_length() {
 #[test]
 fn the_most_urgent_response_comes_first() {
     // The streams compete for the connection's flow control credit.
-    let mut world = World::with_windows([1 << 20, 64 << 10]);
+    let mut world = Http3Rig::with_windows([1 << 20, 64 << 10]);
     let handle = world.connected();
     let control = world.endpoint().open_stream(handle, Dir::Uni).expect("streams are allowed");
     world.endpoint().write(handle, control, Bytes::from_static(&[0x00, 0x04, 0]));
@@ -260,7 +260,7 @@ fn the_most_urgent_response_comes_first() {
     let urgent = world.request(handle, &get_with("/big", &[("priority", "u=1")]));
     world.run(1, |world| world.counter("http3_requests") == 2);
     let mut got = [0; 2];
-    let mut read = |world: &mut World, bytes: usize| {
+    let mut read = |world: &mut Http3Rig, bytes: usize| {
         while got[0] + got[1] < bytes {
             for (got, stream) in got.iter_mut().zip([later, urgent]) {
                 *got += world.read(handle, stream).0.len();
@@ -283,7 +283,7 @@ fn the_most_urgent_response_comes_first() {
 
 #[test]
 fn a_server_that_ends() {
-    let mut world = World::new();
+    let mut world = Http3Rig::new();
     let handle = world.connected();
     let big = world.request(handle, &get("/big"));
     world.run(1, |world| world.events().iter().any(is_readable));

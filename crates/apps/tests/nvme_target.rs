@@ -32,7 +32,7 @@ const BLOCK: usize = 4096;
 const BLOCKS: usize = 1024;
 
 /// A queue of the scripted initiator.
-struct Queue {
+struct ScriptedQueue {
     transport: Transport,
     ready: bool,
     completions: Vec<Completion>,
@@ -46,11 +46,11 @@ struct Queue {
 
 /// The scripted initiator.
 #[derive(Default)]
-struct Script {
-    queues: Vec<Queue>,
+struct ScriptedInitiator {
+    queues: Vec<ScriptedQueue>,
 }
 
-impl Application for Script {
+impl Application for ScriptedInitiator {
     fn handle_notice(&mut self, _: Instant, _: &mut Host, _: Notice) {}
 
     fn advance(&mut self, now: Instant, host: &mut Host) -> bool {
@@ -58,8 +58,8 @@ impl Application for Script {
     }
 }
 
-struct World {
-    net: Network<Script, Target>,
+struct NvmeTargetRig {
+    net: Network<ScriptedInitiator, Target>,
 }
 
 fn node(number: u8, offload: bool) -> Machine<MemDisk> {
@@ -71,7 +71,7 @@ fn nqn(name: &str) -> Nqn {
     Nqn::new(&format!("nqn.2026-11.example:{name}")).expect("it is valid")
 }
 
-impl World {
+impl NvmeTargetRig {
     fn new(offload: bool) -> Self {
         let mut server = node(SERVER, offload);
         server.disk.put("disk", content(BLOCKS * BLOCK), 1);
@@ -83,7 +83,7 @@ impl World {
         };
         let config = Config { subsystems: vec![subsystem], ..Config::default() };
         let target = Target::new(config, Arc::new(Provider), server.host()).expect("it is good");
-        let client = (node(CLIENT, offload), Script::default());
+        let client = (node(CLIENT, offload), ScriptedInitiator::default());
         Self { net: Network::new(Instant::from_millis(1), client, (server, target)) }
     }
 
@@ -99,7 +99,7 @@ impl World {
         }
     }
 
-    fn queue(&self, queue: usize) -> &Queue {
+    fn queue(&self, queue: usize) -> &ScriptedQueue {
         &self.net.client.app.queues[queue]
     }
 
@@ -115,7 +115,7 @@ impl World {
         let (header_digest, data_digest) = digests;
         let params = Initiate { header_digest, data_digest, hpda: 0, maxr2t: 0 };
         let transport = Transport::initiate(socket, Arc::new(Provider), params);
-        self.net.client.app.queues.push(Queue {
+        self.net.client.app.queues.push(ScriptedQueue {
             transport,
             ready: false,
             completions: Vec::new(),
@@ -194,7 +194,7 @@ fn blocks(slba: usize, count: usize) -> Blocks {
     Blocks::new(slba as u64, u32::try_from(count).expect("few"))
 }
 
-impl Queue {
+impl ScriptedQueue {
     /// Handles everything that was received. Returns whether there was anything.
     fn turn(&mut self, now: Instant, host: &mut Host) -> bool {
         let mut worked = false;
@@ -227,7 +227,7 @@ impl Queue {
 /// Concurrent writes and reads of many sizes, with each combination of digests.
 fn everything(offload: bool) {
     for digests in [(false, false), (true, false), (false, true), (true, true)] {
-        let mut world = World::new(offload);
+        let mut world = NvmeTargetRig::new(offload);
         let queue = world.attach(digests);
         let mut wanted = content(BLOCKS * BLOCK);
         let sizes = [1, 2, 7, 64, 256, 1, 32];
@@ -280,8 +280,8 @@ fn with_hosts_that_do_all() {
 }
 
 #[test]
-fn a_host_that_may_not_and_one_that_breaks_off() {
-    let mut world = World::new(true);
+fn disallowed_host_and_aborted_association() {
+    let mut world = NvmeTargetRig::new(true);
     let stranger = world.open((true, true));
     let refused = world.connect(stranger, 0, CNTLID_DYNAMIC, "stranger");
     assert_eq!(refused.status, Status::INVALID_HOST.do_not_retry());

@@ -8,14 +8,14 @@
 
 extern crate alloc;
 
-mod alarm;
 pub mod counters;
+mod deadline_heap;
 mod mix;
 mod prng;
 mod seq;
 mod time;
 
-pub use alarm::Alarms;
+pub use deadline_heap::DeadlineHeap;
 pub use mix::mix;
 pub use prng::Prng;
 pub use seq::{SeqNum, low32};

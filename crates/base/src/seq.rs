@@ -5,7 +5,7 @@ use core::ops::{Add, AddAssign, Sub};
 
 /// Most bytes that a mark may stay behind: more than any TCP window but one of scale 14, and well
 /// below half of the sequence space.
-const FAR: i32 = 1 << 29;
+const MARK_DISTANCE_MAX: i32 = 1 << 29;
 
 /// A TCP sequence number. Ordering is relative: `a.lt(b)` is true if `b` is less than 2^31 ahead of
 /// `a`.
@@ -57,14 +57,18 @@ impl SeqNum {
     /// be dropped: from 2^31 on it would compare as ahead.
     #[must_use]
     pub const fn is_far_before(self, high: Self) -> bool {
-        high.distance(self) > FAR
+        high.distance(self) > MARK_DISTANCE_MAX
     }
 
     /// Returns the number, or the one 2^29 before `high` if it lies further before. A mark that is
     /// updated so stays behind `high`.
     #[must_use]
-    pub const fn follow(self, high: Self) -> Self {
-        if self.is_far_before(high) { Self(high.0.wrapping_sub(FAR.unsigned_abs())) } else { self }
+    pub const fn clamp_behind(self, high: Self) -> Self {
+        if self.is_far_before(high) {
+            Self(high.0.wrapping_sub(MARK_DISTANCE_MAX.unsigned_abs()))
+        } else {
+            self
+        }
     }
 }
 
@@ -118,15 +122,15 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_follows() {
+    fn marks_stay_behind() {
         let mark = SeqNum(u32::MAX - 9);
-        assert_eq!(mark.follow(mark + (1 << 29)), mark);
-        assert_eq!(mark.follow(mark + (1 << 29) + 7), mark + 7);
-        assert_eq!(mark.follow(mark - 5), mark, "not back");
+        assert_eq!(mark.clamp_behind(mark + (1 << 29)), mark);
+        assert_eq!(mark.clamp_behind(mark + (1 << 29) + 7), mark + 7);
+        assert_eq!(mark.clamp_behind(mark - 5), mark, "not back");
         let high = (0..1000).fold((mark, mark), |(mark, high), _| {
             let high = high + (1 << 24);
             assert!(mark.le(high));
-            (mark.follow(high), high)
+            (mark.clamp_behind(high), high)
         });
         assert_eq!(high.1.distance(high.0), 1 << 29);
     }

@@ -16,21 +16,21 @@ use chacha20::variants::Ietf;
 use chacha20::{ChaCha20, ChaChaCore, R20};
 use zeroize::Zeroizing;
 
-use crate::horner::{BLOCK, Running, block_at};
-use crate::poly1305::{Element, Poly1305};
-use crate::whole::Whole;
-use crate::{inside, number, room, words};
+use crate::horner::{BLOCK, RunningSum, block_at};
+use crate::poly1305::{Poly1305, Poly1305Element};
+use crate::whole_text::WholeTextKey;
+use crate::{bytes_within_max, halves, offset_in_block, u128_from_halves};
 
 /// A key of ChaCha20-Poly1305.
 pub(crate) struct ChaCha {
-    whole: Whole,
+    whole: WholeTextKey,
     key: Zeroizing<[u8; 32]>,
 }
 
 impl ChaCha {
     /// Returns `None` if `key` has the wrong length.
     pub(crate) fn new(key: &[u8]) -> Option<Self> {
-        let whole = Whole::new(Suite::ChaCha20Poly1305, key)?;
+        let whole = WholeTextKey::new(Suite::ChaCha20Poly1305, key)?;
         Some(Self { whole, key: Zeroizing::new(key.try_into().ok()?) })
     }
 
@@ -40,7 +40,7 @@ impl ChaCha {
         let first = FIRST + offset / STREAM_BLOCK as u64;
         core.set_block_pos(u32::try_from(first).unwrap_or(0));
         let mut keystream = [[0; STREAM_BLOCK]; BATCH];
-        let mut skip = inside(offset, STREAM_BLOCK);
+        let mut skip = offset_in_block(offset, STREAM_BLOCK);
         let mut rest = range;
         while !rest.is_empty() {
             let (now, later) = rest.split_at_mut(rest.len().min(BATCH * STREAM_BLOCK - skip));
@@ -58,29 +58,29 @@ impl ChaCha {
         ChaCha20::new((&*self.key).into(), nonce.into())
     }
 
-    fn load(&self, nonce: &[u8; NONCE_BYTES], sum: &Sum) -> State {
+    fn load(&self, nonce: &[u8; NONCE_BYTES], sum: &Sum) -> ChaChaSum {
         let [a, b, c, end, r0, r1, s0, s1] = *sum.words();
-        let mut key = [number(r0, r1), number(s0, s1)];
+        let mut key = [u128_from_halves(r0, r1), u128_from_halves(s0, s1)];
         if key == [0, 0] {
             let mut block = Zeroizing::new([0; 2 * BLOCK]);
             self.cipher(nonce).apply_keystream(&mut *block);
             key = [0, 1].map(|half| u128::from_le_bytes(block_at(&*block, half)));
         }
-        State { running: Running { value: Element([a, b, c]), end }, key }
+        ChaChaSum { running: RunningSum { value: Poly1305Element([a, b, c]), end }, key }
     }
 }
 
 /// A sum in the form for computations.
-struct State {
-    running: Running<Element>,
+struct ChaChaSum {
+    running: RunningSum<Poly1305Element>,
     /// The Poly1305 key: `r` before clamping, and `s`.
     key: [u128; 2],
 }
 
-impl State {
+impl ChaChaSum {
     fn store(self) -> Sum {
         let [a, b, c] = self.running.value.0;
-        let [[r0, r1], [s0, s1]] = self.key.map(words);
+        let [[r0, r1], [s0, s1]] = self.key.map(halves);
         Sum::from_words([a, b, c, self.running.end, r0, r1, s0, s1])
     }
 }
@@ -100,7 +100,7 @@ impl Aead for ChaCha {
     }
 
     fn apply(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
-        let (range, beyond) = range.split_at_mut(room(offset, range.len(), TEXT_MAX));
+        let (range, beyond) = range.split_at_mut(bytes_within_max(offset, range.len(), TEXT_MAX));
         beyond.fill(0);
         self.crypt(nonce, offset, range);
     }

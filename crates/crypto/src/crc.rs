@@ -43,7 +43,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn goes_on_and_combines(
+        fn extends_and_combines(
             text in proptest::collection::vec(any::<u8>(), 0..3000),
             cut: usize,
         ) {

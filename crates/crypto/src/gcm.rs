@@ -22,9 +22,9 @@ use polyval::hazmat::FieldElement;
 use polyval::{Polyval, universal_hash::UniversalHash};
 use zeroize::Zeroize;
 
-use crate::horner::{BLOCK, Field, Running, block_at};
-use crate::whole::Whole;
-use crate::{number, room, words};
+use crate::horner::{BLOCK, Field, RunningSum, block_at};
+use crate::whole_text::WholeTextKey;
+use crate::{bytes_within_max, halves, u128_from_halves};
 
 /// A key of AES-GCM with the block cipher `C`.
 pub(crate) struct Gcm<C> {
@@ -32,11 +32,11 @@ pub(crate) struct Gcm<C> {
     ghash: Ghash,
 }
 
-impl<C: Cipher> Gcm<C> {
+impl<C: AesCipher> Gcm<C> {
     /// Returns `None` if `key` does not have the length of `suite`'s keys, or `C` is not the cipher
     /// of `suite`.
     pub(crate) fn new(suite: Suite, key: &[u8]) -> Option<Self> {
-        let whole = Whole::new(suite, key)?;
+        let whole = WholeTextKey::new(suite, key)?;
         let cipher = C::new_from_slice(key).ok()?;
         let mut hash_key = [0; BLOCK].into();
         cipher.encrypt_block(&mut hash_key);
@@ -69,7 +69,7 @@ impl<C: Cipher> Gcm<C> {
     }
 }
 
-impl<C: Cipher> Aead for Gcm<C> {
+impl<C: AesCipher> Aead for Gcm<C> {
     fn seal(&self, nonce: &[u8; NONCE_BYTES], aad: &[u8], text: &mut [u8]) -> [u8; TAG_BYTES] {
         self.ghash.whole.seal(nonce, aad, text)
     }
@@ -84,7 +84,7 @@ impl<C: Cipher> Aead for Gcm<C> {
     }
 
     fn apply(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
-        let (inside, beyond) = range.split_at_mut(room(offset, range.len(), TEXT_MAX));
+        let (inside, beyond) = range.split_at_mut(bytes_within_max(offset, range.len(), TEXT_MAX));
         self.crypt(nonce, offset, inside);
         beyond.fill(0);
     }
@@ -136,30 +136,30 @@ impl<C> fmt::Debug for Gcm<C> {
     }
 }
 
-fn load(sum: &Sum) -> Running<u128> {
+fn load(sum: &Sum) -> RunningSum<u128> {
     let [low, high, end, ..] = *sum.words();
-    Running { value: number(low, high), end }
+    RunningSum { value: u128_from_halves(low, high), end }
 }
 
-fn store(running: Running<u128>) -> Sum {
-    let [low, high] = words(running.value);
+fn store(running: RunningSum<u128>) -> Sum {
+    let [low, high] = halves(running.value);
     Sum::from_words([low, high, running.end, 0, 0, 0, 0, 0])
 }
 
 /// AES with keys of one length.
-pub(crate) trait Cipher:
+pub(crate) trait AesCipher:
     BlockCipherEncrypt + BlockSizeUser<BlockSize = U16> + KeyInit + Send + Sync
 {
 }
 
-impl Cipher for Aes128Enc {}
-impl Cipher for Aes256Enc {}
+impl AesCipher for Aes128Enc {}
+impl AesCipher for Aes256Enc {}
 
 /// GHASH with one key (SP 800-38D section 6.4) as a polynomial's field.
 ///
 /// An element is a block read as a big-endian number, which is POLYVAL's element of that value.
 struct Ghash {
-    whole: Whole,
+    whole: WholeTextKey,
     /// E(K, J0) for a nonce of zeros, which masks the tags that aws-lc computes for us.
     mask: u128,
     /// The hash key to the powers of 2^n.
@@ -167,12 +167,12 @@ struct Ghash {
 }
 
 impl Ghash {
-    fn new(whole: Whole, hash_key: [u8; BLOCK]) -> Self {
+    fn new(whole: WholeTextKey, hash_key: [u8; BLOCK]) -> Self {
         let mask = u128::from_be_bytes(whole.seal(&[0; NONCE_BYTES], &[], &mut []));
         let hash_key = FieldElement::from(u128::from_be_bytes(hash_key)).mulx();
         let mut powers = [hash_key.into(); POWERS];
         for n in 1..POWERS {
-            powers[n] = times(u128::from_le_bytes(powers[n - 1]), &powers[n - 1]).to_le_bytes();
+            powers[n] = multiply(u128::from_le_bytes(powers[n - 1]), &powers[n - 1]).to_le_bytes();
         }
         Self { whole, mask, powers }
     }
@@ -182,7 +182,7 @@ impl Ghash {
     ///
     /// A tag also covers the block of lengths, with one more factor. So aws-lc is given all blocks
     /// but the last, and the last replaces the lengths.
-    fn many(&self, blocks: &[u8]) -> u128 {
+    fn ghash_by_aws_lc(&self, blocks: &[u8]) -> u128 {
         let (most, last) = blocks.split_at(blocks.len() - BLOCK);
         let tag = u128::from_be_bytes(self.whole.seal(&[0; NONCE_BYTES], most, &mut []));
         let lengths = u128::from(most.len() as u64 * 8) << 64;
@@ -191,8 +191,8 @@ impl Ghash {
 
     /// Returns the same by `polyval`, continuing from `a`.
     #[inline(never)]
-    fn few(&self, a: u128, blocks: &[u8]) -> u128 {
-        let mut reversed = [[0; BLOCK].into(); MANY / BLOCK];
+    fn ghash_by_polyval(&self, a: u128, blocks: &[u8]) -> u128 {
+        let mut reversed = [[0; BLOCK].into(); AWS_LC_BYTES_MIN / BLOCK];
         let mut first = a;
         for (to, from) in reversed.iter_mut().zip(blocks.chunks_exact(BLOCK)) {
             *to = (element(from) ^ first).to_le_bytes().into();
@@ -206,7 +206,7 @@ impl Ghash {
 
 impl Drop for Ghash {
     fn drop(&mut self) {
-        // `Whole` wipes itself. The wiping feature of `polyval` is off: it would wipe a copy for
+        // `WholeTextKey` wipes itself. The wiping feature of `polyval` is off: it would wipe a copy for
         // each product, byte by byte, which takes longer than the product.
         self.powers.zeroize();
         self.mask.zeroize();
@@ -225,7 +225,7 @@ impl Field for Ghash {
     }
 
     fn step(&self, a: u128) -> u128 {
-        times(a, &self.powers[0])
+        multiply(a, &self.powers[0])
     }
 
     fn raise(&self, mut a: u128, n: u64) -> u128 {
@@ -235,28 +235,28 @@ impl Field for Ghash {
         for (bit, power) in self.powers.iter().enumerate() {
             // Not secret: the powers depend on lengths and offsets, which are visible in packets.
             if n >> bit & 1 == 1 {
-                a = times(a, power);
+                a = multiply(a, power);
             }
         }
         if n >> POWERS != 0 { self.raise_far(a, n >> POWERS) } else { a }
     }
 
     fn blocks(&self, a: u128, blocks: &[u8]) -> u128 {
-        if blocks.len() < MANY {
-            return self.few(a, blocks);
+        if blocks.len() < AWS_LC_BYTES_MIN {
+            return self.ghash_by_polyval(a, blocks);
         }
         let before = if a == 0 { 0 } else { self.raise(a, (blocks.len() / BLOCK) as u64) };
-        before ^ self.many(blocks)
+        before ^ self.ghash_by_aws_lc(blocks)
     }
 
     fn blocks_mut(&self, a: u128, blocks: &mut [u8]) -> u128 {
-        if blocks.len() < MANY {
-            return self.few(a, blocks);
+        if blocks.len() < AWS_LC_BYTES_MIN {
+            return self.ghash_by_polyval(a, blocks);
         }
         // `a` is added to the first block and so gets all factors for free.
         let first = block_at(blocks, 0);
         blocks[..BLOCK].copy_from_slice(&(a ^ u128::from_be_bytes(first)).to_be_bytes());
-        let sum = self.many(blocks);
+        let sum = self.ghash_by_aws_lc(blocks);
         blocks[..BLOCK].copy_from_slice(&first);
         sum
     }
@@ -268,9 +268,9 @@ impl Ghash {
     fn raise_far(&self, mut a: u128, n: u64) -> u128 {
         let mut power = self.powers[POWERS - 1];
         for bit in 0..u64::BITS - n.leading_zeros() {
-            power = times(u128::from_le_bytes(power), &power).to_le_bytes();
+            power = multiply(u128::from_le_bytes(power), &power).to_le_bytes();
             if n >> bit & 1 == 1 {
-                a = times(a, &power);
+                a = multiply(a, &power);
             }
         }
         a
@@ -284,7 +284,7 @@ fn element(block: &[u8]) -> u128 {
 
 /// Returns `a b`. Half of the time is the set-up of `b`, whose result is not kept because it cannot
 /// be wiped.
-fn times(a: u128, b: &[u8; BLOCK]) -> u128 {
+fn multiply(a: u128, b: &[u8; BLOCK]) -> u128 {
     let mut product = Polyval::new(&(*b).into());
     product.update(&[a.to_le_bytes().into()]);
     u128::from_le_bytes(product.finalize().into())
@@ -295,6 +295,6 @@ const FIRST: u32 = 2;
 /// Longest text in bytes (SP 800-38D section 5.2.1.1).
 const TEXT_MAX: u64 = (1 << 36) - 32;
 /// Bytes from which GHASH by aws-lc, which has a fixed cost of 60 ns, is faster.
-const MANY: usize = 320;
+const AWS_LC_BYTES_MIN: usize = 320;
 /// Precomputed powers of the hash key: for the number of blocks in a TLS record.
 const POWERS: usize = 11;

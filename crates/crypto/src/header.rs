@@ -5,9 +5,9 @@ use abi::crypto::{HeaderProtection, SAMPLE_BYTES, Suite};
 use aws_lc_rs::aead::quic;
 
 /// A header protection key.
-pub(crate) struct Mask(quic::HeaderProtectionKey);
+pub(crate) struct HeaderMaskKey(quic::HeaderProtectionKey);
 
-impl Mask {
+impl HeaderMaskKey {
     /// Returns `None` if `key` has the wrong length.
     pub(crate) fn new(suite: Suite, key: &[u8]) -> Option<Self> {
         let algorithm = match suite {
@@ -19,7 +19,7 @@ impl Mask {
     }
 }
 
-impl HeaderProtection for Mask {
+impl HeaderProtection for HeaderMaskKey {
     fn mask(&self, sample: &[u8; SAMPLE_BYTES]) -> [u8; 5] {
         // Never fails for a sample of this length. If it did, no packet would be readable.
         self.0.new_mask(sample).unwrap_or_default()

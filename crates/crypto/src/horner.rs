@@ -6,13 +6,13 @@
 //! only some bytes are known counts as if the others were zero, since the contributions of its
 //! bytes add up.
 //!
-//! Invariant of [`Running`]: with `n` the number of whole blocks before `end`, block `i` is in
+//! Invariant of [`RunningSum`]: with `n` the number of whole blocks before `end`, block `i` is in
 //! `value` with the factor `x^(n - i)`. So the block in which `end` lies has the factor one and
 //! needs no buffer, and a range that begins at `end` needs no power of `x`. Other ranges need one.
 //!
 //! The length of the text is not known here, nor whether a range was added twice.
 
-use crate::inside;
+use crate::offset_in_block;
 
 /// Bytes of a block of the polynomial.
 pub(crate) const BLOCK: usize = 16;
@@ -54,24 +54,24 @@ pub(crate) trait Field {
 /// The polynomial over all ranges that were added, evaluated up to `end` (see the module's
 /// invariant).
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Running<E> {
+pub(crate) struct RunningSum<E> {
     pub(crate) value: E,
     /// Offset of the end of the range that reaches furthest, in bytes.
     pub(crate) end: u64,
 }
 
-impl<E: Copy + Default> Running<E> {
+impl<E: Copy + Default> RunningSum<E> {
     /// Adds the range at `offset`.
     pub(crate) fn add<F: Field<Element = E>>(&mut self, field: &F, offset: u64, range: &[u8]) {
-        let (head, body) = split(offset, range.len());
+        let (head, body) = head_and_body(offset, range.len());
         self.add_by(field, offset, |mut a| {
             let (first, rest) = range.split_at(head);
             let (blocks, last) = rest.split_at(body);
-            a = piece(field, a, offset, first);
+            a = add_partial_block(field, a, offset, first);
             if !blocks.is_empty() {
                 a = field.blocks(a, blocks);
             }
-            (piece(field, a, 0, last), end_of(offset, range.len()))
+            (add_partial_block(field, a, 0, last), end_of(offset, range.len()))
         });
     }
 
@@ -82,16 +82,16 @@ impl<E: Copy + Default> Running<E> {
         offset: u64,
         range: &mut [u8],
     ) {
-        let (head, body) = split(offset, range.len());
+        let (head, body) = head_and_body(offset, range.len());
         self.add_by(field, offset, |mut a| {
             let end = end_of(offset, range.len());
             let (first, rest) = range.split_at_mut(head);
             let (blocks, last) = rest.split_at_mut(body);
-            a = piece(field, a, offset, first);
+            a = add_partial_block(field, a, offset, first);
             if !blocks.is_empty() {
                 a = field.blocks_mut(a, blocks);
             }
-            (piece(field, a, 0, last), end)
+            (add_partial_block(field, a, 0, last), end)
         });
     }
 
@@ -152,18 +152,18 @@ fn block_of(offset: u64) -> u64 {
 
 /// Returns how many bytes of the range are before its first whole block, and how many in whole
 /// blocks.
-fn split(offset: u64, len: usize) -> (usize, usize) {
-    let head = inside(offset.wrapping_neg(), BLOCK);
+fn head_and_body(offset: u64, len: usize) -> (usize, usize) {
+    let head = offset_in_block(offset.wrapping_neg(), BLOCK);
     let head = head.min(len);
     (head, (len - head) / BLOCK * BLOCK)
 }
 
 /// Adds bytes within one block, and multiplies by `x` if they complete it.
-fn piece<F: Field>(field: &F, a: F::Element, offset: u64, bytes: &[u8]) -> F::Element {
+fn add_partial_block<F: Field>(field: &F, a: F::Element, offset: u64, bytes: &[u8]) -> F::Element {
     if bytes.is_empty() {
         return a;
     }
-    let from = inside(offset, BLOCK);
+    let from = offset_in_block(offset, BLOCK);
     let mut block = [0; BLOCK];
     block[from..from + bytes.len()].copy_from_slice(bytes);
     let a = field.sum(a, field.block(&block, from == 0));

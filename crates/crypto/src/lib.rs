@@ -11,7 +11,7 @@ mod gcm;
 mod header;
 mod horner;
 mod poly1305;
-mod whole;
+mod whole_text;
 
 use abi::crypto::{Aead, CryptoProvider, HeaderProtection, Suite};
 
@@ -29,7 +29,7 @@ impl CryptoProvider for Provider {
     }
 
     fn header_protection(&self, suite: Suite, key: &[u8]) -> Option<Box<dyn HeaderProtection>> {
-        Some(Box::new(header::Mask::new(suite, key)?))
+        Some(Box::new(header::HeaderMaskKey::new(suite, key)?))
     }
 
     fn crc32c(&self, crc: u32, bytes: &[u8]) -> u32 {
@@ -42,17 +42,17 @@ impl CryptoProvider for Provider {
 }
 
 /// Returns how many bytes of a range at `offset` are within the longest permitted text.
-fn room(offset: u64, len: usize, text_max: u64) -> usize {
+fn bytes_within_max(offset: u64, len: usize, text_max: u64) -> usize {
     usize::try_from(text_max.saturating_sub(offset)).map_or(len, |room| room.min(len))
 }
 
 /// Returns the number with these halves.
-fn number(low: u64, high: u64) -> u128 {
+fn u128_from_halves(low: u64, high: u64) -> u128 {
     u128::from(low) | u128::from(high) << 64
 }
 
 /// Returns the low and the high half of a number.
-fn words(number: u128) -> [u64; 2] {
+fn halves(number: u128) -> [u64; 2] {
     [low(number), low(number >> 64)]
 }
 
@@ -62,7 +62,7 @@ fn low(number: u128) -> u64 {
 }
 
 /// Returns the offset within a block of `len` bytes.
-fn inside(offset: u64, len: usize) -> usize {
+fn offset_in_block(offset: u64, len: usize) -> usize {
     // Less than `len`.
     usize::try_from(offset % len as u64).unwrap_or(0)
 }

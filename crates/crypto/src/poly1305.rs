@@ -5,20 +5,20 @@
 //! and no index depends on `r` or the text.
 //!
 //! Invariant: an element's limbs have 44, 44 and 42 bits, the middle one perhaps with a carry of
-//! about one more; only [`Element::to_number`] reduces completely.
+//! about one more; only [`Poly1305Element::to_number`] reduces completely.
 
 use crate::horner::{BLOCK, Field, block_at};
-use crate::{low, words};
+use crate::{halves, low};
 
 /// A number as `l0 + l1 2^44 + l2 2^88`.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Element(pub(crate) [u64; 3]);
+pub(crate) struct Poly1305Element(pub(crate) [u64; 3]);
 
-impl Element {
+impl Poly1305Element {
     /// Returns a little-endian number plus `high` times 2^128.
     #[inline]
     fn read(bytes: [u8; BLOCK], high: u64) -> Self {
-        let [low, top] = words(u128::from_le_bytes(bytes));
+        let [low, top] = halves(u128::from_le_bytes(bytes));
         Self([low & M44, (low >> 44 | top << 20) & M44, top >> 24 | high << 40])
     }
 
@@ -27,7 +27,7 @@ impl Element {
         Self([a + x, b + y, c + z])
     }
 
-    fn times(self, other: &Factor) -> Self {
+    fn times(self, other: &Poly1305Factor) -> Self {
         carry(other.product(self))
     }
 
@@ -61,20 +61,20 @@ impl Element {
 
 /// A multiplier with precomputed limbs.
 #[derive(Clone, Copy)]
-struct Factor {
+struct Poly1305Factor {
     limbs: [u64; 3],
     /// Limbs one and two, times 20: 2^132 is 20 modulo 2^130 - 5.
     folded: [u64; 2],
 }
 
-impl Factor {
-    fn new(Element(limbs): Element) -> Self {
+impl Poly1305Factor {
+    fn new(Poly1305Element(limbs): Poly1305Element) -> Self {
         Self { limbs, folded: [limbs[1] * 20, limbs[2] * 20] }
     }
 
     /// Returns the limbs of the product before carries: each less than 2^98 for limbs of 46 bits.
     #[inline]
-    fn product(&self, Element([a, b, c]): Element) -> [u128; 3] {
+    fn product(&self, Poly1305Element([a, b, c]): Poly1305Element) -> [u128; 3] {
         let wide = |x: u64, y: u64| u128::from(x) * u128::from(y);
         let ([r0, r1, r2], [s1, s2]) = (self.limbs, self.folded);
         [
@@ -87,55 +87,55 @@ impl Factor {
 
 /// Propagates carries, so that limbs of up to 2^102 have their sizes again.
 #[inline]
-fn carry([a, mut b, mut c]: [u128; 3]) -> Element {
+fn carry([a, mut b, mut c]: [u128; 3]) -> Poly1305Element {
     b += a >> 44;
     c += b >> 44;
     let folded = (low(a) & M44) + low(c >> 42) * 5;
-    Element([folded & M44, (low(b) & M44) + (folded >> 44), low(c) & M42])
+    Poly1305Element([folded & M44, (low(b) & M44) + (folded >> 44), low(c) & M42])
 }
 
 /// The field with the `r` of one nonce.
 pub(crate) struct Poly1305 {
     /// `r^2, r`: two blocks at a time halve the chain of dependent multiplications.
-    powers: [Factor; 2],
+    powers: [Poly1305Factor; 2],
 }
 
 impl Poly1305 {
     /// Returns the field for `r` as it comes from the keystream; `r` is clamped here.
     pub(crate) fn new(r: u128) -> Self {
-        let r = Element::read((r & CLAMP).to_le_bytes(), 0);
-        let first = Factor::new(r);
-        let second = Factor::new(r.times(&first));
+        let r = Poly1305Element::read((r & CLAMP).to_le_bytes(), 0);
+        let first = Poly1305Factor::new(r);
+        let second = Poly1305Factor::new(r.times(&first));
         Self { powers: [second, first] }
     }
 
     #[inline]
-    fn two(&self, a: Element, blocks: &[u8]) -> Element {
+    fn two_blocks(&self, a: Poly1305Element, blocks: &[u8]) -> Poly1305Element {
         let [square, r] = &self.powers;
-        let first = square.product(a.plus(Element::read(block_at(blocks, 0), 1)));
-        let second = r.product(Element::read(block_at(blocks, 1), 1));
+        let first = square.product(a.plus(Poly1305Element::read(block_at(blocks, 0), 1)));
+        let second = r.product(Poly1305Element::read(block_at(blocks, 1), 1));
         carry(std::array::from_fn(|n| first[n] + second[n]))
     }
 }
 
 impl Field for Poly1305 {
-    type Element = Element;
+    type Element = Poly1305Element;
 
-    fn sum(&self, a: Element, b: Element) -> Element {
+    fn sum(&self, a: Poly1305Element, b: Poly1305Element) -> Poly1305Element {
         // The sum's limbs have up to 46 bits; the carry brings them back to their sizes.
         let [x, y, z] = a.plus(b).0;
         carry([x.into(), y.into(), z.into()])
     }
 
-    fn block(&self, bytes: &[u8; BLOCK], first: bool) -> Element {
-        Element::read(*bytes, u64::from(first))
+    fn block(&self, bytes: &[u8; BLOCK], first: bool) -> Poly1305Element {
+        Poly1305Element::read(*bytes, u64::from(first))
     }
 
-    fn step(&self, a: Element) -> Element {
+    fn step(&self, a: Poly1305Element) -> Poly1305Element {
         a.times(&self.powers[1])
     }
 
-    fn raise(&self, mut a: Element, mut n: u64) -> Element {
+    fn raise(&self, mut a: Poly1305Element, mut n: u64) -> Poly1305Element {
         let mut power = self.powers[1];
         // Not secret: `n` depends on lengths and offsets, which are visible in packets.
         while n != 0 {
@@ -144,19 +144,19 @@ impl Field for Poly1305 {
             }
             n >>= 1;
             if n != 0 {
-                power = Factor::new(Element(power.limbs).times(&power));
+                power = Poly1305Factor::new(Poly1305Element(power.limbs).times(&power));
             }
         }
         a
     }
 
-    fn blocks(&self, mut a: Element, blocks: &[u8]) -> Element {
+    fn blocks(&self, mut a: Poly1305Element, blocks: &[u8]) -> Poly1305Element {
         let mut twos = blocks.chunks_exact(2 * BLOCK);
         for two in &mut twos {
-            a = self.two(a, two);
+            a = self.two_blocks(a, two);
         }
         for block in twos.remainder().chunks_exact(BLOCK) {
-            a = self.step(a.plus(Element::read(block_at(block, 0), 1)));
+            a = self.step(a.plus(Poly1305Element::read(block_at(block, 0), 1)));
         }
         a
     }
@@ -209,7 +209,7 @@ mod tests {
     }
 
     fn hash(r: u128, blocks: &[u8]) -> u128 {
-        Poly1305::new(r).blocks(Element::default(), blocks).to_number()
+        Poly1305::new(r).blocks(Poly1305Element::default(), blocks).to_number()
     }
 
     /// RFC 8439 appendix A.3, from number 7 on: sums next to the modulus and to powers of two.
@@ -238,10 +238,10 @@ mod tests {
     #[test]
     fn reduction_is_complete() {
         for (low, want) in [(M44 - 5, u128::MAX - 5), (M44 - 4, 0), (M44 - 3, 1), (M44, 4)] {
-            assert_eq!(Element([low, M44, M42]).to_number(), want);
-            let borrowed = Element([low + (1 << 44), M44 - 1, M42]);
+            assert_eq!(Poly1305Element([low, M44, M42]).to_number(), want);
+            let borrowed = Poly1305Element([low + (1 << 44), M44 - 1, M42]);
             assert_eq!(borrowed.to_number(), want);
-            let doubled = Element([low * 2, M44 * 2, M42 * 2]).to_number();
+            let doubled = Poly1305Element([low * 2, M44 * 2, M42 * 2]).to_number();
             let plain = [u128::from(low) | (u128::from(M44) << 44) & HALF, HALF];
             let plain = plain_sum(plain_sum(plain, [0, 0]), plain_sum(plain, [0, 0]));
             assert_eq!(doubled, plain[0] | plain[1] << 65);

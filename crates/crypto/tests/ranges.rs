@@ -8,13 +8,13 @@ use proptest::prelude::*;
 const SUITES: [Suite; 3] = [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305];
 
 #[derive(Clone, Copy, Debug)]
-enum Direction {
+enum CipherDirection {
     Seal,
     Open,
 }
 
 /// A text and its encryption by aws-lc.
-struct Case {
+struct RangeCase {
     key: Box<dyn Aead>,
     nonce: [u8; NONCE_BYTES],
     aad: Vec<u8>,
@@ -23,7 +23,7 @@ struct Case {
     tag: [u8; TAG_BYTES],
 }
 
-impl Case {
+impl RangeCase {
     fn new(suite: Suite, key: &[u8], nonce: [u8; NONCE_BYTES], aad: &[u8], text: &[u8]) -> Self {
         let key = Provider.aead(suite, key).unwrap();
         let mut sealed = text.to_vec();
@@ -32,10 +32,10 @@ impl Case {
     }
 
     /// Processes `ranges` one by one, each into the sum that it names, and compares the results.
-    fn check(&self, direction: Direction, ranges: &[(usize, usize, usize)], fused: bool) {
+    fn check(&self, direction: CipherDirection, ranges: &[(usize, usize, usize)], fused: bool) {
         let (from, to) = match direction {
-            Direction::Seal => (&self.text, &self.sealed),
-            Direction::Open => (&self.sealed, &self.text),
+            CipherDirection::Seal => (&self.text, &self.sealed),
+            CipherDirection::Open => (&self.sealed, &self.text),
         };
         let mut buffer = from.clone();
         let mut sums = [Sum::default(); 3];
@@ -51,16 +51,16 @@ impl Case {
         assert_eq!(tag, self.tag, "{direction:?}: another tag than the whole text's");
     }
 
-    fn range(&self, way: Direction, fused: bool, sum: &mut Sum, at: usize, range: &mut [u8]) {
+    fn range(&self, way: CipherDirection, fused: bool, sum: &mut Sum, at: usize, range: &mut [u8]) {
         let (key, nonce, at) = (&self.key, &self.nonce, at as u64);
         match (way, fused) {
-            (Direction::Seal, true) => key.seal_range(nonce, sum, at, range),
-            (Direction::Open, true) => key.open_range(nonce, sum, at, range),
-            (Direction::Seal, false) => {
+            (CipherDirection::Seal, true) => key.seal_range(nonce, sum, at, range),
+            (CipherDirection::Open, true) => key.open_range(nonce, sum, at, range),
+            (CipherDirection::Seal, false) => {
                 key.apply(nonce, at, range);
                 key.absorb(nonce, sum, at, range);
             }
-            (Direction::Open, false) => {
+            (CipherDirection::Open, false) => {
                 key.absorb(nonce, sum, at, range);
                 key.apply(nonce, at, range);
             }
@@ -68,7 +68,7 @@ impl Case {
     }
 
     fn check_both(&self, ranges: &[(usize, usize, usize)]) {
-        for direction in [Direction::Seal, Direction::Open] {
+        for direction in [CipherDirection::Seal, CipherDirection::Open] {
             for fused in [false, true] {
                 self.check(direction, ranges, fused);
             }
@@ -122,7 +122,7 @@ proptest! {
         let suite = SUITES[suite];
         let (key, aad) = (bytes(suite.key_bytes(), seed ^ 1), bytes(aad, seed ^ 2));
         let nonce = std::array::from_fn(|at| seed.to_le_bytes()[at % 8]);
-        Case::new(suite, &key, nonce, &aad, &bytes(len, seed ^ 4)).check_both(&ranges);
+        RangeCase::new(suite, &key, nonce, &aad, &bytes(len, seed ^ 4)).check_both(&ranges);
     }
 
     #[test]
@@ -131,7 +131,7 @@ proptest! {
         let key = bytes(suite.key_bytes(), seed ^ 8);
         let ranges: Vec<_> =
             partition(len, &cuts).iter().map(|&(start, end, _)| (start, end, 0)).collect();
-        Case::new(suite, &key, [3; 12], b"header", &bytes(len, seed)).check_both(&ranges);
+        RangeCase::new(suite, &key, [3; 12], b"header", &bytes(len, seed)).check_both(&ranges);
     }
 }
 
@@ -140,7 +140,7 @@ fn single_bytes_in_any_order() {
     for suite in SUITES {
         for len in [0, 1, 15, 16, 17, 33, 400] {
             let key = vec![9; suite.key_bytes()];
-            let case = Case::new(suite, &key, [5; 12], b"aad", &bytes(len, 77));
+            let case = RangeCase::new(suite, &key, [5; 12], b"aad", &bytes(len, 77));
             let forward: Vec<_> = (0..len).map(|at| (at, at + 1, 0)).collect();
             let backward: Vec<_> = forward.iter().rev().copied().collect();
             // 7 divides none of the lengths but 0.
@@ -160,7 +160,7 @@ fn extreme_keys_and_texts() {
         for (key, text) in [(0, 0), (0, 255), (255, 0), (255, 255)] {
             for len in (0..70).chain([255, 256, 257, 1024, 16_384, 16_385]) {
                 let key = vec![key; suite.key_bytes()];
-                let case = Case::new(suite, &key, [key[0]; 12], &[text; 13], &vec![text; len]);
+                let case = RangeCase::new(suite, &key, [key[0]; 12], &[text; 13], &vec![text; len]);
                 case.check_both(&[(len / 3, len, 0), (0, len / 3, 0)]);
             }
         }
@@ -172,7 +172,7 @@ fn extreme_keys_and_texts() {
 fn long_texts() {
     const LEN: usize = (1 << 20) + 70_001;
     for suite in SUITES {
-        let case = Case::new(suite, &vec![1; suite.key_bytes()], [2; 12], b"", &bytes(LEN, 5));
+        let case = RangeCase::new(suite, &vec![1; suite.key_bytes()], [2; 12], b"", &bytes(LEN, 5));
         let (a, b, c) = (100, (1 << 20) - 33, (1 << 20) + 3);
         case.check_both(&[(c, LEN, 0), (a, b, 1), (0, a, 2), (b, c, 0)]);
     }
@@ -182,7 +182,8 @@ fn long_texts() {
 #[test]
 fn other_bytes_give_other_tags() {
     for suite in SUITES {
-        let case = Case::new(suite, &vec![4; suite.key_bytes()], [6; 12], b"h", &bytes(3000, 9));
+        let case =
+            RangeCase::new(suite, &vec![4; suite.key_bytes()], [6; 12], b"h", &bytes(3000, 9));
         let tag = |ranges: &[(usize, &[u8])], aad: &[u8], len: u64| {
             let mut sum = Sum::default();
             for &(at, range) in ranges {
@@ -260,7 +261,7 @@ fn hex(digits: &str) -> Vec<u8> {
 /// Checks the ranges against a published result, not only against the whole text.
 fn vector(suite: Suite, [key, nonce, aad, text, sealed, tag]: [&str; 6]) {
     let (text, nonce) = (hex(text), hex(nonce).try_into().unwrap());
-    let case = Case::new(suite, &hex(key), nonce, &hex(aad), &text);
+    let case = RangeCase::new(suite, &hex(key), nonce, &hex(aad), &text);
     assert_eq!((case.sealed.clone(), case.tag.to_vec()), (hex(sealed), hex(tag)));
     for cut in 0..=text.len() {
         case.check_both(&[(0, cut, 0), (cut, text.len(), 0)]);

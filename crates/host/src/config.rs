@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prefixes() {
+    fn cidrs_parse_and_contain() {
         let net = |s: &str| s.parse::<Cidr>().unwrap();
         assert!(net("10.77.0.2/24").contains("10.77.0.1".parse().unwrap()));
         assert!(!net("10.77.0.2/24").contains("10.77.1.1".parse().unwrap()));

@@ -9,15 +9,15 @@ use wire::Tuple;
 
 /// Builds SipHash-1-3 hashers with a fixed key.
 #[derive(Clone, Debug)]
-pub(crate) struct Keyed(u64, u64);
+pub(crate) struct KeyedHashBuilder(u64, u64);
 
-impl Keyed {
+impl KeyedHashBuilder {
     pub(crate) const fn random(prng: &mut Prng) -> Self {
         Self(prng.next_u64(), prng.next_u64())
     }
 }
 
-impl Keyed {
+impl KeyedHashBuilder {
     /// Returns the hash of a tuple, from one pass over its bytes.
     pub(crate) fn tuple(&self, tuple: &Tuple) -> u64 {
         let mut hasher = self.build_hasher();
@@ -26,7 +26,7 @@ impl Keyed {
     }
 }
 
-impl BuildHasher for Keyed {
+impl BuildHasher for KeyedHashBuilder {
     type Hasher = SipHasher13;
 
     fn build_hasher(&self) -> SipHasher13 {

@@ -13,7 +13,7 @@
 //! connections as if they had just arrived, and the sockets work as before.
 //!
 //! Called by [`crate::Host`]: for segments of sockets in either phase, after work on them, and when
-//! there is nothing else to send. [`Relayed`] is the phase as [`Streams`] knows it. Held segments
+//! there is nothing else to send. [`SplicePhase`] is the phase as [`Streams`] knows it. Held segments
 //! are bounded; the peer retransmits those beyond the bound.
 
 use alloc::boxed::Box;
@@ -28,18 +28,18 @@ use wire::Tuple;
 use wire::tcp::Flags;
 
 use crate::api::{Notice, SocketError, SocketId, SpliceError, SpliceMeta};
-use crate::l5p::Connection;
+use crate::l5p::L5pConnection;
 use crate::net::outbox::Outbox;
 use crate::stream::Streams;
-use crate::stream::table::{Place, Relayed};
+use crate::stream::table::{SplicePhase, TupleOwner};
 use crate::tcp::ack::timestamp;
-use crate::tcp::conn::Cx;
-use crate::tcp::input::Arrival;
-use crate::tcp::state::State;
+use crate::tcp::conn::TcpEnv;
+use crate::tcp::input::RxTcpSegment;
+use crate::tcp::state::TcpState;
 
 /// Bounds on the held frames of a pair, and on their memory in bytes.
-const KEPT_MAX: usize = 256;
-const KEPT_BYTES_MAX: usize = 4 << 20;
+const HELD_FRAMES_MAX: usize = 256;
+const HELD_BYTES_MAX: usize = 4 << 20;
 /// Maximum number of results kept for `take_splice`; beyond it the oldest is discarded.
 const ENDED_MAX: usize = 4096;
 /// Interval of the retries while a neighbor has not answered.
@@ -51,9 +51,9 @@ pub(crate) struct Splices {
     /// Whether the device splices, or why not.
     offload: Result<(), Refusal>,
     /// Number of identifiers assigned so far.
-    names: u64,
+    ids_assigned: u64,
     /// Pairs that the host still owns.
-    pairs: BTreeMap<SpliceId, Pair>,
+    pairs: BTreeMap<SpliceId, PendingSplice>,
     /// Pair and side of the connection in each slot.
     slots: BTreeMap<u32, (SpliceId, usize)>,
     /// Pairs to process: something happened on one of their sockets.
@@ -63,36 +63,36 @@ pub(crate) struct Splices {
     /// Pairs that the device owns.
     live: BTreeMap<SpliceId, [Tuple; 2]>,
     /// Tuples of the pairs in `live`, which no connection of the host may use.
-    taken: BTreeSet<Tuple>,
+    live_tuples: BTreeSet<Tuple>,
     ended: BTreeMap<SpliceId, SpliceMeta>,
 }
 
 /// A pair that the device does not own yet.
 #[derive(Debug)]
-struct Pair {
+struct PendingSplice {
     sockets: [SocketId; 2],
     idle_timeout: Duration,
     /// The device was asked to take the pair.
-    asked: bool,
+    requested: bool,
     /// The pair is in `Splices::due`.
     is_due: bool,
     /// The application has called `unsplice`.
     cancelled: bool,
     /// `TCP_NODELAY` and `TCP_CORK` of each socket before the splice.
     modes: [(bool, bool); 2],
-    kept: Vec<Kept>,
-    kept_bytes: usize,
+    held: Vec<HeldSegment>,
+    held_bytes: usize,
 }
 
 /// A segment held for the device.
-struct Kept {
+struct HeldSegment {
     side: usize,
-    arrival: Arrival,
+    arrival: RxTcpSegment,
     checksum: Checksum,
     segment_size: u16,
 }
 
-impl core::fmt::Debug for Kept {
+impl core::fmt::Debug for HeldSegment {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "Kept({}, {:?})", self.side, self.arrival.segment)
     }
@@ -102,13 +102,13 @@ impl Splices {
     pub(crate) fn new(offload: Result<(), Refusal>) -> Self {
         Self {
             offload,
-            names: 0,
+            ids_assigned: 0,
             pairs: BTreeMap::new(),
             slots: BTreeMap::new(),
             due: VecDeque::new(),
             retry_at: None,
             live: BTreeMap::new(),
-            taken: BTreeSet::new(),
+            live_tuples: BTreeSet::new(),
             ended: BTreeMap::new(),
         }
     }
@@ -124,12 +124,12 @@ impl Splices {
     }
 
     /// Returns whether the device relays a connection with this tuple.
-    pub(crate) fn takes(&self, tuple: &Tuple) -> bool {
-        self.taken.contains(tuple)
+    pub(crate) fn relays_tuple(&self, tuple: &Tuple) -> bool {
+        self.live_tuples.contains(tuple)
     }
 
     /// Returns whether the connection in a slot is being spliced.
-    pub(crate) fn has(&self, slot: u32) -> bool {
+    pub(crate) fn is_splicing(&self, slot: u32) -> bool {
         !self.slots.is_empty() && self.slots.contains_key(&slot)
     }
 
@@ -145,7 +145,7 @@ impl Splices {
     }
 
     /// Schedules a pair for processing.
-    fn note(&mut self, id: SpliceId) {
+    fn schedule(&mut self, id: SpliceId) {
         if let Some(pair) = self.pairs.get_mut(&id) {
             if !pair.is_due {
                 pair.is_due = true;
@@ -155,11 +155,11 @@ impl Splices {
     }
 
     /// Removes a pair, and makes its sockets ordinary ones again.
-    fn remove(&mut self, streams: &mut Streams, id: SpliceId) -> Option<Pair> {
+    fn remove(&mut self, streams: &mut Streams, id: SpliceId) -> Option<PendingSplice> {
         let pair = self.pairs.remove(&id)?;
         for socket in pair.sockets {
             self.slots.remove(&socket.index);
-            streams.set_relayed(socket, Relayed::No);
+            streams.set_splice_phase(socket, SplicePhase::No);
         }
         Some(pair)
     }
@@ -183,20 +183,20 @@ impl Splices {
     pub(crate) fn begin(
         &mut self,
         streams: &mut Streams,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         a: SocketId,
         b: SocketId,
         idle_timeout: Duration,
     ) -> Result<SpliceId, SpliceError> {
         let sockets = [a, b];
-        sockets.into_iter().for_each(|socket| streams.make_whole(cx, socket));
-        self.may_splice(streams, cx, sockets)?;
-        self.names += 1;
-        let id = SpliceId(self.names);
+        sockets.into_iter().for_each(|socket| streams.promote(cx, socket));
+        self.check_spliceable(streams, cx, sockets)?;
+        self.ids_assigned += 1;
+        let id = SpliceId(self.ids_assigned);
         let mut modes = [(false, false); 2];
         for (side, socket) in sockets.into_iter().enumerate() {
             self.slots.insert(socket.index, (id, side));
-            streams.set_relayed(socket, Relayed::Draining);
+            streams.set_splice_phase(socket, SplicePhase::Draining);
             if let Some(conn) = streams.table.get_mut(socket) {
                 // A partial segment must not wait for more bytes.
                 let before = (conn.modes.no_delay, conn.modes.cork);
@@ -206,14 +206,22 @@ impl Splices {
         }
         let (kept, kept_bytes) = (Vec::new(), 0);
         let (asked, is_due, cancelled) = (false, false, false);
-        let pair =
-            Pair { sockets, idle_timeout, asked, is_due, cancelled, modes, kept, kept_bytes };
+        let pair = PendingSplice {
+            sockets,
+            idle_timeout,
+            requested: asked,
+            is_due,
+            cancelled,
+            modes,
+            held: kept,
+            held_bytes: kept_bytes,
+        };
         self.pairs.insert(id, pair);
         cx.out.counters.splice_asked += 1;
         for side in 0..2 {
             self.relay_unread(streams, cx, sockets, side);
         }
-        self.note(id);
+        self.schedule(id);
         Ok(id)
     }
 
@@ -223,7 +231,7 @@ impl Splices {
             out.ops.push_back(Op::Unsplice { id });
         } else if let Some(pair) = self.pairs.get_mut(&id) {
             pair.cancelled = true;
-            self.note(id);
+            self.schedule(id);
         }
     }
 
@@ -240,10 +248,10 @@ impl Splices {
 
     /// Returns an error if the host knows that two sockets cannot be spliced. Overload of the
     /// device is no reason: it must receive and transmit the packets of an unspliced pair as well.
-    fn may_splice(
+    fn check_spliceable(
         &self,
         streams: &Streams,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         sockets: [SocketId; 2],
     ) -> Result<(), SpliceError> {
         let mut timestamps = [false; 2];
@@ -263,7 +271,7 @@ impl Splices {
             (&mut c.splice_declined_encrypted, Refusal::Encrypted)
         } else if timestamps[0] != timestamps[1] {
             (&mut c.splice_declined_options, Refusal::OptionsDiffer)
-        } else if a == b || self.has(a.index) || self.has(b.index) {
+        } else if a == b || self.is_splicing(a.index) || self.is_splicing(b.index) {
             (&mut c.splice_declined_busy, Refusal::DoesNotFit)
         } else {
             return Ok(());
@@ -276,7 +284,7 @@ impl Splices {
     fn relay_unread(
         &mut self,
         streams: &mut Streams,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         sockets: [SocketId; 2],
         side: usize,
     ) {
@@ -286,18 +294,18 @@ impl Splices {
         }
         let unread = conn.rcv.take_unread(&mut cx.out.recycle);
         cx.out.counters.splice_unread_bytes += unread.len() as u64;
-        streams.with(cx, sockets[1 - side], |conn, _| conn.write_all(unread));
+        streams.with(cx, sockets[1 - side], |conn, _| conn.write_unbounded(unread));
         // Reading may have opened the window.
-        streams.touch(sockets[side]);
+        streams.mark_dirty(sockets[side]);
     }
 
     /// Handles a segment for a connection that is being spliced.
     pub(crate) fn handle_segment(
         &mut self,
         streams: &mut Streams,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         slot: u32,
-        arrival: Arrival,
+        arrival: RxTcpSegment,
         checksum: Checksum,
         segment_size: u16,
     ) {
@@ -306,10 +314,10 @@ impl Splices {
             internal_error!(cx.out.counters.internal_errors, "a slot of no pair");
             return;
         };
-        let (asked, sockets) = (pair.asked, pair.sockets);
-        let kept = |arrival| Kept { side, arrival, checksum, segment_size };
+        let (asked, sockets) = (pair.requested, pair.sockets);
+        let kept = |arrival| HeldSegment { side, arrival, checksum, segment_size };
         if asked {
-            return self.keep(cx.out, id, kept(arrival));
+            return self.hold_segment(cx.out, id, kept(arrival));
         }
         let flags = arrival.segment.flags;
         let fin = flags.has(Flags::FIN);
@@ -326,53 +334,54 @@ impl Splices {
             cx.out.counters.splice_kept_dropped += 1;
             return cx.out.recycle.push_back(arrival.packet);
         }
-        let counts = streams.with(cx, sockets[side], |conn, cx| conn.handle_kept(cx, &arrival));
+        let counts =
+            streams.with(cx, sockets[side], |conn, cx| conn.handle_ack_of_relayed(cx, &arrival));
         if counts == Some(true) {
-            self.keep(cx.out, id, kept(arrival));
+            self.hold_segment(cx.out, id, kept(arrival));
         } else {
             cx.out.recycle.push_back(arrival.packet);
         }
     }
 
     /// Holds a segment for the device.
-    fn keep(&mut self, out: &mut Outbox, id: SpliceId, kept: Kept) {
+    fn hold_segment(&mut self, out: &mut Outbox, id: SpliceId, kept: HeldSegment) {
         let Some(pair) = self.pairs.get_mut(&id) else {
             return out.recycle.push_back(kept.arrival.packet);
         };
         let bytes = kept.arrival.packet.footprint();
-        let full = pair.kept.len() >= KEPT_MAX || pair.kept_bytes + bytes > KEPT_BYTES_MAX;
+        let full = pair.held.len() >= HELD_FRAMES_MAX || pair.held_bytes + bytes > HELD_BYTES_MAX;
         // Peers retransmit, since nothing is acknowledged.
         let carries = !kept.arrival.payload.is_empty();
-        let same = |other: &Kept| carries && other.repeats(&kept);
-        if full || pair.kept.iter().any(same) {
+        let same = |other: &HeldSegment| carries && other.is_duplicate_of(&kept);
+        if full || pair.held.iter().any(same) {
             out.counters.splice_kept_dropped += 1;
             return out.recycle.push_back(kept.arrival.packet);
         }
-        pair.kept_bytes += bytes;
-        pair.kept.push(kept);
+        pair.held_bytes += bytes;
+        pair.held.push(kept);
         out.counters.splice_kept_packets += 1;
     }
 
     /// After work on connections: schedules pairs that may be ready, and refuses those of which a
     /// connection has ended.
     #[inline]
-    pub(crate) fn settle(&mut self, streams: &mut Streams, cx: &mut Cx<'_>) {
-        while let Some(id) = streams.poll_relayed() {
-            self.note_work(streams, cx, id);
+    pub(crate) fn settle(&mut self, streams: &mut Streams, cx: &mut TcpEnv<'_>) {
+        while let Some(id) = streams.poll_draining() {
+            self.schedule_or_refuse(streams, cx, id);
         }
     }
 
-    fn note_work(&mut self, streams: &mut Streams, cx: &mut Cx<'_>, id: SocketId) {
+    fn schedule_or_refuse(&mut self, streams: &mut Streams, cx: &mut TcpEnv<'_>, id: SocketId) {
         let Some(&(splice, side)) = self.slots.get(&id.index) else { return };
         let Some(pair) = self.pairs.get(&splice) else {
             internal_error!(cx.out.counters.internal_errors, "a slot of no pair");
             return;
         };
-        if pair.sockets[side] != id || pair.asked {
+        if pair.sockets[side] != id || pair.requested {
             return;
         }
         if streams.table.get(id).is_some_and(is_open) {
-            self.note(splice);
+            self.schedule(splice);
         } else {
             self.refuse_splice(streams, cx, splice, Refusal::Ended);
         }
@@ -380,22 +389,22 @@ impl Splices {
 
     /// Asks the device to take the pairs that are ready. Called when there is nothing else to send.
     #[inline]
-    pub(crate) fn advance(&mut self, streams: &mut Streams, cx: &mut Cx<'_>) {
+    pub(crate) fn advance(&mut self, streams: &mut Streams, cx: &mut TcpEnv<'_>) {
         if self.retry_at.is_some() || !self.due.is_empty() {
             self.advance_due(streams, cx);
         }
     }
 
-    fn advance_due(&mut self, streams: &mut Streams, cx: &mut Cx<'_>) {
+    fn advance_due(&mut self, streams: &mut Streams, cx: &mut TcpEnv<'_>) {
         if self.retry_at.is_some_and(|at| at <= cx.now) {
             self.retry_at = None;
             let ids: Vec<SpliceId> = self.pairs.keys().copied().collect();
-            ids.into_iter().for_each(|id| self.note(id));
+            ids.into_iter().for_each(|id| self.schedule(id));
         }
         while let Some(id) = self.due.pop_front() {
             let Some(pair) = self.pairs.get_mut(&id) else { continue };
             pair.is_due = false;
-            if pair.asked {
+            if pair.requested {
                 continue;
             }
             let sockets = pair.sockets;
@@ -406,12 +415,12 @@ impl Splices {
             }
             let ready = sockets.map(|socket| is_drained(streams, socket));
             if ready == [true; 2] {
-                self.ask_for_splice(streams, cx, id);
+                self.request_splice(streams, cx, id);
             }
         }
     }
 
-    fn ask_for_splice(&mut self, streams: &mut Streams, cx: &mut Cx<'_>, id: SpliceId) {
+    fn request_splice(&mut self, streams: &mut Streams, cx: &mut TcpEnv<'_>, id: SpliceId) {
         let Some(pair) = self.pairs.get(&id) else { return };
         let (sockets, idle_timeout) = (pair.sockets, pair.idle_timeout);
         let [Some(a), Some(b)] = [0, 1].map(|side| self.splice_side(streams, cx, id, side)) else {
@@ -422,15 +431,17 @@ impl Splices {
                     if let Some(conn) = streams.table.get_mut(socket) {
                         conn.rcv.ack_now();
                     }
-                    streams.touch(socket);
+                    streams.mark_dirty(socket);
                 }
             }
             return;
         };
         if let Some(pair) = self.pairs.get_mut(&id) {
-            pair.asked = true;
+            pair.requested = true;
         }
-        sockets.into_iter().for_each(|socket| streams.set_relayed(socket, Relayed::Asked));
+        sockets
+            .into_iter()
+            .for_each(|socket| streams.set_splice_phase(socket, SplicePhase::Requested));
         let splice = Splice { id, sides: [a, b], idle_timeout };
         cx.out.ops.push_back(Op::Splice(Box::new(splice)));
     }
@@ -439,7 +450,7 @@ impl Splices {
     fn splice_side(
         &self,
         streams: &Streams,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         id: SpliceId,
         side: usize,
     ) -> Option<SpliceSide> {
@@ -447,7 +458,7 @@ impl Splices {
         let conn = streams.table.get(pair.sockets[side])?;
         let hop = cx.out.net.next_hop(conn.tuple.remote.addr)?;
         let link = cx.out.net.neighbors.lookup(cx.now, hop)?;
-        let stamps = pair.kept.iter().filter(|kept| kept.side == side);
+        let stamps = pair.held.iter().filter(|kept| kept.side == side);
         let stamps = stamps.filter_map(|kept| kept.arrival.segment.options.timestamps);
         // The held segments are relayed first, so TS.Recent must not be newer than their
         // timestamps.
@@ -460,11 +471,11 @@ impl Splices {
     pub(crate) fn handle_spliced(
         &mut self,
         streams: &mut Streams,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         id: SpliceId,
         result: Result<(), Refusal>,
     ) {
-        let Some(pair) = self.pairs.get(&id).filter(|pair| pair.asked) else {
+        let Some(pair) = self.pairs.get(&id).filter(|pair| pair.requested) else {
             cx.out.counters.events_ignored += 1;
             // The device was asked before a reset and answers after it: the host owns the
             // connections.
@@ -494,18 +505,18 @@ impl Splices {
     }
 
     /// Hands a pair to the device: sends the held segments and forgets the connections.
-    fn hand_over_pair(&mut self, streams: &mut Streams, cx: &mut Cx<'_>, id: SpliceId) {
+    fn hand_over_pair(&mut self, streams: &mut Streams, cx: &mut TcpEnv<'_>, id: SpliceId) {
         let Some(pair) = self.remove(streams, id) else { return };
         let tuples = pair.sockets.map(|socket| streams.table.get(socket).map(|c| c.tuple));
         for socket in pair.sockets {
             forget(streams, cx, socket);
         }
-        let packets = pair.kept.into_iter().map(Kept::into_frame).collect();
+        let packets = pair.held.into_iter().map(HeldSegment::into_frame).collect();
         cx.out.ops.push_back(Op::SpliceStart { id, packets });
         cx.out.counters.splice_handed_over += 1;
         if let [Some(a), Some(b)] = tuples {
             self.live.insert(id, [a, b]);
-            self.taken.extend([a, b]);
+            self.live_tuples.extend([a, b]);
         }
         cx.out.notices.push_back(Notice::Spliced(id));
     }
@@ -514,7 +525,7 @@ impl Splices {
     fn refuse_splice(
         &mut self,
         streams: &mut Streams,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         id: SpliceId,
         why: Refusal,
     ) {
@@ -526,11 +537,11 @@ impl Splices {
             });
         }
         cx.out.notices.push_back(Notice::SpliceRefused(id, why));
-        for Kept { side, arrival, .. } in pair.kept {
+        for HeldSegment { side, arrival, .. } in pair.held {
             let socket = pair.sockets[side];
             match streams.table.get(socket).map(|conn| conn.tuple) {
                 Some(tuple)
-                    if streams.table.find(&tuple) == Some(Place::Connection(socket.index)) =>
+                    if streams.table.find(&tuple) == Some(TupleOwner::Connection(socket.index)) =>
                 {
                     streams.deliver(cx, socket.index, arrival);
                 }
@@ -558,7 +569,7 @@ impl Splices {
         end: Option<SpliceEnd>,
     ) {
         for tuple in &tuples {
-            self.taken.remove(tuple);
+            self.live_tuples.remove(tuple);
         }
         let remotes = tuples.map(|tuple| tuple.remote);
         out.counters.splice_ends += 1;
@@ -568,7 +579,7 @@ impl Splices {
     }
 
     /// Handles a reset of the device: live splices end, and pending ones are refused.
-    pub(crate) fn handle_device_reset(&mut self, streams: &mut Streams, cx: &mut Cx<'_>) {
+    pub(crate) fn handle_device_reset(&mut self, streams: &mut Streams, cx: &mut TcpEnv<'_>) {
         for (id, tuples) in core::mem::take(&mut self.live) {
             self.end_splice(cx.out, id, tuples, [0; 2], [0; 2], None);
         }
@@ -591,38 +602,38 @@ fn is_drained(streams: &mut Streams, socket: SocketId) -> bool {
         return true;
     }
     conn.rcv.ack_now();
-    streams.touch(socket);
+    streams.mark_dirty(socket);
     false
 }
 
 /// Forgets a connection that the device now owns: a TCB has one owner.
-fn forget(streams: &mut Streams, cx: &mut Cx<'_>, socket: SocketId) {
+fn forget(streams: &mut Streams, cx: &mut TcpEnv<'_>, socket: SocketId) {
     let Some(conn) = streams.table.get_mut(socket) else { return };
-    conn.state = State::Closed;
-    conn.modes.held = false;
+    conn.state = TcpState::Closed;
+    conn.modes.held_by_app = false;
     conn.timers.stop_all();
     conn.release_files(cx);
     streams.forget(cx, socket);
 }
 
-fn abort(streams: &mut Streams, cx: &mut Cx<'_>, socket: SocketId) {
+fn abort(streams: &mut Streams, cx: &mut TcpEnv<'_>, socket: SocketId) {
     streams.with(cx, socket, |conn, cx| {
-        if conn.state != State::Closed {
+        if conn.state != TcpState::Closed {
             conn.abort(cx, SocketError::Closed);
         }
     });
 }
 
 /// Returns whether both directions are open.
-fn is_open(conn: &Connection) -> bool {
-    conn.state == State::Established && !conn.snd.fin && conn.modes.held
+fn is_open(conn: &L5pConnection) -> bool {
+    conn.state == TcpState::Established && !conn.snd.fin && conn.modes.held_by_app
 }
 
-impl Kept {
+impl HeldSegment {
     /// Returns whether the segment is a retransmission of another.
-    fn repeats(&self, other: &Self) -> bool {
+    fn is_duplicate_of(&self, other: &Self) -> bool {
         let key = |kept: &Self| {
-            let Arrival { segment, payload, .. } = &kept.arrival;
+            let RxTcpSegment { segment, payload, .. } = &kept.arrival;
             (kept.side, segment.seq, segment.flags.has(Flags::FIN), payload.len())
         };
         key(self) == key(other)
@@ -639,7 +650,7 @@ impl Kept {
     }
 }
 
-impl Connection {
+impl L5pConnection {
     /// Returns the state that the device needs of a connection with nothing in flight.
     fn splice_side(&self, now: Instant, link: [u8; 6], recent: u32) -> SpliceSide {
         let window = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);

@@ -4,20 +4,20 @@
 
 use base::Duration;
 use outboard_host::SocketOption;
-use testkit::{Peer, Seg, seg};
+use testkit::{ScriptedTcpPeer, Seg, seg};
 
 /// Acknowledgment numbers outside the acceptable range.
 const WRONG_ACKS: [u32; 5] = [0, 100_000, 1 << 31, u32::MAX - 70_000, u32::MAX];
 
 /// Delivers a segment that the peer did not send.
-fn forge(t: &mut Peer, seg: &Seg) {
-    let frame = t.frame(seg);
+fn forge(t: &mut ScriptedTcpPeer, seg: &Seg) {
+    let frame = t.build_frame(seg);
     t.inject(&frame);
 }
 
 /// Returns a connection on which the peer has sent ten bytes.
-fn busy() -> Peer {
-    let mut t = Peer::server().established();
+fn ten_bytes_received() -> ScriptedTcpPeer {
+    let mut t = ScriptedTcpPeer::server().established();
     t.send_data(b"0123456789");
     t.app_read();
     t.take_all();
@@ -30,7 +30,7 @@ fn busy() -> Peer {
 fn a_forged_timestamp_does_not_end_the_connection() {
     for ack in WRONG_ACKS {
         for (seq, len) in [(11, 0), (11, 5), (8, 5), (1, 11)] {
-            let mut t = busy();
+            let mut t = ten_bytes_received();
             t.at_ms(10);
             forge(&mut t, &seg!(ACK seq (seq) ack (ack) len (len) tsval 1_000_000_000));
             t.take_all();
@@ -44,8 +44,8 @@ fn a_forged_timestamp_does_not_end_the_connection() {
 /// As in Linux, an acknowledgment number older than the last is acceptable but does not update
 /// TS.Recent. An attacker has to guess a number in flight, not one in a whole window.
 #[test]
-fn a_timestamp_beside_an_old_acknowledgment_does_not_count() {
-    let mut t = busy();
+fn a_timestamp_beside_an_old_acknowledgment_is_ignored() {
+    let mut t = ten_bytes_received();
     t.app_write(&[0; 1000]);
     t.take("data");
     t.at_ms(10);
@@ -59,7 +59,7 @@ fn a_timestamp_beside_an_old_acknowledgment_does_not_count() {
 /// that the peer has offered, and never before our first byte.
 #[test]
 fn an_acknowledgment_older_than_a_window_is_challenged() {
-    let mut t = Peer::server();
+    let mut t = ScriptedTcpPeer::server();
     t.set_win(2000);
     let mut t = t.established_by(&seg!(SYN win 2000 mss 1460));
     t.app_write(&[0; 6000]);
@@ -76,8 +76,8 @@ fn an_acknowledgment_older_than_a_window_is_challenged() {
     assert_eq!(t.app_read(), b"late");
 }
 
-fn with_ecn() -> Peer {
-    let mut t = Peer::server();
+fn with_ecn() -> ScriptedTcpPeer {
+    let mut t = ScriptedTcpPeer::server();
     t.send(seg!(SYN ECE CWR mss 1460 sack_ok tsval 5000 wscale 7));
     t.take("SYN-ACK");
     t.send(seg!(ACK));
@@ -88,7 +88,7 @@ fn with_ecn() -> Peer {
 /// RFC 3168 section 6.1.3 with RFC 5961: a forged CE mark is not echoed, and a forged CWR does not
 /// end an echo.
 #[test]
-fn forged_marks_do_not_count() {
+fn forged_ecn_marks_are_ignored() {
     for ack in WRONG_ACKS {
         let mut t = with_ecn();
         forge(&mut t, &seg!(ACK seq 1 ack (ack) ecn 3 data b"evil"));
@@ -123,8 +123,8 @@ fn forged_echoes_do_not_reduce_the_window() {
 
 /// RFC 9293 section 3.8.4: a forged segment does not postpone a keep-alive probe.
 #[test]
-fn a_stranger_is_no_sign_of_life() {
-    let mut t = Peer::server().established();
+fn forged_segments_do_not_delay_keep_alives() {
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_option(SocketOption::KeepAlive(Some(Duration::from_secs(10))));
     t.at_ms(6000);
     for ack in WRONG_ACKS {
@@ -137,8 +137,8 @@ fn a_stranger_is_no_sign_of_life() {
 
 /// A forged segment does not change the peer's window.
 #[test]
-fn a_forged_window_does_not_count() {
-    let mut t = busy();
+fn a_forged_window_is_ignored() {
+    let mut t = ten_bytes_received();
     for ack in WRONG_ACKS {
         forge(&mut t, &seg!(ACK seq 11 ack (ack) win 0));
     }
@@ -151,11 +151,11 @@ fn a_forged_window_does_not_count() {
 #[test]
 fn forged_duplicates_are_not_reported() {
     for ack in WRONG_ACKS {
-        let mut t = busy();
+        let mut t = ten_bytes_received();
         forge(&mut t, &seg!(ACK seq 1 ack (ack) len 4));
         t.expect(seg!(ACK ack 11 no_sack));
     }
-    let mut t = busy();
+    let mut t = ten_bytes_received();
     t.send(seg!(ACK seq 1 len 4));
     t.expect(seg!(ACK ack 11 sack (1, 5)));
 }
@@ -163,8 +163,8 @@ fn forged_duplicates_are_not_reported() {
 /// RFC 2883 section 4: only bytes that were received are reported as duplicates: not the byte of a
 /// window probe, nor bytes beyond the window.
 #[test]
-fn what_was_not_taken_is_not_reported() {
-    let mut t = Peer::server_with(|c| c.tcp.receive_bytes_max = 4096).established();
+fn only_received_bytes_are_reported_by_dsack() {
+    let mut t = ScriptedTcpPeer::server_with(|c| c.tcp.receive_bytes_max = 4096).established();
     t.send_data(&[0; 2048]);
     t.send_data(&[0; 2048]);
     t.take_all();
@@ -183,7 +183,7 @@ fn what_was_not_taken_is_not_reported() {
 fn a_half_open_connection_survives_a_forged_syn() {
     let syn = seg!(SYN mss 1460 sack_ok tsval 5000 wscale 7);
     for seq in [1, 100, 70_000, 1 << 31, u32::MAX] {
-        let mut t = Peer::server();
+        let mut t = ScriptedTcpPeer::server();
         t.send(syn.clone());
         t.expect(seg!(SYN ACK seq 0 ack 1));
         let forged = Seg { seq: Some(seq), ..syn.clone() };
@@ -195,7 +195,7 @@ fn a_half_open_connection_survives_a_forged_syn() {
         assert!(t.accepted().is_some(), "seq {seq}");
         // A peer that has restarted: its reset has the sequence number that the challenge ACK
         // expects.
-        let mut t = Peer::server();
+        let mut t = ScriptedTcpPeer::server();
         t.send(syn.clone());
         t.take("SYN-ACK");
         forge(&mut t, &forged);
@@ -212,7 +212,7 @@ fn a_half_open_connection_survives_a_forged_syn() {
 #[test]
 fn a_half_open_connection_checks_the_sequence_number_first() {
     for seq in [0, 65_536, 1 << 31] {
-        let mut t = Peer::server();
+        let mut t = ScriptedTcpPeer::server();
         t.send(seg!(SYN mss 1460 tsval 5000));
         t.take("SYN-ACK");
         forge(&mut t, &seg!(ACK seq (seq) ack 77));
@@ -229,7 +229,7 @@ fn a_half_open_connection_checks_the_sequence_number_first() {
 #[test]
 fn a_simultaneous_open_survives_a_wrong_acknowledgment() {
     for ack in [0, 2, 500, u32::MAX] {
-        let mut t = Peer::client();
+        let mut t = ScriptedTcpPeer::client();
         t.take("SYN");
         t.send(seg!(SYN seq 0 win 60000 mss 1460 sack_ok tsval 5000 wscale 7));
         t.expect(seg!(SYN ACK seq 0 ack 1));
@@ -245,9 +245,9 @@ fn a_simultaneous_open_survives_a_wrong_acknowledgment() {
 
 /// RFC 9293 section 3.10.7.4, eighth: only the peer's own FIN restarts TIME-WAIT.
 #[test]
-fn time_wait_is_not_held_open_by_strangers() {
-    let gauge = |t: &Peer| t.count("connections_time_wait");
-    let mut t = Peer::server().established();
+fn forged_fins_do_not_restart_time_wait() {
+    let gauge = |t: &ScriptedTcpPeer| t.count("connections_time_wait");
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_shutdown();
     t.take("FIN");
     t.send(seg!(ACK));

@@ -2,13 +2,13 @@
 
 use base::{Duration, Instant};
 use outboard_host::SocketError;
-use testkit::{Peer, seg};
+use testkit::{ScriptedTcpPeer, seg};
 use wire::Endpoint;
 
 /// RFC 9293 figure 12: the host closes first.
 #[test]
 fn an_active_close() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_shutdown();
     t.expect(seg!(ACK FIN seq 1 ack 1));
     assert_eq!(t.state(), "FIN-WAIT-1");
@@ -25,7 +25,7 @@ fn an_active_close() {
 /// RFC 9293 section 3.6, case 2: the peer closes first; the host continues to send, then closes.
 #[test]
 fn a_passive_close() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.send(seg!(ACK FIN seq 1 ack 1));
     t.expect(seg!(ACK seq 1 ack 2));
     assert_eq!(t.state(), "CLOSE-WAIT");
@@ -44,7 +44,7 @@ fn a_passive_close() {
 /// RFC 9293 figure 13: both close at once.
 #[test]
 fn a_simultaneous_close() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_shutdown();
     t.expect(seg!(ACK FIN seq 1 ack 1));
     t.send(seg!(ACK FIN seq 1 ack 1));
@@ -57,13 +57,13 @@ fn a_simultaneous_close() {
 /// The FIN shares a segment with the last data, in both directions.
 #[test]
 fn a_fin_with_data() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.send(seg!(ACK FIN seq 1 ack 1 data b"last"));
     t.expect(seg!(ACK ack 6));
     assert!(!t.host.readiness(t.socket()).peer_closed, "not before everything has been read");
     assert_eq!(t.app_read(), b"last");
     assert!(t.host.readiness(t.socket()).peer_closed);
-    t.queue(b"mine");
+    t.app_write_unpumped(b"mine");
     t.app_shutdown();
     t.expect(seg!(ACK PSH FIN seq 1 ack 6 data b"mine"));
     t.send(seg!(ACK ack 6));
@@ -73,7 +73,7 @@ fn a_fin_with_data() {
 /// RFC 9293 section 3.10.7.4: the peer's FIN and its acknowledgment of ours share a segment.
 #[test]
 fn a_fin_that_acknowledges_ours() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_shutdown();
     t.take("our FIN");
     t.send(seg!(ACK FIN seq 1 ack 2));
@@ -85,7 +85,7 @@ fn a_fin_that_acknowledges_ours() {
 /// 5681 section 4.2).
 #[test]
 fn a_fin_out_of_order() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.send(seg!(ACK FIN seq 5 ack 1));
     t.expect(seg!(ACK ack 1));
     assert_eq!(t.state(), "ESTABLISHED");
@@ -97,7 +97,7 @@ fn a_fin_out_of_order() {
 /// RFC 6298: a lost FIN is retransmitted.
 #[test]
 fn a_lost_fin_is_sent_again() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_write(b"x");
     t.take("data");
     t.at_ms(50);
@@ -115,15 +115,15 @@ fn a_lost_fin_is_sent_again() {
 /// RFC 9293 section 3.10.7.4: a repeated FIN is acknowledged again.
 #[test]
 fn a_repeated_fin_is_acknowledged_again() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.send(seg!(ACK FIN seq 1 ack 1));
     t.expect(seg!(ACK ack 2));
     t.send(seg!(ACK FIN seq 1 ack 1));
     t.expect(seg!(ACK ack 2));
 }
 
-fn in_time_wait() -> Peer {
-    let mut t = Peer::server().established();
+fn in_time_wait() -> ScriptedTcpPeer {
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_close();
     t.take("our FIN");
     t.send(seg!(ACK FIN seq 1 ack 2));
@@ -168,7 +168,7 @@ fn time_wait_ignores_resets() {
 /// RFC 6191: a SYN with a later timestamp takes over the tuple; its sequence numbers are beyond the
 /// old ones.
 #[test]
-fn time_wait_gives_way_to_a_newer_syn() {
+fn a_newer_syn_takes_over_time_wait() {
     let mut t = in_time_wait();
     t.at_ms(2000);
     t.new_incarnation(100_000);
@@ -186,7 +186,7 @@ fn time_wait_gives_way_to_a_newer_syn() {
 /// with a reset.
 #[test]
 fn data_after_close_is_reset() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_close();
     t.expect(seg!(ACK FIN seq 1 ack 1));
     t.send(seg!(ACK ack 2));
@@ -201,7 +201,7 @@ fn data_after_close_is_reset() {
 /// RFC 2525 section 2.17: a close with unread bytes sends a reset.
 #[test]
 fn closing_with_unread_bytes_resets() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.send_data(b"unread");
     t.take("an acknowledgment");
     t.app_close();
@@ -211,7 +211,7 @@ fn closing_with_unread_bytes_resets() {
 /// RFC 9293 section 3.6.1: a half-closed connection continues to receive.
 #[test]
 fn half_close_receives() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_shutdown();
     t.take("our FIN");
     t.send(seg!(ACK ack 2 data b"more"));
@@ -221,8 +221,8 @@ fn half_close_receives() {
 
 /// The time in FIN-WAIT-2 is bounded for a connection whose socket was closed.
 #[test]
-fn an_orphan_in_fin_wait_2_goes() {
-    let mut t = Peer::server().established();
+fn an_orphan_in_fin_wait_2_expires() {
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_close();
     t.take("our FIN");
     t.send(seg!(ACK ack 2));
@@ -235,7 +235,7 @@ fn an_orphan_in_fin_wait_2_goes() {
 /// window is challenged, and one outside of it ignored.
 #[test]
 fn resets_have_to_be_exact() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.moved(|t| t.send(seg!(RST seq 2)), &[("tcp_challenge_acks", 1)]);
     t.expect(seg!(ACK seq 1 ack 1));
     t.moved(|t| t.send(seg!(RST seq 2_000_000)), &[("tcp_out_of_window", 1)]);
@@ -249,7 +249,7 @@ fn resets_have_to_be_exact() {
 /// number.
 #[test]
 fn a_syn_in_the_window_is_challenged() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.moved(|t| t.send(seg!(SYN seq 5 mss 1460 tsval 6000)), &[("tcp_challenge_acks", 1)]);
     t.expect(seg!(ACK seq 1 ack 1));
     // Section 7: at most one challenge ACK in half a second.
@@ -263,7 +263,7 @@ fn a_syn_in_the_window_is_challenged() {
 /// RFC 5961 section 5.2: acknowledgment numbers never sent or long outdated are challenged.
 #[test]
 fn acknowledgments_out_of_range_are_challenged() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_write(b"hello");
     t.take("data");
     t.moved(|t| t.send(seg!(ACK ack 7 data b"evil")), &[("tcp_challenge_acks", 1)]);
@@ -281,7 +281,7 @@ fn acknowledgments_out_of_range_are_challenged() {
 /// RFC 7323 section 5 (PAWS): a segment with an old timestamp is dropped.
 #[test]
 fn an_old_timestamp_is_dropped() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.send_data(b"abc");
     t.expect(seg!(ACK ack 4 tsecr 5000));
     t.at_ms(1000);
@@ -298,7 +298,7 @@ fn an_old_timestamp_is_dropped() {
 fn an_idle_connections_timestamp_expires() {
     const DAYS_24: u64 = 24 * 24 * 3600 * 1000;
     let old = 5000 - 1;
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.send_data(b"abc");
     t.expect(seg!(ACK ack 4 tsecr 5000));
     t.at_ms(DAYS_24 - 2000);
@@ -316,7 +316,7 @@ fn an_idle_connections_timestamp_expires() {
 /// The application aborts the connection.
 #[test]
 fn an_abort() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_write(b"hello");
     t.take("data");
     t.moved(|t| t.app_abort(), &[("tcp_estab_resets", 1), ("tcp_out_rsts", 1)]);
@@ -327,8 +327,8 @@ fn an_abort() {
 /// RFC 6056 section 3.3.3: ports to one remote endpoint are used in turn, because the peer may have
 /// a recent one in TIME-WAIT. The ports used with one peer do not reveal those used with another.
 #[test]
-fn ports_come_in_turn() {
-    let mut t = Peer::server();
+fn ephemeral_ports_are_used_in_turn() {
+    let mut t = ScriptedTcpPeer::server();
     let (span, now) = (65_536 - 49_152, Instant::ZERO + Duration::from_secs(1000));
     let mut port = |last: u8| {
         let remote = Endpoint { addr: [192, 0, 2, last].into(), port: 80 };
@@ -349,7 +349,7 @@ fn ports_come_in_turn() {
 /// been in TIME-WAIT for a second is used again.
 #[test]
 fn our_own_connection_takes_over_a_port_in_time_wait() {
-    let mut t = Peer::client();
+    let mut t = ScriptedTcpPeer::client();
     t.take("SYN");
     t.send(seg!(SYN ACK seq 0 ack 1 mss 1460 sack_ok tsval 5000 wscale 7));
     t.take("ACK");

@@ -2,12 +2,12 @@
 //! RFC 8985 (RACK's round trip), RFC 9438 (CUBIC's reduction), and waiting for a longer run.
 
 use base::Duration;
-use testkit::{Peer, Seg, seg};
+use testkit::{ScriptedTcpPeer, Seg, seg};
 
 /// Returns an established, unpaced connection with a measured round trip of 100 ms and a congestion
 /// window of `segments` times 1448 bytes.
-fn warm(segments: u32, syn: &Seg) -> Peer {
-    let mut t = Peer::server_with(|c| {
+fn warm(segments: u32, syn: &Seg) -> ScriptedTcpPeer {
+    let mut t = ScriptedTcpPeer::server_with(|c| {
         c.tcp.pacing = false;
         c.tcp.initial_window = segments;
     })
@@ -21,21 +21,21 @@ fn warm(segments: u32, syn: &Seg) -> Peer {
     t
 }
 
-fn plain(segments: u32) -> Peer {
+fn warm_without_ecn(segments: u32) -> ScriptedTcpPeer {
     warm(segments, &seg!(SYN mss 1460 sack_ok tsval 5000 wscale 7))
 }
 
-fn with_ecn(segments: u32) -> Peer {
+fn with_ecn(segments: u32) -> ScriptedTcpPeer {
     warm(segments, &seg!(SYN ECE CWR mss 1460 sack_ok tsval 5000 wscale 7))
 }
 
 /// Returns the sequence number `n` segments after the byte that `warm` sent.
-fn at(n: u32) -> u32 {
+fn seq_of_segment(n: u32) -> u32 {
     2 + n * 1448
 }
 
 /// Removes all segments that the host sent. Returns the sum of their payload lengths.
-fn sent_bytes(t: &mut Peer) -> u32 {
+fn sent_bytes(t: &mut ScriptedTcpPeer) -> u32 {
     t.take_all().iter().map(|s| s.len.unwrap_or(0)).sum()
 }
 
@@ -48,21 +48,21 @@ fn an_echo_reduces_the_window_at_once() {
     t.app_write_zeros(4 * 1448);
     t.take("four segments");
     t.at_ms(200);
-    t.moved(|t| t.send(seg!(ACK ECE ack (at(1)))), &[("tcp_ecn_reductions", 1)]);
+    t.moved(|t| t.send(seg!(ACK ECE ack (seq_of_segment(1)))), &[("tcp_ecn_reductions", 1)]);
     assert_eq!((t.info().ssthresh, t.info().cwnd), (14_480 * 7 / 10, 5 * 1448));
     t.app_write_zeros(20 * 1448);
-    t.expect(seg!(ACK CWR seq (at(4)) len 2896 first));
+    t.expect(seg!(ACK CWR seq (seq_of_segment(4)) len 2896 first));
     t.expect_nothing();
     // ECE for data sent before the peer learned of the reduction causes no second one.
     t.at_ms(210);
-    t.moved(|t| t.send(seg!(ACK ECE ack (at(4)))), &[]);
+    t.moved(|t| t.send(seg!(ACK ECE ack (seq_of_segment(4)))), &[]);
     assert!(sent_bytes(&mut t) <= 4 * 1448);
     t.at_ms(300);
-    t.moved(|t| t.send(seg!(ACK ack (at(6)))), &[]);
+    t.moved(|t| t.send(seg!(ACK ack (seq_of_segment(6)))), &[]);
     assert_eq!(t.info().cwnd, t.info().ssthresh, "RFC 6937 section 3");
     // ECE for later data does.
     t.take_all();
-    t.moved(|t| t.send(seg!(ACK ECE ack (at(7)))), &[("tcp_ecn_reductions", 1)]);
+    t.moved(|t| t.send(seg!(ACK ECE ack (seq_of_segment(7)))), &[("tcp_ecn_reductions", 1)]);
 }
 
 /// If the acknowledgment with ECE leaves nothing outstanding, the window becomes the threshold, and
@@ -73,16 +73,16 @@ fn an_echo_with_the_last_acknowledgment_reduces_the_window() {
     t.app_write_zeros(4 * 1448);
     t.take("four segments");
     t.at_ms(200);
-    t.moved(|t| t.send(seg!(ACK ECE ack (at(4)))), &[("tcp_ecn_reductions", 1)]);
-    t.moved(|t| t.send(seg!(ACK ECE ack (at(4)))), &[]);
+    t.moved(|t| t.send(seg!(ACK ECE ack (seq_of_segment(4)))), &[("tcp_ecn_reductions", 1)]);
+    t.moved(|t| t.send(seg!(ACK ECE ack (seq_of_segment(4)))), &[]);
     assert_eq!(t.info().cwnd, 14_480 * 7 / 10);
     t.app_write_zeros(20 * 1448);
-    t.expect(seg!(ACK CWR seq (at(4)) len (7 * 1448) first));
+    t.expect(seg!(ACK CWR seq (seq_of_segment(4)) len (7 * 1448) first));
 }
 
 /// RFC 3168 section 6.1.2: CWR reports every reduction to the peer, also one after a time-out.
 #[test]
-fn a_time_out_is_told_to_the_peer() {
+fn a_time_out_is_reported_by_cwr() {
     let mut t = with_ecn(10);
     t.app_write_zeros(1448);
     t.take("a segment");
@@ -91,68 +91,68 @@ fn a_time_out_is_told_to_the_peer() {
     t.take_all();
     t.send(seg!(ACK));
     t.app_write_zeros(1448);
-    t.expect(seg!(ACK CWR seq (at(1)) len 1448 first));
+    t.expect(seg!(ACK CWR seq (seq_of_segment(1)) len 1448 first));
 }
 
 /// RFC 3042, RFC 6675 section 5: each of the first segments that arrive out of order lets a new one
 /// out, even if the host could wait for a longer run.
 #[test]
 fn limited_transmit_with_sack() {
-    let mut t = plain(30);
+    let mut t = warm_without_ecn(30);
     t.app_write_zeros(60 * 1448);
     assert_eq!(sent_bytes(&mut t), 30 * 1448);
     t.at_ms(200);
-    t.send(seg!(ACK ack 2 sack (at(1), at(2))));
-    t.expect(seg!(ACK seq (at(30)) len 1448 first));
+    t.send(seg!(ACK ack 2 sack (seq_of_segment(1), seq_of_segment(2))));
+    t.expect(seg!(ACK seq (seq_of_segment(30)) len 1448 first));
     t.expect_nothing();
-    t.send(seg!(ACK ack 2 sack (at(1), at(3))));
-    t.expect(seg!(ACK seq (at(31)) len 1448 first));
+    t.send(seg!(ACK ack 2 sack (seq_of_segment(1), seq_of_segment(3))));
+    t.expect(seg!(ACK seq (seq_of_segment(31)) len 1448 first));
     t.expect_nothing();
 }
 
 /// As Linux's `tcp_tso_should_defer`: a short transmit is deferred until at most a millisecond
 /// after the last one, and is sent then if no acknowledgment arrives.
 #[test]
-fn a_longer_run_is_waited_for_a_millisecond() {
-    let mut t = plain(30);
+fn a_short_run_is_deferred_for_a_millisecond() {
+    let mut t = warm_without_ecn(30);
     t.app_write_zeros(300 * 1448);
     assert_eq!(sent_bytes(&mut t), 30 * 1448);
     t.at_ms(200);
-    t.send(seg!(ACK ack (at(2))));
-    t.expect_at(200, seg!(ACK seq (at(30)) len (4 * 1448)));
+    t.send(seg!(ACK ack (seq_of_segment(2))));
+    t.expect_at(200, seg!(ACK seq (seq_of_segment(30)) len (4 * 1448)));
     t.at_us(200_100);
-    t.send(seg!(ACK ack (at(4))));
+    t.send(seg!(ACK ack (seq_of_segment(4))));
     t.at_us(200_900);
     t.expect_nothing();
     t.at_us(201_500);
-    t.expect_at(201, seg!(ACK seq (at(34)) len (4 * 1448)));
+    t.expect_at(201, seg!(ACK seq (seq_of_segment(34)) len (4 * 1448)));
     // Bytes acknowledged meanwhile make the run longer; a third of the window is not held back.
-    t.send(seg!(ACK ack (at(6))));
+    t.send(seg!(ACK ack (seq_of_segment(6))));
     t.expect_nothing();
-    t.send(seg!(ACK ack (at(12))));
-    t.expect(seg!(ACK seq (at(38)) len (16 * 1448)));
+    t.send(seg!(ACK ack (seq_of_segment(12))));
+    t.expect(seg!(ACK seq (seq_of_segment(38)) len (16 * 1448)));
     t.app_option(outboard_host::SocketOption::Defer(false));
-    t.send(seg!(ACK ack (at(14))));
+    t.send(seg!(ACK ack (seq_of_segment(14))));
     t.expect(seg!(ACK len (4 * 1448)));
 }
 
 /// Nothing is deferred if the next acknowledgment is not due within a millisecond.
 #[test]
-fn no_longer_run_is_waited_for_in_vain() {
-    let mut t = plain(30);
+fn no_run_is_deferred_beyond_a_millisecond() {
+    let mut t = warm_without_ecn(30);
     t.app_write_zeros(300 * 1448);
     assert_eq!(sent_bytes(&mut t), 30 * 1448);
     t.at_ms(150);
-    t.send(seg!(ACK ack (at(2))));
-    t.expect(seg!(ACK seq (at(30)) len (4 * 1448)));
+    t.send(seg!(ACK ack (seq_of_segment(2))));
+    t.expect(seg!(ACK seq (seq_of_segment(30)) len (4 * 1448)));
     t.at_us(150_100);
-    t.send(seg!(ACK ack (at(4))));
-    t.expect(seg!(ACK seq (at(34)) len (4 * 1448)));
+    t.send(seg!(ACK ack (seq_of_segment(4))));
+    t.expect(seg!(ACK seq (seq_of_segment(34)) len (4 * 1448)));
 }
 
 /// Returns a connection that has sent a whole window; one round trip has passed.
-fn window_sent() -> Peer {
-    let mut t = plain(10);
+fn window_sent() -> ScriptedTcpPeer {
+    let mut t = warm_without_ecn(10);
     t.app_write_zeros(14_480);
     t.take("a window");
     t.at_ms(200);
@@ -164,13 +164,13 @@ fn window_sent() -> Peer {
 #[test]
 fn a_late_segment_makes_rack_wait() {
     let mut t = window_sent();
-    t.send(seg!(ACK ack 2 sack (at(1), at(2)) sack (at(3), at(4))));
+    t.send(seg!(ACK ack 2 sack (seq_of_segment(1), seq_of_segment(2)) sack (seq_of_segment(3), seq_of_segment(4))));
     t.at_ms(220);
-    t.send(seg!(ACK ack (at(2)) sack (at(3), at(4))));
+    t.send(seg!(ACK ack (seq_of_segment(2)) sack (seq_of_segment(3), seq_of_segment(4))));
     t.moved(|t| t.at_ms(244), &[]);
     t.expect_nothing();
     t.at_ms(250);
-    t.expect_at(245, seg!(ACK seq (at(2)) len 1448 again));
+    t.expect_at(245, seg!(ACK seq (seq_of_segment(2)) len 1448 again));
 }
 
 /// RFC 8985 section 5: a SACK of part of a segment does not advance RACK. As in Linux, the part
@@ -180,8 +180,8 @@ fn part_of_a_segment_does_not_move_rack() {
     let mut t = window_sent();
     t.moved(
         |t| {
-            t.send(seg!(ACK ack 2 sack (at(9), at(9) + 700)));
-            t.send(seg!(ACK ack 2 sack (at(8) + 700, at(9) + 700)));
+            t.send(seg!(ACK ack 2 sack (seq_of_segment(9), seq_of_segment(9) + 700)));
+            t.send(seg!(ACK ack 2 sack (seq_of_segment(8) + 700, seq_of_segment(9) + 700)));
             t.at_ms(290);
         },
         &[],
@@ -190,7 +190,7 @@ fn part_of_a_segment_does_not_move_rack() {
     // A whole segment between two parts does.
     t.moved(
         |t| {
-            t.send(seg!(ACK ack 2 sack (at(7) + 700, at(9) + 700)));
+            t.send(seg!(ACK ack 2 sack (seq_of_segment(7) + 700, seq_of_segment(9) + 700)));
             t.at_ms(320);
         },
         &[("tcp_recoveries", 1), ("tcp_retrans", 1), ("tcp_retrans_bytes", 1448)],
@@ -198,8 +198,8 @@ fn part_of_a_segment_does_not_move_rack() {
     t.expect(seg!(ACK seq 2 len 1448 again));
     // Segment boundaries stay known after an acknowledgment of part of a segment.
     let mut t = window_sent();
-    t.send(seg!(ACK ack (at(1) + 700) sack (at(3), at(6))));
-    t.expect(seg!(ACK seq (at(1) + 700) len 748 again));
+    t.send(seg!(ACK ack (seq_of_segment(1) + 700) sack (seq_of_segment(3), seq_of_segment(6))));
+    t.expect(seg!(ACK seq (seq_of_segment(1) + 700) len 748 again));
 }
 
 /// RFC 5681 section 3.1 and RFC 7661: a window that was full when it was sent grows by all bytes
@@ -208,7 +208,7 @@ fn part_of_a_segment_does_not_move_rack() {
 fn a_whole_initial_window_doubles() {
     let mut t = window_sent();
     for n in [2, 4, 6, 8, 10] {
-        t.send(seg!(ACK ack (at(n))));
+        t.send(seg!(ACK ack (seq_of_segment(n))));
     }
     assert_eq!(t.info().cwnd, 20 * 1448);
 }
@@ -216,12 +216,12 @@ fn a_whole_initial_window_doubles() {
 /// RFC 7661: a window that is not full grows only while it is less than twice the bytes in flight.
 #[test]
 fn a_window_that_is_not_used_does_not_grow() {
-    let mut t = plain(10);
+    let mut t = warm_without_ecn(10);
     for n in 0..20 {
         t.app_write_zeros(6 * 1448);
         t.take("six segments");
         t.after_ms(100);
-        t.send(seg!(ACK ack (at((n + 1) * 6))));
+        t.send(seg!(ACK ack (seq_of_segment((n + 1) * 6))));
     }
     assert_eq!(t.info().cwnd, 16 * 1448);
     // In congestion avoidance such a window does not grow at all.
@@ -229,12 +229,12 @@ fn a_window_that_is_not_used_does_not_grow() {
     t.app_write_zeros(20 * 1448);
     t.take_all();
     t.after_ms(100);
-    t.send(seg!(ACK ECE ack (at(20))));
+    t.send(seg!(ACK ECE ack (seq_of_segment(20))));
     for n in 0..200 {
         t.app_write_zeros(6 * 1448);
         t.take("six segments");
         t.after_ms(100);
-        t.send(seg!(ACK ack (at(20 + (n + 1) * 6))));
+        t.send(seg!(ACK ack (seq_of_segment(20 + (n + 1) * 6))));
     }
     assert_eq!(t.info().cwnd, 14 * 1448);
 }
@@ -244,11 +244,11 @@ fn a_window_that_is_not_used_does_not_grow() {
 /// meanwhile.
 #[test]
 fn a_time_out_in_recovery_keeps_the_threshold() {
-    let mut t = plain(20);
+    let mut t = warm_without_ecn(20);
     t.app_write_zeros(20 * 1448);
     t.take_all();
     t.at_ms(200);
-    t.send(seg!(ACK ack 2 sack (at(10), at(13))));
+    t.send(seg!(ACK ack 2 sack (seq_of_segment(10), seq_of_segment(13))));
     let ssthresh = t.info().ssthresh;
     assert_eq!(ssthresh, 20 * 1448 * 7 / 10);
     t.take_all();
@@ -264,16 +264,16 @@ fn a_time_out_in_recovery_keeps_the_threshold() {
 /// first is not repaired yet.
 #[test]
 fn a_second_time_out_after_progress_reduces_again() {
-    let mut t = plain(20);
+    let mut t = warm_without_ecn(20);
     t.app_write_zeros(20 * 1448);
     t.take_all();
     t.at_ms(1000);
     let first = t.info().ssthresh;
     assert_eq!(first, 20 * 1448 * 7 / 10);
     t.take_all();
-    t.send(seg!(ACK ack (at(1))));
+    t.send(seg!(ACK ack (seq_of_segment(1))));
     t.after_ms(100);
-    t.send(seg!(ACK ack (at(3))));
+    t.send(seg!(ACK ack (seq_of_segment(3))));
     let cwnd = t.info().cwnd;
     assert_eq!(cwnd, 4 * 1448);
     t.after_ms(5000);
@@ -282,8 +282,8 @@ fn a_second_time_out_after_progress_reduces_again() {
 
 /// RFC 3168 section 6.1.1: ECE in a SYN-ACK negotiates ECN; it does not report congestion.
 #[test]
-fn an_agreement_on_ecn_is_no_mark() {
-    let mut t = Peer::client();
+fn ece_in_a_syn_ack_is_no_congestion() {
+    let mut t = ScriptedTcpPeer::client();
     t.expect(seg!(SYN ECE CWR mss 1460));
     t.send(seg!(SYN ACK ECE ack 1 mss 1460 sack_ok tsval 5000 wscale 7));
     t.take("an acknowledgment");

@@ -3,14 +3,14 @@
 
 use base::Duration;
 use outboard_host::SocketOption;
-use testkit::{Peer, seg};
+use testkit::{ScriptedTcpPeer, seg};
 
 /// Number of segments that are acknowledged at once at the start of a connection, as in Linux.
-const QUICK: usize = 16;
+const QUICK_ACKS: usize = 16;
 
-fn quick_phase_over() -> Peer {
-    let mut t = Peer::server().established();
-    for _ in 0..QUICK {
+fn quick_phase_over() -> ScriptedTcpPeer {
+    let mut t = ScriptedTcpPeer::server().established();
+    for _ in 0..QUICK_ACKS {
         t.send_data(b"x");
         t.expect(seg!(ACK));
     }
@@ -64,7 +64,7 @@ fn data_carries_the_acknowledgment() {
 /// section 4.2.
 #[test]
 fn out_of_order_segments_are_reported() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.send(seg!(ACK seq 4 ack 1 data b"def"));
     t.expect(seg!(ACK ack 1 sack (4, 7)));
     t.send(seg!(ACK seq 10 ack 1 data b"jkl"));
@@ -79,7 +79,7 @@ fn out_of_order_segments_are_reported() {
 /// RFC 2883 section 4: a duplicate is reported once, in the first block.
 #[test]
 fn duplicates_are_reported_by_dsack() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.send_data(b"abcdef");
     t.expect(seg!(ACK ack 7));
     t.send(seg!(ACK seq 1 ack 1 data b"abcdef"));
@@ -94,14 +94,14 @@ fn duplicates_are_reported_by_dsack() {
 /// carrying acknowledgments.
 #[test]
 fn no_sack_without_agreement() {
-    let mut t = Peer::server().established_by(&seg!(SYN mss 1460));
+    let mut t = ScriptedTcpPeer::server().established_by(&seg!(SYN mss 1460));
     t.send(seg!(ACK seq 4 ack 1 data b"def"));
     t.expect(seg!(ACK ack 1 no_sack));
     t.send(seg!(ACK seq 1 ack 1 data b"abc"));
     t.expect(seg!(ACK ack 7 no_sack));
     t.send(seg!(ACK seq 1 ack 1 data b"abcdef"));
     t.expect(seg!(ACK ack 7 no_sack));
-    for _ in 2..QUICK {
+    for _ in 2..QUICK_ACKS {
         t.send_data(b"y");
         t.take("an acknowledgment");
     }
@@ -115,7 +115,7 @@ fn no_sack_without_agreement() {
 /// RFC 9293 section 3.7.4 with Minshall's change: one small segment at a time is outstanding.
 #[test]
 fn nagle_holds_the_second_small_segment() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_write(b"a");
     t.expect(seg!(ACK PSH seq 1 data b"a"));
     t.app_write(b"b");
@@ -128,7 +128,7 @@ fn nagle_holds_the_second_small_segment() {
 /// The full segments of a write are sent; its rest waits for the small segment before it.
 #[test]
 fn nagle_holds_only_the_rest() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_write(b"a");
     t.take("the small one");
     t.app_write_zeros(1448 + 100);
@@ -141,7 +141,7 @@ fn nagle_holds_only_the_rest() {
 /// A full segment in flight does not hold back a small one (Minshall).
 #[test]
 fn a_small_rest_follows_full_segments_at_once() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_write_zeros(2 * 1448 + 10);
     t.expect(seg!(ACK PSH seq 1 len 2906 run 1448));
     t.app_write_zeros(5);
@@ -150,7 +150,7 @@ fn a_small_rest_follows_full_segments_at_once() {
 
 #[test]
 fn no_delay_switches_nagle_off() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_option(SocketOption::NoDelay(true));
     t.app_write(b"a");
     t.expect(seg!(ACK PSH data b"a"));
@@ -160,7 +160,7 @@ fn no_delay_switches_nagle_off() {
 
 #[test]
 fn cork_holds_partial_segments() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_option(SocketOption::Cork(true));
     t.app_write_zeros(100);
     t.expect_nothing();
@@ -174,7 +174,7 @@ fn cork_holds_partial_segments() {
 /// A FIN is not held back by a cork.
 #[test]
 fn closing_uncorks() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_option(SocketOption::Cork(true));
     t.app_write(b"rest");
     t.app_shutdown();
@@ -184,7 +184,7 @@ fn closing_uncorks() {
 /// RFC 6928: the initial window is ten segments. RFC 5681 section 3.1: it doubles in a round trip.
 #[test]
 fn the_initial_window_is_ten_segments() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_write_zeros(100_000);
     t.expect(seg!(ACK seq 1 len 14480 run 1448));
     t.expect_nothing();
@@ -199,7 +199,7 @@ fn the_initial_window_is_ten_segments() {
 /// RFC 5681 section 4.1: after an idle period the window restarts at its initial size.
 #[test]
 fn an_idle_connection_begins_again() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     for round in 0..3 {
         t.app_write_zeros(14_480 << round);
         t.take("a window");
@@ -217,7 +217,7 @@ fn an_idle_connection_begins_again() {
 /// for the reasons.
 #[test]
 fn pacing_spreads_a_window() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_write_zeros(14_480);
     t.take("the first window, unpaced");
     t.at_ms(100);
@@ -233,7 +233,7 @@ fn pacing_spreads_a_window() {
 
 #[test]
 fn short_round_trips_are_not_paced() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_write_zeros(14_480);
     t.take("the first window");
     t.at_us(1500);
@@ -245,7 +245,7 @@ fn short_round_trips_are_not_paced() {
 /// A short round trip is not paced, even if queues under load make it longer.
 #[test]
 fn a_loaded_short_path_is_not_paced() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_write_zeros(14_480);
     t.take("the first window");
     t.at_us(1500);
@@ -264,7 +264,7 @@ fn a_loaded_short_path_is_not_paced() {
 /// delay it further.
 #[test]
 fn pacing_makes_up_for_a_late_thread() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_write_zeros(14_480);
     t.take("the first window, unpaced");
     t.at_ms(100);
@@ -283,7 +283,7 @@ fn pacing_makes_up_for_a_late_thread() {
 /// RFC 6298 section 2: the round-trip time estimator.
 #[test]
 fn round_trips_are_measured() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_write(b"a");
     t.at_ms(100);
     t.send(seg!(ACK));
@@ -295,7 +295,7 @@ fn round_trips_are_measured() {
 /// The send buffer is bounded, and the application is notified when there is room again.
 #[test]
 fn the_send_buffer_is_bounded() {
-    let mut t = Peer::server_with(|c| c.tcp.send_bytes_max = 10_000).established();
+    let mut t = ScriptedTcpPeer::server_with(|c| c.tcp.send_bytes_max = 10_000).established();
     let big = bytes::Bytes::from(vec![0; 20_000]);
     assert_eq!(t.host.send(t.now(), t.socket(), big), Ok(10_000));
     t.pump();

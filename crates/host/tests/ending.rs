@@ -2,11 +2,11 @@
 
 use abi::{Event, Op};
 use base::Instant;
-use testkit::{Peer, seg};
+use testkit::{ScriptedTcpPeer, seg};
 
 /// Returns a host that was told to end while a connection is open.
-fn ending() -> Peer {
-    let mut t = Peer::server().established();
+fn ending() -> ScriptedTcpPeer {
+    let mut t = ScriptedTcpPeer::server().established();
     t.host.end(Instant::from_millis(t.ms()));
     t.pump();
     t
@@ -17,10 +17,10 @@ fn ending() -> Peer {
 fn the_device_is_asked_after_the_resets() {
     let mut t = ending();
     t.expect(seg!(RST ACK seq 1));
-    let asked = t.file_ops.iter().filter(|op| matches!(op, Op::Quiesce)).count();
-    assert_eq!(asked, 1, "{:?}", t.file_ops);
+    let asked = t.other_ops.iter().filter(|op| matches!(op, Op::Quiesce)).count();
+    assert_eq!(asked, 1, "{:?}", t.other_ops);
     assert!(!t.host.has_ended());
-    t.event(Event::Quiesced);
+    t.handle_device_event(Event::Quiesced);
     assert!(t.host.has_ended());
 }
 
@@ -28,25 +28,25 @@ fn the_device_is_asked_after_the_resets() {
 #[test]
 fn a_reset_device_is_asked_again() {
     let mut t = ending();
-    t.file_ops.clear();
-    t.event(Event::Reset);
-    assert!(t.file_ops.iter().any(|op| matches!(op, Op::Quiesce)), "{:?}", t.file_ops);
-    t.event(Event::Quiesced);
+    t.other_ops.clear();
+    t.handle_device_event(Event::Reset);
+    assert!(t.other_ops.iter().any(|op| matches!(op, Op::Quiesce)), "{:?}", t.other_ops);
+    t.handle_device_event(Event::Quiesced);
     assert!(t.host.has_ended());
 }
 
 /// The request is sent only after the echo of the last bytes of a file.
 #[test]
 fn the_device_is_asked_after_its_last_echo() {
-    let mut t = Peer::server_with(|c| c.tcp.pacing = false).established();
+    let mut t = ScriptedTcpPeer::server_with(|c| c.tcp.pacing = false).established();
     t.app_file(1448);
     t.take("a file");
     t.host.end(t.now());
     t.pump();
     t.expect(seg!(RST ACK));
-    assert!(!t.file_ops.iter().any(|op| matches!(op, Op::Quiesce)), "{:?}", t.file_ops);
-    t.echo(0);
-    assert!(t.file_ops.iter().any(|op| matches!(op, Op::Quiesce)), "{:?}", t.file_ops);
-    t.event(Event::Quiesced);
+    assert!(!t.other_ops.iter().any(|op| matches!(op, Op::Quiesce)), "{:?}", t.other_ops);
+    t.echo_last_transmit(0);
+    assert!(t.other_ops.iter().any(|op| matches!(op, Op::Quiesce)), "{:?}", t.other_ops);
+    t.handle_device_event(Event::Quiesced);
     assert!(t.host.has_ended());
 }

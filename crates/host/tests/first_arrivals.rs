@@ -2,13 +2,13 @@
 //! samples nor evidence that the retransmission arrived.
 
 use base::Duration;
-use testkit::{Peer, seg};
+use testkit::{ScriptedTcpPeer, seg};
 
 /// RFC 7323 section 4.1 and Karn's algorithm: without SACK the echo of an old timestamp is no
 /// sample.
 #[test]
 fn an_old_echo_is_no_sample() {
-    let mut t = Peer::server_with(|c| c.tcp.sack = false).established();
+    let mut t = ScriptedTcpPeer::server_with(|c| c.tcp.sack = false).established();
     t.app_write(b"x");
     t.take("data");
     t.at_ms(1000);
@@ -22,7 +22,7 @@ fn an_old_echo_is_no_sample() {
 /// segments sent before it are not marked lost.
 #[test]
 fn an_old_echo_does_not_move_rack() {
-    let mut t = Peer::server_with(|c| {
+    let mut t = ScriptedTcpPeer::server_with(|c| {
         c.tcp.pacing = false;
         c.tcp.initial_window = 10;
     })

@@ -3,13 +3,13 @@
 
 use base::Duration;
 use outboard_host::SocketError;
-use testkit::{Peer, seg};
+use testkit::{ScriptedTcpPeer, seg};
 
 /// RFC 9293 section 3.7.1, RFC 7323 sections 2.2 and 3.2, RFC 2018 section 2: every option in the
 /// SYN is accepted.
 #[test]
-fn every_option_is_agreed() {
-    let mut t = Peer::server();
+fn every_option_is_negotiated() {
+    let mut t = ScriptedTcpPeer::server();
     t.send(seg!(SYN seq 0 win 65535 mss 1460 sack_ok tsval 5000 wscale 7));
     t.expect(seg!(SYN ACK seq 0 ack 1 win 65535 mss 1460 sack_ok wscale 5 tsecr 5000));
     t.moved(|t| t.send(seg!(ACK seq 1 ack 1)), &[("tcp_passive_opens", 1)]);
@@ -22,7 +22,7 @@ fn every_option_is_agreed() {
 /// does not have are not used.
 #[test]
 fn a_bare_syn_gets_a_bare_answer() {
-    let mut t = Peer::server();
+    let mut t = ScriptedTcpPeer::server();
     t.send(seg!(SYN seq 0 win 1000));
     t.expect(seg!(SYN ACK seq 0 ack 1 win 65535 mss 1460 no_ts));
     t.send(seg!(ACK win 1000));
@@ -35,7 +35,7 @@ fn a_bare_syn_gets_a_bare_answer() {
 /// RFC 7323 section 2.2: the window of a SYN is never scaled; later windows are.
 #[test]
 fn windows_are_scaled_after_the_handshake() {
-    let mut t = Peer::server();
+    let mut t = ScriptedTcpPeer::server();
     t.send(seg!(SYN win 100 mss 1460 sack_ok tsval 5000 wscale 7));
     t.take("SYN-ACK");
     t.send(seg!(ACK win 2));
@@ -48,8 +48,8 @@ fn windows_are_scaled_after_the_handshake() {
 /// RFC 6298 section 2.1: the SYN-ACK is retransmitted with time-outs of 1, 2, 4, .. seconds; then
 /// the half-open connection is dropped.
 #[test]
-fn a_syn_ack_is_sent_again_and_given_up() {
-    let mut t = Peer::server();
+fn a_syn_ack_is_retransmitted_and_expires() {
+    let mut t = ScriptedTcpPeer::server();
     t.send(seg!(SYN mss 1460 sack_ok tsval 5000 wscale 7));
     t.expect_at(0, seg!(SYN ACK));
     t.moved(
@@ -69,7 +69,7 @@ fn a_syn_ack_is_sent_again_and_given_up() {
 /// RFC 9293 section 3.10.7.4: a repeated SYN is answered again, with the same sequence number.
 #[test]
 fn a_repeated_syn_is_answered_again() {
-    let mut t = Peer::server();
+    let mut t = ScriptedTcpPeer::server();
     t.send(seg!(SYN mss 1460 sack_ok tsval 5000 wscale 7));
     t.expect(seg!(SYN ACK seq 0 ack 1));
     t.at_ms(500);
@@ -83,7 +83,7 @@ fn a_repeated_syn_is_answered_again() {
 /// RFC 5961 section 3.2: only a reset with the exact sequence number ends a half-open connection.
 #[test]
 fn a_reset_of_a_half_open_connection() {
-    let mut t = Peer::server();
+    let mut t = ScriptedTcpPeer::server();
     t.send(seg!(SYN mss 1460));
     t.take("SYN-ACK");
     t.send(seg!(RST seq 5));
@@ -96,7 +96,7 @@ fn a_reset_of_a_half_open_connection() {
 /// the half-open connection stays.
 #[test]
 fn a_wrong_acknowledgment_of_a_half_open_connection() {
-    let mut t = Peer::server();
+    let mut t = ScriptedTcpPeer::server();
     t.send(seg!(SYN mss 1460));
     t.take("SYN-ACK");
     t.send(seg!(ACK seq 1 ack 77));
@@ -108,7 +108,7 @@ fn a_wrong_acknowledgment_of_a_half_open_connection() {
 /// RFC 9293 section 3.10.7.1: a SYN for a port without a listener is answered with a reset.
 #[test]
 fn a_closed_port_resets() {
-    let mut t = Peer::new(|_| {}, (testkit::HOST, testkit::PEER));
+    let mut t = ScriptedTcpPeer::new(|_| {}, (testkit::HOST, testkit::PEER));
     t.moved(|t| t.send(seg!(SYN seq 0)), &[("tcp_no_connection", 1), ("tcp_out_rsts", 1)]);
     t.expect(seg!(RST ACK seq 0 ack 1));
     t.send(seg!(ACK seq 9 ack 1234));
@@ -120,7 +120,7 @@ fn a_closed_port_resets() {
 /// RFC 9293 section 3.10.7.4: the last acknowledgment of the handshake may carry data.
 #[test]
 fn data_with_the_last_acknowledgment() {
-    let mut t = Peer::server();
+    let mut t = ScriptedTcpPeer::server();
     t.send(seg!(SYN mss 1460 sack_ok tsval 5000 wscale 7));
     t.take("SYN-ACK");
     t.send(seg!(ACK PSH seq 1 ack 1 data b"GET /"));
@@ -132,7 +132,7 @@ fn data_with_the_last_acknowledgment() {
 /// RFC 9293 figure 6: an active open.
 #[test]
 fn an_active_open() {
-    let mut t = Peer::client();
+    let mut t = ScriptedTcpPeer::client();
     t.expect(seg!(SYN ECE CWR seq 0 win 65535 mss 1460 sack_ok wscale 5 tsecr 0));
     t.at_ms(20);
     t.send(seg!(SYN ACK seq 0 ack 1 win 60000 mss 1400 sack_ok tsval 5000 wscale 3));
@@ -145,7 +145,7 @@ fn an_active_open() {
 /// RFC 9293 section 3.10.7.3: options that the peer does not accept are not used.
 #[test]
 fn an_active_open_to_a_plain_peer() {
-    let mut t = Peer::client();
+    let mut t = ScriptedTcpPeer::client();
     t.take("SYN");
     t.send(seg!(SYN ACK seq 0 ack 1 win 500));
     t.expect(seg!(ACK seq 1 ack 1 no_ts));
@@ -158,7 +158,7 @@ fn an_active_open_to_a_plain_peer() {
 /// out.
 #[test]
 fn a_syn_without_answer_times_out() {
-    let mut t = Peer::client();
+    let mut t = ScriptedTcpPeer::client();
     t.expect_at(0, seg!(SYN ECE CWR seq 0));
     t.moved(
         |t| t.at_ms(200_000),
@@ -174,7 +174,7 @@ fn a_syn_without_answer_times_out() {
 /// RFC 9293 section 3.10.7.3: a reset refuses the connection only if it acknowledges our SYN.
 #[test]
 fn a_refused_connection() {
-    let mut t = Peer::client();
+    let mut t = ScriptedTcpPeer::client();
     t.take("SYN");
     t.send(seg!(RST seq 0));
     assert_eq!(t.state(), "SYN-SENT");
@@ -188,7 +188,7 @@ fn a_refused_connection() {
 /// RFC 9293 section 3.10.7.3: an acknowledgment of data never sent is answered with a reset.
 #[test]
 fn an_old_syn_ack_is_reset() {
-    let mut t = Peer::client();
+    let mut t = ScriptedTcpPeer::client();
     t.take("SYN");
     t.send(seg!(SYN ACK seq 0 ack 500));
     t.expect(seg!(RST seq 500));
@@ -198,7 +198,7 @@ fn an_old_syn_ack_is_reset() {
 /// RFC 9293 figure 7: both ends send their SYN first.
 #[test]
 fn a_simultaneous_open() {
-    let mut t = Peer::client();
+    let mut t = ScriptedTcpPeer::client();
     t.expect(seg!(SYN ECE CWR seq 0));
     t.send(seg!(SYN seq 0 win 60000 mss 1460 sack_ok tsval 5000 wscale 7));
     t.expect(seg!(SYN ACK seq 0 ack 1));
@@ -214,7 +214,7 @@ fn a_simultaneous_open() {
 /// RFC 9293 section 3.10.4: the application closes the connection before it is established.
 #[test]
 fn closing_before_opening() {
-    let mut t = Peer::client();
+    let mut t = ScriptedTcpPeer::client();
     t.take("SYN");
     t.app_shutdown();
     assert_eq!(t.error(), Some(SocketError::Closed));
@@ -224,11 +224,11 @@ fn closing_before_opening() {
 
 /// Returns a server whose SYN cache has one entry, which is in use; the peer has moved to another
 /// port.
-fn cache_full() -> Peer {
-    let mut t = Peer::server_listening(|_| {}, 1);
+fn cache_full() -> ScriptedTcpPeer {
+    let mut t = ScriptedTcpPeer::server_listening(|_| {}, 1);
     t.send(seg!(SYN mss 1460));
     t.take("a SYN-ACK from the cache");
-    t.new_tuple(41_000);
+    t.use_peer_port(41_000);
     t
 }
 
@@ -281,7 +281,7 @@ fn a_cookie_is_not_sent_to_a_peer_of_small_segments() {
 /// RFC 7323 section 3.2: a cookie that was sent with timestamps is valid only with timestamps, so
 /// that an attacker has to guess both.
 #[test]
-fn a_cookie_with_timestamps_counts_with_them_only() {
+fn a_cookie_with_timestamps_needs_timestamps() {
     const ACCEPTED: &[(&str, u64)] = &[("tcp_syn_cookies_accepted", 1), ("tcp_passive_opens", 1)];
     const REFUSED: &[(&str, u64)] =
         &[("tcp_syn_cookies_failed", 1), ("tcp_no_connection", 1), ("tcp_out_rsts", 1)];
@@ -297,7 +297,7 @@ fn a_cookie_with_timestamps_counts_with_them_only() {
 /// RFC 7323 section 5.4: as on the device, a cookie is invalid if the host cannot have sent the
 /// echoed timestamp within the cookie's lifetime.
 #[test]
-fn a_cookie_comes_back_with_its_own_timestamp() {
+fn a_cookie_with_a_wrong_timestamp_is_refused() {
     for (ahead, taken) in
         [(0, true), (1000, false), (1 << 20, false), (0_u32.wrapping_sub(200_000), false)]
     {
@@ -327,7 +327,7 @@ fn a_forged_cookie_is_refused() {
 #[test]
 fn the_handshake_is_a_sample() {
     for (again, srtt_ms) in [(false, 30), (true, 0)] {
-        let mut t = Peer::server_listening(|_| {}, 16);
+        let mut t = ScriptedTcpPeer::server_listening(|_| {}, 16);
         t.send(seg!(SYN mss 1460));
         t.take("a SYN-ACK");
         t.at_ms(20);
@@ -345,14 +345,17 @@ fn the_handshake_is_a_sample() {
 /// RFC 4987: a SYN flood takes bounded memory and does not affect established connections.
 #[test]
 fn a_flood_of_syns_leaves_connections_alone() {
-    let mut t = Peer::server_listening(|_| {}, 64);
+    let mut t = ScriptedTcpPeer::server_listening(|_| {}, 64);
     t.send(seg!(SYN mss 1460));
     t.take("a SYN-ACK");
     t.send(seg!(ACK seq 1 ack 1));
     t.accepted();
     t.app_write_zeros(1000);
     t.take("a segment");
-    t.moved(|t| t.flood(1024..11_024), &[("tcp_syns_cached", 64), ("tcp_syn_cookies_sent", 9_936)]);
+    t.moved(
+        |t| t.send_syn_flood(1024..11_024),
+        &[("tcp_syns_cached", 64), ("tcp_syn_cookies_sent", 9_936)],
+    );
     t.send(seg!(ACK seq 1 ack 1001));
     t.app_write_zeros(500);
     t.expect(seg!(ACK seq 1001 len 500));
@@ -365,11 +368,11 @@ fn a_flood_of_syns_leaves_connections_alone() {
 /// RFC 9293 section 3.10.7.1: every segment of an unknown connection is answered with a reset, but
 /// at most `resets_per_s_max` times per second.
 #[test]
-fn strangers_get_so_many_resets() {
-    let mut t = Peer::server_with(|c| c.tcp.resets_per_s_max = 3);
-    let strangers = |t: &mut Peer, ports: core::ops::Range<u16>, resets| {
+fn resets_are_rate_limited() {
+    let mut t = ScriptedTcpPeer::server_with(|c| c.tcp.resets_per_s_max = 3);
+    let strangers = |t: &mut ScriptedTcpPeer, ports: core::ops::Range<u16>, resets| {
         for port in ports {
-            t.new_tuple(port);
+            t.use_peer_port(port);
             t.send(seg!(ACK seq 1 ack 7));
             if port < resets {
                 t.expect(seg!(RST));
@@ -391,12 +394,12 @@ fn strangers_get_so_many_resets() {
 /// ones are forgotten.
 #[test]
 fn a_port_that_is_closed_refuses() {
-    let mut t = Peer::new(|_| {}, (testkit::HOST, testkit::PEER));
+    let mut t = ScriptedTcpPeer::new(|_| {}, (testkit::HOST, testkit::PEER));
     let listen = outboard_host::Listen { addr: None, port: 80, backlog: 16 };
     let listener = t.host.listen(listen).unwrap();
     t.send(seg!(SYN mss 1460));
     t.take("a SYN-ACK");
-    t.new_tuple(41_000);
+    t.use_peer_port(41_000);
     t.send(seg!(SYN mss 1460));
     t.take("a SYN-ACK");
     t.send(seg!(ACK));
@@ -406,7 +409,7 @@ fn a_port_that_is_closed_refuses() {
     t.app_write_zeros(100);
     t.expect(seg!(ACK PSH len 100));
     t.send(seg!(ACK ack 101));
-    t.new_tuple(42_000);
+    t.use_peer_port(42_000);
     t.moved(|t| t.send(seg!(SYN mss 1460)), &[("tcp_no_connection", 1), ("tcp_out_rsts", 1)]);
     t.expect(seg!(RST ACK));
     t.moved(|t| t.at_ms(60_000), &[]);
@@ -417,7 +420,7 @@ fn a_port_that_is_closed_refuses() {
 /// A connection over IPv6: the MSS leaves room for the longer header (RFC 9293 section 3.7.1).
 #[test]
 fn over_ipv6() {
-    let mut t = Peer::server_v6();
+    let mut t = ScriptedTcpPeer::server_v6();
     t.send(seg!(SYN mss 1440 sack_ok tsval 5000 wscale 7));
     t.expect(seg!(SYN ACK seq 0 ack 1 mss 1440));
     t.send(seg!(ACK));

@@ -4,12 +4,12 @@
 use abi::teardown::{ClosingState, LateData, TeardownRefused};
 use abi::{Event, Refusal};
 use outboard_host::SocketOption;
-use testkit::{Peer, seg};
+use testkit::{ScriptedTcpPeer, seg};
 
 /// Returns a server after a response and a lingering close; its FIN has left.
-fn closed(bytes_max: u32) -> Peer {
-    let mut t = Peer::server().established();
-    t.queue(b"response");
+fn closed(bytes_max: u32) -> ScriptedTcpPeer {
+    let mut t = ScriptedTcpPeer::server().established();
+    t.app_write_unpumped(b"response");
     t.app_close_lingering(bytes_max);
     t.expect(seg!(ACK PSH FIN seq 1 ack 1 data b"response"));
     t
@@ -74,7 +74,7 @@ fn late_data_is_bounded() {
 
 /// The time in FIN-WAIT-2 is bounded, too, even if the peer continues to send.
 #[test]
-fn a_dribbling_peer_is_bounded_in_time() {
+fn fin_wait_2_is_bounded_in_time() {
     let mut t = closed(1000);
     t.send(seg!(ACK ack 10));
     for second in 1..=59 {
@@ -92,10 +92,10 @@ fn a_dribbling_peer_is_bounded_in_time() {
 /// Received bytes that were not read are discarded as well.
 #[test]
 fn unread_bytes_are_discarded() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.send_data(b"unread");
     t.take("an acknowledgment");
-    t.queue(b"response");
+    t.app_write_unpumped(b"response");
     t.app_close_lingering(100);
     t.expect(seg!(ACK PSH FIN seq 1 ack 7 data b"response"));
 }
@@ -104,9 +104,9 @@ fn unread_bytes_are_discarded() {
 /// discarded.
 #[test]
 fn the_bound_is_handed_over() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_option(SocketOption::TeardownOffload(true));
-    t.queue(&[7; 20_000]);
+    t.app_write_unpumped(&[7; 20_000]);
     t.app_close_lingering(100);
     assert!(t.take_teardown().is_none(), "more than a congestion window");
     t.expect(seg!(ACK seq 1 ack 1 len 14480));
@@ -115,11 +115,11 @@ fn the_bound_is_handed_over() {
     t.send(seg!(ACK seq 5 ack 14481));
     let teardown = t.take_teardown().expect("what is left fits");
     assert_eq!(teardown.late_data, LateData::Discard { bytes_max: 96 });
-    assert_eq!(t.peer_position(teardown.rcv_nxt), 5);
+    assert_eq!(t.peer_stream_position(teardown.rcv_nxt), 5);
     assert_eq!(t.host.counters().handed_over, 1);
     // The device refuses the connection: the host continues to discard.
     let why = Refusal::DoesNotFit;
-    t.event(Event::TeardownRefused(TeardownRefused { teardown, why }));
+    t.handle_device_event(Event::TeardownRefused(TeardownRefused { teardown, why }));
     t.take_all();
     t.send(seg!(ACK seq 5 ack 14481 data b"more"));
     t.expect(seg!(ACK ack 9));
@@ -129,10 +129,10 @@ fn the_bound_is_handed_over() {
 /// After the acknowledgment of everything outstanding, only FIN-WAIT-2 is left to hand over. The
 /// host takes it back if the device refuses it.
 #[test]
-fn only_the_end_of_the_peer_is_missing() {
-    let mut t = Peer::server().established();
+fn fin_wait_2_is_handed_over() {
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_option(SocketOption::TeardownOffload(true));
-    t.queue(&[7; 14_480]);
+    t.app_write_unpumped(&[7; 14_480]);
     let socket = t.socket();
     t.host.shutdown(t.now(), socket);
     t.pump();
@@ -142,10 +142,13 @@ fn only_the_end_of_the_peer_is_missing() {
     t.app_close_lingering(100);
     let teardown = t.take_teardown().expect("FIN-WAIT-2");
     assert_eq!(teardown.state, ClosingState::FinWait2);
-    assert_eq!((t.position(teardown.una), t.position(teardown.nxt)), (14_482, 14_482));
+    assert_eq!(
+        (t.host_stream_position(teardown.una), t.host_stream_position(teardown.nxt)),
+        (14_482, 14_482)
+    );
     assert!(teardown.parts.is_empty());
     let why = Refusal::Disabled;
-    t.event(Event::TeardownRefused(TeardownRefused { teardown, why }));
+    t.handle_device_event(Event::TeardownRefused(TeardownRefused { teardown, why }));
     t.send(seg!(ACK seq 1 ack 14482 data b"late"));
     t.expect(seg!(ACK seq 14482 ack 5 len 0));
     t.send(seg!(FIN ACK seq 5 ack 14482));
@@ -157,9 +160,9 @@ fn only_the_end_of_the_peer_is_missing() {
 /// requires of the device.
 #[test]
 fn a_plain_close_is_handed_over_as_such() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_option(SocketOption::TeardownOffload(true));
-    t.queue(b"bye");
+    t.app_write_unpumped(b"bye");
     t.app_close();
     assert_eq!(t.take_teardown().expect("it fits").late_data, LateData::Reset);
 }

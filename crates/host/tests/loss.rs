@@ -3,12 +3,12 @@
 
 use base::Duration;
 use outboard_host::{SocketError, SocketOption};
-use testkit::{Peer, seg};
+use testkit::{ScriptedTcpPeer, seg};
 
 /// Returns an established, unpaced connection with a measured round trip of 100 ms and a congestion
 /// window of `segments` times 1448 bytes.
-fn warm(segments: u32) -> Peer {
-    let t = Peer::server_with(|c| {
+fn warm(segments: u32) -> ScriptedTcpPeer {
+    let t = ScriptedTcpPeer::server_with(|c| {
         c.tcp.pacing = false;
         c.tcp.initial_window = segments;
     })
@@ -16,7 +16,7 @@ fn warm(segments: u32) -> Peer {
     warmed(t)
 }
 
-fn warmed(mut t: Peer) -> Peer {
+fn warmed(mut t: ScriptedTcpPeer) -> ScriptedTcpPeer {
     t.app_write(b"x");
     t.take("a byte");
     t.at_ms(100);
@@ -26,7 +26,7 @@ fn warmed(mut t: Peer) -> Peer {
 }
 
 /// Returns the sequence number `n` segments after the byte that `warmed` sent.
-fn at(n: u32) -> u32 {
+fn seq_of_segment(n: u32) -> u32 {
     2 + n * 1448
 }
 
@@ -40,7 +40,7 @@ fn the_time_out_backs_off() {
         |t| {
             t.at_ms(3000);
             // After two round trips a tail loss probe; then time-outs of 300, 600 and 1200 ms.
-            t.expect_at(300, seg!(ACK PSH seq (at(9)) len 1448 again));
+            t.expect_at(300, seg!(ACK PSH seq (seq_of_segment(9)) len 1448 again));
             t.expect_at(600, seg!(ACK seq 2 len 1448 again));
             t.expect_at(1200, seg!(ACK seq 2 len 1448 again));
             t.expect_at(2400, seg!(ACK seq 2 len 1448 again));
@@ -54,14 +54,14 @@ fn the_time_out_backs_off() {
         ],
     );
     assert_eq!(t.info().cwnd, 1448, "RFC 5681 section 3.1: the loss window");
-    t.send(seg!(ACK ack (at(1))));
-    t.expect(seg!(ACK seq (at(1)) len 2896 again));
+    t.send(seg!(ACK ack (seq_of_segment(1))));
+    t.expect(seg!(ACK seq (seq_of_segment(1)) len 2896 again));
 }
 
 /// Karn's algorithm (RFC 6298 section 3): without timestamps a retransmitted segment is no sample.
 #[test]
 fn a_retransmitted_segment_is_no_sample() {
-    let mut t = Peer::server().established_by(&seg!(SYN mss 1460));
+    let mut t = ScriptedTcpPeer::server().established_by(&seg!(SYN mss 1460));
     t.app_write(b"x");
     t.take("data");
     t.at_ms(1000);
@@ -74,7 +74,7 @@ fn a_retransmitted_segment_is_no_sample() {
 /// RFC 7323 section 4.1: with timestamps it is one, by the echo.
 #[test]
 fn a_timestamp_samples_a_retransmission() {
-    let mut t = Peer::server_with(|c| c.tcp.sack = false).established();
+    let mut t = ScriptedTcpPeer::server_with(|c| c.tcp.sack = false).established();
     t.app_write(b"x");
     t.take("data");
     t.at_ms(1000);
@@ -94,16 +94,16 @@ fn three_sacks_repair_a_hole_at_once() {
     t.at_ms(200);
     t.moved(
         |t| {
-            t.send(seg!(ACK ack 2 sack (at(1), at(2))));
-            t.send(seg!(ACK ack 2 sack (at(1), at(3))));
+            t.send(seg!(ACK ack 2 sack (seq_of_segment(1), seq_of_segment(2))));
+            t.send(seg!(ACK ack 2 sack (seq_of_segment(1), seq_of_segment(3))));
             t.expect_nothing();
-            t.send(seg!(ACK ack 2 sack (at(1), at(4))));
+            t.send(seg!(ACK ack 2 sack (seq_of_segment(1), seq_of_segment(4))));
             t.expect(seg!(ACK seq 2 len 1448 again ecn 0));
         },
         &[("tcp_recoveries", 1), ("tcp_retrans", 1), ("tcp_retrans_bytes", 1448)],
     );
     t.at_ms(300);
-    t.send(seg!(ACK ack (at(10))));
+    t.send(seg!(ACK ack (seq_of_segment(10))));
     t.expect_nothing();
     assert_eq!(t.info().ssthresh, 14480 * 7 / 10, "RFC 9438 section 4.6");
     assert_eq!(t.info().cwnd, t.info().ssthresh, "RFC 6937 section 3");
@@ -117,7 +117,7 @@ fn one_sack_repairs_a_hole_after_the_reordering_window() {
     t.app_write_zeros(14480);
     t.take("a window");
     t.at_ms(200);
-    t.send(seg!(ACK ack 2 sack (at(1), at(2))));
+    t.send(seg!(ACK ack 2 sack (seq_of_segment(1), seq_of_segment(2))));
     t.expect_nothing();
     t.moved(
         |t| t.at_ms(230),
@@ -136,16 +136,16 @@ fn reordering_within_the_window_is_tolerated() {
     t.at_ms(200);
     t.moved(
         |t| {
-            t.send(seg!(ACK ack 2 sack (at(1), at(2))));
+            t.send(seg!(ACK ack 2 sack (seq_of_segment(1), seq_of_segment(2))));
             t.at_ms(220);
-            t.send(seg!(ACK ack (at(2))));
+            t.send(seg!(ACK ack (seq_of_segment(2))));
             t.at_ms(260);
         },
         &[],
     );
     t.expect_nothing();
     // From now on three SACKs no longer prove a loss.
-    t.send(seg!(ACK ack (at(2)) sack (at(3), at(6))));
+    t.send(seg!(ACK ack (seq_of_segment(2)) sack (seq_of_segment(3), seq_of_segment(6))));
     t.expect_nothing();
 }
 
@@ -159,7 +159,7 @@ fn the_rate_is_reduced_in_proportion() {
     t.at_ms(200);
     let mut new_bytes = 0;
     for n in 2..=20 {
-        t.send(seg!(ACK ack 2 sack (at(1), at(n))));
+        t.send(seg!(ACK ack 2 sack (seq_of_segment(1), seq_of_segment(n))));
         let sent: u32 = t.take_all().iter().map(|s| s.len.unwrap()).sum();
         new_bytes += sent;
         if n > 4 {
@@ -178,16 +178,16 @@ fn a_lost_tail_is_repaired_by_a_probe() {
     t.app_write_zeros(4 * 1448);
     t.take("four segments");
     t.at_ms(200);
-    t.send(seg!(ACK ack (at(2))));
+    t.send(seg!(ACK ack (seq_of_segment(2))));
     t.moved(
         |t| {
             t.at_ms(400);
-            t.expect_at(400, seg!(ACK PSH seq (at(3)) len 1448 again));
+            t.expect_at(400, seg!(ACK PSH seq (seq_of_segment(3)) len 1448 again));
             t.at_ms(500);
-            t.send(seg!(ACK ack (at(2)) sack (at(3), at(4))));
-            t.expect(seg!(ACK seq (at(2)) len 1448 again));
+            t.send(seg!(ACK ack (seq_of_segment(2)) sack (seq_of_segment(3), seq_of_segment(4))));
+            t.expect(seg!(ACK seq (seq_of_segment(2)) len 1448 again));
             t.at_ms(600);
-            t.send(seg!(ACK ack (at(4))));
+            t.send(seg!(ACK ack (seq_of_segment(4))));
         },
         &[
             ("tcp_tail_probes", 1),
@@ -207,7 +207,7 @@ fn a_probe_prefers_new_data() {
     t.app_write_zeros(3 * 1448);
     t.expect(seg!(ACK seq 2 len 2896));
     t.at_ms(350);
-    t.expect_at(300, seg!(ACK PSH seq (at(2)) len 1448 first));
+    t.expect_at(300, seg!(ACK PSH seq (seq_of_segment(2)) len 1448 first));
 }
 
 /// RFC 8985 section 7.4.2: a probe that repaired a single loss reduces the window, once later data
@@ -232,7 +232,7 @@ fn a_repair_by_a_probe_is_noticed() {
 
 /// RFC 8985 section 7.4.2: a DSACK shows that the probe was not needed.
 #[test]
-fn a_probe_in_vain_costs_nothing() {
+fn an_unneeded_probe_costs_nothing() {
     let mut t = warm(10);
     t.app_write_zeros(1448);
     t.take("one segment");
@@ -240,7 +240,7 @@ fn a_probe_in_vain_costs_nothing() {
     t.expect_at(400, seg!(ACK seq 2 len 1448 again));
     t.send(seg!(ACK));
     t.at_ms(600);
-    t.moved(|t| t.send(seg!(ACK sack (2, at(1)))), &[("tcp_dsacks", 1)]);
+    t.moved(|t| t.send(seg!(ACK sack (2, seq_of_segment(1)))), &[("tcp_dsacks", 1)]);
     t.app_write_zeros(1448);
     t.take("the next");
     t.at_ms(700);
@@ -251,7 +251,7 @@ fn a_probe_in_vain_costs_nothing() {
 /// RFC 3522: the acknowledgment of the original arrives after the time-out, which is undone.
 #[test]
 fn a_spurious_time_out_is_undone() {
-    let mut t = Peer::server_with(|c| {
+    let mut t = ScriptedTcpPeer::server_with(|c| {
         c.tcp.pacing = false;
         c.tcp.sack = false;
     })
@@ -263,7 +263,7 @@ fn a_spurious_time_out_is_undone() {
     t.expect_at(400, seg!(ACK seq 2 len 1448 again));
     let before = t.info().cwnd;
     assert_eq!(before, 1448);
-    t.moved(|t| t.send(seg!(ACK ack (at(1)) tsecr 100)), &[("tcp_undos", 1)]);
+    t.moved(|t| t.send(seg!(ACK ack (seq_of_segment(1)) tsecr 100)), &[("tcp_undos", 1)]);
     assert!(t.info().cwnd >= 14480, "{}", t.info().cwnd);
     assert_eq!(t.info().ssthresh, u32::MAX);
     assert!(t.take_all().iter().all(|s| s.again == Some(false)), "nothing else is sent again");
@@ -272,7 +272,7 @@ fn a_spurious_time_out_is_undone() {
 /// RFC 3708: a recovery is undone if every retransmission is answered by a DSACK.
 #[test]
 fn dsacks_undo_a_recovery() {
-    let mut t = Peer::server_with(|c| {
+    let mut t = ScriptedTcpPeer::server_with(|c| {
         c.tcp.pacing = false;
         c.tcp.timestamps = false;
     })
@@ -298,7 +298,8 @@ fn dsacks_undo_a_recovery() {
 /// partial acknowledgment repairs the next hole.
 #[test]
 fn duplicates_repair_without_sack() {
-    let mut t = Peer::server_with(|c| c.tcp.pacing = false).established_by(&seg!(SYN mss 1460));
+    let mut t =
+        ScriptedTcpPeer::server_with(|c| c.tcp.pacing = false).established_by(&seg!(SYN mss 1460));
     t.app_write_zeros(14600);
     t.take("a window");
     t.at_ms(100);
@@ -328,7 +329,8 @@ fn duplicates_repair_without_sack() {
 /// beyond the window.
 #[test]
 fn duplicates_let_new_segments_out() {
-    let mut t = Peer::server_with(|c| c.tcp.pacing = false).established_by(&seg!(SYN mss 1460));
+    let mut t =
+        ScriptedTcpPeer::server_with(|c| c.tcp.pacing = false).established_by(&seg!(SYN mss 1460));
     t.app_write_zeros(5 * 14_600);
     t.take("a window");
     let at = |n: u32| 1 + n * 1460;
@@ -349,40 +351,43 @@ fn a_lost_retransmission_is_repaired() {
     t.app_write_zeros(30 * 1448);
     t.take("a window");
     t.at_ms(200);
-    t.send(seg!(ACK ack 2 sack (at(1), at(4))));
+    t.send(seg!(ACK ack 2 sack (seq_of_segment(1), seq_of_segment(4))));
     t.expect(seg!(ACK seq 2 len 1448 again));
     for n in 5..=10 {
-        t.send(seg!(ACK ack 2 sack (at(1), at(n))));
+        t.send(seg!(ACK ack 2 sack (seq_of_segment(1), seq_of_segment(n))));
     }
     assert!(!t.take_all().is_empty(), "new data goes out meanwhile");
     t.at_ms(300);
-    t.send(seg!(ACK ack 2 sack (at(1), at(11))));
+    t.send(seg!(ACK ack 2 sack (seq_of_segment(1), seq_of_segment(11))));
     t.at_ms(340);
     assert!(t.take_all().iter().any(|s| s.seq == Some(2) && s.again == Some(true)));
 }
 
 /// RFC 2018 section 8: after a time-out the SACKs of a peer that discarded their data are ignored.
 #[test]
-fn reneging_is_survived() {
+fn reneged_sacks_are_ignored_after_a_time_out() {
     let mut t = warm(10);
     t.app_write_zeros(2 * 1448);
     t.take("two segments");
     t.at_ms(200);
-    t.send(seg!(ACK ack 2 sack (at(1), at(2))));
+    t.send(seg!(ACK ack 2 sack (seq_of_segment(1), seq_of_segment(2))));
     t.at_ms(250);
     t.expect(seg!(ACK seq 2 len 1448 again));
     t.at_ms(300);
-    t.send(seg!(ACK ack (at(1))));
+    t.send(seg!(ACK ack (seq_of_segment(1))));
     t.at_ms(10_000);
     let sent = t.take_all();
-    assert!(sent.iter().any(|s| s.seq == Some(at(1)) && s.again == Some(true)), "{sent:?}");
+    assert!(
+        sent.iter().any(|s| s.seq == Some(seq_of_segment(1)) && s.again == Some(true)),
+        "{sent:?}"
+    );
 }
 
 /// RFC 5482: a connection ends if its bytes stay unacknowledged for too long; idle time before them
 /// does not count.
 #[test]
 fn the_user_time_out_counts_from_the_first_byte() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_option(SocketOption::UserTimeout(Duration::from_secs(20)));
     t.at_ms(100_000);
     t.app_write(b"hello");

@@ -4,7 +4,7 @@ use abi::aligned::AlignedBuf;
 use abi::disk::{DiskAccess, DiskCompletion, DiskRequest, RequestId};
 use abi::{Event, FileAccess, FileFault, FileId, FileStat, Op, Refusal};
 use outboard_host::{DiskToken, DiskUser, FileKind, Notice};
-use testkit::{Peer, file_bytes, seg};
+use testkit::{ScriptedTcpPeer, file_bytes, seg};
 
 /// The only user of the disk other than sockets.
 const USER: DiskUser = DiskUser(0);
@@ -14,15 +14,15 @@ const fn token(number: u64) -> DiskToken {
 }
 
 /// Returns a connection, and a namespace that is open at the device and on the host's own disk.
-fn opened() -> (Peer, FileId) {
-    let mut t = Peer::server_with(|c| c.tcp.pacing = false).established();
+fn namespace_opened() -> (ScriptedTcpPeer, FileId) {
+    let mut t = ScriptedTcpPeer::server_with(|c| c.tcp.pacing = false).established();
     assert_eq!(t.host.new_disk_user(), USER);
     let file = t.host.offload_open_namespace("big").unwrap();
     t.pump();
     assert_eq!(t.notices.pop_front(), None, "the host's own disk has not answered");
     assert_eq!(t.host.offload_fstat(file), None);
     assert_eq!(t.host.extent_reader(file), Err(Refusal::Unanswered));
-    let asked = (t.file_ops.pop_front(), t.disk.front());
+    let asked = (t.other_ops.pop_front(), t.disk.front());
     assert!(
         matches!(
             asked,
@@ -33,26 +33,26 @@ fn opened() -> (Peer, FileId) {
         ),
         "{asked:?}"
     );
-    t.serve_disk(Peer::big_file());
+    t.serve_disk(ScriptedTcpPeer::default_file_stat());
     assert_eq!(t.notices.pop_front(), Some(Notice::File(file)));
     (t, file)
 }
 
-fn write(t: &mut Peer, number: u64, file: FileId, offset: u64, len: u32) {
+fn write(t: &mut ScriptedTcpPeer, number: u64, file: FileId, offset: u64, len: u32) {
     t.host.extent_write(token(number), file, offset, AlignedBuf::new(2), len, false);
     t.pump();
 }
 
 /// Returns the invalidated ranges, and removes the operations, which must all be invalidations.
-fn invalidated(t: &mut Peer) -> Vec<(FileId, u64, u64)> {
-    let ops = t.file_ops.drain(..).map(|op| match op {
+fn take_invalidations(t: &mut ScriptedTcpPeer) -> Vec<(FileId, u64, u64)> {
+    let ops = t.other_ops.drain(..).map(|op| match op {
         Op::FileInvalidate { file, offset, len } => (file, offset, len),
         other => panic!("{other:?}"),
     });
     ops.collect()
 }
 
-fn complete(t: &mut Peer, completion: DiskCompletion) {
+fn complete(t: &mut ScriptedTcpPeer, completion: DiskCompletion) {
     t.host.handle_disk(base::Instant::ZERO, completion);
     t.pump();
 }
@@ -67,27 +67,30 @@ fn id_of(request: &DiskRequest) -> RequestId {
 }
 
 /// Returns the completed changes: token, whether the buffer came back, and result.
-fn done(t: &mut Peer) -> Vec<(u64, bool, Result<(), FileFault>)> {
+fn take_completed_changes(t: &mut ScriptedTcpPeer) -> Vec<(u64, bool, Result<(), FileFault>)> {
     t.notices.retain(|notice| *notice != Notice::DiskDone(USER));
     let ended = core::iter::from_fn(|| t.host.poll_extent_done(USER));
     ended.map(|done| (done.number, done.buffer.is_some(), done.result)).collect()
 }
 
 #[test]
-fn the_device_hears_of_a_change_when_it_is_made() {
-    let (mut t, file) = opened();
+fn a_completed_change_is_invalidated() {
+    let (mut t, file) = namespace_opened();
     assert_eq!(t.host.extent_reader(file), Ok(()));
     write(&mut t, 5, file, 4096, 5000);
     let Some(request) = t.disk.pop_front() else { panic!() };
     let DiskRequest::Write { id, offset: 4096, len: 5000, fua: false, buf, .. } = request else {
         panic!("{request:?}")
     };
-    assert!(t.file_ops.is_empty() && done(&mut t).is_empty(), "nothing has changed yet");
+    assert!(
+        t.other_ops.is_empty() && take_completed_changes(&mut t).is_empty(),
+        "nothing has changed yet"
+    );
     let end = DiskCompletion::Written { id, buf, result: Ok(()) };
     t.moved(|t| complete(t, end), &[("file_invalidations", 1)]);
-    assert_eq!(invalidated(&mut t), [(file, 4096, 5000)]);
+    assert_eq!(take_invalidations(&mut t), [(file, 4096, 5000)]);
     assert_eq!(t.notices.pop_front(), Some(Notice::DiskDone(USER)));
-    assert_eq!(done(&mut t), [(5, true, Ok(()))]);
+    assert_eq!(take_completed_changes(&mut t), [(5, true, Ok(()))]);
 
     t.host.extent_zero(token(6), file, 1 << 20, 1 << 29, true);
     t.host.extent_flush(token(7), file);
@@ -96,35 +99,35 @@ fn the_device_hears_of_a_change_when_it_is_made() {
     assert!(matches!(zero, DiskRequest::Zero { len: 0x2000_0000, deallocate: true, .. }));
     let flush = t.disk.pop_front().unwrap();
     complete(&mut t, DiskCompletion::Flushed { id: id_of(&flush), result: Ok(()) });
-    assert!(t.file_ops.is_empty(), "a flush changes nothing");
+    assert!(t.other_ops.is_empty(), "a flush changes nothing");
     complete(&mut t, DiskCompletion::Zeroed { id: id_of(&zero), result: Ok(()) });
-    assert_eq!(invalidated(&mut t), [(file, 1 << 20, 1 << 29)]);
-    assert_eq!(done(&mut t), [(7, false, Ok(())), (6, false, Ok(()))]);
+    assert_eq!(take_invalidations(&mut t), [(file, 1 << 20, 1 << 29)]);
+    assert_eq!(take_completed_changes(&mut t), [(7, false, Ok(())), (6, false, Ok(()))]);
 }
 
 /// After a fault it is unknown how much of the range has changed, so all of it is invalidated.
 #[test]
-fn a_failed_change_is_told_too() {
-    let (mut t, file) = opened();
+fn a_failed_change_is_invalidated() {
+    let (mut t, file) = namespace_opened();
     write(&mut t, 1, file, 0, 4096);
     let Some(DiskRequest::Write { id, buf, .. }) = t.disk.pop_front() else { panic!() };
     let end = DiskCompletion::Written { id, buf, result: Err(FileFault::NoSpace) };
     t.moved(|t| complete(t, end), &[("file_invalidations", 1), ("file_write_errors", 1)]);
-    assert_eq!(invalidated(&mut t), [(file, 0, 4096)]);
-    assert_eq!(done(&mut t), [(1, true, Err(FileFault::NoSpace))]);
+    assert_eq!(take_invalidations(&mut t), [(file, 0, 4096)]);
+    assert_eq!(take_completed_changes(&mut t), [(1, true, Err(FileFault::NoSpace))]);
     assert_eq!(FileFault::NoSpace.to_string(), "no space left on the disk");
 }
 
 #[test]
 fn only_ranges_of_open_namespaces_change() {
-    let (mut t, file) = opened();
+    let (mut t, file) = namespace_opened();
     let bad = Err(FileFault::BadExtent);
-    let size = Peer::big_file().size;
+    let size = ScriptedTcpPeer::default_file_stat().size;
     for (token, offset, len) in
         [(1, size, 1), (2, size - 1, 2), (3, u64::MAX, 2), (4, 0, 0), (5, 0, 8193)]
     {
         write(&mut t, token, file, offset, len);
-        assert_eq!(done(&mut t), [(token, true, bad)], "the buffer comes back");
+        assert_eq!(take_completed_changes(&mut t), [(token, true, bad)], "the buffer comes back");
     }
     t.host.extent_zero(token(6), file, 1, size, false);
     t.host.extent_zero(token(7), file, 0, 0, false);
@@ -135,7 +138,10 @@ fn only_ranges_of_open_namespaces_change() {
     t.host.extent_flush(token(10), opening);
     t.host.offload_close(file);
     t.host.extent_flush(token(11), file);
-    assert_eq!(done(&mut t), [6, 7, 8, 9, 10, 11].map(|token| (token, false, bad)));
+    assert_eq!(
+        take_completed_changes(&mut t),
+        [6, 7, 8, 9, 10, 11].map(|token| (token, false, bad))
+    );
     t.pump();
     let only_opens =
         |r: &DiskRequest| matches!(r, DiskRequest::Open { .. } | DiskRequest::Close { .. });
@@ -146,26 +152,30 @@ fn only_ranges_of_open_namespaces_change() {
 /// A read-only namespace opens its file for reading only, because the file may not be writable.
 #[test]
 fn a_namespace_that_is_read_only() {
-    let mut t = Peer::server_with(|c| c.tcp.pacing = false).established();
+    let mut t = ScriptedTcpPeer::server_with(|c| c.tcp.pacing = false).established();
     assert_eq!(t.host.new_disk_user(), USER);
     let file = t.host.offload_open_namespace_read_only("big").unwrap();
     t.pump();
     let asked = t.disk.front();
     let reads = matches!(asked, Some(DiskRequest::Open { access: DiskAccess::Namespace, .. }));
     assert!(reads, "{asked:?}");
-    t.serve_disk(Peer::big_file());
+    t.serve_disk(ScriptedTcpPeer::default_file_stat());
     assert!(matches!(t.host.offload_fstat(file), Some(Ok(_))));
     write(&mut t, 1, file, 0, 4096);
-    assert_eq!(done(&mut t), [(1, true, Err(FileFault::BadExtent))], "the buffer comes back");
+    assert_eq!(
+        take_completed_changes(&mut t),
+        [(1, true, Err(FileFault::BadExtent))],
+        "the buffer comes back"
+    );
     t.host.extent_zero(token(2), file, 0, 4096, true);
-    assert_eq!(done(&mut t), [(2, false, Err(FileFault::BadExtent))]);
+    assert_eq!(take_completed_changes(&mut t), [(2, false, Err(FileFault::BadExtent))]);
     assert!(t.disk.is_empty(), "{:?}", t.disk);
 }
 
 /// The device reads a namespace that it has opened; otherwise the host does.
 #[test]
-fn who_reads() {
-    let (mut t, file) = opened();
+fn the_host_reads_if_the_device_cannot() {
+    let (mut t, file) = namespace_opened();
     t.host.offload_write(t.now(), t.socket(), file, 5000, 1000).unwrap();
     t.pump();
     t.expect(seg!(ACK PSH file (5000, 1000)));
@@ -173,28 +183,28 @@ fn who_reads() {
         Err(FileFault::Refused(Refusal::TableFull)),
         Err(FileFault::NotFound),
         // Not the file that the host has opened.
-        Ok(FileStat { size: 1 << 29, ..Peer::big_file() }),
-        Ok(FileStat { kind: FileKind::Block, ..Peer::big_file() }),
+        Ok(FileStat { size: 1 << 29, ..ScriptedTcpPeer::default_file_stat() }),
+        Ok(FileStat { kind: FileKind::Block, ..ScriptedTcpPeer::default_file_stat() }),
     ] {
-        let mut t = Peer::server_with(|c| c.tcp.pacing = false).established();
+        let mut t = ScriptedTcpPeer::server_with(|c| c.tcp.pacing = false).established();
         assert_eq!(t.host.new_disk_user(), USER);
         t.set_device_file(answer);
         let file = t.host.offload_open_namespace("big").unwrap();
         t.pump();
-        t.serve_disk(Peer::big_file());
+        t.serve_disk(ScriptedTcpPeer::default_file_stat());
         assert_eq!(t.notices.pop_front(), Some(Notice::File(file)));
         assert!(t.host.extent_reader(file).is_err());
-        assert_eq!(t.took_file_close(), answer.is_ok(), "the device does not keep it");
-        t.file_ops.clear();
+        assert_eq!(t.take_file_close(), answer.is_ok(), "the device does not keep it");
+        t.other_ops.clear();
         t.host.offload_write(t.now(), t.socket(), file, 5000, 1000).unwrap();
         t.pump();
         // Another version is no fault, because a namespace is written to.
-        t.serve_disk(FileStat { version: 9, ..Peer::big_file() });
+        t.serve_disk(FileStat { version: 9, ..ScriptedTcpPeer::default_file_stat() });
         t.expect(seg!(ACK PSH data (file_bytes(5000, 1000))));
         write(&mut t, 1, file, 0, 1);
-        t.serve_disk(Peer::big_file());
-        assert_eq!(done(&mut t), [(1, true, Ok(()))]);
-        assert!(t.file_ops.is_empty(), "the device has nothing of it");
+        t.serve_disk(ScriptedTcpPeer::default_file_stat());
+        assert_eq!(take_completed_changes(&mut t), [(1, true, Ok(()))]);
+        assert!(t.other_ops.is_empty(), "the device has nothing of it");
         assert_eq!(t.host.counters().file_fallback_opens, 0);
     }
 }
@@ -203,9 +213,9 @@ fn who_reads() {
 #[test]
 fn kinds_of_namespaces() {
     for (kind, works) in [(FileKind::Block, true), (FileKind::Other, false)] {
-        let mut t = Peer::server().established();
+        let mut t = ScriptedTcpPeer::server().established();
         assert_eq!(t.host.new_disk_user(), USER);
-        let stat = FileStat { kind, ..Peer::big_file() };
+        let stat = FileStat { kind, ..ScriptedTcpPeer::default_file_stat() };
         t.set_device_file(Ok(stat));
         let file = t.host.offload_open_namespace("sda").unwrap();
         t.pump();
@@ -214,7 +224,7 @@ fn kinds_of_namespaces() {
         t.host.extent_flush(token(1), file);
         t.pump();
         t.serve_disk(stat);
-        assert_eq!(done(&mut t)[0].2.is_ok(), works);
+        assert_eq!(take_completed_changes(&mut t)[0].2.is_ok(), works);
     }
 }
 
@@ -222,28 +232,28 @@ fn kinds_of_namespaces() {
 /// namespace again, it reads later ones.
 #[test]
 fn a_reset_device_opens_it_again() {
-    let (mut t, file) = opened();
+    let (mut t, file) = namespace_opened();
     t.host.offload_write(t.now(), t.socket(), file, 0, 1000).unwrap();
     t.pump();
     t.take("a transmit");
     write(&mut t, 1, file, 1 << 20, 512);
     t.set_device_file(Err(FileFault::Refused(Refusal::TableFull)));
-    t.moved(|t| t.event(Event::Reset), &[("device_resets", 1)]);
-    assert!(matches!(t.file_ops.pop_front(), Some(Op::FileOpen { file: f, .. }) if f == file));
+    t.moved(|t| t.handle_device_event(Event::Reset), &[("device_resets", 1)]);
+    assert!(matches!(t.other_ops.pop_front(), Some(Op::FileOpen { file: f, .. }) if f == file));
     assert_eq!(t.host.extent_reader(file), Err(Refusal::TableFull));
-    t.serve_disk(Peer::big_file());
-    assert_eq!(done(&mut t), [(1, true, Ok(()))]);
-    assert_eq!(invalidated(&mut t), []);
+    t.serve_disk(ScriptedTcpPeer::default_file_stat());
+    assert_eq!(take_completed_changes(&mut t), [(1, true, Ok(()))]);
+    assert_eq!(take_invalidations(&mut t), []);
     t.at_ms(5000);
-    t.serve_disk(Peer::big_file());
+    t.serve_disk(ScriptedTcpPeer::default_file_stat());
     let again = t.take("what the host has read");
     assert_eq!((again.seq, again.file), (Some(1), None), "nothing is asked of the device");
     assert_eq!(again.data, Some(file_bytes(0, 1000)));
     t.take_all();
     t.send(seg!(ACK));
 
-    t.set_device_file(Ok(Peer::big_file()));
-    t.event(Event::Reset);
+    t.set_device_file(Ok(ScriptedTcpPeer::default_file_stat()));
+    t.handle_device_event(Event::Reset);
     assert_eq!(t.host.extent_reader(file), Ok(()));
     t.host.offload_write(t.now(), t.socket(), file, 4096, 1000).unwrap();
     t.pump();
@@ -254,14 +264,14 @@ fn a_reset_device_opens_it_again() {
 /// A namespace is closed after its last change has completed.
 #[test]
 fn a_close_waits_for_changes() {
-    let (mut t, file) = opened();
+    let (mut t, file) = namespace_opened();
     write(&mut t, 1, file, 0, 512);
     t.host.offload_close(file);
     t.pump();
-    assert!(t.file_ops.is_empty() && t.disk.len() == 1);
-    t.serve_disk(Peer::big_file());
-    assert_eq!(done(&mut t), [(1, true, Ok(()))]);
+    assert!(t.other_ops.is_empty() && t.disk.len() == 1);
+    t.serve_disk(ScriptedTcpPeer::default_file_stat());
+    assert_eq!(take_completed_changes(&mut t), [(1, true, Ok(()))]);
     assert_eq!(t.disk_closes, 1);
-    assert!(t.took_file_close());
-    assert_eq!(invalidated(&mut t), [(file, 0, 512)]);
+    assert!(t.take_file_close());
+    assert_eq!(take_invalidations(&mut t), [(file, 0, 512)]);
 }

@@ -3,15 +3,15 @@
 
 use base::Duration;
 use outboard_host::{Listen, ListenerOption, SocketError, SocketOption};
-use testkit::{Flags, Peer, seg};
+use testkit::{Flags, ScriptedTcpPeer, seg};
 
 /// Returns the sequence number `n` segments of 1448 bytes after the first byte.
-fn at(n: u32) -> u32 {
+fn seq_of_segment(n: u32) -> u32 {
     1 + n * 1448
 }
 
-fn unpaced(segments: u32) -> Peer {
-    Peer::server_with(|c| {
+fn unpaced(segments: u32) -> ScriptedTcpPeer {
+    ScriptedTcpPeer::server_with(|c| {
         c.tcp.pacing = false;
         c.tcp.initial_window = segments;
     })
@@ -23,27 +23,27 @@ fn unpaced(segments: u32) -> Peer {
 #[test]
 fn the_end_of_each_write_is_pushed() {
     let mut t = unpaced(4);
-    t.queue(&[0; 2 * 1448 + 100]);
-    t.queue(&[0; 10 * 1448]);
+    t.app_write_unpumped(&[0; 2 * 1448 + 100]);
+    t.app_write_unpumped(&[0; 10 * 1448]);
     t.pump();
-    let pushed = |t: &mut Peer, seq: u32, len: u32| {
+    let pushed = |t: &mut ScriptedTcpPeer, seq: u32, len: u32| {
         let sent = t.take("a transmit");
         assert_eq!((sent.seq, sent.len), (Some(seq), Some(len)));
         sent.flags.has(Flags::PSH)
     };
     assert!(pushed(&mut t, 1, 4 * 1448), "the first write ends in it");
-    t.send(seg!(ACK ack (at(4))));
-    assert!(!pushed(&mut t, at(4), 8 * 1448), "the middle of the second");
-    t.send(seg!(ACK ack (at(12))));
-    assert!(pushed(&mut t, at(12), 100));
+    t.send(seg!(ACK ack (seq_of_segment(4))));
+    assert!(!pushed(&mut t, seq_of_segment(4), 8 * 1448), "the middle of the second");
+    t.send(seg!(ACK ack (seq_of_segment(12))));
+    assert!(pushed(&mut t, seq_of_segment(12), 100));
     // Retransmitted, a segment at a time.
     let mut t = unpaced(4);
-    t.queue(&[0; 1448 + 100]);
-    t.queue(&[0; 2 * 1448 - 100]);
+    t.app_write_unpumped(&[0; 1448 + 100]);
+    t.app_write_unpumped(&[0; 2 * 1448 - 100]);
     t.pump();
     assert!(pushed(&mut t, 1, 3 * 1448));
     t.after_ms(10);
-    t.send(seg!(ACK ack 1 sack (at(2), at(3))));
+    t.send(seg!(ACK ack 1 sack (seq_of_segment(2), seq_of_segment(3))));
     t.at_ms(1000);
     let again: Vec<_> = t.take_all().into_iter().filter(|s| s.again == Some(true)).collect();
     assert!(!again.is_empty());
@@ -58,9 +58,9 @@ fn the_end_of_each_write_is_pushed() {
 /// it sends.
 #[test]
 fn the_largest_segment_is_offered() {
-    let mut t = Peer::client();
+    let mut t = ScriptedTcpPeer::client();
     t.expect(seg!(SYN ECE CWR mss 1460));
-    let nowhere = || Peer::new(|_| {}, (testkit::HOST, testkit::PEER));
+    let nowhere = || ScriptedTcpPeer::new(|_| {}, (testkit::HOST, testkit::PEER));
     let mut t = nowhere();
     let remote = wire::Endpoint { addr: testkit::PEER, port: 80 };
     let socket = t.host.connect(t.now(), remote).expect("it connects");
@@ -96,8 +96,8 @@ fn the_largest_segment_of_an_established_connection() {
 
 /// A peer that offers less than any segment can have is sent segments of Linux's minimum.
 #[test]
-fn the_largest_segment_beside_a_peers_that_is_too_small() {
-    let mut t = Peer::new(|_| {}, (testkit::HOST, testkit::PEER));
+fn a_peer_mss_below_the_minimum_is_raised() {
+    let mut t = ScriptedTcpPeer::new(|_| {}, (testkit::HOST, testkit::PEER));
     t.host.listen(Listen { addr: None, port: 80, backlog: 16 }).expect("it is free");
     t.send(seg!(SYN mss 12 sack_ok tsval 5000 wscale 7));
     t.take("a SYN-ACK");
@@ -112,8 +112,8 @@ fn the_largest_segment_beside_a_peers_that_is_too_small() {
 /// A FIN with retransmitted bytes is no new data (Linux: `tcp_rcv_state_process`).
 #[test]
 fn a_fin_with_old_data_closes_in_order() {
-    for close in [Peer::app_close, Peer::app_shutdown] {
-        let mut t = Peer::server().established();
+    for close in [ScriptedTcpPeer::app_close, ScriptedTcpPeer::app_shutdown] {
+        let mut t = ScriptedTcpPeer::server().established();
         t.send(seg!(ACK seq 1 data b"data"));
         t.take_all();
         t.app_read();
@@ -129,8 +129,8 @@ fn a_fin_with_old_data_closes_in_order() {
 /// `SHUT_RD`: unread bytes and bytes that still arrive are discarded and acknowledged, so that the
 /// window never closes.
 #[test]
-fn a_direction_that_is_not_read() {
-    let mut t = Peer::server_with(|c| c.tcp.receive_bytes_max = 4096).established();
+fn shutdown_read_discards_data() {
+    let mut t = ScriptedTcpPeer::server_with(|c| c.tcp.receive_bytes_max = 4096).established();
     t.send_data(b"unread");
     t.take_all();
     let socket = t.socket();
@@ -169,8 +169,8 @@ fn a_direction_that_is_not_read() {
 
 /// After `SHUT_RD` the peer's FIN closes the connection in order.
 #[test]
-fn a_direction_that_is_not_read_is_closed_in_order() {
-    let mut t = Peer::server().established();
+fn shutdown_read_closes_in_order() {
+    let mut t = ScriptedTcpPeer::server().established();
     t.host.shutdown_read(t.now(), t.socket());
     t.app_shutdown();
     t.expect(seg!(ACK FIN seq 1));
@@ -182,7 +182,7 @@ fn a_direction_that_is_not_read_is_closed_in_order() {
 
 /// `TCP_INFO` shows the state of recovery and the scoreboard.
 #[test]
-fn recovery_is_seen() {
+fn tcp_info_shows_recovery() {
     let mut t = unpaced(10);
     t.app_write(b"x");
     t.take("a byte");
@@ -218,19 +218,19 @@ fn recovery_is_seen() {
 
 /// `TCP_INFO` shows the reordering in segments, the peer's segment size, and the delivery rate.
 #[test]
-fn the_path_is_seen() {
+fn tcp_info_shows_the_path() {
     let mut t = unpaced(10);
     t.app_write(&[0; 14_480]);
     t.take_all();
     t.at_ms(100);
-    t.send(seg!(ACK ack 1 sack (at(1), at(3))));
+    t.send(seg!(ACK ack 1 sack (seq_of_segment(1), seq_of_segment(3))));
     assert_eq!(t.info().reordering, 3);
-    t.send(seg!(ACK ack (at(1)) sack (at(1), at(3)) sack (at(8), at(9))));
-    t.send(seg!(ACK ack (at(4))));
+    t.send(seg!(ACK ack (seq_of_segment(1)) sack (seq_of_segment(1), seq_of_segment(3)) sack (seq_of_segment(8), seq_of_segment(9))));
+    t.send(seg!(ACK ack (seq_of_segment(4))));
     assert_eq!(t.info().reordering, 6, "segment 3, behind segment 8");
     assert_eq!(t.info().delivery_rate, 0);
     t.at_ms(200);
-    t.send(seg!(ACK ack (at(10))));
+    t.send(seg!(ACK ack (seq_of_segment(10))));
     let info = t.info();
     assert_eq!(info.delivery_rate, 14_480 * 5, "10 segments in 200 ms");
     assert!(info.delivery_rate_app_limited || t.info().send_queue == 0);

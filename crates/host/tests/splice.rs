@@ -27,31 +27,31 @@ const CLOCK: u32 = 5000;
 const PEER_ISS: SeqNum = SeqNum(u32::MAX - 500);
 
 /// A connection with a scripted peer.
-struct Line {
+struct SplicePeerConn {
     tuple: Tuple,
     iss: SeqNum,
     socket: SocketId,
     timestamps: bool,
     /// Latest TSval from the host.
-    recent: u32,
+    ts_recent: u32,
 }
 
 /// A segment from the host: index of the connection, relative sequence and acknowledgment number,
 /// flags without PSH, payload.
-type Sent = (usize, u32, u32, Flags, Vec<u8>);
+type SpliceSentSegment = (usize, u32, u32, Flags, Vec<u8>);
 
-struct World {
+struct SpliceHostFixture {
     host: Host,
     now: Instant,
     pool: PacketPool,
-    lines: Vec<Line>,
-    sent: Vec<Sent>,
+    conns: Vec<SplicePeerConn>,
+    sent: Vec<SpliceSentSegment>,
     /// Operations other than transmits.
     ops: Vec<Op>,
     notices: Vec<Notice>,
     /// Whether ARP requests are answered.
-    answers: bool,
-    counted: Vec<(&'static str, u64)>,
+    answers_arp: bool,
+    counters_before: Vec<(&'static str, u64)>,
 }
 
 fn capabilities(splice: Result<SpliceLimits, Refusal>) -> Capabilities {
@@ -69,7 +69,7 @@ fn capabilities(splice: Result<SpliceLimits, Refusal>) -> Capabilities {
     }
 }
 
-impl World {
+impl SpliceHostFixture {
     fn new(splice: Result<SpliceLimits, Refusal>, change: impl FnOnce(&mut Config)) -> Self {
         let addrs = vec![Cidr { addr: HOST.into(), prefix_len: 24 }];
         let mut config = Config { addrs, ..Config::default() };
@@ -80,33 +80,33 @@ impl World {
             host,
             now: Instant::from_millis(1_000_000),
             pool: PacketPool::new(8),
-            lines: vec![],
+            conns: vec![],
             sent: vec![],
             ops: vec![],
             notices: vec![],
-            answers: true,
-            counted: vec![],
+            answers_arp: true,
+            counters_before: vec![],
         }
     }
 
     /// Returns a host with two established, idle connections.
     fn pair() -> Self {
         let mut world = Self::new(Ok(SpliceLimits { pairs_max: 9 }), |_| {});
-        (0..2).for_each(|_| world.open(true));
-        world.moved(&[]);
+        (0..2).for_each(|_| world.connect_peer(true));
+        world.take_counter_changes(&[]);
         world
     }
 
     /// Opens a connection from a new peer.
-    fn open(&mut self, timestamps: bool) {
-        let line = self.lines.len();
+    fn connect_peer(&mut self, timestamps: bool) {
+        let line = self.conns.len();
         let host = u8::try_from(line).unwrap() + 10;
         let tuple = Tuple {
             local: Endpoint { addr: HOST.into(), port: 80 },
             remote: Endpoint { addr: [10, 77, 0, host].into(), port: 40_000 },
         };
         self.host.poll_notice();
-        let socket = self.lines.last().map(|line| line.socket);
+        let socket = self.conns.last().map(|line| line.socket);
         let mut segment = self.segment(&tuple, PEER_ISS, SeqNum(0), Flags::SYN);
         segment.options.mss = Some(1460);
         segment.options.sack_permitted = true;
@@ -117,14 +117,20 @@ impl World {
             self.host.connect(self.now, Endpoint { addr: [10, 77, 0, 99].into(), port: 9 }).unwrap()
         });
         let (iss, recent) = (SeqNum(0), 0);
-        self.lines.push(Line { tuple, iss, socket: placeholder, timestamps, recent });
+        self.conns.push(SplicePeerConn {
+            tuple,
+            iss,
+            socket: placeholder,
+            timestamps,
+            ts_recent: recent,
+        });
         self.inject(&tuple, &segment, b"");
         self.send(line, 1, 1, ACK, b"");
         let accepted = self.notices.drain(..).find_map(|notice| match notice {
             Notice::Accepted(_, socket) => Some(socket),
             _ => None,
         });
-        self.lines[line].socket = accepted.unwrap();
+        self.conns[line].socket = accepted.unwrap();
         self.host.set_option(self.now, accepted.unwrap(), SocketOption::NoDelay(true));
         self.pump();
         self.sent.clear();
@@ -144,7 +150,7 @@ impl World {
 
     /// Sends a segment from a peer. Returns its frame.
     fn send(&mut self, line: usize, seq: u32, ack: u32, flags: Flags, payload: &[u8]) -> Vec<u8> {
-        let Line { tuple, iss, timestamps, recent, .. } = self.lines[line];
+        let SplicePeerConn { tuple, iss, timestamps, ts_recent: recent, .. } = self.conns[line];
         let mut segment = self.segment(&tuple, PEER_ISS + seq, iss + ack, flags);
         let value = CLOCK + u32::try_from(self.now.as_millis() - 1_000_000).unwrap();
         segment.options.timestamps = timestamps.then_some(Timestamps { value, echo: recent });
@@ -169,7 +175,7 @@ impl World {
         self.pump();
     }
 
-    fn after(&mut self, ms: u64) {
+    fn advance_ms(&mut self, ms: u64) {
         let until = self.now + Duration::from_millis(ms);
         while let Some(at) = self.host.poll_timeout().filter(|&at| at <= until) {
             self.now = self.now.max(at);
@@ -183,7 +189,7 @@ impl World {
     fn pump(&mut self) {
         loop {
             while let Some(op) = self.host.poll_op(self.now) {
-                self.take(op);
+                self.handle_op(op);
             }
             while self.host.poll_recycle().is_some() {}
             let before = self.notices.len();
@@ -196,7 +202,7 @@ impl World {
         }
     }
 
-    fn take(&mut self, op: Op) {
+    fn handle_op(&mut self, op: Op) {
         let Op::Transmit(transmit) = op else { return self.ops.push(op) };
         let mut frame = transmit.header.as_slice().to_vec();
         for part in &transmit.parts {
@@ -204,7 +210,7 @@ impl World {
             frame.extend_from_slice(bytes);
         }
         if frame[12..14] == [8, 6] {
-            return self.answer(frame);
+            return self.answer_arp(frame);
         }
         wire::emit::set_lengths(
             &mut frame,
@@ -214,23 +220,23 @@ impl World {
         );
         let Ok(Frame::Ip(ip)) = parse(&frame) else { panic!("well-formed") };
         let (segment, header) = Segment::parse(&frame[ip.l4..]).unwrap();
-        let Some(line) = self.lines.iter().position(|l| l.tuple.remote.addr == ip.destination)
+        let Some(line) = self.conns.iter().position(|l| l.tuple.remote.addr == ip.destination)
         else {
             return;
         };
         if segment.flags.has(Flags::SYN) {
-            self.lines[line].iss = segment.seq;
+            self.conns[line].iss = segment.seq;
         }
-        self.lines[line].recent = segment.options.timestamps.map_or(0, |ts| ts.value);
-        let seq = segment.seq.0.wrapping_sub(self.lines[line].iss.0);
+        self.conns[line].ts_recent = segment.options.timestamps.map_or(0, |ts| ts.value);
+        let seq = segment.seq.0.wrapping_sub(self.conns[line].iss.0);
         let ack = segment.ack.0.wrapping_sub(PEER_ISS.0);
         let ack = if segment.flags.has(ACK) { ack } else { 0 };
         let flags = segment.flags.without(Flags::PSH);
         self.sent.push((line, seq, ack, flags, frame[ip.l4 + header..].to_vec()));
     }
 
-    fn answer(&mut self, mut arp: Vec<u8>) {
-        if !self.answers || arp[21] != 1 {
+    fn answer_arp(&mut self, mut arp: Vec<u8>) {
+        if !self.answers_arp || arp[21] != 1 {
             return;
         }
         let last = arp[41];
@@ -242,12 +248,12 @@ impl World {
         self.receive(&arp, Checksum::Unchecked);
     }
 
-    fn sent(&mut self) -> Vec<Sent> {
+    fn take_sent(&mut self) -> Vec<SpliceSentSegment> {
         core::mem::take(&mut self.sent)
     }
 
     fn sockets(&self) -> [SocketId; 2] {
-        [self.lines[0].socket, self.lines[1].socket]
+        [self.conns[0].socket, self.conns[1].socket]
     }
 
     fn nsplice(&mut self) -> Result<SpliceId, SpliceError> {
@@ -258,7 +264,7 @@ impl World {
     }
 
     /// Returns the request to splice, which must be the only operation.
-    fn asked(&mut self) -> Splice {
+    fn take_splice_request(&mut self) -> Splice {
         assert_eq!(self.ops.len(), 1, "{:?}", self.ops);
         match self.ops.pop() {
             Some(Op::Splice(splice)) => *splice,
@@ -270,28 +276,28 @@ impl World {
     fn spliced() -> (Self, SpliceId) {
         let mut world = Self::pair();
         let id = world.nsplice().unwrap();
-        world.asked();
+        world.take_splice_request();
         world.event(Event::Spliced { id, result: Ok(()) });
         world.ops.clear();
         world.notices.clear();
         (world, id)
     }
 
-    fn notices(&mut self) -> Vec<Notice> {
+    fn take_notices(&mut self) -> Vec<Notice> {
         core::mem::take(&mut self.notices)
     }
 
     /// Returns the counters that moved since the last call: those of splicing and those in `more`.
-    fn moved(&mut self, more: &[&str]) -> Vec<String> {
+    fn take_counter_changes(&mut self, more: &[&str]) -> Vec<String> {
         let now = all(|f| self.host.visit(f));
         let wanted = |name: &str| name.starts_with("splice_") || more.contains(&name);
-        let mut out: Vec<String> = moved(&self.counted, &now)
+        let mut out: Vec<String> = moved(&self.counters_before, &now)
             .into_iter()
             .filter(|(name, _)| wanted(name))
             .map(|(name, by)| format!("{name} +{by}"))
             .collect();
         out.sort_unstable();
-        self.counted = now;
+        self.counters_before = now;
         out
     }
 }
@@ -304,12 +310,12 @@ fn frames(packets: &[RxFrame]) -> Vec<Vec<u8>> {
 /// TCBs, and removed from the host when the device has accepted them.
 #[test]
 fn quiet_connections_are_handed_over() {
-    let mut world = World::pair();
+    let mut world = SpliceHostFixture::pair();
     let id = world.nsplice().unwrap();
-    let splice = world.asked();
+    let splice = world.take_splice_request();
     assert_eq!((splice.id, splice.idle_timeout), (id, IDLE));
     for (line, side) in splice.sides.iter().enumerate() {
-        let Line { tuple, iss, recent, .. } = &world.lines[line];
+        let SplicePeerConn { tuple, iss, ts_recent: recent, .. } = &world.conns[line];
         assert_eq!(side.tuple, *tuple);
         assert_eq!(side.link, [2, 0, 0, 0, 1, 10 + u8::try_from(line).unwrap()]);
         assert_eq!((side.snd_nxt, side.rcv_nxt), (*iss + 1, PEER_ISS + 1));
@@ -319,118 +325,118 @@ fn quiet_connections_are_handed_over() {
         let stamps = SpliceTimestamps { value: *recent, recent: CLOCK };
         assert_eq!(side.timestamps, Some(stamps));
     }
-    assert_eq!(world.notices(), []);
-    assert_eq!(world.moved(&[]), ["splice_asked +1", "splice_draining +1"]);
+    assert_eq!(world.take_notices(), []);
+    assert_eq!(world.take_counter_changes(&[]), ["splice_asked +1", "splice_draining +1"]);
     world.event(Event::Spliced { id, result: Ok(()) });
     let [Op::SpliceStart { id: started, packets }] = &world.ops[..] else { panic!() };
     assert_eq!((*started, packets.len()), (id, 0));
-    assert_eq!(world.notices(), [Notice::Spliced(id)]);
-    assert_eq!(world.moved(&[]), ["splice_handed_over +1", "splice_live +1"]);
+    assert_eq!(world.take_notices(), [Notice::Spliced(id)]);
+    assert_eq!(world.take_counter_changes(&[]), ["splice_handed_over +1", "splice_live +1"]);
     for socket in world.sockets() {
         assert_eq!(world.host.readiness(socket).error, Some(SocketError::Closed));
         assert_eq!(world.host.info(socket), None);
     }
-    assert_eq!((world.host.take_splice(id), world.sent()), (None, vec![]));
+    assert_eq!((world.host.take_splice(id), world.take_sent()), (None, vec![]));
     // The device reports the end once.
     let (bytes, packets, end) = ([7, 9], [1, 2], SpliceEnd::Reset(1));
     world.event(Event::SpliceClosed(Box::new(SpliceClosed { id, bytes, packets, end })));
-    assert_eq!(world.notices(), [Notice::SpliceClosed(id)]);
+    assert_eq!(world.take_notices(), [Notice::SpliceClosed(id)]);
     let meta = world.host.take_splice(id).unwrap();
     assert_eq!((meta.id, meta.bytes, meta.packets, meta.end), (id, bytes, packets, Some(end)));
-    assert_eq!(meta.remotes, [world.lines[0].tuple.remote, world.lines[1].tuple.remote]);
+    assert_eq!(meta.remotes, [world.conns[0].tuple.remote, world.conns[1].tuple.remote]);
     assert_eq!(world.host.take_splice(id), None);
-    assert_eq!(world.moved(&[]), ["splice_ends +1"]);
+    assert_eq!(world.take_counter_changes(&[]), ["splice_ends +1"]);
     // A late segment from a peer is answered with a reset.
     world.send(0, 1, 1, ACK, b"late");
-    assert_eq!(world.sent(), [(0, 1, 0, Flags::RST, vec![])]);
+    assert_eq!(world.take_sent(), [(0, 1, 0, Flags::RST, vec![])]);
 }
 
 /// Unread bytes are relayed in software first. The device is asked after both sides have
 /// acknowledged everything.
 #[test]
-fn what_is_unread_is_relayed_first() {
-    let mut world = World::pair();
+fn unread_bytes_are_relayed_first() {
+    let mut world = SpliceHostFixture::pair();
     world.send(0, 1, 1, ACK, b"request");
     world.send(0, 8, 1, ACK, b" more");
-    let socket = world.lines[1].socket;
+    let socket = world.conns[1].socket;
     world.host.send(world.now, socket, Bytes::from_static(b"head ")).unwrap();
     world.host.set_option(world.now, socket, SocketOption::NoDelay(false));
     world.host.set_option(world.now, socket, SocketOption::Cork(true));
     world.pump();
-    world.sent();
-    world.moved(&[]);
+    world.take_sent();
+    world.take_counter_changes(&[]);
     world.nsplice().unwrap();
-    let text: Vec<u8> = world.sent().into_iter().flat_map(|sent| sent.4).collect();
+    let text: Vec<u8> = world.take_sent().into_iter().flat_map(|sent| sent.4).collect();
     assert_eq!(text, b"head request more", "a cork holds nothing back");
     assert_eq!(world.ops.len(), 0);
     assert_eq!(
-        world.moved(&[]),
+        world.take_counter_changes(&[]),
         ["splice_asked +1", "splice_draining +1", "splice_unread_bytes +12"]
     );
     world.send(1, 1, 18, ACK, b"");
-    let splice = world.asked();
+    let splice = world.take_splice_request();
     let [a, b] = &splice.sides;
-    assert_eq!((a.snd_nxt, a.rcv_nxt), (world.lines[0].iss + 1, PEER_ISS + 13));
-    assert_eq!((b.snd_nxt, b.rcv_nxt), (world.lines[1].iss + 18, PEER_ISS + 1));
+    assert_eq!((a.snd_nxt, a.rcv_nxt), (world.conns[0].iss + 1, PEER_ISS + 13));
+    assert_eq!((b.snd_nxt, b.rcv_nxt), (world.conns[1].iss + 18, PEER_ISS + 1));
 }
 
 /// A delayed acknowledgment is sent before the device is asked.
 #[test]
 fn everything_is_acknowledged_first() {
-    let mut world = World::pair();
+    let mut world = SpliceHostFixture::pair();
     for n in 0..21 {
         world.send(0, 1 + n, 1, ACK, b"x");
-        let socket = world.lines[0].socket;
+        let socket = world.conns[0].socket;
         world.host.consume(socket, 1);
     }
-    let sent = world.sent();
+    let sent = world.take_sent();
     assert_eq!(sent.last().map(|sent| sent.2), Some(21), "the last is delayed");
     world.nsplice().unwrap();
-    assert_eq!(world.sent(), [(0, 1, 22, ACK, vec![])]);
-    assert_eq!(world.asked().sides[0].rcv_nxt, PEER_ISS + 22);
+    assert_eq!(world.take_sent(), [(0, 1, 22, ACK, vec![])]);
+    assert_eq!(world.take_splice_request().sides[0].rcv_nxt, PEER_ISS + 22);
 }
 
 /// Segments that arrive while the pair drains are kept and not acknowledged; their acknowledgment
 /// numbers take effect.
 #[test]
-fn what_comes_meanwhile_is_kept() {
-    let mut world = World::pair();
+fn segments_while_draining_are_kept() {
+    let mut world = SpliceHostFixture::pair();
     for socket in world.sockets() {
         let often = SocketOption::KeepAlive(Some(Duration::from_secs(5)));
         world.host.set_option(world.now, socket, often);
     }
     world.send(0, 1, 1, ACK, b"request");
-    world.sent();
+    world.take_sent();
     let id = world.nsplice().unwrap();
-    assert_eq!(world.sent().len(), 1, "the request");
-    world.moved(&[]);
-    world.after(10);
+    assert_eq!(world.take_sent().len(), 1, "the request");
+    world.take_counter_changes(&[]);
+    world.advance_ms(10);
     // Out-of-order segments are kept in order of arrival; a duplicate is dropped.
     let mut kept = vec![world.send(0, 14, 1, ACK, b"third"), world.send(0, 8, 1, ACK, b"second")];
     world.send(0, 8, 1, ACK, b"second");
-    assert_eq!((world.sent(), world.ops.len()), (vec![], 0));
+    assert_eq!((world.take_sent(), world.ops.len()), (vec![], 0));
     // The answer and the acknowledgment of the other side share a segment.
     kept.push(world.send(1, 1, 8, ACK, b"answer"));
-    let splice = world.asked();
+    let splice = world.take_splice_request();
     assert_eq!(splice.sides[0].rcv_nxt, PEER_ISS + 8);
     assert_eq!(splice.sides[1].rcv_nxt, PEER_ISS + 1);
-    assert_eq!(splice.sides[1].snd_nxt, world.lines[1].iss + 8);
+    assert_eq!(splice.sides[1].snd_nxt, world.conns[1].iss + 8);
     assert_eq!(splice.sides[0].timestamps.unwrap().recent, CLOCK, "not that of what was kept");
     // From here on every segment is kept, because the device may own the connections already.
     kept.push(world.send(0, 19, 1, ACK, b""));
     kept.push(world.send(1, 7, 8, FIN, b"last"));
-    assert_eq!(world.sent(), []);
-    world.after(100_000);
-    assert_eq!(world.sent(), [], "nor does time pass for them");
-    world.host.set_option(world.now, world.lines[0].socket, SocketOption::NoDelay(true));
+    assert_eq!(world.take_sent(), []);
+    world.advance_ms(100_000);
+    assert_eq!(world.take_sent(), [], "nor does time pass for them");
+    world.host.set_option(world.now, world.conns[0].socket, SocketOption::NoDelay(true));
     world.pump();
-    assert_eq!(world.sent(), [], "whatever is done to them");
+    assert_eq!(world.take_sent(), [], "whatever is done to them");
     world.event(Event::Spliced { id, result: Ok(()) });
     let Some(Op::SpliceStart { packets, .. }) = world.ops.pop() else { panic!() };
     assert_eq!(frames(&packets), kept);
     assert!(packets.iter().all(|frame| frame.checksum == Checksum::Good));
     assert_eq!(
-        world.moved(&[]),
+        world.take_counter_changes(&[]),
         [
             "splice_handed_over +1",
             "splice_kept_dropped +1",
@@ -442,8 +448,8 @@ fn what_comes_meanwhile_is_kept() {
 
 /// A kept frame whose checksum is not filled in yet reaches the device marked as such.
 #[test]
-fn unfinished_checksums_stay_marked() {
-    let mut world = World::pair();
+fn partial_checksums_stay_marked() {
+    let mut world = SpliceHostFixture::pair();
     let id = world.nsplice().unwrap();
     let fresh = world.send(0, 1, 1, ACK, b"");
     world.receive(&fresh, Checksum::Partial);
@@ -456,143 +462,146 @@ fn unfinished_checksums_stay_marked() {
 /// If the device refuses, the connections are ordinary sockets again and receive the kept segments.
 #[test]
 fn a_refusal_loses_nothing() {
-    let mut world = World::pair();
-    world.host.set_option(world.now, world.lines[0].socket, SocketOption::Cork(true));
+    let mut world = SpliceHostFixture::pair();
+    world.host.set_option(world.now, world.conns[0].socket, SocketOption::Cork(true));
     let id = world.nsplice().unwrap();
-    world.asked();
+    world.take_splice_request();
     world.send(0, 1, 1, ACK, b"one ");
     world.send(0, 5, 1, FIN, b"two");
-    assert_eq!(world.sent(), []);
-    world.moved(&[]);
+    assert_eq!(world.take_sent(), []);
+    world.take_counter_changes(&[]);
     let result = Err(Refusal::TableFull);
     world.event(Event::Spliced { id, result });
     let [a, b] = world.sockets();
-    assert_eq!(world.notices(), [Notice::SpliceRefused(id, Refusal::TableFull), Notice::Socket(a)]);
     assert_eq!(
-        world.moved(&["events_ignored"]),
+        world.take_notices(),
+        [Notice::SpliceRefused(id, Refusal::TableFull), Notice::Socket(a)]
+    );
+    assert_eq!(
+        world.take_counter_changes(&["events_ignored"]),
         ["splice_refused +1", "splice_refused_by_device +1"]
     );
     let mut got = [0; 100];
     let len = world.host.read(a, &mut got);
     assert_eq!(&got[..len], b"one two");
     assert!(world.host.readiness(a).peer_closed && world.host.readiness(b).writable);
-    assert_eq!(world.sent(), [(0, 1, 9, ACK, vec![])], "acknowledged, with the FIN");
+    assert_eq!(world.take_sent(), [(0, 1, 9, ACK, vec![])], "acknowledged, with the FIN");
     // The socket is corked as before.
     world.host.send(world.now, a, Bytes::from_static(b"held back")).unwrap();
     world.pump();
-    assert_eq!(world.sent(), []);
+    assert_eq!(world.take_sent(), []);
     // A second answer of the device is ignored.
     world.event(Event::Spliced { id, result });
-    assert_eq!(world.moved(&["events_ignored"]), ["events_ignored +1"]);
-    assert_eq!((world.notices(), world.ops.len()), (vec![], 0));
+    assert_eq!(world.take_counter_changes(&["events_ignored"]), ["events_ignored +1"]);
+    assert_eq!((world.take_notices(), world.ops.len()), (vec![], 0));
 }
 
 /// Data behind a gap is not acknowledged either: once the gap is filled, it is relayed in software.
 #[test]
 fn gaps_are_filled_first() {
-    let mut world = World::pair();
+    let mut world = SpliceHostFixture::pair();
     world.send(0, 5, 1, ACK, b"more");
     world.nsplice().unwrap();
-    world.sent();
+    world.take_sent();
     assert_eq!(world.ops.len(), 0);
     // A FIN behind the gap is dropped: it can be relayed only after the missing data.
-    world.moved(&[]);
+    world.take_counter_changes(&[]);
     world.send(0, 9, 1, FIN, b"");
-    assert_eq!(world.moved(&[]), ["splice_kept_dropped +1"]);
+    assert_eq!(world.take_counter_changes(&[]), ["splice_kept_dropped +1"]);
     world.send(0, 1, 1, ACK, b"some");
-    let sent = world.sent();
+    let sent = world.take_sent();
     assert!(sent.contains(&(0, 1, 9, ACK, vec![])), "{sent:?}");
     let text: Vec<u8> = sent.into_iter().flat_map(|sent| sent.4).collect();
     assert_eq!(text, b"somemore");
     world.send(1, 1, 9, ACK, b"");
-    assert_eq!(world.asked().sides[0].rcv_nxt, PEER_ISS + 9);
+    assert_eq!(world.take_splice_request().sides[0].rcv_nxt, PEER_ISS + 9);
 }
 
 /// If one connection ends before the device was asked, the other is an ordinary socket again.
 #[test]
-fn one_that_ends_ends_the_attempt() {
+fn a_closed_connection_ends_the_attempt() {
     for which in 0..2 {
-        let mut world = World::pair();
+        let mut world = SpliceHostFixture::pair();
         world.send(0, 1, 1, ACK, b"request");
         let id = world.nsplice().unwrap();
         let kept = 1 - which;
-        world.sent();
-        world.notices();
+        world.take_sent();
+        world.take_notices();
         let (seq, ack) = if kept == 0 { (8, 1) } else { (1, 1) };
         world.send(kept, seq, ack, ACK, b"kept");
         assert_eq!(world.ops.len(), 0);
-        world.moved(&[]);
+        world.take_counter_changes(&[]);
         let seq = if which == 0 { 8 } else { 1 };
         world.send(which, seq, 1, Flags::RST, b"");
         let sockets = world.sockets();
-        let notices = world.notices();
+        let notices = world.take_notices();
         assert!(notices.contains(&Notice::SpliceRefused(id, Refusal::Ended)), "{notices:?}");
         assert!(notices.contains(&Notice::Socket(sockets[which])));
         assert!(notices.contains(&Notice::Socket(sockets[kept])));
         assert_eq!(world.host.readiness(sockets[which]).error, Some(SocketError::Reset));
         assert_eq!(world.host.peek(sockets[kept]), b"kept");
-        assert_eq!(world.moved(&[]), ["splice_refused +1"]);
+        assert_eq!(world.take_counter_changes(&[]), ["splice_refused +1"]);
     }
 }
 
 /// A device that loses its state ends its spliced pairs, and refuses those that it was asked for.
 #[test]
-fn a_reset_of_the_device() {
-    let (mut world, id) = World::spliced();
-    world.moved(&[]);
+fn a_device_reset_ends_splices() {
+    let (mut world, id) = SpliceHostFixture::spliced();
+    world.take_counter_changes(&[]);
     world.event(Event::Reset);
-    assert_eq!(world.notices(), [Notice::SpliceClosed(id)]);
+    assert_eq!(world.take_notices(), [Notice::SpliceClosed(id)]);
     let meta = world.host.take_splice(id).unwrap();
     assert_eq!((meta.end, meta.bytes), (None, [0, 0]));
-    assert_eq!(world.moved(&[]), ["splice_ends +1"]);
+    assert_eq!(world.take_counter_changes(&[]), ["splice_ends +1"]);
 
-    let mut world = World::pair();
+    let mut world = SpliceHostFixture::pair();
     let id = world.nsplice().unwrap();
-    world.asked();
+    world.take_splice_request();
     world.send(0, 1, 1, ACK, b"kept");
     world.event(Event::Reset);
     let [a, _] = world.sockets();
     let refused = Notice::SpliceRefused(id, Refusal::DeviceReset);
-    assert_eq!(world.notices(), [refused, Notice::Socket(a)]);
+    assert_eq!(world.take_notices(), [refused, Notice::Socket(a)]);
     assert_eq!(world.host.peek(a), b"kept");
     // The device takes the request after its reset and accepts the pair: it has to drop it.
     world.event(Event::Spliced { id, result: Ok(()) });
     assert!(matches!(world.ops[..], [Op::Unsplice { id: other }] if other == id));
-    assert_eq!(world.notices(), []);
+    assert_eq!(world.take_notices(), []);
     // The connections can be spliced again.
     world.ops.clear();
     world.host.consume(a, 4);
     world.pump();
     let again = world.nsplice().unwrap();
     assert_ne!(again, id);
-    assert_eq!(world.asked().id, again);
+    assert_eq!(world.take_splice_request().id, again);
 }
 
 /// Refusals that the host can decide itself are returned at once and change nothing.
 #[test]
-fn declined_at_once() {
+fn splices_declined_by_the_host() {
     let limits = Ok(SpliceLimits { pairs_max: 9 });
     let refused = |why| Err(SpliceError::Refused(why));
     for (splice, switch, why) in [
         (Err(Refusal::NotSupported), Ok(()), Refusal::NotSupported),
         (limits, Err(Refusal::Disabled), Refusal::Disabled),
     ] {
-        let mut world = World::new(splice, |config| config.splice_offload = switch);
-        (0..2).for_each(|_| world.open(true));
-        world.moved(&[]);
+        let mut world = SpliceHostFixture::new(splice, |config| config.splice_offload = switch);
+        (0..2).for_each(|_| world.connect_peer(true));
+        world.take_counter_changes(&[]);
         assert_eq!(world.host.splice_offload(), Err(why));
         assert_eq!(world.nsplice(), refused(why));
-        assert_eq!(world.moved(&[]), ["splice_declined_offload +1"]);
+        assert_eq!(world.take_counter_changes(&[]), ["splice_declined_offload +1"]);
     }
-    let mut world = World::new(limits, |_| {});
+    let mut world = SpliceHostFixture::new(limits, |_| {});
     assert_eq!(world.host.splice_offload(), Ok(()));
-    [true, false].into_iter().for_each(|timestamps| world.open(timestamps));
-    world.moved(&[]);
+    [true, false].into_iter().for_each(|timestamps| world.connect_peer(timestamps));
+    world.take_counter_changes(&[]);
     assert_eq!(world.nsplice(), refused(Refusal::OptionsDiffer));
-    assert_eq!(world.moved(&[]), ["splice_declined_options +1"]);
+    assert_eq!(world.take_counter_changes(&[]), ["splice_declined_options +1"]);
     let [a, b] = world.sockets();
     assert_eq!(world.host.nsplice(world.now, a, a, IDLE), refused(Refusal::DoesNotFit));
-    assert_eq!(world.moved(&[]), ["splice_declined_busy +1"]);
+    assert_eq!(world.take_counter_changes(&[]), ["splice_declined_busy +1"]);
     // Closed by the peer, closed by the application, or reset.
     world.send(0, 1, 1, FIN, b"");
     let gone = Err(SpliceError::NotConnected(SocketError::Closed));
@@ -601,83 +610,86 @@ fn declined_at_once() {
     assert_eq!(world.host.nsplice(world.now, b, a, IDLE), gone);
     world.send(0, 2, 1, Flags::RST, b"");
     assert_eq!(world.nsplice(), Err(SpliceError::NotConnected(SocketError::Reset)));
-    assert_eq!(world.moved(&[]), ["splice_declined_not_connected +3"]);
+    assert_eq!(world.take_counter_changes(&[]), ["splice_declined_not_connected +3"]);
 
-    let mut world = World::pair();
+    let mut world = SpliceHostFixture::pair();
     world.nsplice().unwrap();
     assert_eq!(world.nsplice(), refused(Refusal::DoesNotFit), "once is enough");
 }
 
 /// A peer cannot exhaust the memory while the other does not acknowledge.
 #[test]
-fn keeping_is_bounded() {
-    let mut world = World::pair();
+fn kept_segments_are_bounded() {
+    let mut world = SpliceHostFixture::pair();
     world.send(0, 1, 1, ACK, b"request");
     world.nsplice().unwrap();
-    world.moved(&[]);
+    world.take_counter_changes(&[]);
     for n in 0..300 {
         world.send(0, 8 + n, 1, ACK, b"x");
     }
-    assert_eq!(world.moved(&[]), ["splice_kept_dropped +44", "splice_kept_packets +256"]);
+    assert_eq!(
+        world.take_counter_changes(&[]),
+        ["splice_kept_dropped +44", "splice_kept_packets +256"]
+    );
 }
 
 /// If a neighbor has been forgotten, it is resolved before the device is asked.
 #[test]
-fn a_neighbour_that_is_not_known() {
-    let mut world = World::pair();
-    world.answers = false;
+fn an_unknown_neighbor_is_resolved_first() {
+    let mut world = SpliceHostFixture::pair();
+    world.answers_arp = false;
     // The table forgets a neighbor that no longer answers.
     for _ in 0..10 {
-        world.after(40_000);
+        world.advance_ms(40_000);
         world.send(0, 1, 1, ACK, b"");
         for line in 0..2 {
-            let socket = world.lines[line].socket;
+            let socket = world.conns[line].socket;
             world.host.set_option(world.now, socket, SocketOption::NoDelay(true));
         }
         world.send(0, 0, 1, ACK, b"");
     }
-    world.sent();
+    world.take_sent();
     world.nsplice().unwrap();
     if world.ops.is_empty() {
-        world.after(500);
+        world.advance_ms(500);
         assert_eq!(world.ops.len(), 0);
-        world.answers = true;
-        world.after(3000);
+        world.answers_arp = true;
+        world.advance_ms(3000);
     }
-    world.asked();
+    world.take_splice_request();
 }
 
 /// The application can end a splice in each of its phases.
 #[test]
-fn unspliced() {
-    let (mut world, id) = World::spliced();
+fn unsplice_works_in_each_phase() {
+    let (mut world, id) = SpliceHostFixture::spliced();
     world.host.unsplice(id);
     world.pump();
     assert!(matches!(world.ops[..], [Op::Unsplice { id: other }] if other == id));
-    assert_eq!(world.notices(), [], "the device tells when it has");
+    assert_eq!(world.take_notices(), [], "the device tells when it has");
 
     // Asked: when the device accepts, it is told to drop the pair, and the host resets both
     // connections.
-    let mut world = World::pair();
+    let mut world = SpliceHostFixture::pair();
     let id = world.nsplice().unwrap();
-    world.asked();
+    world.take_splice_request();
     world.host.unsplice(id);
     world.pump();
-    assert_eq!((world.ops.len(), world.sent()), (0, vec![]));
+    assert_eq!((world.ops.len(), world.take_sent()), (0, vec![]));
     world.event(Event::Spliced { id, result: Ok(()) });
     assert!(matches!(world.ops[..], [Op::Unsplice { id: other }] if other == id));
-    assert_eq!(world.sent().iter().filter(|sent| sent.3.has(Flags::RST)).count(), 2);
-    assert_eq!(world.notices()[0], Notice::SpliceRefused(id, Refusal::Ended));
+    assert_eq!(world.take_sent().iter().filter(|sent| sent.3.has(Flags::RST)).count(), 2);
+    assert_eq!(world.take_notices()[0], Notice::SpliceRefused(id, Refusal::Ended));
 
     // Draining.
-    let mut world = World::pair();
+    let mut world = SpliceHostFixture::pair();
     world.send(0, 1, 1, ACK, b"request");
     let id = world.nsplice().unwrap();
-    world.notices();
+    world.take_notices();
     world.host.unsplice(id);
     world.pump();
-    assert_eq!(world.sent().iter().filter(|sent| sent.3.has(Flags::RST)).count(), 2);
-    assert_eq!(world.notices()[0], Notice::SpliceRefused(id, Refusal::Ended));
+    assert_eq!(world.take_sent().iter().filter(|sent| sent.3.has(Flags::RST)).count(), 2);
+    assert_eq!(world.take_notices()[0], Notice::SpliceRefused(id, Refusal::Ended));
     world.host.unsplice(id);
     world.host.unsplice(SpliceId(99));
     world.pump();
@@ -686,32 +698,34 @@ fn unspliced() {
 
 /// The end of a splice is reported once; ends of unknown splices are ignored.
 #[test]
-fn ends_are_forgotten_in_the_end() {
-    let (mut world, first) = World::spliced();
+fn the_end_of_a_splice_is_reported_once() {
+    let (mut world, first) = SpliceHostFixture::spliced();
     let closed = |id| SpliceClosed { id, bytes: [0; 2], packets: [0; 2], end: SpliceEnd::Closed };
     world.event(Event::SpliceClosed(Box::new(closed(first))));
     world.event(Event::SpliceClosed(Box::new(closed(first))));
     world.event(Event::SpliceClosed(Box::new(closed(SpliceId(77)))));
-    assert_eq!(world.notices(), [Notice::SpliceClosed(first)], "once");
-    assert!(world.moved(&["events_ignored"]).contains(&"events_ignored +2".to_owned()));
+    assert_eq!(world.take_notices(), [Notice::SpliceClosed(first)], "once");
+    assert!(
+        world.take_counter_changes(&["events_ignored"]).contains(&"events_ignored +2".to_owned())
+    );
     assert_eq!(world.host.take_splice(first).unwrap().end, Some(SpliceEnd::Closed));
 }
 
 /// Other connections are not affected.
 #[test]
-fn others_are_not_disturbed() {
-    let mut world = World::pair();
-    world.open(true);
+fn other_connections_are_not_affected() {
+    let mut world = SpliceHostFixture::pair();
+    world.connect_peer(true);
     let id = world.nsplice().unwrap();
-    world.asked();
+    world.take_splice_request();
     world.send(2, 1, 1, ACK, b"hello");
-    let third = world.lines[2].socket;
-    assert_eq!(world.notices(), [Notice::Socket(third)]);
-    assert_eq!(world.sent(), [(2, 1, 6, ACK, vec![])]);
+    let third = world.conns[2].socket;
+    assert_eq!(world.take_notices(), [Notice::Socket(third)]);
+    assert_eq!(world.take_sent(), [(2, 1, 6, ACK, vec![])]);
     world.event(Event::Spliced { id, result: Ok(()) });
     assert_eq!(world.host.peek(third), b"hello");
     world.host.consume(third, 5);
     world.host.send(world.now, third, Bytes::from_static(b"you too")).unwrap();
     world.pump();
-    assert_eq!(world.sent(), [(2, 1, 6, ACK, b"you too".to_vec())]);
+    assert_eq!(world.take_sent(), [(2, 1, 6, ACK, b"you too".to_vec())]);
 }

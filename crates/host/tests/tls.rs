@@ -11,15 +11,15 @@ use rustls::{
     CipherSuite, ClientConfig, ClientConnection, ConnectionTrafficSecrets, HandshakeKind, KeyLog,
     ServerConfig, SupportedCipherSuite,
 };
-use testkit::{Certificate, Flags, HOST, PEER, Peer, TlsOffer, limited_suite, seg};
+use testkit::{Flags, HOST, PEER, ScriptedTcpPeer, TestCertificate, TlsOffer, limited_suite, seg};
 use wire::tls::fatal_alert;
 
 /// Plaintext that must never appear on the link.
 const SECRET: &[u8] = b"attack at dawn, and bring a ladder";
 
 /// The server's certificate, which the clients trust.
-static CERTIFICATE: LazyLock<Certificate> =
-    LazyLock::new(|| Certificate::new(vec!["localhost".to_owned()]));
+static CERTIFICATE: LazyLock<TestCertificate> =
+    LazyLock::new(|| TestCertificate::new(vec!["localhost".to_owned()]));
 
 fn client_config(offer: &TlsOffer) -> ClientConfig {
     CERTIFICATE.client(offer)
@@ -33,24 +33,24 @@ fn server_config(suites: Vec<SupportedCipherSuite>) -> ServerConfig {
 }
 
 /// A host under test and a rustls client, connected by the scripted peer.
-struct World {
-    t: Peer,
+struct TlsHostFixture {
+    t: ScriptedTcpPeer,
     client: ClientConnection,
     /// All payload bytes from the host.
-    wire: Vec<u8>,
+    link_bytes: Vec<u8>,
     /// Plaintext that the client has read.
     read: Vec<u8>,
     /// Whether the client has received close_notify.
-    ended: bool,
+    close_notify_read: bool,
     acked: u32,
     /// Maximum payload of the client's segments, in bytes.
-    segment: usize,
+    segment_bytes_max: usize,
 }
 
-impl World {
+impl TlsHostFixture {
     /// Returns a connection before its TLS handshake.
     fn connected(config: ServerConfig, client: Arc<ClientConfig>) -> Self {
-        let mut t = Peer::new(|c| c.tcp.pacing = false, (HOST, PEER));
+        let mut t = ScriptedTcpPeer::new(|c| c.tcp.pacing = false, (HOST, PEER));
         let server = TlsServer { config: Arc::new(config), crypto: Arc::new(crypto::Provider) };
         let listen = Listen { addr: None, port: 80, backlog: 16 };
         t.host.listen_tls(listen, server).unwrap();
@@ -59,7 +59,15 @@ impl World {
         let mut client = ClientConnection::new(client, name).unwrap();
         client.set_buffer_limit(None);
         let (wire, read) = (Vec::new(), Vec::new());
-        Self { t, client, wire, read, ended: false, acked: 1, segment: 1448 }
+        Self {
+            t,
+            client,
+            link_bytes: wire,
+            read,
+            close_notify_read: false,
+            acked: 1,
+            segment_bytes_max: 1448,
+        }
     }
 
     /// Returns a connection after its TLS handshake.
@@ -82,7 +90,7 @@ impl World {
             while self.client.wants_write() {
                 self.client.write_tls(&mut out).unwrap();
             }
-            for segment in out.chunks(self.segment) {
+            for segment in out.chunks(self.segment_bytes_max) {
                 self.t.send_data(segment);
                 busy = true;
             }
@@ -95,7 +103,7 @@ impl World {
             if !came.is_empty() {
                 self.acked += u32::try_from(came.len()).unwrap();
                 self.t.send(seg!(ACK ack (self.acked)));
-                self.wire.extend_from_slice(&came);
+                self.link_bytes.extend_from_slice(&came);
                 busy = true;
             }
             let mut rest = &came[..];
@@ -103,7 +111,7 @@ impl World {
                 self.client.read_tls(&mut rest).unwrap();
                 error = self.client.process_new_packets().err();
                 // Reads until it would block, or to the end of the stream.
-                self.ended |= self.client.reader().read_to_end(&mut self.read).is_ok();
+                self.close_notify_read |= self.client.reader().read_to_end(&mut self.read).is_ok();
             }
             if !busy {
                 return error;
@@ -129,7 +137,7 @@ impl World {
     }
 
     /// Asserts that the connection failed with `alert`, and that the client received an alert.
-    fn failed_with(&mut self, alert: Alert) {
+    fn assert_failed_with(&mut self, alert: Alert) {
         assert_eq!(self.t.error(), Some(SocketError::Tls(alert)));
         assert_eq!(self.t.app_read(), b"", "nothing of it is shown");
         assert_eq!(self.counter("tls_alerts_sent"), 1);
@@ -144,14 +152,14 @@ fn text(len: usize) -> Vec<u8> {
 
 /// Data in both directions, with every suite of both versions that fits the certificate.
 #[test]
-fn every_suite() {
+fn every_suite_transfers_data() {
     for suite in aws_lc_rs::ALL_CIPHER_SUITES {
         let offer = TlsOffer::of(suite.suite());
         // The certificate has an ECDSA key.
         if format!("{:?}", suite.suite()).contains("RSA") {
             continue;
         }
-        let mut world = World::open(&offer);
+        let mut world = TlsHostFixture::open(&offer);
         let before = world.counter("tls_tx_records");
         let answer = [SECRET, &text(100_000)].concat();
         world.client.writer().write_all(&answer).unwrap();
@@ -165,7 +173,10 @@ fn every_suite() {
         world.t.app_write(&answer);
         world.run();
         assert_eq!(world.client_read(), answer, "{suite:?}");
-        assert!(!world.wire.windows(SECRET.len()).any(|w| w == SECRET), "plaintext on the wire");
+        assert!(
+            !world.link_bytes.windows(SECRET.len()).any(|w| w == SECRET),
+            "plaintext on the wire"
+        );
         assert_eq!(world.counter("tls_tx_records") - before, 7, "16 KiB each");
         assert_eq!((world.counter("tls_handshakes"), world.counter("tls_tx_sw")), (1, 1));
     }
@@ -177,8 +188,8 @@ fn records_come_in_pieces() {
     for segment in [1, 2, 3, 5, 7, 100] {
         let suites = aws_lc_rs::ALL_CIPHER_SUITES.to_vec();
         let client = Arc::new(client_config(&TlsOffer::default()));
-        let mut world = World::connected(server_config(suites), client);
-        world.segment = segment;
+        let mut world = TlsHostFixture::connected(server_config(suites), client);
+        world.segment_bytes_max = segment;
         world.run();
         world.client.writer().write_all(&text(300)).unwrap();
         world.run();
@@ -189,17 +200,17 @@ fn records_come_in_pieces() {
 /// A file is read and encrypted by the host, and exactly its bytes reach the client.
 #[test]
 fn a_file() {
-    let mut world = World::open(&TlsOffer::default());
+    let mut world = TlsHostFixture::open(&TlsOffer::default());
     let file = world.t.host.offload_open("big").unwrap();
     world.t.pump();
-    world.t.serve_disk(Peer::big_file());
+    world.t.serve_disk(ScriptedTcpPeer::default_file_stat());
     let socket = world.t.socket();
     world.t.app_write(b"head");
     world.t.host.offload_write(world.t.now(), socket, file, 1000, 300_000).unwrap();
     world.t.app_write(b"tail");
     let mut read = Vec::new();
     while read.len() < 300_008 {
-        world.t.serve_disk(Peer::big_file());
+        world.t.serve_disk(ScriptedTcpPeer::default_file_stat());
         world.run();
         let more = world.client_read();
         assert!(!more.is_empty(), "stuck after {} bytes", read.len());
@@ -218,10 +229,10 @@ fn a_file() {
 #[test]
 fn files_are_released() {
     for aborted in [false, true] {
-        let mut world = World::open(&TlsOffer::default());
+        let mut world = TlsHostFixture::open(&TlsOffer::default());
         let file = world.t.host.offload_open("big").unwrap();
         world.t.pump();
-        world.t.serve_disk(Peer::big_file());
+        world.t.serve_disk(ScriptedTcpPeer::default_file_stat());
         let socket = world.t.socket();
         world.t.host.offload_write(world.t.now(), socket, file, 0, 200_000).unwrap();
         world.t.host.offload_close(file);
@@ -231,7 +242,7 @@ fn files_are_released() {
             world.t.app_abort();
         }
         for _ in 0..20 {
-            world.t.serve_disk(Peer::big_file());
+            world.t.serve_disk(ScriptedTcpPeer::default_file_stat());
             world.run();
         }
         assert_eq!(world.t.disk_closes, 1, "aborted: {aborted}");
@@ -246,7 +257,7 @@ fn every_changed_byte_is_noticed() {
     for offer in [TlsOffer::default(), TlsOffer::tls12()] {
         let mut at = 0;
         loop {
-            let mut world = World::open(&offer);
+            let mut world = TlsHostFixture::open(&offer);
             let mut record = world.record(b"some bytes");
             if at == record.len() {
                 break;
@@ -277,25 +288,25 @@ fn every_changed_byte_is_noticed() {
 #[test]
 fn records_that_are_too_long() {
     for (offer, len) in [(TlsOffer::default(), 16_384 + 257), (TlsOffer::tls12(), 16_384 + 2049)] {
-        let mut world = World::open(&offer);
+        let mut world = TlsHostFixture::open(&offer);
         let [high, low] = u16::try_from(len).unwrap().to_be_bytes();
         let record = [&[23, 3, 3, high, low][..], &vec![0; len]].concat();
         for segment in record.chunks(1448) {
             world.t.send_data(segment);
         }
-        world.failed_with(Alert::RecordOverflow);
+        world.assert_failed_with(Alert::RecordOverflow);
     }
 }
 
 /// Encrypts invalid records with the client's own keys, from its next record number on.
-struct Forger {
+struct TlsRecordForger {
     key: Box<dyn abi::crypto::Aead>,
     iv: [u8; 12],
     number: u64,
 }
 
-impl Forger {
-    fn new(world: World) -> (Self, Peer) {
+impl TlsRecordForger {
+    fn new(world: TlsHostFixture) -> (Self, ScriptedTcpPeer) {
         let secrets = world.client.dangerous_extract_secrets().unwrap();
         let (number, ConnectionTrafficSecrets::Aes128Gcm { key, iv }) = secrets.tx else {
             panic!("the suite is AES-128-GCM")
@@ -317,19 +328,19 @@ impl Forger {
     }
 }
 
-fn forger() -> (Forger, Peer) {
+fn forger() -> (TlsRecordForger, ScriptedTcpPeer) {
     let offer = TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256);
     let mut config = client_config(&offer);
     config.enable_secret_extraction = true;
     let server = server_config(aws_lc_rs::ALL_CIPHER_SUITES.to_vec());
-    let mut world = World::connected(server, Arc::new(config));
+    let mut world = TlsHostFixture::connected(server, Arc::new(config));
     world.run();
-    Forger::new(world)
+    TlsRecordForger::new(world)
 }
 
 /// Records that decrypt but are invalid: RFC 8446 sections 5.1, 5.2, 5.4 and 4.6.3.
 #[test]
-fn hostile_records_that_verify() {
+fn invalid_records_that_decrypt() {
     let long = [&vec![b'x'; 16_385][..], &[23]].concat();
     let huge = [99, 0, 0x7f, 0xff, 22];
     let cases: &[(&str, &[&[u8]], Alert)] = &[
@@ -359,7 +370,7 @@ fn hostile_records_that_verify() {
 
 /// RFC 8446 section 6.1: bytes after close_notify are ignored, whether they decrypt or not.
 #[test]
-fn nothing_is_read_behind_the_peers_end() {
+fn data_after_close_notify_is_ignored() {
     let (mut forger, mut t) = forger();
     t.send_data(&forger.seal(b"before\x17"));
     t.send_data(&forger.seal(&[1, 0, 21]));
@@ -389,16 +400,16 @@ fn padding_and_replay() {
 /// A record without room for a tag.
 #[test]
 fn a_record_without_a_tag() {
-    let mut world = World::open(&TlsOffer::default());
+    let mut world = TlsHostFixture::open(&TlsOffer::default());
     world.t.send_data(&[23, 3, 3, 0, 0]);
-    world.failed_with(Alert::BadRecordMac);
+    world.assert_failed_with(Alert::BadRecordMac);
 }
 
 /// The peer closes in the middle of a record: the application sees the end, and no byte of the
 /// record.
 #[test]
-fn a_cut_record() {
-    let mut world = World::open(&TlsOffer::default());
+fn a_truncated_record_is_not_read() {
+    let mut world = TlsHostFixture::open(&TlsOffer::default());
     let record = world.record(b"some bytes");
     world.t.send_data(&record[..record.len() - 1]);
     world.t.send(seg!(FIN ACK));
@@ -412,7 +423,7 @@ fn a_cut_record() {
 fn plain_http() {
     let suites = aws_lc_rs::ALL_CIPHER_SUITES.to_vec();
     let client = Arc::new(client_config(&TlsOffer::default()));
-    let mut world = World::connected(server_config(suites), client);
+    let mut world = TlsHostFixture::connected(server_config(suites), client);
     world.t.send_data(b"GET / HTTP/1.1\r\n\r\n");
     let sent: Vec<u8> = world.t.take_all().into_iter().filter_map(|s| s.data).flatten().collect();
     assert_eq!(sent, fatal_alert(Alert::UnexpectedMessage as u8));
@@ -426,7 +437,7 @@ fn a_handshake_that_fails() {
     let of = |suite| TlsOffer::of(suite).suites;
     let server = server_config(of(CipherSuite::TLS13_AES_128_GCM_SHA256));
     let offer = TlsOffer::of(CipherSuite::TLS13_AES_256_GCM_SHA384);
-    let mut world = World::connected(server, Arc::new(client_config(&offer)));
+    let mut world = TlsHostFixture::connected(server, Arc::new(client_config(&offer)));
     let error = world.run().expect("the client was told");
     assert!(matches!(error, rustls::Error::AlertReceived(_)), "{error}");
     assert_eq!(world.t.error(), Some(SocketError::TlsHandshake));
@@ -435,8 +446,8 @@ fn a_handshake_that_fails() {
 
 /// RFC 8446 section 4.6.3: the client updates its key, and requests an update of the host's.
 #[test]
-fn keys_change() {
-    let mut world = World::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+fn keys_are_updated() {
+    let mut world = TlsHostFixture::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
     for round in 1..=3 {
         world.client.refresh_traffic_keys().unwrap();
         world.client.writer().write_all(b"under the new key").unwrap();
@@ -454,8 +465,8 @@ fn keys_change() {
 /// RFC 8446 section 4.6.3: many requests are answered once, before the next data, so that no memory
 /// is used for a peer that requests updates and does not read.
 #[test]
-fn keys_that_change_again_and_again() {
-    let mut world = World::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+fn many_key_updates_are_answered_once() {
+    let mut world = TlsHostFixture::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
     for _ in 0..200 {
         world.client.refresh_traffic_keys().unwrap();
         world.client.writer().write_all(b"x").unwrap();
@@ -475,8 +486,8 @@ fn keys_that_change_again_and_again() {
 /// Without data between them at most 32 key updates are accepted, because each costs the host a key
 /// derivation.
 #[test]
-fn keys_that_change_for_nothing() {
-    let mut world = World::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+fn key_updates_without_data_are_bounded() {
+    let mut world = TlsHostFixture::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
     for round in 0..3 {
         for _ in 0..32 {
             world.client.refresh_traffic_keys().unwrap();
@@ -498,9 +509,9 @@ fn keys_that_change_for_nothing() {
 
 /// The traffic secrets of a handshake, as logged by rustls: the client's and the server's.
 #[derive(Debug, Default)]
-struct Logged(Mutex<[Vec<u8>; 2]>);
+struct LoggedTrafficSecrets(Mutex<[Vec<u8>; 2]>);
 
-impl KeyLog for Logged {
+impl KeyLog for LoggedTrafficSecrets {
     fn log(&self, label: &str, _: &[u8], secret: &[u8]) {
         let of = ["CLIENT_TRAFFIC_SECRET_0", "SERVER_TRAFFIC_SECRET_0"];
         if let Some(at) = of.iter().position(|of| *of == label) {
@@ -511,14 +522,16 @@ impl KeyLog for Logged {
 
 /// Returns a connection to which the secrets of another handshake are attached. The host acts as
 /// the client if `is_client`.
-fn attached(name: CipherSuite, suite: Suite, is_client: bool) -> World {
-    let logged = Arc::new(Logged::default());
+fn attached_session(name: CipherSuite, suite: Suite, is_client: bool) -> TlsHostFixture {
+    let logged = Arc::new(LoggedTrafficSecrets::default());
     let mut config = client_config(&TlsOffer::of(name));
     config.enable_secret_extraction = true;
     config.key_log = logged.clone();
-    let mut world =
-        World::connected(server_config(aws_lc_rs::ALL_CIPHER_SUITES.to_vec()), Arc::new(config));
-    let mut t = Peer::new(|c| c.tcp.pacing = false, (HOST, PEER));
+    let mut world = TlsHostFixture::connected(
+        server_config(aws_lc_rs::ALL_CIPHER_SUITES.to_vec()),
+        Arc::new(config),
+    );
+    let mut t = ScriptedTcpPeer::new(|c| c.tcp.pacing = false, (HOST, PEER));
     t.host.listen(Listen { addr: None, port: 80, backlog: 16 }).unwrap();
     world.t = t.established();
     let mut config = server_config(aws_lc_rs::ALL_CIPHER_SUITES.to_vec());
@@ -557,7 +570,7 @@ fn attached_keys_change() {
         (CipherSuite::TLS13_CHACHA20_POLY1305_SHA256, Suite::ChaCha20Poly1305),
     ];
     for (name, suite) in suites {
-        let mut world = attached(name, suite, false);
+        let mut world = attached_session(name, suite, false);
         for round in 0..=3 {
             if round > 0 {
                 world.client.refresh_traffic_keys().unwrap();
@@ -580,7 +593,8 @@ fn tickets_of_attached_sessions() {
     let ticket = [4, 0, 0, 3, 1, 2, 3, 22];
     for is_client in [true, false] {
         let name = CipherSuite::TLS13_AES_128_GCM_SHA256;
-        let (mut forger, mut t) = Forger::new(attached(name, Suite::Aes128Gcm, is_client));
+        let (mut forger, mut t) =
+            TlsRecordForger::new(attached_session(name, Suite::Aes128Gcm, is_client));
         t.send_data(&forger.seal(&ticket));
         t.send_data(&forger.seal(b"behind it\x17"));
         let error = (!is_client).then_some(SocketError::Tls(Alert::UnexpectedMessage));
@@ -604,10 +618,10 @@ fn secrets_that_fit_no_suite() {
 /// RFC 8446 section 5.5: a key that has reached its limit of records is updated, and the client
 /// follows.
 #[test]
-fn a_key_has_a_limit() {
+fn a_key_is_updated_at_its_limit() {
     let server = server_config(vec![limited_suite(1030)]);
     let client = Arc::new(client_config(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256)));
-    let mut world = World::connected(server, client);
+    let mut world = TlsHostFixture::connected(server, client);
     world.run();
     for n in 0..20_u8 {
         world.t.app_write(&[n; 10]);
@@ -619,12 +633,12 @@ fn a_key_has_a_limit() {
 
 /// RFC 8446 section 6.1: both sides send close_notify.
 #[test]
-fn the_end_is_said() {
-    let mut world = World::open(&TlsOffer::default());
+fn both_sides_send_close_notify() {
+    let mut world = TlsHostFixture::open(&TlsOffer::default());
     world.t.app_write(b"last words");
     world.t.app_shutdown();
     world.run();
-    assert_eq!((world.client_read(), world.ended), (b"last words".to_vec(), true));
+    assert_eq!((world.client_read(), world.close_notify_read), (b"last words".to_vec(), true));
     world.client.send_close_notify();
     world.run();
     let ready = world.t.host.readiness(world.t.socket());
@@ -636,8 +650,8 @@ fn the_end_is_said() {
 /// Data that arrived before close_notify can all be read after it, even after the connection has
 /// closed.
 #[test]
-fn what_came_before_the_end_is_read_after_it() {
-    let mut world = World::open(&TlsOffer::default());
+fn data_before_close_notify_is_read_after_it() {
+    let mut world = TlsHostFixture::open(&TlsOffer::default());
     world.t.app_shutdown();
     world.run();
     world.client.writer().write_all(&text(200_000)).unwrap();
@@ -656,34 +670,34 @@ fn what_came_before_the_end_is_read_after_it() {
 
 /// Writes after the shutdown are refused at once, although close_notify was not sent yet.
 #[test]
-fn nothing_follows_the_end() {
-    let mut world = World::open(&TlsOffer::default());
+fn writes_after_shutdown_are_refused() {
+    let mut world = TlsHostFixture::open(&TlsOffer::default());
     let socket = world.t.socket();
     world.t.host.shutdown(world.t.now(), socket);
     let refused = Err(outboard_host::SendError::NotConnected(SocketError::Closed));
     assert_eq!(world.t.host.send(world.t.now(), socket, vec![1].into()), refused);
     world.t.pump();
     world.run();
-    assert_eq!((world.client_read(), world.ended), (Vec::new(), true));
+    assert_eq!((world.client_read(), world.close_notify_read), (Vec::new(), true));
 }
 
 /// Data written before the socket was closed is still delivered, encrypted, with close_notify.
 #[test]
 fn a_closed_socket_delivers() {
-    let mut world = World::open(&TlsOffer::default());
+    let mut world = TlsHostFixture::open(&TlsOffer::default());
     world.t.app_write(&text(40_000));
     world.t.app_close();
     world.run();
-    assert_eq!((world.client_read(), world.ended), (text(40_000), true));
+    assert_eq!((world.client_read(), world.close_notify_read), (text(40_000), true));
 }
 
 /// close_notify and the FIN leave with the response: a client that closes as soon as it has the
 /// response would answer them with a reset if they came later.
 #[test]
-fn the_end_is_in_the_transmit_of_the_response() {
-    let mut world = World::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+fn close_notify_and_fin_leave_with_the_response() {
+    let mut world = TlsHostFixture::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
     world.t.take_all();
-    world.t.queue(&text(500));
+    world.t.app_write_unpumped(&text(500));
     world.t.app_close_lingering(100);
     // Two records, each with a type byte, a header and a tag.
     let len = 500 + 22 + 2 + 22;
@@ -693,8 +707,8 @@ fn the_end_is_in_the_transmit_of_the_response() {
 }
 
 /// Returns a server with a TLS 1.3 connection after a response and a lingering close.
-fn answered_lingering(len: usize) -> World {
-    let mut world = World::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+fn after_response_lingering(len: usize) -> TlsHostFixture {
+    let mut world = TlsHostFixture::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
     world.t.app_write(&text(len));
     world.t.app_close_lingering(1 << 20);
     world
@@ -704,7 +718,7 @@ fn answered_lingering(len: usize) -> World {
 /// response is acknowledged, and do not cut it off.
 #[test]
 fn late_records_do_not_cut_the_response_off() {
-    let mut world = answered_lingering(60_000);
+    let mut world = after_response_lingering(60_000);
     world.client.writer().write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
     world.client.refresh_traffic_keys().unwrap();
     world.client.writer().write_all(b"\r\n").unwrap();
@@ -718,7 +732,7 @@ fn late_records_do_not_cut_the_response_off() {
         world.t.send_data(piece);
     }
     assert_eq!(world.run(), None);
-    assert_eq!((world.client_read(), world.ended), (text(60_000), true));
+    assert_eq!((world.client_read(), world.close_notify_read), (text(60_000), true));
     world.t.send(seg!(FIN ACK));
     assert_eq!((world.t.state(), world.counter("tcp_out_rsts")), ("GONE", 0));
     assert_eq!(world.counter("tcp_late_data_bytes"), received);
@@ -728,7 +742,7 @@ fn late_records_do_not_cut_the_response_off() {
 /// the response, although the application has closed the socket.
 #[test]
 fn a_key_update_behind_the_last_request_is_answered() {
-    let mut world = World::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+    let mut world = TlsHostFixture::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
     world.client.writer().write_all(b"request").unwrap();
     world.client.refresh_traffic_keys().unwrap();
     let mut flight = Vec::new();
@@ -739,10 +753,10 @@ fn a_key_update_behind_the_last_request_is_answered() {
     let socket = world.t.socket();
     assert_eq!(world.t.host.peek(socket), b"request");
     world.t.host.consume(socket, 7);
-    world.t.queue(b"response");
+    world.t.app_write_unpumped(b"response");
     world.t.app_close_lingering(1 << 20);
     assert_eq!(world.run(), None);
-    assert_eq!((world.client_read(), world.ended), (b"response".to_vec(), true));
+    assert_eq!((world.client_read(), world.close_notify_read), (b"response".to_vec(), true));
     assert_eq!((world.counter("tls_rx_rekey_ok"), world.counter("tls_tx_rekey_ok")), (1, 1));
     assert_eq!(world.counter("tcp_out_rsts"), 0);
 }
@@ -751,23 +765,23 @@ fn a_key_update_behind_the_last_request_is_answered() {
 /// the file's next record, although the application has closed the socket.
 #[test]
 fn a_key_update_while_a_file_is_sent_is_answered() {
-    let mut world = World::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+    let mut world = TlsHostFixture::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
     let file = world.t.host.offload_open("big").unwrap();
     world.t.pump();
-    world.t.serve_disk(Peer::big_file());
+    world.t.serve_disk(ScriptedTcpPeer::default_file_stat());
     let socket = world.t.socket();
     world.t.host.offload_write(world.t.now(), socket, file, 1000, 900_000).unwrap();
     world.t.host.offload_close(file);
     world.t.app_close_lingering(1 << 20);
     let mut read = Vec::new();
     for round in 0_u64.. {
-        world.t.serve_disk(Peer::big_file());
+        world.t.serve_disk(ScriptedTcpPeer::default_file_stat());
         if round < 2 {
             world.client.refresh_traffic_keys().unwrap();
         }
         assert_eq!(world.run(), None);
         read.extend(world.client_read());
-        if world.ended {
+        if world.close_notify_read {
             break;
         }
         assert!(round < 100, "stuck after {} bytes", read.len());
@@ -782,10 +796,10 @@ fn a_key_update_while_a_file_is_sent_is_answered() {
 /// may follow close_notify (section 6.1): if all data was sent, there is no answer.
 #[test]
 fn a_key_update_behind_the_last_data_needs_no_answer() {
-    let mut world = answered_lingering(5_000);
+    let mut world = after_response_lingering(5_000);
     world.client.refresh_traffic_keys().unwrap();
     assert_eq!(world.run(), None);
-    assert_eq!((world.client_read(), world.ended), (text(5_000), true));
+    assert_eq!((world.client_read(), world.close_notify_read), (text(5_000), true));
     assert_eq!((world.counter("tls_tx_rekey_ok"), world.counter("tcp_out_rsts")), (0, 0));
 }
 
@@ -793,10 +807,10 @@ fn a_key_update_behind_the_last_data_needs_no_answer() {
 /// over encrypted.
 #[test]
 fn late_records_do_not_keep_the_connection_on_the_host() {
-    let mut world = World::open(&TlsOffer::default());
+    let mut world = TlsHostFixture::open(&TlsOffer::default());
     world.t.app_option(outboard_host::SocketOption::TeardownOffload(true));
     let record = world.record(b"a request that nobody reads");
-    world.t.queue(&text(20_000));
+    world.t.app_write_unpumped(&text(20_000));
     world.t.app_close_lingering(1 << 20);
     assert!(world.t.take_teardown().is_none(), "more than a congestion window");
     world.t.send_data(&record[..9]);
@@ -810,7 +824,7 @@ fn late_records_do_not_keep_the_connection_on_the_host() {
 /// The client fails with an alert.
 #[test]
 fn the_client_gives_up() {
-    let mut world = World::open(&TlsOffer::tls12());
+    let mut world = TlsHostFixture::open(&TlsOffer::tls12());
     // A record from the host that was changed on its way.
     world.t.app_write(b"some bytes");
     let mut record: Vec<u8> =
@@ -834,7 +848,7 @@ fn sessions_resume() {
         let server = server_config(offer.suites.clone());
         let mut kinds = Vec::new();
         for _ in 0..2 {
-            let mut world = World::connected(server.clone(), config.clone());
+            let mut world = TlsHostFixture::connected(server.clone(), config.clone());
             assert!(world.client.early_data().is_none(), "it is not offered");
             world.run();
             kinds.push(world.client.handshake_kind());

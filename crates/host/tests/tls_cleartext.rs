@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use outboard_host::{Listen, ListenerOption, SocketError, TlsServer};
-use testkit::{Certificate, HOST, PEER, Peer, TlsOffer, seg};
+use testkit::{HOST, PEER, ScriptedTcpPeer, TestCertificate, TlsOffer, seg};
 
 const REQUEST: &[u8] = b"GET / HTTP/1.1\r\n\r\n";
 
 /// Returns a connection to a listener for TLS that passes on cleartext or refuses it.
-fn connected(cleartext: bool) -> Peer {
-    let certificate = Certificate::new(vec!["localhost".to_owned()]);
+fn connected(cleartext: bool) -> ScriptedTcpPeer {
+    let certificate = TestCertificate::new(vec!["localhost".to_owned()]);
     let mut config = certificate.server(&TlsOffer::default());
     config.enable_secret_extraction = true;
-    let mut t = Peer::new(|c| c.tcp.pacing = false, (HOST, PEER));
+    let mut t = ScriptedTcpPeer::new(|c| c.tcp.pacing = false, (HOST, PEER));
     let server = TlsServer { config: Arc::new(config), crypto: Arc::new(crypto::Provider) };
     let listener = t.host.listen_tls(Listen { addr: None, port: 80, backlog: 16 }, server).unwrap();
     t.host.set_listener_option(listener, ListenerOption::HandOverCleartext(cleartext));
@@ -22,7 +22,7 @@ fn connected(cleartext: bool) -> Peer {
 }
 
 #[test]
-fn text_is_the_applications() {
+fn cleartext_is_passed_to_the_application() {
     let mut t = connected(true);
     assert!(t.host.speaks_tls(t.socket()));
     t.moved(|t| t.send_data(&REQUEST[..1]), &[("tls_cleartext", 1)]);
@@ -42,7 +42,7 @@ fn text_is_the_applications() {
 }
 
 #[test]
-fn text_is_refused_elsewhere() {
+fn cleartext_is_refused_by_default() {
     let mut t = connected(false);
     t.send_data(REQUEST);
     assert!(t.host.speaks_tls(t.socket()));

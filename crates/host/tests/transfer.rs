@@ -3,45 +3,47 @@
 
 use base::{Duration, Prng};
 use outboard_host::Algorithm;
-use testkit::{Pair, Path, Side, Transfer};
+use testkit::{PairTransfer, PathConfig, TransferPair, TransferSide};
 
 const MB: u64 = 1_000_000;
 
-fn memory(bytes: u64) -> Transfer {
-    Transfer { bytes, file_bytes: 0 }
+fn memory(bytes: u64) -> PairTransfer {
+    PairTransfer { bytes, file_bytes: 0 }
 }
 
-fn retransmitted(pair: &Pair) -> u64 {
-    pair.count(Side::Client, "tcp_retrans_bytes") + pair.count(Side::Server, "tcp_retrans_bytes")
+fn retransmitted(pair: &TransferPair) -> u64 {
+    pair.count(TransferSide::Client, "tcp_retrans_bytes")
+        + pair.count(TransferSide::Server, "tcp_retrans_bytes")
 }
 
 #[test]
 fn a_clean_path_both_ways() {
-    let mut pair = Pair::new(Path::default(), [memory(10 * MB), memory(10 * MB)], |_, _| {});
+    let mut pair =
+        TransferPair::new(PathConfig::default(), [memory(10 * MB), memory(10 * MB)], |_, _| {});
     pair.run(Duration::from_secs(20));
     assert_eq!(retransmitted(&pair), 0);
-    assert_eq!(pair.count(Side::Server, "tcp_timeouts"), 0);
+    assert_eq!(pair.count(TransferSide::Server, "tcp_timeouts"), 0);
 }
 
 #[test]
 fn a_file_over_a_clean_path() {
-    let file = Transfer { bytes: 200, file_bytes: 10 * MB };
-    let mut pair = Pair::new(Path::default(), [memory(100), file], |_, _| {});
+    let file = PairTransfer { bytes: 200, file_bytes: 10 * MB };
+    let mut pair = TransferPair::new(PathConfig::default(), [memory(100), file], |_, _| {});
     pair.run(Duration::from_secs(20));
     assert_eq!(retransmitted(&pair), 0);
-    assert!(pair.count(Side::Server, "file_offload_bytes") >= 10 * MB);
+    assert!(pair.count(TransferSide::Server, "file_offload_bytes") >= 10 * MB);
 }
 
-fn lossy(seed: u64) -> Path {
-    Path { loss: 0.02, reorder: 0.02, duplicate: 0.01, seed, ..Path::default() }
+fn lossy(seed: u64) -> PathConfig {
+    PathConfig { loss: 0.02, reorder: 0.02, duplicate: 0.01, seed, ..PathConfig::default() }
 }
 
 #[test]
 fn loss_reordering_and_doubles() {
     for seed in 1..=8 {
         let algorithm = if seed % 2 == 0 { Algorithm::Cubic } else { Algorithm::NewReno };
-        let file = Transfer { bytes: 2 * MB, file_bytes: 2 * MB };
-        let mut pair = Pair::new(lossy(seed), [memory(4 * MB), file], |_, config| {
+        let file = PairTransfer { bytes: 2 * MB, file_bytes: 2 * MB };
+        let mut pair = TransferPair::new(lossy(seed), [memory(4 * MB), file], |_, config| {
             config.tcp.algorithm = algorithm;
         });
         pair.run(Duration::from_secs(60));
@@ -52,7 +54,7 @@ fn loss_reordering_and_doubles() {
 #[test]
 fn loss_without_sack() {
     for seed in 1..=4 {
-        let mut pair = Pair::new(lossy(seed), [memory(MB), memory(MB)], |_, config| {
+        let mut pair = TransferPair::new(lossy(seed), [memory(MB), memory(MB)], |_, config| {
             config.tcp.sack = false;
         });
         pair.run(Duration::from_secs(120));
@@ -62,9 +64,10 @@ fn loss_without_sack() {
 #[test]
 fn loss_without_timestamps() {
     for seed in 1..=4 {
-        let mut pair = Pair::new(lossy(seed), [memory(2 * MB), memory(2 * MB)], |_, config| {
-            config.tcp.timestamps = false;
-        });
+        let mut pair =
+            TransferPair::new(lossy(seed), [memory(2 * MB), memory(2 * MB)], |_, config| {
+                config.tcp.timestamps = false;
+            });
         pair.run(Duration::from_secs(60));
     }
 }
@@ -73,8 +76,8 @@ fn loss_without_timestamps() {
 #[test]
 fn a_fifth_of_all_packets_lost() {
     for seed in 1..=6 {
-        let path = Path { loss: 0.2, ..lossy(seed) };
-        let mut pair = Pair::new(path, [memory(200_000), memory(200_000)], |_, _| {});
+        let path = PathConfig { loss: 0.2, ..lossy(seed) };
+        let mut pair = TransferPair::new(path, [memory(200_000), memory(200_000)], |_, _| {});
         pair.run(Duration::from_secs(600));
     }
 }
@@ -83,8 +86,8 @@ fn a_fifth_of_all_packets_lost() {
 #[test]
 fn reordering_alone_costs_little() {
     for seed in 1..=4 {
-        let path = Path { reorder: 0.05, seed, ..Path::default() };
-        let mut pair = Pair::new(path, [memory(5 * MB), memory(0)], |_, _| {});
+        let path = PathConfig { reorder: 0.05, seed, ..PathConfig::default() };
+        let mut pair = TransferPair::new(path, [memory(5 * MB), memory(0)], |_, _| {});
         pair.run(Duration::from_secs(20));
         let spurious = retransmitted(&pair);
         assert!(spurious < 5 * MB / 200, "{spurious} bytes sent again without need");
@@ -95,14 +98,14 @@ fn reordering_alone_costs_little() {
 #[test]
 fn reordering_on_a_short_path() {
     for seed in 1..=4 {
-        let path = Path {
+        let path = PathConfig {
             delay: Duration::from_micros(50),
             reorder: 0.05,
             reorder_by: Duration::from_micros(20),
             seed,
-            ..Path::default()
+            ..PathConfig::default()
         };
-        let mut pair = Pair::new(path, [memory(5 * MB), memory(0)], |_, _| {});
+        let mut pair = TransferPair::new(path, [memory(5 * MB), memory(0)], |_, _| {});
         pair.run(Duration::from_secs(5));
         let spurious = retransmitted(&pair);
         assert!(spurious < 5 * MB / 100, "{spurious} bytes sent again without need");
@@ -114,14 +117,14 @@ fn reordering_on_a_short_path() {
 #[test]
 fn goodput_at_one_percent_loss() {
     for algorithm in [Algorithm::Cubic, Algorithm::NewReno] {
-        let path = Path {
+        let path = PathConfig {
             delay: Duration::from_millis(10),
             loss: 0.01,
             bytes_per_s: Some(500_000),
             seed: 3,
-            ..Path::default()
+            ..PathConfig::default()
         };
-        let mut pair = Pair::new(path, [memory(5 * MB), memory(0)], |_, config| {
+        let mut pair = TransferPair::new(path, [memory(5 * MB), memory(0)], |_, config| {
             config.tcp.algorithm = algorithm;
         });
         pair.run(Duration::from_secs(60));
@@ -135,51 +138,51 @@ fn goodput_at_one_percent_loss() {
 #[test]
 fn a_full_link() {
     for algorithm in [Algorithm::Cubic, Algorithm::NewReno] {
-        let path = Path {
+        let path = PathConfig {
             delay: Duration::from_millis(10),
             bytes_per_s: Some(2_000_000),
-            ..Path::default()
+            ..PathConfig::default()
         };
-        let mut pair = Pair::new(path, [memory(10 * MB), memory(0)], |_, config| {
+        let mut pair = TransferPair::new(path, [memory(10 * MB), memory(0)], |_, config| {
             config.tcp.algorithm = algorithm;
         });
         pair.run(Duration::from_secs(30));
         let rate = 10.0e9 * 1e6 / pair.elapsed().as_nanos() as f64;
         assert!(rate > 0.85 * 2_000_000.0, "{algorithm:?}: {rate} bytes per second");
-        assert_eq!(pair.count(Side::Client, "tcp_timeouts"), 0);
+        assert_eq!(pair.count(TransferSide::Client, "tcp_timeouts"), 0);
     }
 }
 
 /// A disk that is much slower than the path causes no retransmission.
 #[test]
 fn a_slow_disk_is_no_loss() {
-    let path = Path { disk: Duration::from_millis(700), ..Path::default() };
-    let file = Transfer { bytes: 0, file_bytes: 2 * MB };
-    let mut pair = Pair::new(path, [memory(10), file], |_, _| {});
+    let path = PathConfig { disk_read_time: Duration::from_millis(700), ..PathConfig::default() };
+    let file = PairTransfer { bytes: 0, file_bytes: 2 * MB };
+    let mut pair = TransferPair::new(path, [memory(10), file], |_, _| {});
     pair.run(Duration::from_secs(600));
     assert_eq!(retransmitted(&pair), 0);
-    assert_eq!(pair.count(Side::Server, "tcp_timeouts"), 0);
+    assert_eq!(pair.count(TransferSide::Server, "tcp_timeouts"), 0);
 }
 
 fn pick<T: Copy>(prng: &mut Prng, choices: &[T]) -> T {
     choices[usize::try_from(prng.below(choices.len() as u64)).unwrap()]
 }
 
-fn any_transfer(prng: &mut Prng) -> Transfer {
+fn any_transfer(prng: &mut Prng) -> PairTransfer {
     let file_bytes = if prng.chance(0.5) { prng.below(300_000) } else { 0 };
-    Transfer { bytes: prng.below(300_000), file_bytes }
+    PairTransfer { bytes: prng.below(300_000), file_bytes }
 }
 
-fn any_path(prng: &mut Prng, seed: u64) -> Path {
-    Path {
+fn any_path(prng: &mut Prng, seed: u64) -> PathConfig {
+    PathConfig {
         delay: Duration::from_micros(pick(prng, &[20, 200, 2000, 20_000, 100_000])),
         loss: pick(prng, &[0.0, 0.01, 0.05, 0.15]),
         reorder: pick(prng, &[0.0, 0.02, 0.2]),
         reorder_by: Duration::from_micros(pick(prng, &[20, 500, 5000, 50_000])),
         duplicate: pick(prng, &[0.0, 0.01, 0.1]),
         bytes_per_s: pick(prng, &[None, Some(200_000), Some(5_000_000)]),
-        queue: Duration::from_millis(pick(prng, &[50, 200, 500])),
-        disk: Duration::from_micros(pick(prng, &[10, 1000, 50_000])),
+        queue_delay_max: Duration::from_millis(pick(prng, &[50, 200, 500])),
+        disk_read_time: Duration::from_micros(pick(prng, &[10, 1000, 50_000])),
         seed,
     }
 }
@@ -187,14 +190,14 @@ fn any_path(prng: &mut Prng, seed: u64) -> Path {
 /// Random paths and configurations: all bytes arrive, every transfer completes, and a clean path
 /// sees no retransmission.
 #[test]
-fn any_path_with_any_peer() {
+fn random_paths_and_configurations() {
     for seed in 0..100 {
         let mut prng = Prng::new(seed);
         let path = any_path(&mut prng, seed);
         let transfers = [any_transfer(&mut prng), any_transfer(&mut prng)];
         let bits = [prng.next_u64(), prng.next_u64()];
         let buffer = pick(&mut prng, &[3000, 20_000, 65_535, 1 << 20]);
-        let mut pair = Pair::new(path.clone(), transfers, |side, config| {
+        let mut pair = TransferPair::new(path.clone(), transfers, |side, config| {
             let off = |mask: u64| bits[side as usize] & mask == 0;
             let tcp = &mut config.tcp;
             // Under heavy loss, without SACK or timestamps, go-back-N and Karn's algorithm may back
@@ -213,9 +216,9 @@ fn any_path_with_any_peer() {
 
 /// Equal seeds produce equal runs.
 #[test]
-fn a_run_repeats() {
+fn equal_seeds_repeat_a_run() {
     let run = || {
-        let mut pair = Pair::new(lossy(5), [memory(MB), memory(MB)], |_, _| {});
+        let mut pair = TransferPair::new(lossy(5), [memory(MB), memory(MB)], |_, _| {});
         pair.run(Duration::from_secs(60));
         (pair.elapsed(), pair.packets(), retransmitted(&pair))
     };

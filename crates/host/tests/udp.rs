@@ -4,7 +4,7 @@ use abi::quic::{Opened, Packet, Protect, QuicId};
 use abi::{Checksum, Event, FileExtent, FileId, FlowId, Op, PacketPool, Part, Received};
 use bytes::Bytes;
 use outboard_host::{ListenError, Notice, UdpId, UdpReceived, UdpSend};
-use testkit::{HOST, HOST_V6, PEER, PEER_V6, Peer};
+use testkit::{HOST, HOST_V6, PEER, PEER_V6, ScriptedTcpPeer};
 use wire::Endpoint;
 
 /// Builds a UDP datagram from the peer's port 5000, with checksum field 0.
@@ -14,11 +14,11 @@ fn datagram(port: u16, payload: &[u8]) -> Vec<u8> {
     [&words[..], payload].concat()
 }
 
-fn bound(t: &mut Peer, port: u16) -> UdpId {
+fn bind(t: &mut ScriptedTcpPeer, port: u16) -> UdpId {
     t.host.udp_bind(None, port).expect("it is free")
 }
 
-fn text(received: &UdpReceived) -> &[u8] {
+fn datagram_payload(received: &UdpReceived) -> &[u8] {
     &received.packet.as_slice()[received.payload.clone()]
 }
 
@@ -39,8 +39,8 @@ fn send(bytes: &'static [u8], segment_size: u16) -> UdpSend {
 /// RFC 768. A socket is notified once until it was found empty.
 #[test]
 fn datagrams_find_their_socket() {
-    let mut t = Peer::new(|_| {}, (HOST, PEER));
-    let wildcard = bound(&mut t, 443);
+    let mut t = ScriptedTcpPeer::new(|_| {}, (HOST, PEER));
+    let wildcard = bind(&mut t, 443);
     let own = t.host.udp_bind(Some(HOST), 443).expect("another address");
     assert_eq!(t.host.udp_bind(None, 443), Err(ListenError::InUse(443)));
     assert_eq!(t.host.udp_bind(Some(PEER), 443), Err(ListenError::BadAddress));
@@ -55,20 +55,20 @@ fn datagrams_find_their_socket() {
     );
     assert_eq!(t.notices.drain(..).collect::<Vec<_>>(), [Notice::Udp(own)]);
     let first = t.host.udp_recv(own).expect("it waits");
-    assert_eq!((text(&first), first.ecn, first.segment_size), (&b"one"[..], 3, 0));
+    assert_eq!((datagram_payload(&first), first.ecn, first.segment_size), (&b"one"[..], 3, 0));
     assert_eq!(first.tuple.remote, Endpoint { addr: PEER, port: 5000 });
     assert_eq!(first.tuple.local, Endpoint { addr: HOST, port: 443 });
-    assert_eq!(text(&t.host.udp_recv(own).expect("it waits")), b"two");
+    assert_eq!(datagram_payload(&t.host.udp_recv(own).expect("it waits")), b"two");
     assert!(t.host.udp_recv(own).is_none() && t.host.udp_recv(wildcard).is_none());
     t.host.udp_close(own);
     t.send_ip(17, &datagram(443, b"three"));
-    assert_eq!(text(&t.host.udp_recv(wildcard).expect("it waits")), b"three");
+    assert_eq!(datagram_payload(&t.host.udp_recv(wildcard).expect("it waits")), b"three");
 }
 
 #[test]
 fn lengths_and_checksums_are_checked() {
-    let mut t = Peer::new(|_| {}, (HOST_V6, PEER_V6));
-    let socket = bound(&mut t, 443);
+    let mut t = ScriptedTcpPeer::new(|_| {}, (HOST_V6, PEER_V6));
+    let socket = bind(&mut t, 443);
     let mut long = datagram(443, b"hello");
     long[5] = 14;
     t.moved(|t| t.send_ip(17, &long), &[("udp_in_errors", 1)]);
@@ -83,13 +83,13 @@ fn lengths_and_checksums_are_checked() {
     // The UDP length is shorter than the IP payload; RFC 768 has a length field of its own.
     let padded = [datagram(443, b"hello"), vec![9; 4]].concat();
     t.moved(|t| t.send_ip(17, &padded), &[("udp_in_datagrams", 1), ("udp_receive_queue", 1)]);
-    assert_eq!(text(&t.host.udp_recv(socket).expect("it waits")), b"hello");
+    assert_eq!(datagram_payload(&t.host.udp_recv(socket).expect("it waits")), b"hello");
 }
 
 #[test]
 fn queues_are_bounded() {
-    let mut t = Peer::new(|c| c.udp_receive_bytes_max = 600, (HOST, PEER));
-    let socket = bound(&mut t, 443);
+    let mut t = ScriptedTcpPeer::new(|c| c.udp_receive_bytes_max = 600, (HOST, PEER));
+    let socket = bind(&mut t, 443);
     t.send_ip(17, &datagram(443, b"one"));
     t.send_ip(17, &datagram(443, b"two"));
     t.moved(|t| t.send_ip(17, &datagram(443, b"x")), &[("udp_receive_buffer_errors", 1)]);
@@ -102,9 +102,9 @@ fn queues_are_bounded() {
 
 /// A batch coalesced by the device stays one batch, with the device's report on its packets.
 #[test]
-fn batches_stay_whole() {
-    let mut t = Peer::new(|_| {}, (HOST, PEER));
-    let socket = bound(&mut t, 443);
+fn coalesced_batches_stay_whole() {
+    let mut t = ScriptedTcpPeer::new(|_| {}, (HOST, PEER));
+    let socket = bind(&mut t, 443);
     t.send_ip(17, &datagram(443, b"aaabbbc"));
     let waits = t.host.udp_recv(socket).expect("it waits");
     let packet = PacketPool::new(0).copy(waits.packet.as_slice()).unwrap();
@@ -112,19 +112,19 @@ fn batches_stay_whole() {
     let mut received = Received::new(packet, Checksum::Good, 0, 3);
     received.quic = Some(Box::new(opened.clone()));
     t.moved(
-        |t| t.event(Event::Received(received)),
+        |t| t.handle_device_event(Event::Received(received)),
         &[("udp_in_datagrams", 3), ("udp_receive_queue", 1)],
     );
     let batch = t.host.udp_recv(socket).expect("it waits");
-    assert_eq!((text(&batch), batch.segment_size), (&b"aaabbbc"[..], 3));
-    assert_eq!(batch.opened.as_deref(), Some(&opened));
+    assert_eq!((datagram_payload(&batch), batch.segment_size), (&b"aaabbbc"[..], 3));
+    assert_eq!(batch.decrypted.as_deref(), Some(&opened));
 }
 
 #[test]
-fn a_batch_is_cut_by_who_can() {
+fn batches_are_segmented_by_device_or_host() {
     for (by_device, transmits) in [(true, 1), (false, 3)] {
-        let mut t = Peer::new(|c| c.udp_segmentation = by_device, (HOST, PEER));
-        let socket = bound(&mut t, 443);
+        let mut t = ScriptedTcpPeer::new(|c| c.udp_segmentation = by_device, (HOST, PEER));
+        let socket = bind(&mut t, 443);
         let batch = send(b"aaabbbc", 3);
         let mut moved = vec![("udp_out_datagrams", 3), ("udp_out_transmits", transmits)];
         moved.extend((!by_device).then_some(("udp_out_cut_by_host", 1)));
@@ -136,7 +136,7 @@ fn a_batch_is_cut_by_who_can() {
             },
             &moved,
         );
-        let frames: Vec<Vec<u8>> = t.frames.drain(..).collect();
+        let frames: Vec<Vec<u8>> = t.non_tcp_frames.drain(..).collect();
         let texts: Vec<&[u8]> = frames.iter().map(|frame| &frame[42..]).collect();
         assert_eq!(texts, [&b"aaa"[..], b"bbb", b"c"]);
         assert_eq!(frames[0][34..40], [1, 187, 0x13, 0x88, 0, 11], "ports and length");
@@ -146,9 +146,9 @@ fn a_batch_is_cut_by_who_can() {
 
 /// A batch that is cut into transmits keeps each packet's protection parameters with its packet.
 #[test]
-fn what_the_device_seals_goes_along() {
-    let mut t = Peer::new(|c| c.udp_segmentation = true, (HOST, PEER));
-    let socket = bound(&mut t, 443);
+fn packet_protection_follows_its_packet() {
+    let mut t = ScriptedTcpPeer::new(|c| c.udp_segmentation = true, (HOST, PEER));
+    let socket = bind(&mut t, 443);
     let extent = |offset| Part::File(FileExtent { file: FileId(1), offset, len: 2 });
     let packet = |number| Some(Packet { begin: 0, pn_offset: 9, pn_len: 1, number });
     let mut batch = send(b"a", 3);

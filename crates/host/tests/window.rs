@@ -1,12 +1,12 @@
 //! Flow control: RFC 9293 section 3.8.6.
 
-use testkit::{Peer, seg};
+use testkit::{ScriptedTcpPeer, seg};
 
 /// RFC 9293 section 3.8.6.1: a closed window is probed with exponential back-off, as long as the
 /// peer answers.
 #[test]
 fn a_closed_window_is_probed() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.send(seg!(ACK win 0));
     t.app_write_zeros(5000);
     t.expect_nothing();
@@ -29,7 +29,7 @@ fn a_closed_window_is_probed() {
 /// A closed window opens again: from then on the retransmission timer runs instead of the probe's.
 #[test]
 fn a_reopened_window_restarts_retransmission() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_write_zeros(1448);
     t.take("data");
     t.at_ms(10);
@@ -50,7 +50,7 @@ fn a_reopened_window_restarts_retransmission() {
 /// largest window, is not used before the override time-out; then it is filled.
 #[test]
 fn a_silly_window_is_filled_after_a_time_out() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.send(seg!(ACK win 4));
     t.app_write_zeros(5000);
     t.expect_nothing();
@@ -63,7 +63,7 @@ fn a_silly_window_is_filled_after_a_time_out() {
 /// RFC 9293 section 3.8.6.2.1 (3): half of the largest window ever offered is used at once.
 #[test]
 fn half_of_a_small_window_is_used_at_once() {
-    let mut t = Peer::server();
+    let mut t = ScriptedTcpPeer::server();
     t.send(seg!(SYN mss 1460 win 1000));
     t.take("SYN-ACK");
     t.send(seg!(ACK win 1000));
@@ -79,7 +79,7 @@ fn half_of_a_small_window_is_used_at_once() {
 /// RFC 9293 section 3.8.3, RFC 5482: a connection whose peer answers no probe times out.
 #[test]
 fn a_silent_peer_with_a_closed_window_is_given_up() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.app_option(outboard_host::SocketOption::UserTimeout(base::Duration::from_secs(20)));
     t.send(seg!(ACK win 0));
     t.app_write_zeros(100);
@@ -91,7 +91,7 @@ fn a_silent_peer_with_a_closed_window_is_given_up() {
 /// announced when the application has read.
 #[test]
 fn our_window_closes_and_opens() {
-    let mut t = Peer::server_with(|c| c.tcp.receive_bytes_max = 10_000).established();
+    let mut t = ScriptedTcpPeer::server_with(|c| c.tcp.receive_bytes_max = 10_000).established();
     t.send_data(&[7; 1448]);
     t.expect(seg!(ACK ack 1449 win 8552));
     for _ in 0..5 {
@@ -115,7 +115,7 @@ fn our_window_closes_and_opens() {
 /// window.
 #[test]
 fn a_fin_behind_a_full_window_is_taken_once() {
-    let mut t = Peer::server_with(|c| c.tcp.receive_bytes_max = 1000).established();
+    let mut t = ScriptedTcpPeer::server_with(|c| c.tcp.receive_bytes_max = 1000).established();
     t.send(seg!(ACK FIN ack 1 len 1000));
     t.expect(seg!(ACK ack 1002 win 0));
     t.moved(|t| t.send(seg!(ACK FIN seq 1001 ack 1)), &[("tcp_out_of_window", 1)]);
@@ -128,7 +128,7 @@ fn a_fin_behind_a_full_window_is_taken_once() {
 /// RFC 9293 section 3.10.7.4: the window of an older segment is ignored.
 #[test]
 fn an_older_segment_does_not_change_the_window() {
-    let mut t = Peer::server().established();
+    let mut t = ScriptedTcpPeer::server().established();
     t.send_data(b"abc");
     t.take("an acknowledgment");
     t.send(seg!(ACK seq 1 ack 1 win 0));

@@ -58,10 +58,10 @@ impl DeviceHalf {
         self.take_ops(now, ports, &mut turn);
         self.take_completions(now, ports, &mut turn);
         // The echo of a transmit precedes the acknowledgment of its bytes.
-        self.give_events(ports, &mut turn);
-        self.give_requests(now, ports, &mut turn);
-        self.give_frames(now, ports, &mut turn);
-        self.give_events(ports, &mut turn);
+        self.push_events(ports, &mut turn);
+        self.submit_requests(now, ports, &mut turn);
+        self.send_frames(now, ports, &mut turn);
+        self.push_events(ports, &mut turn);
         turn
     }
 
@@ -105,7 +105,7 @@ impl DeviceHalf {
         turn.more = true;
     }
 
-    fn give_requests(&mut self, now: Instant, ports: &mut impl DevicePorts, turn: &mut Turn) {
+    fn submit_requests(&mut self, now: Instant, ports: &mut impl DevicePorts, turn: &mut Turn) {
         let mut any = false;
         while let Some(request) = self.device.poll_disk() {
             if let Err(request) = ports.submit(now, request) {
@@ -121,7 +121,7 @@ impl DeviceHalf {
         }
     }
 
-    fn give_frames(&mut self, now: Instant, ports: &mut impl DevicePorts, turn: &mut Turn) {
+    fn send_frames(&mut self, now: Instant, ports: &mut impl DevicePorts, turn: &mut Turn) {
         for _ in 0..BATCH {
             let Some(frame) = self.device.poll_frame(now) else { return };
             match ports.transmit(now, &frame) {
@@ -138,7 +138,7 @@ impl DeviceHalf {
         turn.more = true;
     }
 
-    fn give_events(&mut self, ports: &mut impl DevicePorts, turn: &mut Turn) {
+    fn push_events(&mut self, ports: &mut impl DevicePorts, turn: &mut Turn) {
         for queue in 0..self.device.queues() {
             let mut any = false;
             while let Some(event) = self.device.poll_queue_event(queue) {

@@ -37,7 +37,7 @@ pub trait HostPorts: DiskPort {
 
 /// State of the application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum AppPhase {
     Running,
     /// [`HostHalf::end`] was called: the application still receives notices, but no time-outs.
     Ending,
@@ -51,14 +51,14 @@ pub struct HostHalf {
     waiting_op: Option<Op>,
     /// A request for which the disk had no room.
     waiting_request: Option<DiskRequest>,
-    phase: Phase,
+    phase: AppPhase,
 }
 
 impl HostHalf {
     /// Creates the driver of a host.
     #[must_use]
     pub const fn new(host: Host) -> Self {
-        Self { host, waiting_op: None, waiting_request: None, phase: Phase::Running }
+        Self { host, waiting_op: None, waiting_request: None, phase: AppPhase::Running }
     }
 
     /// Returns whether no operation or request waits for room.
@@ -70,10 +70,10 @@ impl HostHalf {
     /// Ends the application and then the host, which resets its connections. The caller continues
     /// with turns until [`Host::has_ended`].
     pub fn end(&mut self, now: Instant, app: &mut (impl Application + ?Sized)) {
-        if self.phase == Phase::Running {
+        if self.phase == AppPhase::Running {
             app.end(now, &mut self.host);
             self.host.end(now);
-            self.phase = Phase::Ending;
+            self.phase = AppPhase::Ending;
         }
     }
 
@@ -93,15 +93,15 @@ impl HostHalf {
             turn.worked = true;
         }
         self.run_application(now, app, &mut turn);
-        self.give_ops(now, app, ports, &mut turn);
-        self.give_requests(now, app, ports, &mut turn);
+        self.push_ops(now, app, ports, &mut turn);
+        self.submit_requests(now, app, ports, &mut turn);
         turn
     }
 
     /// Returns when host or application need a turn even without input.
     #[must_use]
     pub fn poll_timeout(&self, app: &(impl Application + ?Sized)) -> Option<Instant> {
-        let of_app = app.poll_timeout().filter(|_| self.phase == Phase::Running);
+        let of_app = app.poll_timeout().filter(|_| self.phase == AppPhase::Running);
         [self.host.poll_timeout(), of_app].into_iter().flatten().min()
     }
 
@@ -136,7 +136,7 @@ impl HostHalf {
         turn: &mut Turn,
     ) {
         let is_due = app.poll_timeout().is_some_and(|at| at <= now);
-        if is_due && self.phase == Phase::Running {
+        if is_due && self.phase == AppPhase::Running {
             app.handle_timeout(now, &mut self.host);
             turn.worked = true;
         }
@@ -151,7 +151,7 @@ impl HostHalf {
         turn.worked |= app.advance(now, &mut self.host);
     }
 
-    fn give_ops(
+    fn push_ops(
         &mut self,
         now: Instant,
         app: &mut (impl Application + ?Sized),
@@ -185,7 +185,7 @@ impl HostHalf {
         if self.waiting_op.is_some() { self.waiting_op.take() } else { self.host.poll_op(now) }
     }
 
-    fn give_requests(
+    fn submit_requests(
         &mut self,
         now: Instant,
         app: &mut (impl Application + ?Sized),

@@ -5,7 +5,7 @@ use base::{Duration, Instant};
 use bytes::Bytes;
 use host::{Cidr, Config, Listen};
 use nic::{DeviceConfig, LONG_TRANSMIT_BYTES};
-use testkit::{Machine, MemDisk, Network, Notices, PLAIN_LINK, delay, read_all};
+use testkit::{Machine, MemDisk, Network, Notices, PLAIN_LINK, fixed_delay_link, read_all};
 use wire::Endpoint;
 
 const BYTES: usize = 4_000_000;
@@ -29,7 +29,7 @@ fn machine(number: u8) -> (Machine<MemDisk>, Notices) {
 #[test]
 fn a_run_that_is_too_long_leaves_in_shorter_ones() {
     let mut net = Network::new(Instant::from_millis(1), machine(1), machine(2));
-    net.link = delay(Duration::from_millis(1));
+    net.link = fixed_delay_link(Duration::from_millis(1));
     net.server.host().listen(Listen { addr: None, port: 80, backlog: 1 }).unwrap();
     let now = net.now;
     let remote = Endpoint { addr: [10, 0, 0, 2].into(), port: 80 };

@@ -2,7 +2,7 @@
 
 use abi::Refusal;
 
-use crate::congestion::Counts;
+use crate::congestion::LossCounts;
 
 base::counters! {
     /// Counters of a QUIC endpoint.
@@ -103,7 +103,7 @@ base::counters! {
 
 impl Counters {
     /// Adds the results of loss detection.
-    pub(crate) const fn count_losses(&mut self, counts: Counts) {
+    pub(crate) const fn count_losses(&mut self, counts: LossCounts) {
         self.quic_reductions += counts.reductions;
         self.quic_losses_spurious += counts.spurious;
         self.quic_losses_spared += counts.spared;

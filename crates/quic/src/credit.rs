@@ -27,13 +27,13 @@ pub(crate) struct Credit {
     /// streams that we open, of unidirectional streams that we open.
     pub(crate) streams: [u64; 3],
     /// MAX_STREAM_DATA frames since the driver last drained them: stream number and limit.
-    pub(crate) raised: Vec<(u64, u64)>,
+    pub(crate) raised_stream_limits: Vec<(u64, u64)>,
 }
 
 impl Credit {
     /// Parses the limits in the peer's transport parameters. Malformed ones end the result early;
     /// quinn-proto rejects them.
-    pub(crate) fn of_parameters(mut rest: &[u8]) -> Self {
+    pub(crate) fn from_transport_parameters(mut rest: &[u8]) -> Self {
         let mut credit = Self::default();
         while let Some((id, value, behind)) = parameter(rest) {
             rest = behind;
@@ -50,7 +50,7 @@ impl Credit {
     }
 
     /// Applies a MAX_DATA or MAX_STREAM_DATA frame of a packet's `payload`.
-    pub(crate) fn follow(&mut self, payload: &[u8], frame: &Frame) {
+    pub(crate) fn apply_frame(&mut self, payload: &[u8], frame: &Frame) {
         let Frame::Other { kind: kind @ (MAX_DATA | MAX_STREAM_DATA), range } = frame else {
             return;
         };
@@ -58,14 +58,14 @@ impl Credit {
         let Some((first, behind)) = values.and_then(|(_, rest)| read_varint(rest)) else { return };
         match (*kind, read_varint(behind)) {
             (MAX_DATA, _) => self.connection = self.connection.max(first),
-            (_, Some((limit, _))) => self.raised.push((first, limit)),
+            (_, Some((limit, _))) => self.raised_stream_limits.push((first, limit)),
             (_, None) => {}
         }
     }
 
     /// Returns the initial limit of a stream in bytes. `ours` is the lowest bit of the numbers of
     /// streams that we open: 0 for a client, 1 for a server.
-    pub(crate) fn initial(&self, stream: u64, ours: u64) -> u64 {
+    pub(crate) fn initial_stream_limit(&self, stream: u64, ours: u64) -> u64 {
         let [theirs, bidirectional, unidirectional] = self.streams;
         match (stream & 1 == ours, stream & 2 == 0) {
             (false, _) => theirs,
@@ -98,16 +98,16 @@ mod tests {
             &[0x40, 0x99, 0],
         ]
         .concat();
-        let mut credit = Credit::of_parameters(&bytes);
+        let mut credit = Credit::from_transport_parameters(&bytes);
         assert_eq!((credit.connection, credit.streams), (0x1000, [7, 8, 9]));
-        assert_eq!([0, 1, 3].map(|stream| credit.initial(stream, 1)), [7, 8, 9]);
+        assert_eq!([0, 1, 3].map(|stream| credit.initial_stream_limit(stream, 1)), [7, 8, 9]);
         let payload = [0x10, 0x80, 0, 0x20, 0, 0x11, 4, 0x40, 99, 0x01, 0x10, 5];
         for frame in Frames::new(&payload) {
-            credit.follow(&payload, &frame.expect("frames"));
+            credit.apply_frame(&payload, &frame.expect("frames"));
         }
-        assert_eq!((credit.connection, &credit.raised[..]), (0x2000, &[(4, 99)][..]));
+        assert_eq!((credit.connection, &credit.raised_stream_limits[..]), (0x2000, &[(4, 99)][..]));
         for cut in 0..bytes.len() {
-            Credit::of_parameters(&bytes[..cut]);
+            Credit::from_transport_parameters(&bytes[..cut]);
         }
     }
 }

@@ -18,14 +18,14 @@ const ACK_RANGES_MAX: u64 = 64;
 
 /// Returns the sequence number of the connection ID that a RETIRE_CONNECTION_ID frame of `payload`
 /// retires; `None` for other frames.
-pub(crate) fn retired(payload: &[u8], frame: &Frame) -> Option<u64> {
+pub(crate) fn retired_cid_sequence(payload: &[u8], frame: &Frame) -> Option<u64> {
     let Frame::Other { kind: RETIRE, range } = frame else { return None };
     let (_, behind) = read_varint(payload.get(range.clone())?)?;
     Some(read_varint(behind)?.0)
 }
 
 /// Appends the packet number ranges that an ACK frame of `payload` acknowledges, ascending.
-pub(crate) fn acknowledged(payload: &[u8], frame: &Frame, into: &mut Vec<Range<u64>>) {
+pub(crate) fn push_acked_ranges(payload: &[u8], frame: &Frame, into: &mut Vec<Range<u64>>) {
     let Frame::Other { kind: ACK | ACK_ECN, range } = frame else { return };
     let from = into.len();
     // Ranges before a malformed one are kept; quinn-proto closes the connection for the frame.
@@ -55,7 +55,7 @@ fn read_ranges(frame: &[u8], into: &mut Vec<Range<u64>>) -> Option<()> {
 
 /// The last packet of a datagram, if the headers before it can be parsed without keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Last {
+enum LastPacket {
     /// A packet with a short header that begins at this offset.
     Short(usize),
     Retry,
@@ -63,28 +63,28 @@ enum Last {
 
 /// Returns the offset of the short-header packet in a datagram. `None` if there is none, or if a
 /// packet before it does not parse as one of version 1 (RFC 9000 section 17.2).
-pub(crate) fn short_header(datagram: &[u8]) -> Option<usize> {
-    match last(datagram) {
-        Some(Last::Short(at)) => Some(at),
+pub(crate) fn short_header_offset(datagram: &[u8]) -> Option<usize> {
+    match last_packet(datagram) {
+        Some(LastPacket::Short(at)) => Some(at),
         _ => None,
     }
 }
 
 /// Returns whether a datagram contains a Retry packet (RFC 9000 section 17.2.5).
 pub(crate) fn has_retry(datagram: &[u8]) -> bool {
-    last(datagram) == Some(Last::Retry)
+    last_packet(datagram) == Some(LastPacket::Retry)
 }
 
-fn last(datagram: &[u8]) -> Option<Last> {
+fn last_packet(datagram: &[u8]) -> Option<LastPacket> {
     let mut left = datagram;
     loop {
         let first = *left.first()?;
         if is_short(first) {
-            return Some(Last::Short(datagram.len() - left.len()));
+            return Some(LastPacket::Short(datagram.len() - left.len()));
         }
         // A Retry packet extends to the end of its datagram.
         if first & 0x30 == 0x30 {
-            return Some(Last::Retry);
+            return Some(LastPacket::Retry);
         }
         left = left.get(5..)?;
         for _ in 0..2 {
@@ -93,14 +93,14 @@ fn last(datagram: &[u8]) -> Option<Last> {
         }
         // An Initial has a token.
         if first & 0x30 == 0x00 {
-            left = behind_counted(left)?;
+            left = skip_length_prefixed(left)?;
         }
-        left = behind_counted(left)?;
+        left = skip_length_prefixed(left)?;
     }
 }
 
 /// Returns the bytes after a length and a field of that length.
-fn behind_counted(bytes: &[u8]) -> Option<&[u8]> {
+fn skip_length_prefixed(bytes: &[u8]) -> Option<&[u8]> {
     let (len, behind) = read_varint(bytes)?;
     behind.get(usize::try_from(len).ok()?..)
 }
@@ -122,7 +122,8 @@ mod tests {
         ]
         .concat();
         let frames: Result<Vec<_>, _> = Frames::new(&payload).collect();
-        let found: Vec<_> = frames.unwrap().iter().filter_map(|f| retired(&payload, f)).collect();
+        let found: Vec<_> =
+            frames.unwrap().iter().filter_map(|f| retired_cid_sequence(&payload, f)).collect();
         assert_eq!(found, [7, 256]);
     }
 
@@ -131,7 +132,7 @@ mod tests {
         let ranges = |payload: &[u8]| {
             let mut ranges = Vec::new();
             for frame in Frames::new(payload).flatten() {
-                acknowledged(payload, &frame, &mut ranges);
+                push_acked_ranges(payload, &frame, &mut ranges);
             }
             ranges
         };
@@ -150,11 +151,11 @@ mod tests {
     fn short_headers_behind_long_ones() {
         let handshake = [&[0xe0, 0, 0, 0, 1, 1, 9, 0, 3][..], &[0; 3]].concat();
         let initial = [&[0xc0, 0, 0, 0, 1, 0, 0, 1, 5, 2][..], &[0; 2]].concat();
-        assert_eq!(short_header(&[0x40, 1, 2]), Some(0));
-        assert_eq!(short_header(&[&initial[..], &handshake, &[0x40]].concat()), Some(24));
-        assert_eq!(short_header(&handshake), None);
-        assert_eq!(short_header(&handshake[..11]), None);
-        assert_eq!(short_header(&[]), None);
+        assert_eq!(short_header_offset(&[0x40, 1, 2]), Some(0));
+        assert_eq!(short_header_offset(&[&initial[..], &handshake, &[0x40]].concat()), Some(24));
+        assert_eq!(short_header_offset(&handshake), None);
+        assert_eq!(short_header_offset(&handshake[..11]), None);
+        assert_eq!(short_header_offset(&[]), None);
         assert!(has_retry(&[0xf0]) && has_retry(&[&handshake[..], &[0xff, 1]].concat()));
         assert!(!has_retry(&[0x70]) && !has_retry(&handshake) && !has_retry(&initial));
     }
@@ -163,10 +164,10 @@ mod tests {
         #[test]
         fn total(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             for frame in Frames::new(&bytes).flatten() {
-                let _ = retired(&bytes, &frame);
-                acknowledged(&bytes, &frame, &mut Vec::new());
+                let _ = retired_cid_sequence(&bytes, &frame);
+                push_acked_ranges(&bytes, &frame, &mut Vec::new());
             }
-            let _ = short_header(&bytes);
+            let _ = short_header_offset(&bytes);
         }
     }
 }

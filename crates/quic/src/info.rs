@@ -8,7 +8,7 @@ use abi::quic::{ConnectionId, QuicId};
 use base::Duration;
 use quinn_proto::ConnectionStats;
 
-use crate::connection::{Connection, Waiting};
+use crate::connection::{QuicConnection, StreamWaitCounts};
 use crate::session::VERSION_1;
 
 /// Snapshot of a connection's state.
@@ -36,7 +36,7 @@ pub struct ConnectionInfo {
     /// Streams with unsent data.
     pub streams: usize,
     /// Streams with unsent data, counted by what they wait for.
-    pub waiting: Waiting,
+    pub waiting: StreamWaitCounts,
     /// Smoothed round-trip time.
     pub rtt: Duration,
     /// ACK ranges with packets that had been declared lost.
@@ -55,7 +55,7 @@ pub struct ConnectionInfo {
     pub stats: ConnectionStats,
 }
 
-impl Connection {
+impl QuicConnection {
     /// Returns a snapshot of the connection's state; `port` is the local port.
     pub(crate) fn info(&self, port: u16) -> ConnectionInfo {
         let stats = self.inner.stats();
@@ -67,7 +67,7 @@ impl Connection {
         ConnectionInfo {
             local: (self.inner.local_ip(), port),
             remote: self.inner.remote_address(),
-            state: match (self.lost, self.connected) {
+            state: match (self.ended, self.connected) {
                 (true, _) => "CLOSING",
                 (false, true) => "ESTABLISHED",
                 (false, false) => "HANDSHAKE",
@@ -75,11 +75,11 @@ impl Connection {
             version: VERSION_1,
             ids: self.cids.values().copied().collect(),
             peer_id,
-            closed: self.closed.clone(),
+            closed: self.end_reason.clone(),
             bytes: self.bytes,
             file_bytes_offloaded: self.file_bytes_offloaded,
-            streams: self.streams(),
-            waiting: self.waiting(),
+            streams: self.unsent_stream_count(),
+            waiting: self.wait_counts(),
             rtt: Duration::from_nanos(rtt),
             losses_spurious: self.losses.spurious,
             reductions: [self.losses.reductions, self.losses.undone],

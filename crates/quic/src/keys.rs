@@ -20,16 +20,16 @@ use zeroize::Zeroizing;
 const SECRET_BYTES_MAX: usize = 48;
 
 /// Packet protection keys of one direction and one generation.
-pub(crate) struct Keys {
+pub(crate) struct OneRttPacketKeys {
     aead: Box<dyn Aead>,
     key: Zeroizing<[u8; 32]>,
     iv: [u8; NONCE_BYTES],
 }
 
-impl Keys {
+impl OneRttPacketKeys {
     /// Encrypts `packet` in place. Its header has `header_len` bytes, and the last [`TAG_BYTES`]
     /// are room for the tag.
-    pub(crate) fn seal(&self, number: u64, packet: &mut [u8], header_len: usize) {
+    pub(crate) fn encrypt_packet(&self, number: u64, packet: &mut [u8], header_len: usize) {
         debug_assert!(packet.len() >= header_len + TAG_BYTES, "no room for the tag");
         let split = packet.split_at_mut_checked(header_len);
         match split.and_then(|(header, rest)| Some((header, rest.split_last_chunk_mut()?))) {
@@ -43,7 +43,12 @@ impl Keys {
 
     /// Decrypts payload and tag in place. Returns the payload's length, or `None` if the tag is
     /// wrong.
-    pub(crate) fn open(&self, number: u64, header: &[u8], sealed: &mut [u8]) -> Option<usize> {
+    pub(crate) fn decrypt_packet(
+        &self,
+        number: u64,
+        header: &[u8],
+        sealed: &mut [u8],
+    ) -> Option<usize> {
         self.aead.open(&nonce(&self.iv, number), header, sealed).ok()
     }
 
@@ -54,12 +59,12 @@ impl Keys {
 }
 
 /// Header protection key of one direction.
-pub(crate) struct HeaderKeys {
+pub(crate) struct HeaderProtectionKeys {
     protection: Box<dyn HeaderProtection>,
     key: Zeroizing<[u8; 32]>,
 }
 
-impl HeaderKeys {
+impl HeaderProtectionKeys {
     /// Returns the key in the device's format.
     pub(crate) fn for_device(&self) -> Zeroizing<[u8; 32]> {
         self.key.clone()
@@ -69,7 +74,7 @@ impl HeaderKeys {
     pub(crate) fn protect(&self, pn_offset: usize, packet: &mut [u8]) {
         let Some(mask) = self.mask(pn_offset, packet) else { return };
         let len = packet.first().map_or(0, |first| usize::from(first & 3) + 1);
-        apply(&mask, len, pn_offset, packet);
+        xor_header_mask(&mask, len, pn_offset, packet);
     }
 
     /// Removes header protection.
@@ -77,7 +82,7 @@ impl HeaderKeys {
         let Some(mask) = self.mask(pn_offset, packet) else { return };
         let bits = if packet[0] & 0x80 == 0 { 0x1f } else { 0x0f };
         let len = usize::from((packet[0] ^ (mask[0] & bits)) & 3) + 1;
-        apply(&mask, len, pn_offset, packet);
+        xor_header_mask(&mask, len, pn_offset, packet);
     }
 
     fn mask(&self, pn_offset: usize, packet: &[u8]) -> Option<[u8; 5]> {
@@ -86,7 +91,7 @@ impl HeaderKeys {
     }
 }
 
-fn apply(mask: &[u8; 5], len: usize, pn_offset: usize, packet: &mut [u8]) {
+fn xor_header_mask(mask: &[u8; 5], len: usize, pn_offset: usize, packet: &mut [u8]) {
     let Some(first) = packet.first_mut() else { return };
     *first ^= mask[0] & if *first & 0x80 == 0 { 0x1f } else { 0x0f };
     let number = packet.get_mut(pn_offset..).unwrap_or_default();
@@ -96,14 +101,14 @@ fn apply(mask: &[u8; 5], len: usize, pn_offset: usize, packet: &mut [u8]) {
 }
 
 /// Key schedule of one direction; each key update replaces its secret.
-pub(crate) struct Schedule {
+pub(crate) struct KeySchedule {
     hkdf: &'static dyn Hkdf,
     suite: Suite,
     secret: Zeroizing<[u8; SECRET_BYTES_MAX]>,
     len: usize,
 }
 
-impl Schedule {
+impl KeySchedule {
     /// Creates a schedule from a traffic secret. `None` if the suite is unknown or the secret too
     /// long.
     pub(crate) fn new(cipher: &'static Tls13CipherSuite, secret: &[u8]) -> Option<Self> {
@@ -119,14 +124,14 @@ impl Schedule {
     }
 
     /// Derives the header protection key, which key updates do not change.
-    pub(crate) fn header(&self, crypto: &dyn CryptoProvider) -> Option<HeaderKeys> {
+    pub(crate) fn header(&self, crypto: &dyn CryptoProvider) -> Option<HeaderProtectionKeys> {
         let key = self.key(b"quic hp")?;
         let protection = crypto.header_protection(self.suite, &key[..self.suite.key_bytes()])?;
-        Some(HeaderKeys { protection, key })
+        Some(HeaderProtectionKeys { protection, key })
     }
 
     /// Derives the keys of the current generation and advances to the next (RFC 9001 section 6.1).
-    pub(crate) fn next(&mut self, crypto: &dyn CryptoProvider) -> Option<Arc<Keys>> {
+    pub(crate) fn next(&mut self, crypto: &dyn CryptoProvider) -> Option<Arc<OneRttPacketKeys>> {
         let key = self.key(b"quic key")?;
         let mut iv = [0; NONCE_BYTES];
         self.expand(b"quic iv", &mut iv)?;
@@ -134,7 +139,7 @@ impl Schedule {
         let mut next = Zeroizing::new([0; SECRET_BYTES_MAX]);
         self.expand(b"quic ku", next.get_mut(..self.len)?)?;
         self.secret = next;
-        Some(Arc::new(Keys { aead, key, iv }))
+        Some(Arc::new(OneRttPacketKeys { aead, key, iv }))
     }
 
     fn key(&self, label: &[u8]) -> Option<Zeroizing<[u8; 32]>> {
@@ -188,7 +193,7 @@ mod tests {
         else {
             unreachable!()
         };
-        let mut schedule = Schedule::new(cipher, &[7; 32]).unwrap();
+        let mut schedule = KeySchedule::new(cipher, &[7; 32]).unwrap();
         let keys = schedule.next(&crypto::Provider).unwrap();
         let aead = crypto::Provider.aead(Suite::Aes128Gcm, &keys.key[..16]).unwrap();
         let iv = keys.iv.iter().fold(0_u128, |iv, byte| iv << 8 | u128::from(*byte));
@@ -197,11 +202,11 @@ mod tests {
                 let nonce = (iv ^ u128::from(number)).to_be_bytes();
                 let nonce: [u8; NONCE_BYTES] = nonce[4..].try_into().unwrap();
                 let mut sealed = [hex("40000000"), vec![5; 20], vec![0; TAG_BYTES]].concat();
-                keys.seal(number, &mut sealed, 4);
+                keys.encrypt_packet(number, &mut sealed, 4);
                 let (head, text) = sealed.split_at_mut(4);
                 let mut copy = text.to_vec();
                 assert_eq!(aead.open(&nonce, head, &mut copy), Ok(20), "{number:#x}");
-                assert_eq!(keys.open(number, head, text), Some(20));
+                assert_eq!(keys.decrypt_packet(number, head, text), Some(20));
                 assert_eq!(wire::quic::nonce(&keys.iv, number), nonce);
             }
         }
@@ -216,7 +221,7 @@ mod tests {
             unreachable!()
         };
         let secret = hex("9ac312a7f877468ebe69422748ad00a15443f18203a07d6060f688f30f21632b");
-        let mut schedule = Schedule::new(cipher, &secret).unwrap();
+        let mut schedule = KeySchedule::new(cipher, &secret).unwrap();
         let header = schedule.header(&crypto::Provider).unwrap();
         let keys = schedule.next(&crypto::Provider).unwrap();
         assert_eq!(
@@ -229,13 +234,13 @@ mod tests {
             hex("1223504755036d556342ee9361d253421a826c9ecdf3c7148684b36b714881f9")
         );
         let mut packet = [hex("4200bff401"), vec![0; 16]].concat();
-        keys.seal(654_360_564, &mut packet, 4);
+        keys.encrypt_packet(654_360_564, &mut packet, 4);
         header.protect(1, &mut packet);
         assert_eq!(packet, hex("4cfe4189655e5cd55c41f69080575d7999c25a5bfb"));
         header.unprotect(1, &mut packet);
         assert_eq!(packet[..4], hex("4200bff4"));
         let (head, sealed) = packet.split_at_mut(4);
-        assert_eq!(keys.open(654_360_564, head, sealed), Some(1));
+        assert_eq!(keys.decrypt_packet(654_360_564, head, sealed), Some(1));
         assert_eq!(sealed[0], 1);
     }
 }

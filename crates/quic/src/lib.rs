@@ -11,7 +11,7 @@
 //!
 //! From the outside in: `endpoint` (demultiplexing of datagrams, events), `connection` (streams),
 //! `schedule` (order of streams), `credit` (the peer's flow control limits), `congestion`
-//! (congestion control), `transmit` (datagrams), `offload` (the device's part), `placed` (file
+//! (congestion control), `transmit` (datagrams), `offload` (the device's part), `file_ranges` (file
 //! content in streams), `session` (TLS), `protection` and `keys` (packet protection), `secrets`
 //! (tokens and connection IDs), `frames`, `info`, `qlog`, `version` (version negotiation; why only
 //! version 1 is supported). DATAGRAM frames and 0-RTT on servers are not supported.
@@ -23,11 +23,11 @@ mod connection;
 mod counters;
 mod credit;
 mod endpoint;
+mod file_ranges;
 mod frames;
 mod info;
 mod keys;
 mod offload;
-mod placed;
 mod protection;
 mod qlog;
 mod schedule;
@@ -37,9 +37,11 @@ mod transmit;
 mod version;
 
 pub use config::Config;
-pub use connection::Waiting;
+pub use connection::StreamWaitCounts;
 pub use counters::Counters;
-pub use endpoint::{ConfigError, ConnectError, Endpoint, Event, Handle, Progress, ReadEnd};
+pub use endpoint::{
+    Endpoint, Event, Handle, QuicConfigError, QuicConnectError, ReadEnd, SendProgress,
+};
 pub use info::ConnectionInfo;
 pub use qlog::{OpenQlog, QlogWriter};
 pub use quinn_proto::{

@@ -17,10 +17,10 @@ use host::Host;
 
 use crate::config::Config;
 use crate::counters::Counters;
-use crate::protection::{Shared, State};
+use crate::protection::{OneRttShared, OneRttState};
 
 /// Our connection IDs in use, by sequence number.
-pub(crate) type Cids = BTreeMap<u64, ConnectionId>;
+pub(crate) type CidMap = BTreeMap<u64, ConnectionId>;
 
 /// Minimum time that the device holds a packet for the ones before it, even for near peers: less is
 /// within the jitter of queues and batching on the path.
@@ -28,9 +28,9 @@ const REORDER_TIME_MIN: Duration = Duration::from_micros(100);
 
 /// Offload state of a connection.
 #[derive(Debug)]
-pub(crate) struct Offload {
+pub(crate) struct ConnectionOffload {
     /// Bytes carried from which on the device is asked; `None` if it is not to be asked.
-    ask_at: Option<u64>,
+    request_at_bytes: Option<u64>,
     tx: Option<QuicId>,
     rx: Option<QuicId>,
     /// Newest key generations that the device was given.
@@ -41,31 +41,31 @@ pub(crate) struct Offload {
 }
 
 /// Parts of the endpoint that operations of the device need.
-pub(crate) struct Device<'a> {
+pub(crate) struct OffloadEnv<'a> {
     pub(crate) host: &'a mut Host,
     pub(crate) counters: &'a mut Counters,
     pub(crate) config: &'a Config,
 }
 
-impl Default for Offload {
+impl Default for ConnectionOffload {
     fn default() -> Self {
         let (ask_at, tx, rx, refused) = (Some(0), None, None, None);
-        Self { ask_at, tx, rx, tx_generation: 0, rx_generation: 0, refused }
+        Self { request_at_bytes: ask_at, tx, rx, tx_generation: 0, rx_generation: 0, refused }
     }
 }
 
 /// Returns the reordering bounds for a round-trip time. A quarter of it is the delay that TCP's
 /// RACK tolerates before it declares a loss (RFC 8985 section 6.2, `RACK_reo_wnd`). A longer wait
 /// would delay the peer's detection of real losses.
-fn for_round_trip(bounds: Reorder, min_rtt: Duration) -> Reorder {
+fn reorder_bounds_for_rtt(bounds: Reorder, min_rtt: Duration) -> Reorder {
     let quarter = Duration::from_nanos(min_rtt.as_nanos() / 4);
     Reorder { time: quarter.max(REORDER_TIME_MIN).min(bounds.time), ..bounds }
 }
 
 /// Properties of a connection that the device needs besides its keys.
-pub(crate) struct About<'a> {
+pub(crate) struct OffloadParams<'a> {
     pub(crate) flow: FlowId,
-    pub(crate) cids: &'a Cids,
+    pub(crate) cids: &'a CidMap,
     /// Minimum round-trip time seen.
     pub(crate) min_rtt: Duration,
 }
@@ -74,18 +74,18 @@ pub(crate) struct About<'a> {
 /// are skipped: their packets may have been the host's. The generation before `to` is kept as long
 /// as `to`. The device tells generations apart by the key phase bit, so if `had` and `to` have the
 /// same phase, the generation before `to` is given first.
-fn missing(had: u64, to: u64) -> core::ops::RangeInclusive<u64> {
+fn generations_to_send(had: u64, to: u64) -> core::ops::RangeInclusive<u64> {
     if (to - had) % 2 == 0 { to - 1..=to } else { to..=to }
 }
 
-impl Device<'_> {
+impl OffloadEnv<'_> {
     fn rekey(&mut self, quic: QuicId, keys: QuicKeys) {
         self.host.quic_rekey(Box::new(QuicRekey { quic, keys }));
         self.counters.quic_rekeys += 1;
     }
 }
 
-impl Offload {
+impl ConnectionOffload {
     /// Returns the transmit context, if any.
     pub(crate) const fn tx(&self) -> Option<QuicId> {
         self.tx
@@ -97,7 +97,7 @@ impl Offload {
     }
 
     /// Returns both contexts.
-    pub(crate) fn names(&self) -> impl Iterator<Item = QuicId> + use<> {
+    pub(crate) fn contexts(&self) -> impl Iterator<Item = QuicId> + use<> {
         [self.tx, self.rx].into_iter().flatten()
     }
 
@@ -112,24 +112,24 @@ impl Offload {
     /// Returns the reason of the refusal if neither direction is offloaded because of one.
     pub(crate) fn state(&self) -> Result<(), Refusal> {
         match self.refused {
-            Some(why) if self.names().next().is_none() => Err(why),
+            Some(why) if self.contexts().next().is_none() => Err(why),
             _ => Ok(()),
         }
     }
 
     /// Returns whether the device is to be asked, given the bytes that the connection has carried.
-    pub(crate) fn is_due(&self, bytes: u64) -> bool {
-        self.ask_at.is_some_and(|at| at <= bytes)
+    pub(crate) fn is_request_due(&self, bytes: u64) -> bool {
+        self.request_at_bytes.is_some_and(|at| at <= bytes)
     }
 
     /// Requests an offload of the directions that have none. Returns whether a request was made.
-    pub(crate) fn ask(
+    pub(crate) fn request(
         &mut self,
-        device: &mut Device<'_>,
-        shared: &Shared,
-        about: &About<'_>,
+        device: &mut OffloadEnv<'_>,
+        shared: &OneRttShared,
+        about: &OffloadParams<'_>,
     ) -> bool {
-        self.ask_at = None;
+        self.request_at_bytes = None;
         if let Err(why) = device.host.quic_offload() {
             self.refused = Some(why);
             device.counters.count_refusal(why);
@@ -148,9 +148,9 @@ impl Offload {
 
     fn add(
         &mut self,
-        device: &mut Device<'_>,
-        state: &State,
-        &About { flow, cids, min_rtt }: &About<'_>,
+        device: &mut OffloadEnv<'_>,
+        state: &OneRttState,
+        &OffloadParams { flow, cids, min_rtt }: &OffloadParams<'_>,
     ) -> Option<()> {
         let (suite, ours, theirs) =
             (state.suite?, state.tx_header.clone()?, state.rx_header.clone()?);
@@ -172,7 +172,8 @@ impl Offload {
         if self.rx.is_none() {
             let quic = device.host.new_quic_id();
             let port = device.config.port;
-            let reorder = device.config.reorder.map(|bounds| for_round_trip(bounds, min_rtt));
+            let reorder =
+                device.config.reorder.map(|bounds| reorder_bounds_for_rtt(bounds, min_rtt));
             let routes = cids.values().map(|&id| Route::Id { port, id }).collect();
             device.host.quic_add(Box::new(QuicAdd {
                 quic,
@@ -193,15 +194,15 @@ impl Offload {
     }
 
     /// Ensures that the device has the generation after the peer's newest one.
-    pub(crate) fn follow_rx(&mut self, device: &mut Device<'_>, state: &State) {
+    pub(crate) fn ensure_rx_keys(&mut self, device: &mut OffloadEnv<'_>, state: &OneRttState) {
         if self.rx.is_some() && state.rx_generation >= self.rx_generation {
             self.rekey_rx(device, state, state.rx_generation + 1);
         }
     }
 
-    fn rekey_rx(&mut self, device: &mut Device<'_>, state: &State, to: u64) {
+    fn rekey_rx(&mut self, device: &mut OffloadEnv<'_>, state: &OneRttState, to: u64) {
         let Some(quic) = self.rx else { return };
-        for number in missing(self.rx_generation, to) {
+        for number in generations_to_send(self.rx_generation, to) {
             let Some(generation) = state.generation(number) else { return };
             device.rekey(quic, generation.rx.for_device(number));
             self.rx_generation = number;
@@ -210,10 +211,15 @@ impl Offload {
 
     /// Ensures that the device has the keys of generation `to` before it encrypts a batch with
     /// them.
-    pub(crate) fn follow_tx(&mut self, device: &mut Device<'_>, shared: &Shared, to: u64) {
+    pub(crate) fn ensure_tx_keys(
+        &mut self,
+        device: &mut OffloadEnv<'_>,
+        shared: &OneRttShared,
+        to: u64,
+    ) {
         let Some(quic) = self.tx.filter(|_| to > self.tx_generation) else { return };
         let state = shared.lock();
-        for number in missing(self.tx_generation, to) {
+        for number in generations_to_send(self.tx_generation, to) {
             let Some(generation) = state.generation(number) else { return };
             device.rekey(quic, generation.tx.for_device(number));
             self.tx_generation = number;
@@ -221,7 +227,7 @@ impl Offload {
     }
 
     /// Adds (`on`) or removes a connection ID that leads to the connection.
-    pub(crate) fn route(&self, device: &mut Device<'_>, id: ConnectionId, on: bool) {
+    pub(crate) fn route(&self, device: &mut OffloadEnv<'_>, id: ConnectionId, on: bool) {
         let Some(quic) = self.rx else { return };
         let route = Route::Id { port: device.config.port, id };
         device.host.quic_route(Box::new(QuicRoute { quic, route, on }));
@@ -230,9 +236,9 @@ impl Offload {
 
     /// Handles a refusal by the device. If its table was full, it is asked again when the
     /// connection has carried twice its present `bytes`.
-    pub(crate) fn refuse(
+    pub(crate) fn handle_refusal(
         &mut self,
-        device: &mut Device<'_>,
+        device: &mut OffloadEnv<'_>,
         quic: QuicId,
         why: Refusal,
         bytes: u64,
@@ -242,21 +248,21 @@ impl Offload {
         // decrypted under a name that is unknown here would be lost.
         device.host.quic_remove(quic);
         self.refused = Some(why);
-        self.forget(quic);
+        self.remove_context(quic);
         if why == Refusal::TableFull {
-            self.ask_at = Some(bytes.saturating_mul(2));
+            self.request_at_bytes = Some(bytes.saturating_mul(2));
         }
     }
 
     /// Handles a transmit that the device did not encrypt: the host encrypts from now on.
-    pub(crate) fn not_sealed(&mut self, device: &mut Device<'_>, quic: QuicId) {
+    pub(crate) fn handle_not_encrypted(&mut self, device: &mut OffloadEnv<'_>, quic: QuicId) {
         device.counters.quic_not_sealed += 1;
         device.host.quic_remove(quic);
         self.refused = Some(Refusal::DoesNotFit);
-        self.forget(quic);
+        self.remove_context(quic);
     }
 
-    fn forget(&mut self, quic: QuicId) {
+    fn remove_context(&mut self, quic: QuicId) {
         self.tx = self.tx.filter(|name| *name != quic);
         self.rx = self.rx.filter(|name| *name != quic);
     }
@@ -268,7 +274,7 @@ impl Offload {
 
     /// Removes the contexts of a connection that has ended.
     pub(crate) fn remove(&mut self, host: &mut Host) {
-        self.names().for_each(|quic| host.quic_remove(quic));
+        self.contexts().for_each(|quic| host.quic_remove(quic));
         (self.tx, self.rx) = (None, None);
     }
 }
@@ -280,11 +286,15 @@ mod tests {
     #[test]
     fn packets_wait_for_a_quarter_of_a_round_trip() {
         let bounds = Config::REORDER;
-        let time = |rtt| for_round_trip(bounds, rtt).time;
+        let time = |rtt| reorder_bounds_for_rtt(bounds, rtt).time;
         assert_eq!(time(Duration::from_millis(10)), Duration::from_micros(2500));
         assert_eq!(time(Duration::from_micros(50)), Duration::from_micros(100));
         assert_eq!(time(Duration::from_secs(3)), bounds.time);
         let short = Reorder { time: Duration::from_micros(10), ..bounds };
-        assert_eq!(for_round_trip(short, Duration::from_millis(10)), short, "what was asked for");
+        assert_eq!(
+            reorder_bounds_for_rtt(short, Duration::from_millis(10)),
+            short,
+            "what was asked for"
+        );
     }
 }

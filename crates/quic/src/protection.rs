@@ -2,8 +2,8 @@
 //!
 //! quinn-proto builds, encrypts and header-protects a packet in one step. If the device is to
 //! encrypt it, or file content is still missing, our keys leave the packet in plaintext and record
-//! its layout ([`Shared::begin`], [`Shared::take_records`]). If the device decrypted a received
-//! packet, they skip decryption ([`Shared::set_opened`]), after the driver has checked that the
+//! its layout ([`OneRttShared::begin_batch`], [`OneRttShared::take_records`]). If the device decrypted a received
+//! packet, they skip decryption ([`OneRttShared::set_decrypted`]), after the driver has checked that the
 //! device decrypted it with the keys of this connection.
 //!
 //! `quinn_proto::crypto` requires `Sync` objects, so the shared state has a lock. It is
@@ -20,17 +20,17 @@ use quinn_proto::crypto::{CryptoError, HeaderKey, PacketKey};
 use rustls::quic;
 use wire::quic::{Frames, number_len};
 
-use crate::congestion::News;
+use crate::congestion::PacketNumberNews;
 use crate::credit::Credit;
-use crate::frames::{acknowledged, retired};
-use crate::keys::{HeaderKeys, Keys};
+use crate::frames::{push_acked_ranges, retired_cid_sequence};
+use crate::keys::{HeaderProtectionKeys, OneRttPacketKeys};
 
 /// Key generations kept: previous, current and next (RFC 9001 section 6.5).
 const GENERATIONS: usize = 3;
 
 /// A packet that was left in plaintext.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Record {
+pub(crate) struct DeferredPacket {
     /// Packet number.
     pub(crate) number: u64,
     /// Length of the header.
@@ -45,19 +45,19 @@ pub(crate) struct Record {
 
 /// Keys of both directions of one generation.
 #[derive(Clone)]
-pub(crate) struct Generation {
+pub(crate) struct KeyGeneration {
     /// Generation number: 0 for the keys from the handshake.
     pub(crate) number: u64,
     /// Keys for sending.
-    pub(crate) tx: Arc<Keys>,
+    pub(crate) tx: Arc<OneRttPacketKeys>,
     /// Keys for receiving.
-    pub(crate) rx: Arc<Keys>,
+    pub(crate) rx: Arc<OneRttPacketKeys>,
 }
 
 /// State of a connection's 1-RTT packets.
 #[derive(Default)]
-pub(crate) struct State {
-    records: Vec<Record>,
+pub(crate) struct OneRttState {
+    records: Vec<DeferredPacket>,
     /// One above the number of the last packet built.
     pub(crate) tx_next: u64,
     /// Key generation of the last packet built.
@@ -67,29 +67,29 @@ pub(crate) struct State {
     /// Newest key generation of which a packet was decrypted.
     pub(crate) rx_generation: u64,
     /// Sequence numbers of connection IDs that the peer retired since the driver last took them.
-    pub(crate) retired: Vec<u64>,
+    pub(crate) retired_cids: Vec<u64>,
     pub(crate) suite: Option<Suite>,
-    pub(crate) tx_header: Option<Arc<HeaderKeys>>,
-    pub(crate) rx_header: Option<Arc<HeaderKeys>>,
-    generations: VecDeque<Generation>,
+    pub(crate) tx_header: Option<Arc<HeaderProtectionKeys>>,
+    pub(crate) rx_header: Option<Arc<HeaderProtectionKeys>>,
+    generations: VecDeque<KeyGeneration>,
     /// Packets that the device decrypted under another number than quinn-proto expects.
-    pub(crate) disagreed: u64,
+    pub(crate) mismatched: u64,
     /// Flow control limits set by the peer.
     pub(crate) credit: Credit,
     /// The peer's connection ID in the last packet built.
     pub(crate) peer_id: Option<ConnectionId>,
     /// Input of congestion control since the driver last took it.
-    pub(crate) news: News,
+    pub(crate) news: PacketNumberNews,
 }
 
-impl State {
+impl OneRttState {
     /// Returns the keys of a generation if they are still kept.
-    pub(crate) fn generation(&self, number: u64) -> Option<&Generation> {
+    pub(crate) fn generation(&self, number: u64) -> Option<&KeyGeneration> {
         self.generations.iter().find(|generation| generation.number == number)
     }
 
     /// Adds a generation, and drops the oldest one if there are too many.
-    pub(crate) fn push(&mut self, generation: Generation) {
+    pub(crate) fn push_generation(&mut self, generation: KeyGeneration) {
         if self.generations.len() == GENERATIONS {
             self.generations.pop_front();
         }
@@ -99,65 +99,66 @@ impl State {
 
 /// State shared by a connection's crypto objects and its driver. The atomic fields are read for
 /// every packet and need no lock.
-pub(crate) struct Shared {
-    state: Mutex<State>,
+pub(crate) struct OneRttShared {
+    state: Mutex<OneRttState>,
     /// True while packets are left in plaintext.
-    deferred: AtomicBool,
-    /// Number of the packet being handled if the device decrypted it; otherwise [`NOT_OPENED`].
-    opened: AtomicU64,
+    defer_encryption: AtomicBool,
+    /// Number of the packet being handled if the device decrypted it; otherwise [`NOT_DECRYPTED`].
+    decrypted_number: AtomicU64,
 }
 
 /// Never a packet number (RFC 9000 section 12.3).
-const NOT_OPENED: u64 = u64::MAX;
+const NOT_DECRYPTED: u64 = u64::MAX;
 
-impl Default for Shared {
+impl Default for OneRttShared {
     fn default() -> Self {
         Self {
             state: Mutex::default(),
-            deferred: AtomicBool::new(false),
-            opened: AtomicU64::new(NOT_OPENED),
+            defer_encryption: AtomicBool::new(false),
+            decrypted_number: AtomicU64::new(NOT_DECRYPTED),
         }
     }
 }
 
-impl Shared {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+impl OneRttShared {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, OneRttState> {
         // Nothing under the lock panics.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Prepares for building packets, which are left in plaintext if `deferred`.
-    pub(crate) fn begin(&self, deferred: bool) {
-        self.deferred.store(deferred, Ordering::Relaxed);
+    /// Prepares for building packets, which are left in plaintext if `defer_encryption`.
+    pub(crate) fn begin_batch(&self, deferred: bool) {
+        self.defer_encryption.store(deferred, Ordering::Relaxed);
         self.lock().records.clear();
     }
 
     /// Moves the records of packets left in plaintext, in order, to `into`, which is cleared first.
-    pub(crate) fn take_records(&self, into: &mut Vec<Record>) {
+    pub(crate) fn take_records(&self, into: &mut Vec<DeferredPacket>) {
         into.clear();
         into.append(&mut self.lock().records);
     }
 
     /// Announces the datagram handled next: its packet number if the device decrypted it.
-    pub(crate) fn set_opened(&self, number: Option<u64>) {
-        self.opened.store(number.unwrap_or(NOT_OPENED), Ordering::Relaxed);
+    pub(crate) fn set_decrypted(&self, number: Option<u64>) {
+        self.decrypted_number.store(number.unwrap_or(NOT_DECRYPTED), Ordering::Relaxed);
     }
 
-    fn is_deferred(&self) -> bool {
-        self.deferred.load(Ordering::Relaxed)
+    fn defers_encryption(&self) -> bool {
+        self.defer_encryption.load(Ordering::Relaxed)
     }
 
-    fn opened(&self) -> Option<u64> {
-        Some(self.opened.load(Ordering::Relaxed)).filter(|number| *number != NOT_OPENED)
+    fn decrypted(&self) -> Option<u64> {
+        Some(self.decrypted_number.load(Ordering::Relaxed))
+            .filter(|number| *number != NOT_DECRYPTED)
     }
 }
 
 /// Packet protection of one direction and generation of 1-RTT packets.
 pub(crate) struct OneRttKey {
-    pub(crate) keys: Arc<Keys>,
+    pub(crate) keys: Arc<OneRttPacketKeys>,
     pub(crate) generation: u64,
     pub(crate) suite: Suite,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<OneRttShared>,
 }
 
 impl PacketKey for OneRttKey {
@@ -173,13 +174,13 @@ impl PacketKey for OneRttKey {
         if state.peer_id.as_ref().is_none_or(|known| known.as_slice() != id) {
             state.peer_id = ConnectionId::new(id);
         }
-        if self.shared.is_deferred() {
+        if self.shared.defers_encryption() {
             let (number, len, generation) = (packet, buf.len(), self.generation);
-            state.records.push(Record { number, header_len, pn_len, len, generation });
+            state.records.push(DeferredPacket { number, header_len, pn_len, len, generation });
             return;
         }
         drop(state);
-        self.keys.seal(packet, buf, header_len);
+        self.keys.encrypt_packet(packet, buf, header_len);
     }
 
     fn decrypt(
@@ -189,24 +190,24 @@ impl PacketKey for OneRttKey {
         payload: &mut BytesMut,
     ) -> Result<(), CryptoError> {
         let mut state = self.shared.lock();
-        let len = match self.shared.opened() {
+        let len = match self.shared.decrypted() {
             Some(number) if number == packet => {
                 payload.len().checked_sub(TAG_BYTES).ok_or(CryptoError)?
             }
             Some(_) => {
-                state.disagreed += 1;
+                state.mismatched += 1;
                 return Err(CryptoError);
             }
-            None => self.keys.open(packet, header, payload).ok_or(CryptoError)?,
+            None => self.keys.decrypt_packet(packet, header, payload).ok_or(CryptoError)?,
         };
         payload.truncate(len);
         state.rx_next = state.rx_next.max(packet + 1);
         state.rx_generation = state.rx_generation.max(self.generation);
         // quinn-proto handles malformed frames, and the frame types that are unknown here.
         for frame in Frames::new(payload).flatten() {
-            state.credit.follow(payload, &frame);
-            acknowledged(payload, &frame, &mut state.news.acked);
-            state.retired.extend(retired(payload, &frame));
+            state.credit.apply_frame(payload, &frame);
+            push_acked_ranges(payload, &frame, &mut state.news.acked);
+            state.retired_cids.extend(retired_cid_sequence(payload, &frame));
         }
         Ok(())
     }
@@ -234,19 +235,19 @@ impl PacketKey for OneRttKey {
 
 /// Header protection of one direction of 1-RTT packets.
 pub(crate) struct OneRttHeaderKey {
-    pub(crate) keys: Arc<HeaderKeys>,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) keys: Arc<HeaderProtectionKeys>,
+    pub(crate) shared: Arc<OneRttShared>,
 }
 
 impl HeaderKey for OneRttHeaderKey {
     fn decrypt(&self, pn_offset: usize, packet: &mut [u8]) {
-        if self.shared.opened().is_none() {
+        if self.shared.decrypted().is_none() {
             self.keys.unprotect(pn_offset, packet);
         }
     }
 
     fn encrypt(&self, pn_offset: usize, packet: &mut [u8]) {
-        if !self.shared.is_deferred() {
+        if !self.shared.defers_encryption() {
             self.keys.protect(pn_offset, packet);
         }
     }

@@ -5,7 +5,7 @@
 //! latter together take one turn, so that neither kind has to wait until the other has finished
 //! (RFC 9218 section 10 leaves this open).
 //!
-//! A [`Schedule`] holds only streams that could write now. [`crate::connection`] removes the next
+//! A [`StreamSchedule`] holds only streams that could write now. [`crate::connection`] removes the next
 //! stream, writes for a turn, and puts it back.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -53,36 +53,36 @@ impl Default for Priority {
 
 /// An entry of a rank's round robin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Turn {
+enum RoundRobinEntry {
     Stream(StreamId),
-    /// The stream with the lowest number in [`Rank::sequential`].
+    /// The stream with the lowest number in [`UrgencyQueue::sequential`].
     Sequential,
 }
 
 /// Streams of one urgency.
 #[derive(Debug, Default)]
-struct Rank {
-    turns: VecDeque<Turn>,
-    /// Non-incremental streams. [`Turn::Sequential`] is in `turns` if and only if there are any.
+struct UrgencyQueue {
+    entries: VecDeque<RoundRobinEntry>,
+    /// Non-incremental streams. [`RoundRobinEntry::Sequential`] is in `entries` if and only if there are any.
     sequential: BTreeSet<StreamId>,
 }
 
 /// Streams that have data to write.
 #[derive(Debug, Default)]
-pub(crate) struct Schedule {
-    ranks: [Rank; RANKS],
+pub(crate) struct StreamSchedule {
+    ranks: [UrgencyQueue; RANKS],
 }
 
-impl Schedule {
+impl StreamSchedule {
     /// Removes and returns the stream whose turn it is.
     pub(crate) fn pop(&mut self) -> Option<StreamId> {
-        let rank = self.ranks.iter_mut().find(|rank| !rank.turns.is_empty())?;
-        match rank.turns.pop_front()? {
-            Turn::Stream(stream) => Some(stream),
-            Turn::Sequential => {
+        let rank = self.ranks.iter_mut().find(|rank| !rank.entries.is_empty())?;
+        match rank.entries.pop_front()? {
+            RoundRobinEntry::Stream(stream) => Some(stream),
+            RoundRobinEntry::Sequential => {
                 let stream = rank.sequential.pop_first();
                 if !rank.sequential.is_empty() {
-                    rank.turns.push_back(Turn::Sequential);
+                    rank.entries.push_back(RoundRobinEntry::Sequential);
                 }
                 stream
             }
@@ -93,25 +93,25 @@ impl Schedule {
     pub(crate) fn push(&mut self, stream: StreamId, priority: Priority) {
         let rank = &mut self.ranks[usize::from(priority.rank).min(RANKS - 1)];
         if priority.incremental {
-            rank.turns.push_back(Turn::Stream(stream));
+            rank.entries.push_back(RoundRobinEntry::Stream(stream));
             return;
         }
         if rank.sequential.is_empty() {
-            rank.turns.push_back(Turn::Sequential);
+            rank.entries.push_back(RoundRobinEntry::Sequential);
         }
         rank.sequential.insert(stream);
     }
 
     /// Puts a stream that was just removed back in front of the others of its urgency.
-    pub(crate) fn push_first(&mut self, stream: StreamId, priority: Priority) {
+    pub(crate) fn push_front(&mut self, stream: StreamId, priority: Priority) {
         let rank = &mut self.ranks[usize::from(priority.rank).min(RANKS - 1)];
         if priority.incremental {
-            rank.turns.push_front(Turn::Stream(stream));
+            rank.entries.push_front(RoundRobinEntry::Stream(stream));
             return;
         }
-        rank.turns.retain(|turn| *turn != Turn::Sequential);
+        rank.entries.retain(|turn| *turn != RoundRobinEntry::Sequential);
         rank.sequential.insert(stream);
-        rank.turns.push_front(Turn::Sequential);
+        rank.entries.push_front(RoundRobinEntry::Sequential);
     }
 
     /// Removes a stream.
@@ -119,15 +119,15 @@ impl Schedule {
         let rank = &mut self.ranks[usize::from(priority.rank).min(RANKS - 1)];
         rank.sequential.remove(&stream);
         let none = rank.sequential.is_empty();
-        rank.turns.retain(|turn| match *turn {
-            Turn::Stream(other) => other != stream,
-            Turn::Sequential => !none,
+        rank.entries.retain(|turn| match *turn {
+            RoundRobinEntry::Stream(other) => other != stream,
+            RoundRobinEntry::Sequential => !none,
         });
     }
 
     /// Returns whether no stream waits for a turn.
     pub(crate) fn is_empty(&self) -> bool {
-        self.ranks.iter().all(|rank| rank.turns.is_empty())
+        self.ranks.iter().all(|rank| rank.entries.is_empty())
     }
 }
 
@@ -141,7 +141,11 @@ mod tests {
     }
 
     /// Returns the next turns; each stream goes behind the others afterwards.
-    fn turns(schedule: &mut Schedule, priorities: &[(u64, Priority)], count: usize) -> Vec<u64> {
+    fn turns(
+        schedule: &mut StreamSchedule,
+        priorities: &[(u64, Priority)],
+        count: usize,
+    ) -> Vec<u64> {
         let turn = |_| {
             let stream = schedule.pop().expect("there are streams");
             let priority = priorities.iter().find(|(index, _)| *index == stream.index());
@@ -151,14 +155,14 @@ mod tests {
         (0..count).map(turn).collect()
     }
 
-    fn schedule(priorities: &[(u64, Priority)]) -> Schedule {
-        let mut schedule = Schedule::default();
+    fn schedule(priorities: &[(u64, Priority)]) -> StreamSchedule {
+        let mut schedule = StreamSchedule::default();
         priorities.iter().for_each(|&(index, priority)| schedule.push(stream(index), priority));
         schedule
     }
 
     #[test]
-    fn equals_take_turns() {
+    fn equal_streams_take_turns() {
         let all = [0, 1, 2].map(|index| (index, Priority::default()));
         assert_eq!(turns(&mut schedule(&all), &all, 7), [0, 1, 2, 0, 1, 2, 0]);
     }
@@ -193,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_that_was_cut_off_goes_on() {
+    fn interrupted_turn_continues() {
         let all = [
             (0, Priority::new(3, false)),
             (1, Priority::new(3, true)),
@@ -203,7 +207,7 @@ mod tests {
         for expected in [0, 1, 0] {
             let first = schedule.pop().expect("there are streams");
             assert_eq!(first, stream(expected));
-            schedule.push_first(first, all[usize::try_from(expected).unwrap()].1);
+            schedule.push_front(first, all[usize::try_from(expected).unwrap()].1);
             assert_eq!(schedule.pop(), Some(first), "it has its turn still");
             schedule.push(first, all[usize::try_from(expected).unwrap()].1);
         }

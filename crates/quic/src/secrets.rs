@@ -24,12 +24,12 @@ const TRIES_PER_QUEUE: u32 = 64;
 
 /// A secret from which keys are derived.
 #[derive(Clone)]
-pub(crate) struct Secrets {
+pub(crate) struct EndpointSecrets {
     hkdf: &'static dyn Hkdf,
     key: Zeroizing<[u8; 32]>,
 }
 
-impl Secrets {
+impl EndpointSecrets {
     pub(crate) fn new(hkdf: &'static dyn Hkdf, seed: &[u8; 32]) -> Self {
         Self { hkdf, key: Zeroizing::new(*seed) }
     }
@@ -59,7 +59,7 @@ impl Secrets {
 }
 
 /// Signs stateless reset tokens (RFC 9000 section 10.3.2).
-impl HmacKey for Secrets {
+impl HmacKey for EndpointSecrets {
     fn sign(&self, data: &[u8], signature_out: &mut [u8]) {
         for (to, from) in signature_out.iter_mut().zip(Self::sign(self, data)) {
             *to = from;
@@ -80,7 +80,7 @@ impl HmacKey for Secrets {
 
 /// Derives the keys of address validation tokens (RFC 9000 section 8.1).
 pub(crate) struct TokenKey {
-    pub(crate) secrets: Secrets,
+    pub(crate) secrets: EndpointSecrets,
     pub(crate) crypto: Arc<dyn CryptoProvider>,
 }
 
@@ -90,14 +90,14 @@ impl HandshakeTokenKey for TokenKey {
         let expander = hkdf.extract_from_secret(Some(random_bytes), &self.secrets.key[..]);
         let mut key = Zeroizing::new([0; 32]);
         let made = expand_label(&*expander, b"outboard token", &mut key[..]);
-        Box::new(OneTime(made.and_then(|()| self.crypto.aead(Suite::Aes256Gcm, &key[..]))))
+        Box::new(TokenAead(made.and_then(|()| self.crypto.aead(Suite::Aes256Gcm, &key[..]))))
     }
 }
 
 /// AEAD key of a single token. Each token has its own key, so the nonce is constant.
-struct OneTime(Option<Box<dyn Aead>>);
+struct TokenAead(Option<Box<dyn Aead>>);
 
-impl AeadKey for OneTime {
+impl AeadKey for TokenAead {
     fn seal(&self, data: &mut Vec<u8>, additional_data: &[u8]) -> Result<(), CryptoError> {
         let aead = self.0.as_ref().ok_or(CryptoError)?;
         let tag = aead.seal(&[0; NONCE_BYTES], additional_data, data);
@@ -117,15 +117,15 @@ impl AeadKey for OneTime {
 }
 
 /// Connection IDs that were generated and not yet assigned to a connection.
-pub(crate) type Fresh = Arc<Mutex<Vec<ConnectionId>>>;
+pub(crate) type FreshCids = Arc<Mutex<Vec<ConnectionId>>>;
 
 /// Generates connection IDs as a keyed hash of a counter, so that observers cannot link those of
 /// one connection. With steering, IDs that lead to another host's queue are skipped.
 pub(crate) struct CidGenerator {
-    pub(crate) secrets: Secrets,
+    pub(crate) secrets: EndpointSecrets,
     pub(crate) count: u64,
     pub(crate) steering: Option<(Steering, usize)>,
-    pub(crate) fresh: Fresh,
+    pub(crate) fresh: FreshCids,
 }
 
 impl CidGenerator {
@@ -135,7 +135,7 @@ impl CidGenerator {
         ConnectionId::new(&hash[..usize::from(CID_BYTES)])
     }
 
-    fn leads_here(&self, id: &ConnectionId) -> bool {
+    fn is_steered_here(&self, id: &ConnectionId) -> bool {
         self.steering.is_none_or(|(steering, queue)| steering.queue_of(id) == queue)
     }
 }
@@ -146,7 +146,7 @@ impl ConnectionIdGenerator for CidGenerator {
         // probability.
         let mut id = self.next();
         for _ in 0..TRIES_PER_QUEUE * self.steering.map_or(0, |(steering, _)| steering.queues) {
-            if self.leads_here(&id) {
+            if self.is_steered_here(&id) {
                 break;
             }
             id = self.next();

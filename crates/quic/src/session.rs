@@ -22,8 +22,10 @@ use rustls::{CipherSuite, KeyLog, SupportedCipherSuite, quic};
 use zeroize::Zeroizing;
 
 use crate::credit::Credit;
-use crate::keys::Schedule;
-use crate::protection::{Generation, OneRttHeaderKey, OneRttKey, Shared, TlsHeaderKey, TlsKey};
+use crate::keys::KeySchedule;
+use crate::protection::{
+    KeyGeneration, OneRttHeaderKey, OneRttKey, OneRttShared, TlsHeaderKey, TlsKey,
+};
 
 /// The only supported version (RFC 9000).
 pub(crate) const VERSION_1: u32 = 1;
@@ -37,20 +39,20 @@ const RETRY_NONCE: [u8; 12] =
 /// The handshake data that a session returns through `quinn_proto::Connection::crypto_session`.
 pub(crate) struct HandshakeData {
     /// State shared by the driver and the connection's crypto objects.
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<OneRttShared>,
     /// Protocol negotiated by ALPN.
     pub(crate) protocol: Option<Vec<u8>>,
 }
 
 /// TLS of accepted connections.
-pub(crate) struct TlsServer {
+pub(crate) struct QuicTlsServer {
     pub(crate) config: Arc<rustls::ServerConfig>,
     pub(crate) crypto: Arc<dyn CryptoProvider>,
     pub(crate) initial: quic::Suite,
 }
 
 /// TLS of a client connection.
-pub(crate) struct TlsClient {
+pub(crate) struct QuicTlsClient {
     pub(crate) config: Arc<rustls::ClientConfig>,
     pub(crate) crypto: Arc<dyn CryptoProvider>,
     pub(crate) initial: quic::Suite,
@@ -63,7 +65,7 @@ pub(crate) fn initial_suite(provider: &rustls::crypto::CryptoProvider) -> Option
     fitting.find_map(|suite| suite.tls13()?.quic_suite())
 }
 
-impl ServerConfig for TlsServer {
+impl ServerConfig for QuicTlsServer {
     fn initial_keys(
         &self,
         version: u32,
@@ -86,11 +88,17 @@ impl ServerConfig for TlsServer {
         config.key_log = Arc::clone(&log) as Arc<dyn KeyLog>;
         let tls = quic::ServerConnection::new(Arc::new(config), Version::V1, encode(params));
         let inner = tls.ok().map(Connection::Server);
-        Box::new(TlsSession::new(inner, log, self.initial, Arc::clone(&self.crypto), Side::Server))
+        Box::new(QuicTlsSession::new(
+            inner,
+            log,
+            self.initial,
+            Arc::clone(&self.crypto),
+            Side::Server,
+        ))
     }
 }
 
-impl ClientConfig for TlsClient {
+impl ClientConfig for QuicTlsClient {
     fn start_session(
         self: Arc<Self>,
         version: u32,
@@ -109,30 +117,30 @@ impl ClientConfig for TlsClient {
         let tls = quic::ClientConnection::new(Arc::new(config), Version::V1, name, encode(params));
         let inner = tls.ok().map(Connection::Client);
         let crypto = Arc::clone(&self.crypto);
-        Ok(Box::new(TlsSession::new(inner, log, self.initial, crypto, Side::Client)))
+        Ok(Box::new(QuicTlsSession::new(inner, log, self.initial, crypto, Side::Client)))
     }
 }
 
 /// rustls's secrets, used if our own keys cannot be derived.
-type Fallback = Option<Secrets>;
+type FallbackSecrets = Option<Secrets>;
 
 /// TLS session of one connection.
-struct TlsSession {
+struct QuicTlsSession {
     /// `None` if rustls rejected the configuration; the handshake then fails.
     inner: Option<Connection>,
     log: Arc<SecretLog>,
     initial: quic::Suite,
     crypto: Arc<dyn CryptoProvider>,
     side: Side,
-    shared: Arc<Shared>,
+    shared: Arc<OneRttShared>,
     /// Our schedule and the peer's, once the handshake has produced the secrets.
-    schedules: Option<(Schedule, Schedule)>,
+    schedules: Option<(KeySchedule, KeySchedule)>,
     generations: u64,
-    fallback: Fallback,
-    told: bool,
+    fallback: FallbackSecrets,
+    handshake_data_reported: bool,
 }
 
-impl TlsSession {
+impl QuicTlsSession {
     fn new(
         inner: Option<Connection>,
         log: Arc<SecretLog>,
@@ -150,7 +158,7 @@ impl TlsSession {
             schedules: None,
             generations: 0,
             fallback: None,
-            told: false,
+            handshake_data_reported: false,
         }
     }
 
@@ -163,7 +171,7 @@ impl TlsSession {
             Side::Client => (client, server),
             Side::Server => (server, client),
         };
-        let schedules = (Schedule::new(cipher, &ours)?, Schedule::new(cipher, &theirs)?);
+        let schedules = (KeySchedule::new(cipher, &ours)?, KeySchedule::new(cipher, &theirs)?);
         let tx = Arc::new(schedules.0.header(&*self.crypto)?);
         let rx = Arc::new(schedules.1.header(&*self.crypto)?);
         let mut state = self.shared.lock();
@@ -185,8 +193,8 @@ impl TlsSession {
         let (tx, rx) = (ours.next(&*self.crypto)?, theirs.next(&*self.crypto)?);
         let number = self.generations;
         self.generations += 1;
-        let generation = Generation { number, tx: Arc::clone(&tx), rx: Arc::clone(&rx) };
-        self.shared.lock().push(generation);
+        let generation = KeyGeneration { number, tx: Arc::clone(&tx), rx: Arc::clone(&rx) };
+        self.shared.lock().push_generation(generation);
         let key = |keys| -> Box<dyn PacketKey> {
             let shared = Arc::clone(&self.shared);
             Box::new(OneRttKey { keys, generation: number, suite, shared })
@@ -195,7 +203,7 @@ impl TlsSession {
     }
 }
 
-impl Session for TlsSession {
+impl Session for QuicTlsSession {
     fn initial_keys(&self, dst_cid: &ConnectionId, side: Side) -> Keys {
         let side = match side {
             Side::Client => rustls::Side::Client,
@@ -241,7 +249,7 @@ impl Session for TlsSession {
             return Err(failed(code, error.to_string()));
         }
         let known = tls.alpn_protocol().is_some() || !tls.is_handshaking();
-        Ok(known && !core::mem::replace(&mut self.told, known))
+        Ok(known && !core::mem::replace(&mut self.handshake_data_reported, known))
     }
 
     fn transport_parameters(&self) -> Result<Option<TransportParameters>, TransportError> {
@@ -249,7 +257,7 @@ impl Session for TlsSession {
         let Some(params) = params else { return Ok(None) };
         let mut state = self.shared.lock();
         if state.credit == Credit::default() {
-            state.credit = Credit::of_parameters(params);
+            state.credit = Credit::from_transport_parameters(params);
         }
         drop(state);
         Ok(Some(TransportParameters::read(self.side, &mut Cursor::new(params))?))
@@ -293,15 +301,15 @@ impl Session for TlsSession {
 }
 
 /// Traffic secrets of client and server.
-type Pair = (Zeroizing<Vec<u8>>, Zeroizing<Vec<u8>>);
+type TrafficSecrets = (Zeroizing<Vec<u8>>, Zeroizing<Vec<u8>>);
 
 /// A secret, once it was logged.
-type Logged = Option<Zeroizing<Vec<u8>>>;
+type LoggedSecret = Option<Zeroizing<Vec<u8>>>;
 
 /// Keeps the 1-RTT secrets of one connection and forwards all to the configured log.
 struct SecretLog {
     forward: Arc<dyn KeyLog>,
-    secrets: Mutex<(Logged, Logged)>,
+    secrets: Mutex<(LoggedSecret, LoggedSecret)>,
 }
 
 impl SecretLog {
@@ -309,7 +317,7 @@ impl SecretLog {
         Self { forward, secrets: Mutex::default() }
     }
 
-    fn take(&self) -> Option<Pair> {
+    fn take(&self) -> Option<TrafficSecrets> {
         let mut secrets = self.secrets.lock().unwrap_or_else(PoisonError::into_inner);
         secrets.0.take().zip(secrets.1.take())
     }

@@ -20,11 +20,11 @@ use quinn_proto::Transmit;
 use wire::Endpoint;
 use wire::quic::{Frame, Frames, StreamFrame};
 
-use crate::connection::{Connection, Cx, ReadFor};
+use crate::connection::{QuicConnection, QuicEnv, ReadPurpose};
 use crate::counters::Counters;
-use crate::frames::short_header;
-use crate::placed::Holes;
-use crate::protection::Record;
+use crate::file_ranges::Placeholders;
+use crate::frames::short_header_offset;
+use crate::protection::DeferredPacket;
 
 /// Maximum datagrams per transmit: 1,452-byte datagrams in 64 KiB.
 const DATAGRAMS_MAX: usize = 45;
@@ -33,47 +33,47 @@ const COPY_BYTES_MAX: usize = 4096;
 
 /// Layout of a datagram in a batch.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct DatagramPlan {
     /// Range of the datagram in the batch.
     range: Range<usize>,
     /// The 1-RTT packet in plaintext, if any: its offset in the datagram, and its record.
-    packet: Option<(usize, Record)>,
+    packet: Option<(usize, DeferredPacket)>,
     /// Gaps to fill with file content; offsets are relative to the batch.
-    holes: Holes,
+    placeholders: Placeholders,
 }
 
-impl Plan {
+impl DatagramPlan {
     /// Returns whether a transmit may have as many extents. A datagram with the ends of many short
     /// responses may have more.
     fn fits_a_transmit(&self) -> bool {
-        if self.holes.len() <= FileLimits::EXTENTS_PER_TRANSMIT_MAX {
+        if self.placeholders.len() <= FileLimits::EXTENTS_PER_TRANSMIT_MAX {
             return true; // The usual case.
         }
         let mut extents = ExtentCount::default();
-        self.holes.iter().all(|hole| extents.takes(&hole.extent()))
+        self.placeholders.iter().all(|hole| extents.takes(&hole.extent()))
     }
 }
 
 /// A datagram that waits for file content.
 #[derive(Debug)]
-pub(crate) struct Late {
+pub(crate) struct PendingDatagram {
     pub(crate) id: u64,
     datagram: Vec<u8>,
-    begin: usize,
-    record: Record,
-    missing: usize,
-    way: Way,
+    packet_begin: usize,
+    record: DeferredPacket,
+    placeholders_left: usize,
+    path: DatagramPath,
 }
 
 /// Addresses and ECN of a datagram.
 #[derive(Clone, Copy, Debug)]
-struct Way {
+struct DatagramPath {
     remote: SocketAddr,
     source: Option<IpAddr>,
     ecn: u8,
 }
 
-impl Way {
+impl DatagramPath {
     fn of(transmit: &Transmit) -> Self {
         let ecn = transmit.ecn.map_or(0, |ecn| ecn as u8);
         Self { remote: transmit.destination, source: transmit.src_ip, ecn }
@@ -87,8 +87,8 @@ fn segment_size(transmit: &Transmit) -> u16 {
 }
 
 /// Builds a send operation for bytes that need no protection, outside of any flow.
-pub(crate) fn plain(transmit: &Transmit, bytes: Bytes) -> UdpSend {
-    let way = Way::of(transmit);
+pub(crate) fn unprotected_send(transmit: &Transmit, bytes: Bytes) -> UdpSend {
+    let way = DatagramPath::of(transmit);
     UdpSend {
         flow: abi::FlowId::NONE,
         source: way.source,
@@ -102,15 +102,15 @@ pub(crate) fn plain(transmit: &Transmit, bytes: Bytes) -> UdpSend {
     }
 }
 
-impl Connection {
+impl QuicConnection {
     /// Sends everything that the connection may send now.
-    pub(crate) fn transmit(&mut self, cx: &mut Cx<'_>) {
-        self.follow_losses(cx);
+    pub(crate) fn transmit(&mut self, cx: &mut QuicEnv<'_>) {
+        self.update_losses(cx);
         let mtu = usize::from(self.inner.current_mtu()).max(1);
         let most = (cx.host.udp_bytes_max() as usize / mtu).clamp(1, DATAGRAMS_MAX);
         loop {
             // Packets that the device encrypts, or that may lack file content, stay in plaintext.
-            self.shared.begin(self.offload.tx().is_some() || !self.placed.is_empty());
+            self.shared.begin_batch(self.offload.tx().is_some() || !self.file_map.is_empty());
             cx.scratch.buffer.clear();
             cx.scratch.buffer.reserve(mtu * most);
             let time = cx.time();
@@ -120,26 +120,26 @@ impl Connection {
             self.shared.take_records(&mut cx.scratch.records);
             self.send(cx, &transmit);
         }
-        self.shared.begin(false);
+        self.shared.begin_batch(false);
     }
 
-    fn send(&mut self, cx: &mut Cx<'_>, transmit: &Transmit) {
+    fn send(&mut self, cx: &mut QuicEnv<'_>, transmit: &Transmit) {
         let size = transmit.segment_size.unwrap_or(transmit.size).max(1);
         let count = transmit.size.div_ceil(size) as u64;
         cx.counters.quic_out_datagrams += count;
         if cx.scratch.records.is_empty() {
-            let bytes = take(&mut cx.scratch.buffer);
+            let bytes = take_bytes(&mut cx.scratch.buffer);
             cx.host.udp_send(
                 cx.now,
                 cx.socket,
-                UdpSend { flow: self.flow, ..plain(transmit, bytes) },
+                UdpSend { flow: self.flow, ..unprotected_send(transmit, bytes) },
             );
             return;
         }
         let mut plans = core::mem::take(&mut cx.scratch.plans);
         plans.clear();
         match self.plan(cx, transmit.size, size, &mut plans) {
-            Some(first) => self.carry_out(cx, transmit, &plans, first),
+            Some(first) => self.send_planned(cx, transmit, &plans, first),
             // A batch that cannot be parsed would be sent in plaintext; drop it instead.
             None => cx.counters.quic_out_malformed += count,
         }
@@ -150,10 +150,10 @@ impl Connection {
     /// time, or `None` if it cannot be parsed.
     fn plan(
         &mut self,
-        cx: &Cx<'_>,
+        cx: &QuicEnv<'_>,
         len: usize,
         size: usize,
-        plans: &mut Vec<Plan>,
+        plans: &mut Vec<DatagramPlan>,
     ) -> Option<bool> {
         let mut records = cx.scratch.records.iter();
         let (mut begin, mut first) = (0, true);
@@ -161,8 +161,8 @@ impl Connection {
             let range = begin..len.min(begin + size);
             begin = range.end;
             let datagram = cx.scratch.buffer.get(range.clone())?;
-            let mut holes = Holes::new();
-            let packet = match short_header(datagram) {
+            let mut holes = Placeholders::new();
+            let packet = match short_header_offset(datagram) {
                 None => None,
                 Some(at) => {
                     let record = *records.next()?;
@@ -171,50 +171,67 @@ impl Connection {
                     if record.len != datagram.len() - at {
                         return None;
                     }
-                    first &= self.look(payload, range.start + text.start, &mut holes)?;
+                    first &=
+                        self.find_placeholders(payload, range.start + text.start, &mut holes)?;
                     Some((at, record))
                 }
             };
-            plans.push(Plan { range, packet, holes });
+            plans.push(DatagramPlan { range, packet, placeholders: holes });
         }
         records.next().is_none().then_some(first)
     }
 
     /// Collects the holes in a packet's payload, which begins at offset `at` of the batch. Returns
     /// whether all file content in it is sent for the first time, or `None` if it is malformed.
-    fn look(&mut self, payload: &[u8], at: usize, holes: &mut Holes) -> Option<bool> {
-        if self.placed.is_empty() {
+    fn find_placeholders(
+        &mut self,
+        payload: &[u8],
+        at: usize,
+        holes: &mut Placeholders,
+    ) -> Option<bool> {
+        if self.file_map.is_empty() {
             return Some(true);
         }
         let mut first = true;
         for frame in Frames::new(payload) {
             if let Frame::Stream(StreamFrame { id, offset, data, .. }) = frame.ok()? {
-                first &= self.placed.holes(id, offset, at + data.start..at + data.end, holes);
+                first &= self.file_map.collect_placeholders(
+                    id,
+                    offset,
+                    at + data.start..at + data.end,
+                    holes,
+                );
             }
         }
         Some(first)
     }
 
-    fn carry_out(&mut self, cx: &mut Cx<'_>, transmit: &Transmit, plans: &[Plan], first: bool) {
+    fn send_planned(
+        &mut self,
+        cx: &mut QuicEnv<'_>,
+        transmit: &Transmit,
+        plans: &[DatagramPlan],
+        first: bool,
+    ) {
         let by_device = self.offload.tx();
-        let mut holes = plans.iter().flat_map(|plan| &plan.holes);
+        let mut holes = plans.iter().flat_map(|plan| &plan.placeholders);
         let has_holes = holes.clone().next().is_some();
         let readable = holes.all(|hole| cx.host.extent_reader(hole.file).is_ok())
-            && !(has_holes && self.careful);
-        let fits = plans.iter().all(Plan::fits_a_transmit);
+            && !(has_holes && self.read_files_on_host);
+        let fits = plans.iter().all(DatagramPlan::fits_a_transmit);
         cx.counters.quic_out_too_many_extents += u64::from(by_device.is_some() && !fits);
         match by_device {
             Some(quic) if readable && fits => {
                 let newest = cx.scratch.records.iter().map(|r| r.generation).max().unwrap_or(0);
-                self.offload.follow_tx(&mut cx.device(), &self.shared, newest);
-                let packets = plans.iter().map(packet).collect();
+                self.offload.ensure_tx_keys(&mut cx.device(), &self.shared, newest);
+                let packets = plans.iter().map(packet_layout).collect();
                 let protect = Some(Box::new(Protect { quic, packets }));
                 cx.counters.quic_out_for_device += plans.len() as u64;
                 let parts = match has_holes {
-                    true => parts(&cx.scratch.buffer, plans),
-                    false => [Part::Host(take(&mut cx.scratch.buffer))].into_iter().collect(),
+                    true => split_parts(&cx.scratch.buffer, plans),
+                    false => [Part::Host(take_bytes(&mut cx.scratch.buffer))].into_iter().collect(),
                 };
-                let sealed = plain(transmit, Bytes::new());
+                let sealed = unprotected_send(transmit, Bytes::new());
                 let (flow, retransmission, echo) = (self.flow, !first, files_of(plans));
                 let segment_size = segment_size(transmit);
                 let send =
@@ -229,17 +246,23 @@ impl Connection {
                     }
                 }
                 cx.scratch.buffer = buffer;
-                let bytes = take(&mut cx.scratch.buffer);
-                let send = UdpSend { flow: self.flow, ..plain(transmit, bytes) };
+                let bytes = take_bytes(&mut cx.scratch.buffer);
+                let send = UdpSend { flow: self.flow, ..unprotected_send(transmit, bytes) };
                 cx.host.udp_send(cx.now, cx.socket, send);
             }
-            _ => self.delay(cx, Way::of(transmit), plans),
+            _ => self.send_separately(cx, DatagramPath::of(transmit), plans),
         }
     }
 
     /// Encrypts a packet of a datagram as the device would. If that is impossible the datagram is
     /// overwritten with zeros; plaintext is never sent.
-    fn seal(&self, counters: &mut Counters, datagram: &mut [u8], begin: usize, record: &Record) {
+    fn seal(
+        &self,
+        counters: &mut Counters,
+        datagram: &mut [u8],
+        begin: usize,
+        record: &DeferredPacket,
+    ) {
         let state = self.shared.lock();
         let keys = state.generation(record.generation).map(|generation| &generation.tx);
         let (Some(keys), Some(header)) = (keys, &state.tx_header) else {
@@ -251,12 +274,12 @@ impl Connection {
             datagram.fill(0);
             return;
         };
-        keys.seal(record.number, packet, record.header_len);
+        keys.encrypt_packet(record.number, packet, record.header_len);
         header.protect(record.header_len.saturating_sub(record.pn_len), packet);
     }
 
     /// Sends the datagrams of a batch separately; those with holes after the host has filled them.
-    fn delay(&mut self, cx: &mut Cx<'_>, way: Way, plans: &[Plan]) {
+    fn send_separately(&mut self, cx: &mut QuicEnv<'_>, way: DatagramPath, plans: &[DatagramPlan]) {
         for plan in plans {
             let Some(bytes) = cx.scratch.buffer.get(plan.range.clone()) else {
                 internal_error!(cx.counters.quic_internal_errors, "a datagram behind its batch");
@@ -267,39 +290,46 @@ impl Connection {
                 self.send_one(cx, way, datagram);
                 continue;
             };
-            if plan.holes.is_empty() {
+            if plan.placeholders.is_empty() {
                 self.seal(cx.counters, &mut datagram, begin, &record);
                 self.send_one(cx, way, datagram);
                 continue;
             }
             cx.counters.quic_out_late += 1;
-            self.late_next += 1;
-            let (id, missing) = (self.late_next, plan.holes.len());
-            self.late.push_back(Late { id, datagram, begin, record, missing, way });
-            for hole in &plan.holes {
+            self.delayed_next_id += 1;
+            let (id, missing) = (self.delayed_next_id, plan.placeholders.len());
+            self.delayed.push_back(PendingDatagram {
+                id,
+                datagram,
+                packet_begin: begin,
+                record,
+                placeholders_left: missing,
+                path: way,
+            });
+            for hole in &plan.placeholders {
                 let extent = hole.extent();
                 let at = hole.at - plan.range.start;
-                let what = ReadFor::Late { handle: self.handle, late: id, at, extent };
-                cx.reads.begin(cx.host, extent, what);
+                let what = ReadPurpose::Delayed { handle: self.handle, late: id, at, extent };
+                cx.reads.start(cx.host, extent, what);
             }
         }
     }
 
     /// Handles the end of a file read for a delayed datagram.
-    pub(crate) fn handle_late(
+    pub(crate) fn handle_delayed_read(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut QuicEnv<'_>,
         (id, at, extent): (u64, usize, FileExtent),
         result: Result<Bytes, FileFault>,
     ) {
-        let Some(index) = self.late.iter().position(|late| late.id == id) else { return };
+        let Some(index) = self.delayed.iter().position(|late| late.id == id) else { return };
         let Ok(bytes) = result else {
             cx.counters.quic_out_late_dropped += 1;
-            self.late.remove(index);
+            self.delayed.remove(index);
             self.fail_streams(cx, extent.file);
             return;
         };
-        let Some(late) = self.late.get_mut(index) else { return };
+        let Some(late) = self.delayed.get_mut(index) else { return };
         let read = bytes.len().min(extent.len as usize);
         let Some(hole) = late.datagram.get_mut(at..at + read) else {
             internal_error!(cx.counters.quic_internal_errors, "a hole behind its datagram");
@@ -311,24 +341,30 @@ impl Connection {
             if len > 0 {
                 let offset = extent.offset + read as u64;
                 let rest = FileExtent { offset, len, ..extent };
-                let what =
-                    ReadFor::Late { handle: self.handle, late: id, at: at + read, extent: rest };
-                cx.reads.begin(cx.host, rest, what);
+                let what = ReadPurpose::Delayed {
+                    handle: self.handle,
+                    late: id,
+                    at: at + read,
+                    extent: rest,
+                };
+                cx.reads.start(cx.host, rest, what);
                 return;
             }
         }
-        late.missing -= 1;
-        if late.missing > 0 {
+        late.placeholders_left -= 1;
+        if late.placeholders_left > 0 {
             return;
         }
-        let Some(Late { mut datagram, begin, record, way, .. }) = self.late.remove(index) else {
+        let Some(PendingDatagram { mut datagram, packet_begin: begin, record, path: way, .. }) =
+            self.delayed.remove(index)
+        else {
             return;
         };
         self.seal(cx.counters, &mut datagram, begin, &record);
         self.send_one(cx, way, datagram);
     }
 
-    fn send_one(&self, cx: &mut Cx<'_>, way: Way, datagram: Vec<u8>) {
+    fn send_one(&self, cx: &mut QuicEnv<'_>, way: DatagramPath, datagram: Vec<u8>) {
         let send = UdpSend {
             flow: self.flow,
             source: way.source,
@@ -345,15 +381,15 @@ impl Connection {
 }
 
 /// Returns the files whose content is in a batch; `None` if there is none.
-fn files_of(plans: &[Plan]) -> Option<FaultScope> {
-    let mut files = plans.iter().flat_map(|plan| &plan.holes).map(|hole| hole.file);
+fn files_of(plans: &[DatagramPlan]) -> Option<FaultScope> {
+    let mut files = plans.iter().flat_map(|plan| &plan.placeholders).map(|hole| hole.file);
     let first = files.next()?;
     let one = files.all(|file| file == first);
     Some(if one { FaultScope::File(first) } else { FaultScope::Several })
 }
 
 /// Returns the layout of a datagram's packet for the device.
-fn packet(plan: &Plan) -> Option<Packet> {
+fn packet_layout(plan: &DatagramPlan) -> Option<Packet> {
     let (begin, record) = plan.packet?;
     Some(Packet {
         begin: u16::try_from(begin).ok()?,
@@ -365,8 +401,8 @@ fn packet(plan: &Plan) -> Option<Packet> {
 
 /// Splits a batch into host bytes and file extents. The host bytes are few, so they are copied, and
 /// the buffer is reused for the next batch.
-fn parts(buffer: &[u8], plans: &[Plan]) -> Parts {
-    let holes = || plans.iter().flat_map(|plan| &plan.holes);
+fn split_parts(buffer: &[u8], plans: &[DatagramPlan]) -> Parts {
+    let holes = || plans.iter().flat_map(|plan| &plan.placeholders);
     let filled: usize = holes().map(|hole| hole.len).sum();
     let mut kept = Vec::with_capacity(buffer.len().saturating_sub(filled));
     let (mut ends, mut at) = (smallvec::SmallVec::<[usize; 64]>::new(), 0);
@@ -392,7 +428,7 @@ fn parts(buffer: &[u8], plans: &[Plan]) -> Parts {
 }
 
 /// Takes the bytes out of a buffer, which is empty afterwards.
-fn take(buffer: &mut Vec<u8>) -> Bytes {
+fn take_bytes(buffer: &mut Vec<u8>) -> Bytes {
     if buffer.len() <= COPY_BYTES_MAX {
         let bytes = Bytes::copy_from_slice(buffer);
         buffer.clear();

@@ -16,15 +16,15 @@ use crate::session::VERSION_1;
 /// section 14.1), so that no answer is longer than the datagram it answers.
 const DATAGRAM_BYTES_MIN: usize = 1200;
 /// Reserved versions, which force clients to ignore unknown versions (RFC 9000 section 15).
-const RESERVED: [u32; 2] = [0x0a1a_2a3a, 0x0a1a_2a4a];
+const RESERVED_VERSIONS: [u32; 2] = [0x0a1a_2a3a, 0x0a1a_2a4a];
 /// Version field of a Version Negotiation packet.
 const NEGOTIATION: u32 = 0;
 
 /// Handling of a datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum VersionCheck {
     /// Pass the datagram to quinn-proto.
-    Ours,
+    PassOn,
     /// The version is not supported; send this Version Negotiation packet back.
     Answer(Vec<u8>),
     /// The version is not supported, and the datagram is too short for an answer.
@@ -32,15 +32,17 @@ pub(crate) enum Verdict {
 }
 
 /// Classifies a datagram by the version in its first packet.
-pub(crate) fn examine(datagram: &[u8]) -> Verdict {
+pub(crate) fn check_version(datagram: &[u8]) -> VersionCheck {
     // quinn-proto drops datagrams that are too short for the invariant header.
-    let Some((version, destination, source)) = invariants(datagram) else { return Verdict::Ours };
+    let Some((version, destination, source)) = invariants(datagram) else {
+        return VersionCheck::PassOn;
+    };
     match version {
         // A Version Negotiation packet is never answered (that could loop); it concerns only a
         // client.
-        VERSION_1 | NEGOTIATION => Verdict::Ours,
-        _ if datagram.len() < DATAGRAM_BYTES_MIN => Verdict::Drop,
-        _ => Verdict::Answer(answer(version, destination, source)),
+        VERSION_1 | NEGOTIATION => VersionCheck::PassOn,
+        _ if datagram.len() < DATAGRAM_BYTES_MIN => VersionCheck::Drop,
+        _ => VersionCheck::Answer(version_negotiation_packet(version, destination, source)),
     }
 }
 
@@ -59,7 +61,7 @@ fn connection_id(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 /// Builds a Version Negotiation packet (RFC 8999 section 6), with the connection IDs swapped.
-fn answer(version: u32, destination: &[u8], source: &[u8]) -> Vec<u8> {
+fn version_negotiation_packet(version: u32, destination: &[u8], source: &[u8]) -> Vec<u8> {
     let len = |id: &[u8]| u8::try_from(id.len()).unwrap_or(u8::MAX);
     // The other bits are arbitrary; the second is QUIC's fixed bit, for demultiplexers (RFC 9443).
     let mut packet = vec![0xc0];
@@ -68,7 +70,8 @@ fn answer(version: u32, destination: &[u8], source: &[u8]) -> Vec<u8> {
         packet.push(len(id));
         packet.extend_from_slice(id);
     }
-    let reserved = if version == RESERVED[0] { RESERVED[1] } else { RESERVED[0] };
+    let reserved =
+        if version == RESERVED_VERSIONS[0] { RESERVED_VERSIONS[1] } else { RESERVED_VERSIONS[0] };
     for version in [reserved, VERSION_1] {
         packet.extend_from_slice(&version.to_be_bytes());
     }
@@ -95,7 +98,8 @@ mod tests {
     #[test]
     fn other_versions_are_answered() {
         for ids in [[8, 0], [20, 20], [21, 0], [0, 21], [255, 255]] {
-            let Verdict::Answer(answer) = examine(&datagram(0x6b33_43cf, ids, 1200)) else {
+            let VersionCheck::Answer(answer) = check_version(&datagram(0x6b33_43cf, ids, 1200))
+            else {
                 panic!("{ids:?}")
             };
             let [to, from] = ids;
@@ -103,19 +107,24 @@ mod tests {
             assert_eq!((version, destination.len(), source.len()), (0, from, to), "{ids:?}");
             assert_eq!(answer[answer.len() - 8..], [0x0a, 0x1a, 0x2a, 0x3a, 0, 0, 0, 1]);
         }
-        let Verdict::Answer(answer) = examine(&datagram(RESERVED[0], [8, 8], 1200)) else {
+        let VersionCheck::Answer(answer) =
+            check_version(&datagram(RESERVED_VERSIONS[0], [8, 8], 1200))
+        else {
             panic!("a reserved version is another version")
         };
-        assert!(!answer.windows(4).any(|v| v == RESERVED[0].to_be_bytes()), "not what it asked");
+        assert!(
+            !answer.windows(4).any(|v| v == RESERVED_VERSIONS[0].to_be_bytes()),
+            "not what it asked"
+        );
     }
 
     #[test]
-    fn others_are_not() {
-        assert_eq!(examine(&datagram(1, [8, 8], 1200)), Verdict::Ours);
-        assert_eq!(examine(&[0x40; 30]), Verdict::Ours);
-        assert_eq!(examine(&datagram(2, [255, 255], 1199)), Verdict::Drop);
-        assert_eq!(examine(&datagram(0, [255, 255], 1200)), Verdict::Ours);
-        assert_eq!(examine(&datagram(2, [255, 255], 1200)[..300]), Verdict::Ours);
+    fn other_datagrams_are_not_answered() {
+        assert_eq!(check_version(&datagram(1, [8, 8], 1200)), VersionCheck::PassOn);
+        assert_eq!(check_version(&[0x40; 30]), VersionCheck::PassOn);
+        assert_eq!(check_version(&datagram(2, [255, 255], 1199)), VersionCheck::Drop);
+        assert_eq!(check_version(&datagram(0, [255, 255], 1200)), VersionCheck::PassOn);
+        assert_eq!(check_version(&datagram(2, [255, 255], 1200)[..300]), VersionCheck::PassOn);
     }
 
     proptest! {
@@ -127,7 +136,7 @@ mod tests {
             if long {
                 datagram.resize(1200, 0xff);
             }
-            if let Verdict::Answer(answer) = examine(&datagram) {
+            if let VersionCheck::Answer(answer) = check_version(&datagram) {
                 prop_assert!(answer.len() <= datagram.len());
             }
         }

@@ -3,21 +3,22 @@
 
 #[path = "transfer/loss.rs"]
 mod loss;
+mod model_network;
 #[path = "transfer/reordering.rs"]
 mod reordering;
-mod world;
 
 use abi::{FileId, Refusal};
 use base::Duration;
 use bytes::Bytes;
 use host::{Application as _, Notice};
+use model_network::{ModelAbilities, QuicModelNetwork, file_byte};
 use outboard_quic::{Dir, Event, Handle, ReadEnd, StreamEvent, StreamId};
-use world::{Abilities, World, file_byte};
 
-const ALL: Abilities = Abilities { quic: true, opens: true, refuses: None, files: true };
+const ALL: ModelAbilities =
+    ModelAbilities { quic: true, decrypts: true, refuses: None, files: true };
 
 /// A connection on whose first stream the server sends bytes and a file.
-struct Exchange {
+struct FileExchange {
     client: Handle,
     server: Option<Handle>,
     file: FileId,
@@ -30,8 +31,8 @@ struct Exchange {
 const HEAD: &[u8] = b"head";
 const OFFSET: u64 = 12_345;
 
-impl Exchange {
-    fn begin(w: &mut World) -> Self {
+impl FileExchange {
+    fn begin(w: &mut QuicModelNetwork) -> Self {
         let file = w.server.host.offload_open("a").expect("there is room");
         let client = w.connect();
         let (server, stream, received, ended) = (None, None, Vec::new(), None);
@@ -39,7 +40,7 @@ impl Exchange {
     }
 
     /// Handles events; returns true when the response has ended.
-    fn step(&mut self, w: &mut World, len: u64) -> bool {
+    fn step(&mut self, w: &mut QuicModelNetwork, len: u64) -> bool {
         while let Some(event) = w.client.endpoint.poll_event() {
             match event {
                 Event::Connected(handle) => {
@@ -71,7 +72,7 @@ impl Exchange {
         self.ended.is_some()
     }
 
-    fn read(&mut self, w: &mut World) {
+    fn read(&mut self, w: &mut QuicModelNetwork) {
         let Some(stream) = self.stream else { return };
         loop {
             match w.client.endpoint.read(self.client, stream, usize::MAX) {
@@ -96,15 +97,15 @@ impl Exchange {
     }
 }
 
-fn exchange(w: &mut World, len: u64) -> Exchange {
-    let mut exchange = Exchange::begin(w);
+fn exchange(w: &mut QuicModelNetwork, len: u64) -> FileExchange {
+    let mut exchange = FileExchange::begin(w);
     let ended = w.run(60, |w| exchange.step(w, len));
     assert!(ended, "{:?}", w.server.endpoint.counters());
     exchange
 }
 
 /// Closes the connection and checks that nothing is left of it.
-fn close(w: &mut World, exchange: &Exchange) {
+fn close(w: &mut QuicModelNetwork, exchange: &FileExchange) {
     w.server.host.offload_close(exchange.file);
     let now = w.now;
     w.client.endpoint.close(now, &mut w.client.host, exchange.client, 0, "done");
@@ -119,7 +120,7 @@ fn close(w: &mut World, exchange: &Exchange) {
 
 #[test]
 fn in_software() {
-    let mut w = World::new(Abilities::default());
+    let mut w = QuicModelNetwork::new(ModelAbilities::default());
     let e = exchange(&mut w, 1_000_000);
     e.check(1_000_000);
     let counters = w.server.endpoint.counters();
@@ -131,15 +132,15 @@ fn in_software() {
 }
 
 #[test]
-fn sealed_and_opened_by_the_device() {
-    let mut w = World::new(ALL);
+fn encrypted_and_decrypted_by_device() {
+    let mut w = QuicModelNetwork::new(ALL);
     let e = exchange(&mut w, 4_000_000);
     e.check(4_000_000);
     let counters = w.server.endpoint.counters().clone();
     assert_eq!(counters.quic_offloaded, 1);
     assert!(counters.quic_file_bytes_offloaded > 3_000_000, "{counters:?}");
     assert!(counters.quic_file_bytes_offloaded + counters.quic_file_bytes_software == 4_000_000);
-    assert_eq!(w.server.device.sealed, counters.quic_out_for_device);
+    assert_eq!(w.server.device.encrypted, counters.quic_out_for_device);
     assert!(counters.quic_in_opened > 10 && counters.quic_in_disagreed == 0, "{counters:?}");
     assert_eq!((counters.quic_out_late, counters.quic_out_malformed), (0, 0));
     // A quarter of the 10 ms round-trip time.
@@ -153,9 +154,9 @@ fn sealed_and_opened_by_the_device() {
 /// acknowledged, even if a notice about the file arrives after the close.
 #[test]
 fn a_closed_file_is_sent_whole() {
-    for able in [Abilities::default(), ALL] {
-        let mut w = World::new(able);
-        let mut e = Exchange::begin(&mut w);
+    for able in [ModelAbilities::default(), ALL] {
+        let mut w = QuicModelNetwork::new(able);
+        let mut e = FileExchange::begin(&mut w);
         let mut closed = false;
         let ended = w.run(60, |w| {
             if e.received.len() > 400_000 && !closed {
@@ -174,8 +175,8 @@ fn a_closed_file_is_sent_whole() {
 
 #[test]
 fn with_loss() {
-    for able in [Abilities::default(), ALL] {
-        let mut w = World::new(able);
+    for able in [ModelAbilities::default(), ALL] {
+        let mut w = QuicModelNetwork::new(able);
         w.lose_every = Some(17);
         let e = exchange(&mut w, 2_000_000);
         e.check(2_000_000);
@@ -190,8 +191,8 @@ fn with_loss() {
 #[test]
 fn keys_are_updated_by_either_side() {
     for by_server in [true, false] {
-        let mut w = World::new(ALL);
-        let mut e = Exchange::begin(&mut w);
+        let mut w = QuicModelNetwork::new(ALL);
+        let mut e = FileExchange::begin(&mut w);
         let mut updates = 0;
         let ended = w.run(60, |w| {
             let len = e.received.len();
@@ -208,7 +209,7 @@ fn keys_are_updated_by_either_side() {
         let counters = w.server.endpoint.counters();
         assert!(counters.quic_rekeys >= 4, "{counters:?}");
         assert_eq!(counters.quic_not_sealed, 0);
-        assert_eq!(w.server.device.sealed, counters.quic_out_for_device);
+        assert_eq!(w.server.device.encrypted, counters.quic_out_for_device);
         close(&mut w, &e);
     }
 }
@@ -222,7 +223,7 @@ fn refusals_are_counted_and_cost_nothing() {
         (Refusal::UnknownProtocol, "quic_device_refused_protocol", 2),
         (Refusal::Overloaded, "quic_device_refused_other", 2),
     ] {
-        let mut w = World::new(Abilities { refuses: Some(why), ..ALL });
+        let mut w = QuicModelNetwork::new(ModelAbilities { refuses: Some(why), ..ALL });
         let e = exchange(&mut w, 1_500_000);
         e.check(1_500_000);
         w.server.endpoint.visit(&mut |counter, value| {
@@ -236,9 +237,9 @@ fn refusals_are_counted_and_cost_nothing() {
 /// The host retransmits packets that were in the device, and reads the file content of lost ones.
 #[test]
 fn a_reset_of_the_device_loses_nothing() {
-    let mut w = World::new(ALL);
+    let mut w = QuicModelNetwork::new(ALL);
     w.lose_every = Some(23);
-    let mut e = Exchange::begin(&mut w);
+    let mut e = FileExchange::begin(&mut w);
     let mut reset = false;
     let ended = w.run(60, |w| {
         if e.received.len() > 1_000_000 && !reset {
@@ -259,10 +260,10 @@ fn a_reset_of_the_device_loses_nothing() {
 
 #[test]
 fn a_file_that_fails_resets_its_stream() {
-    let mut w = World::new(ALL);
-    let mut e = Exchange::begin(&mut w);
+    let mut w = QuicModelNetwork::new(ALL);
+    let mut e = FileExchange::begin(&mut w);
     let ended = w.run(60, |w| {
-        w.server.device.broken = e.received.len() > 1_000_000;
+        w.server.device.file_reads_fail = e.received.len() > 1_000_000;
         e.step(w, 3_000_000)
     });
     assert!(ended);
@@ -274,8 +275,8 @@ fn a_file_that_fails_resets_its_stream() {
 /// A datagram with more file extents than a transmit may have, as with the ends of many short
 /// responses: the host reads the content, and the device continues with the next datagrams.
 #[test]
-fn many_pieces_in_a_datagram() {
-    let mut w = World::new(ALL);
+fn many_file_extents_in_a_datagram() {
+    let mut w = QuicModelNetwork::new(ALL);
     let e = exchange(&mut w, 1_000_000);
     let (client, server) = (e.client, e.server.unwrap());
     let before = w.server.endpoint.counters().clone();
@@ -315,7 +316,7 @@ fn many_pieces_in_a_datagram() {
 #[test]
 fn runs_repeat() {
     let run = || {
-        let mut w = World::new(ALL);
+        let mut w = QuicModelNetwork::new(ALL);
         w.lose_every = Some(11);
         exchange(&mut w, 500_000).check(500_000);
         (w.now, w.server.device.file_bytes)
@@ -326,9 +327,9 @@ fn runs_repeat() {
 
 /// Buffer for a qlog.
 #[derive(Clone, Default)]
-struct Log(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
+struct QlogBuffer(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
 
-impl std::io::Write for Log {
+impl std::io::Write for QlogBuffer {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.lock().expect("no test panicked").extend_from_slice(bytes);
         Ok(bytes.len())
@@ -341,14 +342,16 @@ impl std::io::Write for Log {
 
 #[test]
 fn a_connection_writes_a_qlog() {
-    let (log, ids) = (Log::default(), std::sync::Arc::new(std::sync::Mutex::new(Vec::new())));
+    let (log, ids) =
+        (QlogBuffer::default(), std::sync::Arc::new(std::sync::Mutex::new(Vec::new())));
     let (to, seen) = (log.clone(), std::sync::Arc::clone(&ids));
     let open: outboard_quic::OpenQlog = std::sync::Arc::new(move |id, side| {
         assert!(side.is_server());
         seen.lock().expect("no test panicked").push(id.to_vec());
         Some(Box::new(to.clone()) as outboard_quic::QlogWriter)
     });
-    let mut w = World::with(ALL, Abilities::default(), |config| config.qlog = Some(open));
+    let mut w =
+        QuicModelNetwork::with(ALL, ModelAbilities::default(), |config| config.qlog = Some(open));
     w.lose_every = Some(50);
     let e = exchange(&mut w, 1_000_000);
     e.check(1_000_000);
@@ -370,13 +373,13 @@ fn a_connection_writes_a_qlog() {
 }
 
 #[test]
-fn what_streams_wait_for_is_shown() {
-    let mut w = World::with(ALL, Abilities::default(), |config| {
+fn info_shows_stream_wait_reasons() {
+    let mut w = QuicModelNetwork::with(ALL, ModelAbilities::default(), |config| {
         config.idle_timeout = Duration::from_secs(1000)
     });
-    let mut e = Exchange::begin(&mut w);
+    let mut e = FileExchange::begin(&mut w);
     // The client does not read, so its stream window fills up.
-    let stuck = |w: &mut World, e: &mut Exchange| {
+    let stuck = |w: &mut QuicModelNetwork, e: &mut FileExchange| {
         while let Some(event) = w.client.endpoint.poll_event() {
             if let Event::Connected(handle) = event {
                 let stream = w.client.endpoint.open_stream(handle, Dir::Bi).expect("allowed");
@@ -398,7 +401,7 @@ fn what_streams_wait_for_is_shown() {
     let (now, client) = (w.now, e.client);
     w.client.endpoint.close(now, &mut w.client.host, client, 7, "enough");
     let server = e.server.expect("connected");
-    let closed = |w: &World| w.server.endpoint.info(server).and_then(|info| info.closed);
+    let closed = |w: &QuicModelNetwork| w.server.endpoint.info(server).and_then(|info| info.closed);
     assert!(w.run(5, |w| closed(w).is_some()));
     assert!(closed(&w).is_some_and(|why| why.contains("enough")), "{:?}", closed(&w));
 }

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_mended() {
+    fn sizes_are_clamped() {
         assert_eq!(ReorderWindow::new(0, 5).position(5), WindowPosition::Next);
         assert_eq!(ReorderWindow::new(0, 5).position(6), WindowPosition::Beyond);
         assert_eq!(ReorderWindow::new(3, 5).heap_bytes(), 16);

@@ -8,7 +8,7 @@
 use alloc::vec::Vec;
 
 /// End of the list of free slots; an index that no slot has.
-const NO_PLACE: u32 = u32::MAX;
+const NO_SLOT: u32 = u32::MAX;
 
 /// Key of a value in a [`Slab`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub struct Key {
 
 impl Key {
     /// A key that refers to nothing in any slab.
-    pub const NONE: Self = Self { index: NO_PLACE, generation: 0 };
+    pub const NONE: Self = Self { index: NO_SLOT, generation: 0 };
 
     /// Returns the index of the slot, whatever it holds now.
     #[must_use]
@@ -45,7 +45,7 @@ impl Key {
 }
 
 #[derive(Debug)]
-struct Place<T> {
+struct SlabSlot<T> {
     generation: u32,
     next_free: u32,
     value: Option<T>,
@@ -54,7 +54,7 @@ struct Place<T> {
 /// A table of values with generational keys.
 #[derive(Debug)]
 pub struct Slab<T> {
-    places: Vec<Place<T>>,
+    slots: Vec<SlabSlot<T>>,
     free: u32,
     len: usize,
 }
@@ -69,7 +69,7 @@ impl<T> Slab<T> {
     /// Creates an empty slab.
     #[must_use]
     pub const fn new() -> Self {
-        Self { places: Vec::new(), free: NO_PLACE, len: 0 }
+        Self { slots: Vec::new(), free: NO_SLOT, len: 0 }
     }
 
     /// Returns the number of values.
@@ -90,22 +90,22 @@ impl<T> Slab<T> {
     /// If there are 2^32 - 1 slots.
     pub fn insert(&mut self, value: T) -> Key {
         self.len += 1;
-        if let Some(place) = self.places.get_mut(self.free as usize) {
+        if let Some(place) = self.slots.get_mut(self.free as usize) {
             let key = Key { index: self.free, generation: place.generation };
             self.free = place.next_free;
             place.value = Some(value);
             return key;
         }
-        let index = u32::try_from(self.places.len()).unwrap_or(NO_PLACE);
-        assert!(index != NO_PLACE, "every user of a slab has a limit below 2^32");
-        self.places.push(Place { generation: 0, next_free: NO_PLACE, value: Some(value) });
+        let index = u32::try_from(self.slots.len()).unwrap_or(NO_SLOT);
+        assert!(index != NO_SLOT, "every user of a slab has a limit below 2^32");
+        self.slots.push(SlabSlot { generation: 0, next_free: NO_SLOT, value: Some(value) });
         Key { index, generation: 0 }
     }
 
     /// Returns the value of `key`.
     #[must_use]
     pub fn get(&self, key: Key) -> Option<&T> {
-        let place = self.places.get(key.index as usize)?;
+        let place = self.slots.get(key.index as usize)?;
         if place.generation == key.generation { place.value.as_ref() } else { None }
     }
 
@@ -113,25 +113,25 @@ impl<T> Slab<T> {
     /// indexes.
     #[must_use]
     pub fn key_at(&self, index: u32) -> Option<Key> {
-        let place = self.places.get(index as usize).filter(|place| place.value.is_some())?;
+        let place = self.slots.get(index as usize).filter(|place| place.value.is_some())?;
         Some(Key { index, generation: place.generation })
     }
 
     /// Returns the number of slots, used or free: the index of every key is below.
     #[must_use]
-    pub fn places(&self) -> u32 {
-        u32::try_from(self.places.len()).unwrap_or(NO_PLACE)
+    pub fn slot_count(&self) -> u32 {
+        u32::try_from(self.slots.len()).unwrap_or(NO_SLOT)
     }
 
     /// Returns the value of `key` for changes.
     pub fn get_mut(&mut self, key: Key) -> Option<&mut T> {
-        let place = self.places.get_mut(key.index as usize)?;
+        let place = self.slots.get_mut(key.index as usize)?;
         if place.generation == key.generation { place.value.as_mut() } else { None }
     }
 
     /// Removes and returns the value of `key`, which is stale afterwards.
     pub fn remove(&mut self, key: Key) -> Option<T> {
-        let place = self.places.get_mut(key.index as usize)?;
+        let place = self.slots.get_mut(key.index as usize)?;
         if place.generation != key.generation {
             return None;
         }
@@ -145,7 +145,7 @@ impl<T> Slab<T> {
 
     /// Iterates over all values with their keys.
     pub fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
-        (0_u32..).zip(&self.places).filter_map(|(index, place)| {
+        (0_u32..).zip(&self.slots).filter_map(|(index, place)| {
             let key = Key { index, generation: place.generation };
             place.value.as_ref().map(|value| (key, value))
         })
@@ -153,14 +153,14 @@ impl<T> Slab<T> {
 
     /// Iterates over all values for changes.
     pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
-        self.places.iter_mut().filter_map(|place| place.value.as_mut())
+        self.slots.iter_mut().filter_map(|place| place.value.as_mut())
     }
 
     /// Removes all values and passes each to `f`; every key is stale afterwards.
     pub fn drain(&mut self, mut f: impl FnMut(T)) {
-        for index in 0..self.places.len() {
+        for index in 0..self.slots.len() {
             let Ok(place) = u32::try_from(index) else { continue };
-            let key = Key { index: place, generation: self.places[index].generation };
+            let key = Key { index: place, generation: self.slots[index].generation };
             if let Some(value) = self.remove(key) {
                 f(value);
             }

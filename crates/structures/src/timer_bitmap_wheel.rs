@@ -64,7 +64,7 @@ impl TimerBitmapWheel {
         let mut from = self.tick.load(Ordering::Acquire);
         loop {
             let slot = from.wrapping_add(ticks) & self.mask;
-            let Some((word, bit)) = self.place(flow, slot) else { return slot };
+            let Some((word, bit)) = self.word_and_bit(flow, slot) else { return slot };
             word.fetch_or(bit, Ordering::AcqRel);
             // The wheel may have turned in the meantime, and another worker may have scanned the
             // bitmap before the bit was set. If this call can clear the bit, no scan saw it: set
@@ -80,7 +80,7 @@ impl TimerBitmapWheel {
 
     /// Stops the timer of `flow` in `slot`; returns whether it was set.
     pub fn cancel(&self, flow: u32, slot: u32) -> bool {
-        let Some((word, bit)) = self.place(flow, slot & self.mask) else { return false };
+        let Some((word, bit)) = self.word_and_bit(flow, slot & self.mask) else { return false };
         word.fetch_and(!bit, Ordering::AcqRel) & bit != 0
     }
 
@@ -111,7 +111,7 @@ impl TimerBitmapWheel {
         }
     }
 
-    fn place(&self, flow: u32, slot: u32) -> Option<(&AtomicU64, u64)> {
+    fn word_and_bit(&self, flow: u32, slot: u32) -> Option<(&AtomicU64, u64)> {
         let word = (flow / WORD) as usize;
         if word >= self.stride {
             return None;

@@ -49,7 +49,7 @@ const MAC_MASK: u32 = 0x00ff_ffff;
 
 /// Options of the peer's SYN that a cookie and its timestamp carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Agreed {
+pub struct CookieOptions {
     /// Segment size that the peer accepts; from a returned cookie, one of [`MSS`].
     pub peer_mss: u16,
     /// The peer's window scale, if its SYN had one.
@@ -62,16 +62,16 @@ pub struct Agreed {
 
 /// A cookie to be sent to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cookie {
+pub struct SynCookie {
     /// The SYN-ACK's sequence number.
     pub number: SeqNum,
     /// TSval of the SYN-ACK, if the connection has timestamps.
-    pub stamp: Option<u32>,
+    pub tsval: Option<u32>,
 }
 
 /// An acknowledgment that may return a cookie.
 #[derive(Clone, Copy, Debug)]
-pub struct Returned {
+pub struct ReturnedCookie {
     /// The acknowledgment number less one: the cookie.
     pub number: SeqNum,
     /// The sequence number less one: the peer's initial sequence number.
@@ -82,7 +82,7 @@ pub struct Returned {
 
 /// Makes and checks cookies.
 #[derive(Clone)]
-pub struct Cookies {
+pub struct SynCookies {
     master: SipHasher24,
     offsets: SipHasher24,
     epoch: u64,
@@ -92,7 +92,7 @@ pub struct Cookies {
     keys: [SipHasher24; 2],
 }
 
-impl Cookies {
+impl SynCookies {
     /// Creates the keys from a secret. Instances with the same secret accept each other's cookies.
     #[must_use]
     pub fn new(secret: (u64, u64)) -> Self {
@@ -130,14 +130,18 @@ impl Cookies {
         clock: Option<u32>,
         tuple: &Tuple,
         irs: SeqNum,
-        peer: &Agreed,
-    ) -> Option<Cookie> {
+        peer: &CookieOptions,
+    ) -> Option<SynCookie> {
         let index = MSS.iter().rposition(|&mss| mss <= peer.peer_mss)?;
         let index = u32::try_from(index).ok()?;
-        let made = Made { irs, epoch: self.epoch, index, stamped: clock.is_some() };
+        let made =
+            CookieMacInput { irs, epoch: self.epoch, index, has_timestamps: clock.is_some() };
         let mac = mac(&self.keys[0], tuple, &made);
         let number = (low32(self.epoch) & EPOCH_MASK) << 27 | index << 24 | mac;
-        Some(Cookie { number: SeqNum(number), stamp: clock.map(|clock| stamp(clock, peer)) })
+        Some(SynCookie {
+            number: SeqNum(number),
+            tsval: clock.map(|clock| encode_options(clock, peer)),
+        })
     }
 
     /// Returns how many epochs ago a cookie with this number was made; `None` if it is no longer
@@ -162,26 +166,26 @@ impl Cookies {
         now: Instant,
         clock: impl FnOnce() -> u32,
         tuple: &Tuple,
-        returned: &Returned,
-    ) -> Option<Agreed> {
+        returned: &ReturnedCookie,
+    ) -> Option<CookieOptions> {
         let age = self.age(returned.number)?;
         let number = returned.number.0;
         let (key, epoch) = (self.keys.get(age)?, self.epoch.checked_sub(age as u64)?);
         let (index, irs) = (number >> 24 & 7, returned.irs);
-        let made = Made { irs, epoch, index, stamped: returned.echo.is_some() };
+        let made = CookieMacInput { irs, epoch, index, has_timestamps: returned.echo.is_some() };
         if mac(key, tuple, &made) != number & MAC_MASK {
             return None;
         }
         let peer_mss = MSS.get(index as usize).copied()?;
         let Some(echo) = returned.echo else {
-            return Some(Agreed { peer_mss, peer_scale: None, sack: false, ecn: false });
+            return Some(CookieOptions { peer_mss, peer_scale: None, sack: false, ecn: false });
         };
         if !is_of_epoch(now, clock(), echo, epoch) {
             return None;
         }
         let bits = echo & OPTION_MASK;
         let scale = u8::try_from(bits & 15).ok().filter(|&scale| scale != NO_SCALE);
-        Some(Agreed {
+        Some(CookieOptions {
             peer_mss,
             peer_scale: scale,
             sack: bits >> 4 & 1 != 0,
@@ -197,7 +201,7 @@ impl Cookies {
     }
 }
 
-impl core::fmt::Debug for Cookies {
+impl core::fmt::Debug for SynCookies {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         // The keys are secret.
         f.debug_struct("Cookies").field("epoch", &self.epoch).finish_non_exhaustive()
@@ -205,16 +209,16 @@ impl core::fmt::Debug for Cookies {
 }
 
 /// Input of the MAC beside the tuple.
-struct Made {
+struct CookieMacInput {
     irs: SeqNum,
     epoch: u64,
     index: u32,
     /// The SYN-ACK had timestamps: the acknowledgment must have them too (RFC 7323 section 3.2).
-    stamped: bool,
+    has_timestamps: bool,
 }
 
-fn mac(key: &SipHasher24, tuple: &Tuple, made: &Made) -> u32 {
-    let last = made.epoch << 4 | u64::from(made.stamped) << 3 | u64::from(made.index);
+fn mac(key: &SipHasher24, tuple: &Tuple, made: &CookieMacInput) -> u32 {
+    let last = made.epoch << 4 | u64::from(made.has_timestamps) << 3 | u64::from(made.index);
     with_bytes(tuple, |bytes| {
         let mut message = [0; BYTES_MAX + 12];
         let (head, tail) = message.split_at_mut(bytes.len());
@@ -226,7 +230,7 @@ fn mac(key: &SipHasher24, tuple: &Tuple, made: &Made) -> u32 {
 }
 
 /// Returns the clock with options in its low bits.
-fn stamp(clock: u32, peer: &Agreed) -> u32 {
+fn encode_options(clock: u32, peer: &CookieOptions) -> u32 {
     let scale = u32::from(peer.peer_scale.unwrap_or(NO_SCALE));
     let bits = scale | u32::from(peer.sack) << 4 | u32::from(peer.ecn) << 5;
     let ahead = bits > clock & OPTION_MASK;
@@ -275,7 +279,8 @@ mod tests {
     use base::{Duration, Prng};
     use wire::Endpoint;
 
-    const PEER: Agreed = Agreed { peer_mss: 1450, peer_scale: Some(3), sack: true, ecn: false };
+    const PEER: CookieOptions =
+        CookieOptions { peer_mss: 1450, peer_scale: Some(3), sack: true, ecn: false };
     const IRS: SeqNum = SeqNum(77);
 
     fn tuple(port: u16) -> Tuple {
@@ -283,28 +288,38 @@ mod tests {
         Tuple { local: end([10, 0, 0, 1], 80), remote: end([10, 0, 0, 2], port) }
     }
 
-    fn at(ms: u64) -> (Cookies, Instant) {
-        let (mut cookies, now) = (Cookies::new((1, 2)), Instant::from_millis(ms));
+    fn at(ms: u64) -> (SynCookies, Instant) {
+        let (mut cookies, now) = (SynCookies::new((1, 2)), Instant::from_millis(ms));
         cookies.advance(now);
         (cookies, now)
     }
 
-    fn clock(cookies: &Cookies, now: Instant, port: u16) -> u32 {
+    fn clock(cookies: &SynCookies, now: Instant, port: u16) -> u32 {
         low32(now.as_millis()).wrapping_add(cookies.timestamp_offset(&tuple(port)))
     }
 
-    fn make(cookies: &Cookies, now: Instant, port: u16, peer: &Agreed) -> (SeqNum, u32) {
+    fn make(cookies: &SynCookies, now: Instant, port: u16, peer: &CookieOptions) -> (SeqNum, u32) {
         let clock = Some(clock(cookies, now, port));
         let cookie = cookies.make(clock, &tuple(port), IRS, peer).unwrap();
-        (cookie.number, cookie.stamp.unwrap())
+        (cookie.number, cookie.tsval.unwrap())
     }
 
-    fn check_of(cookies: &Cookies, now: Instant, port: u16, returned: Returned) -> Option<Agreed> {
+    fn check_of(
+        cookies: &SynCookies,
+        now: Instant,
+        port: u16,
+        returned: ReturnedCookie,
+    ) -> Option<CookieOptions> {
         cookies.check(now, || clock(cookies, now, port), &tuple(port), &returned)
     }
 
-    fn check(cookies: &Cookies, now: Instant, number: SeqNum, echo: u32) -> Option<Agreed> {
-        check_of(cookies, now, 5, Returned { number, irs: IRS, echo: Some(echo) })
+    fn check(
+        cookies: &SynCookies,
+        now: Instant,
+        number: SeqNum,
+        echo: u32,
+    ) -> Option<CookieOptions> {
+        check_of(cookies, now, 5, ReturnedCookie { number, irs: IRS, echo: Some(echo) })
     }
 
     /// With the right timestamp, exactly one of all MACs is accepted.
@@ -359,18 +374,18 @@ mod tests {
     }
 
     #[test]
-    fn the_timestamp_is_never_ahead_of_the_clock_and_goes_on() {
+    fn the_timestamp_is_never_ahead_and_never_decreases() {
         let mut last = None;
         for ms in (0..5_000).chain((1 << 32) - 200..(1 << 32) + 200) {
             let (cookies, now) = at(ms);
             let clock = clock(&cookies, now, 5);
             for scale in [None, Some(0), Some(14)] {
                 for (sack, ecn) in [(false, false), (true, false), (false, true), (true, true)] {
-                    let peer = Agreed { peer_scale: scale, sack, ecn, ..PEER };
+                    let peer = CookieOptions { peer_scale: scale, sack, ecn, ..PEER };
                     let (cookie, stamp) = make(&cookies, now, 5, &peer);
                     assert!(clock.wrapping_sub(stamp) <= 63, "{ms}");
                     let got = check(&cookies, now, cookie, stamp).unwrap();
-                    assert_eq!(got, Agreed { peer_mss: 1440, ..peer });
+                    assert_eq!(got, CookieOptions { peer_mss: 1440, ..peer });
                 }
             }
             let (_, stamp) = make(&cookies, now, 5, &PEER);
@@ -409,7 +424,7 @@ mod tests {
         assert_eq!((second.0 >> 27) - (first.0 >> 27), 1);
         assert_ne!(first.0 & MAC_MASK, second.0 & MAC_MASK);
         let [new, old] = &cookies.keys;
-        let made = Made { irs: IRS, epoch: 3, index: 5, stamped: true };
+        let made = CookieMacInput { irs: IRS, epoch: 3, index: 5, has_timestamps: true };
         assert_ne!(mac(new, &tuple(5), &made), mac(old, &tuple(5), &made));
         assert_eq!((cookies.age(second), cookies.age(first)), (Some(0), Some(1)));
         assert!(cookies.advance(Instant::from_millis(192_000)));
@@ -422,11 +437,11 @@ mod tests {
         let (mut cookies, now) = at(100_000);
         for clock in [None, Some(clock(&cookies, now, 5))] {
             let cookie = cookies.make(clock, &tuple(5), IRS, &PEER).unwrap();
-            let good = Returned { number: cookie.number, irs: IRS, echo: cookie.stamp };
-            let other = |by| Returned { number: cookie.number + by, ..good };
+            let good = ReturnedCookie { number: cookie.number, irs: IRS, echo: cookie.tsval };
+            let other = |by| ReturnedCookie { number: cookie.number + by, ..good };
             assert!(check_of(&cookies, now, 5, good).is_some());
             assert_eq!(check_of(&cookies, now, 6, good), None);
-            assert_eq!(check_of(&cookies, now, 5, Returned { irs: IRS + 1, ..good }), None);
+            assert_eq!(check_of(&cookies, now, 5, ReturnedCookie { irs: IRS + 1, ..good }), None);
             assert_eq!(check_of(&cookies, now, 5, other(1 << 24)), None, "another MSS");
             assert_eq!(check_of(&cookies, now, 5, other(31 << 27)), None, "another epoch");
         }
@@ -444,9 +459,12 @@ mod tests {
     fn timestamps_are_not_left_out_or_added() {
         let (cookies, now) = at(100_000);
         let (number, _) = make(&cookies, now, 5, &PEER);
-        assert_eq!(check_of(&cookies, now, 5, Returned { number, irs: IRS, echo: None }), None);
+        assert_eq!(
+            check_of(&cookies, now, 5, ReturnedCookie { number, irs: IRS, echo: None }),
+            None
+        );
         let plain = cookies.make(None, &tuple(5), IRS, &PEER).unwrap();
-        assert_eq!(plain.stamp, None);
+        assert_eq!(plain.tsval, None);
         let echo = clock(&cookies, now, 5);
         assert_eq!(check(&cookies, now, plain.number, echo), None);
     }
@@ -456,16 +474,16 @@ mod tests {
     fn without_timestamps_only_the_segment_size_is_carried() {
         let (cookies, now) = at(100_000);
         let number = cookies.make(None, &tuple(5), IRS, &PEER).unwrap().number;
-        let got = check_of(&cookies, now, 5, Returned { number, irs: IRS, echo: None });
-        let only = Agreed { peer_mss: 1440, peer_scale: None, sack: false, ecn: false };
+        let got = check_of(&cookies, now, 5, ReturnedCookie { number, irs: IRS, echo: None });
+        let only = CookieOptions { peer_mss: 1440, peer_scale: None, sack: false, ecn: false };
         assert_eq!(got, Some(only));
     }
 
     /// RFC 9293 section 3.7.1: a peer is sent no segments larger than it accepts.
     #[test]
-    fn small_segments_cannot_be_said() {
+    fn small_segment_sizes_cannot_be_encoded() {
         let (cookies, _) = at(0);
-        let of = |peer_mss| cookies.make(None, &tuple(5), IRS, &Agreed { peer_mss, ..PEER });
+        let of = |peer_mss| cookies.make(None, &tuple(5), IRS, &CookieOptions { peer_mss, ..PEER });
         assert!(of(536).is_some() && of(535).is_none() && of(0).is_none());
     }
 
@@ -477,7 +495,8 @@ mod tests {
         let hits = (0..200_000)
             .filter(|_| {
                 let number = SeqNum(prng.next_u32());
-                check_of(&cookies, now, 9, Returned { number, irs: IRS, echo: None }).is_some()
+                check_of(&cookies, now, 9, ReturnedCookie { number, irs: IRS, echo: None })
+                    .is_some()
             })
             .count();
         assert!(hits <= 1, "{hits}");

@@ -15,14 +15,14 @@ const EXPIRES_AFTER: Duration = Duration::from_secs(24 * 24 * 3600);
 pub struct TsRecent {
     value: u32,
     /// Arrival in whole seconds, precise enough for an expiry after days.
-    came_at_s: u32,
+    arrived_at_s: u32,
 }
 
 impl TsRecent {
     /// Returns the state after timestamp `value` arrived at `now`.
     #[must_use]
     pub const fn new(now: Instant, value: u32) -> Self {
-        Self { value, came_at_s: seconds(now) }
+        Self { value, arrived_at_s: seconds(now) }
     }
 
     /// Returns the timestamp to be echoed.
@@ -34,7 +34,7 @@ impl TsRecent {
     /// Returns whether the timestamp is too old to judge segments by.
     #[must_use]
     pub const fn has_expired(self, now: Instant) -> bool {
-        seconds(now).saturating_sub(self.came_at_s) as u64 >= EXPIRES_AFTER.as_secs()
+        seconds(now).saturating_sub(self.arrived_at_s) as u64 >= EXPIRES_AFTER.as_secs()
     }
 
     /// Returns whether a segment is an old duplicate: RFC 7323 section 5.3, R1. A reset is never
@@ -50,7 +50,7 @@ impl TsRecent {
     /// Takes over the timestamp of an acceptable segment if the segment begins at or before the
     /// last acknowledgment sent: section 4.3 (2). Any timestamp replaces an expired one.
     #[inline]
-    pub fn note(&mut self, now: Instant, segment: &Segment, last_ack_sent: SeqNum) {
+    pub fn update(&mut self, now: Instant, segment: &Segment, last_ack_sent: SeqNum) {
         let Some(ts) = segment.options.timestamps else { return };
         let is_newer = SeqNum(ts.value).ge(SeqNum(self.value));
         if (is_newer || self.has_expired(now)) && segment.seq.le(last_ack_sent) {
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_older_is_rejected() {
+    fn older_timestamps_are_rejected() {
         let recent = TsRecent::new(at(1), 3);
         assert!(recent.rejects(at(1), &stamped(2, 0)) && recent.rejects(at(1), &stamped(!0, 0)));
         assert!(!recent.rejects(at(1), &stamped(3, 0)) && !recent.rejects(at(1), &stamped(4, 0)));
@@ -95,7 +95,7 @@ mod tests {
     fn follows_the_left_edge() {
         let mut recent = TsRecent::new(at(1), 3);
         let mut noted = |value, seq| {
-            recent.note(at(1), &stamped(value, seq), SeqNum(100));
+            recent.update(at(1), &stamped(value, seq), SeqNum(100));
             recent.value()
         };
         assert_eq!((noted(5, 100), noted(9, 101), noted(4, 100), noted(6, 50)), (5, 5, 5, 6));
@@ -108,11 +108,11 @@ mod tests {
         let (old, day) = (stamped(2, 100), at(24 * DAY_S));
         let mut recent = TsRecent::new(Instant::ZERO, 3);
         assert!(recent.rejects(at(24 * DAY_S - 1), &old) && !recent.rejects(day, &old));
-        recent.note(at(DAY_S), &stamped(3, 100), SeqNum(100));
+        recent.update(at(DAY_S), &stamped(3, 100), SeqNum(100));
         assert!(recent.rejects(day, &old), "the same timestamp came again");
-        recent.note(at(25 * DAY_S), &stamped(2, 101), SeqNum(100));
+        recent.update(at(25 * DAY_S), &stamped(2, 101), SeqNum(100));
         assert_eq!(recent.value(), 3, "not from ahead");
-        recent.note(at(25 * DAY_S), &old, SeqNum(100));
+        recent.update(at(25 * DAY_S), &old, SeqNum(100));
         assert_eq!(recent.value(), 2);
         assert!(recent.rejects(at(25 * DAY_S), &stamped(1, 100)), "and counts again");
     }

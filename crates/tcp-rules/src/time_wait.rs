@@ -19,7 +19,7 @@ pub struct TimeWaitTcb {
 
 /// Response to a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum TimeWaitVerdict {
     /// Acknowledge it again. The peer's FIN restarts the time ([`TimeWaitTcb::is_last_fin`]).
     Acknowledge,
     /// Drop it.
@@ -41,17 +41,17 @@ impl TimeWaitTcb {
     /// answered, as in Linux: after a simultaneous close both ends are in TIME-WAIT and would
     /// answer each other forever.
     #[must_use]
-    pub fn judge(&self, segment: &Segment, payload: usize) -> Verdict {
+    pub fn judge(&self, segment: &Segment, payload: usize) -> TimeWaitVerdict {
         let flags = segment.flags;
         if flags.has(Flags::RST) {
-            return Verdict::Ignore;
+            return TimeWaitVerdict::Ignore;
         }
         if flags.has(Flags::SYN) && !flags.has(Flags::ACK) {
-            let newer = self.is_before(segment);
-            return if newer { Verdict::Reuse } else { Verdict::Acknowledge };
+            let newer = self.is_older_than(segment);
+            return if newer { TimeWaitVerdict::Reuse } else { TimeWaitVerdict::Acknowledge };
         }
         let bare = payload == 0 && !flags.any(Flags::FIN.with(Flags::SYN));
-        if bare { Verdict::Ignore } else { Verdict::Acknowledge }
+        if bare { TimeWaitVerdict::Ignore } else { TimeWaitVerdict::Acknowledge }
     }
 
     /// Returns whether this connection is older than one with the same tuple whose first segment is
@@ -59,7 +59,7 @@ impl TimeWaitTcb {
     /// decides; else a sequence number above everything that this connection received. Either way a
     /// delayed segment of the old connection is told apart from the new one's.
     #[must_use]
-    pub fn is_before(&self, segment: &Segment) -> bool {
+    pub fn is_older_than(&self, segment: &Segment) -> bool {
         match (segment.options.timestamps, self.ts_recent) {
             (Some(ts), Some(recent)) if ts.value != recent => SeqNum(ts.value).gt(SeqNum(recent)),
             _ => segment.seq.gt(self.rcv_nxt),
@@ -98,14 +98,18 @@ mod tests {
     #[test]
     fn a_newer_syn_takes_over() {
         let by_number = |tcb: TimeWaitTcb, seq| tcb.judge(&segment(Flags::SYN, seq), 0);
-        assert_eq!(by_number(TCB, 201), Verdict::Reuse, "a higher sequence number");
-        assert_eq!(by_number(TCB, 150), Verdict::Acknowledge);
-        assert_eq!(TCB.judge(&stamped(150, 51), 0), Verdict::Reuse, "a later timestamp: RFC 6191");
-        assert_eq!(TCB.judge(&stamped(201, 49), 0), Verdict::Acknowledge, "an earlier one");
+        assert_eq!(by_number(TCB, 201), TimeWaitVerdict::Reuse, "a higher sequence number");
+        assert_eq!(by_number(TCB, 150), TimeWaitVerdict::Acknowledge);
+        assert_eq!(
+            TCB.judge(&stamped(150, 51), 0),
+            TimeWaitVerdict::Reuse,
+            "a later timestamp: RFC 6191"
+        );
+        assert_eq!(TCB.judge(&stamped(201, 49), 0), TimeWaitVerdict::Acknowledge, "an earlier one");
         let unstamped = TimeWaitTcb { ts_recent: None, ..TCB };
         assert_eq!(
             unstamped.judge(&stamped(201, 49), 0),
-            Verdict::Reuse,
+            TimeWaitVerdict::Reuse,
             "nothing to compare with"
         );
     }
@@ -114,25 +118,31 @@ mod tests {
     /// connection that the device has set up, whose first segment here is no SYN.
     #[test]
     fn the_sequence_number_decides_between_equal_timestamps() {
-        assert_eq!(TCB.judge(&stamped(201, 50), 0), Verdict::Reuse);
-        assert_eq!(TCB.judge(&stamped(200, 50), 0), Verdict::Acknowledge);
+        assert_eq!(TCB.judge(&stamped(201, 50), 0), TimeWaitVerdict::Reuse);
+        assert_eq!(TCB.judge(&stamped(200, 50), 0), TimeWaitVerdict::Acknowledge);
         let first = |seq| Segment { flags: Flags::ACK, ..stamped(seq, 50) };
-        assert!(TCB.is_before(&first(201)) && !TCB.is_before(&first(200)));
+        assert!(TCB.is_older_than(&first(201)) && !TCB.is_older_than(&first(200)));
     }
 
     #[test]
     fn resets_and_bare_acknowledgments_are_ignored() {
-        assert_eq!(TCB.judge(&segment(Flags::RST, 200), 0), Verdict::Ignore, "RFC 1337");
-        assert_eq!(TCB.judge(&segment(Flags::RST.with(Flags::SYN), 201), 0), Verdict::Ignore);
-        assert_eq!(TCB.judge(&segment(Flags::ACK, 200), 0), Verdict::Ignore);
-        assert_eq!(TCB.judge(&segment(Flags::ACK, 200), 1), Verdict::Acknowledge);
-        assert_eq!(TCB.judge(&segment(Flags::SYN.with(Flags::ACK), 201), 0), Verdict::Acknowledge);
+        assert_eq!(TCB.judge(&segment(Flags::RST, 200), 0), TimeWaitVerdict::Ignore, "RFC 1337");
+        assert_eq!(
+            TCB.judge(&segment(Flags::RST.with(Flags::SYN), 201), 0),
+            TimeWaitVerdict::Ignore
+        );
+        assert_eq!(TCB.judge(&segment(Flags::ACK, 200), 0), TimeWaitVerdict::Ignore);
+        assert_eq!(TCB.judge(&segment(Flags::ACK, 200), 1), TimeWaitVerdict::Acknowledge);
+        assert_eq!(
+            TCB.judge(&segment(Flags::SYN.with(Flags::ACK), 201), 0),
+            TimeWaitVerdict::Acknowledge
+        );
     }
 
     #[test]
     fn only_the_same_fin_restarts_the_time() {
         let fin = segment(Flags::FIN.with(Flags::ACK), 199);
-        assert_eq!(TCB.judge(&fin, 0), Verdict::Acknowledge);
+        assert_eq!(TCB.judge(&fin, 0), TimeWaitVerdict::Acknowledge);
         assert!(TCB.is_last_fin(&fin, 0));
         assert!(TCB.is_last_fin(&Segment { seq: SeqNum(189), ..fin }, 10));
         assert!(!TCB.is_last_fin(&Segment { seq: SeqNum(198), ..fin }, 0));

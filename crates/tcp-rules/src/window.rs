@@ -45,7 +45,7 @@ mod tests {
 
     /// RFC 9293 table 6, with sequence numbers that wrap too.
     #[test]
-    fn accepts_what_the_table_says() {
+    fn accepts_segments_as_in_table_6() {
         for next in [SeqNum(1000), SeqNum(u32::MAX), SeqNum(0)] {
             let open = ReceiveWindow { next, len: 10 };
             // Without a length: from the next number to the window's last.

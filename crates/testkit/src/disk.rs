@@ -12,7 +12,7 @@ use base::{Duration, Instant, Prng};
 use crate::machine::{Asker, TestDisk};
 
 /// Content of a file.
-enum Content {
+enum MemFileContent {
     Bytes(Vec<u8>),
     /// Each byte is computed from its offset, for files larger than memory.
     Computed(Box<dyn Fn(u64) -> u8>),
@@ -23,18 +23,18 @@ pub struct MemFile {
     /// Metadata that opens and reads report.
     pub stat: FileStat,
     /// Reads that extend beyond this offset fail.
-    pub broken_from: Option<u64>,
+    pub fail_reads_from: Option<u64>,
     /// Maximum bytes that a read returns, as if the file had been truncated after its metadata was
     /// read.
     pub read_bytes_max: Option<usize>,
-    content: Content,
+    content: MemFileContent,
 }
 
 impl MemFile {
-    fn new(size: u64, version: u64, content: Content) -> Self {
+    fn new(size: u64, version: u64, content: MemFileContent) -> Self {
         let kind = FileKind::Regular;
         let stat = FileStat { kind, size, modified_s: 784_111_777, modified_ns: 0, version };
-        Self { stat, broken_from: None, read_bytes_max: None, content }
+        Self { stat, fail_reads_from: None, read_bytes_max: None, content }
     }
 
     /// Changes size and version, as a program that rewrites the file in place does.
@@ -51,8 +51,8 @@ impl MemFile {
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         match &self.content {
-            Content::Bytes(bytes) => bytes,
-            Content::Computed(_) => panic!("the bytes are computed"),
+            MemFileContent::Bytes(bytes) => bytes,
+            MemFileContent::Computed(_) => panic!("the bytes are computed"),
         }
     }
 
@@ -62,8 +62,8 @@ impl MemFile {
     /// If the content is computed.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         match &mut self.content {
-            Content::Bytes(bytes) => bytes,
-            Content::Computed(_) => panic!("the bytes are computed"),
+            MemFileContent::Bytes(bytes) => bytes,
+            MemFileContent::Computed(_) => panic!("the bytes are computed"),
         }
     }
 
@@ -71,16 +71,16 @@ impl MemFile {
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<u32, FileFault> {
         let most = buf.len().min(self.read_bytes_max.unwrap_or(usize::MAX));
         let len = self.stat.size.saturating_sub(offset).min(most as u64);
-        if self.broken_from.is_some_and(|from| offset + len > from) {
+        if self.fail_reads_from.is_some_and(|from| offset + len > from) {
             return Err(FileFault::Io);
         }
         let out = &mut buf[..usize::try_from(len).expect("as long as the buffer")];
         match &self.content {
-            Content::Bytes(bytes) => {
+            MemFileContent::Bytes(bytes) => {
                 let from = usize::try_from(offset).expect("in memory").min(bytes.len());
                 out.copy_from_slice(&bytes[from..from + out.len()]);
             }
-            Content::Computed(byte) => {
+            MemFileContent::Computed(byte) => {
                 for (at, out) in (offset..).zip(out) {
                     *out = byte(at);
                 }
@@ -91,7 +91,7 @@ impl MemFile {
 
     /// Returns a range of the file for writing, or an error if the range exceeds the file.
     fn range(&mut self, offset: u64, len: usize) -> Result<&mut [u8], FileFault> {
-        let Content::Bytes(bytes) = &mut self.content else { panic!("it is only read") };
+        let MemFileContent::Bytes(bytes) = &mut self.content else { panic!("it is only read") };
         let from = usize::try_from(offset).map_err(|_| FileFault::BadExtent)?;
         bytes.get_mut(from..from + len).ok_or(FileFault::BadExtent)
     }
@@ -119,17 +119,17 @@ pub struct MemDisk {
     /// Number of closes.
     pub closes: usize,
     /// Every read fails.
-    pub broken: bool,
+    pub fail_reads: bool,
     files: BTreeMap<String, MemFile>,
     /// Path of each handle, by handle number; `None` if it was closed.
     handles: Vec<Option<String>>,
-    under_way: Vec<(Instant, Asker, DiskCompletion)>,
+    pending: Vec<(Instant, Asker, DiskCompletion)>,
 }
 
 impl MemDisk {
     /// Adds or replaces a file that stores `bytes`.
     pub fn put(&mut self, path: &str, bytes: Vec<u8>, version: u64) {
-        let file = MemFile::new(bytes.len() as u64, version, Content::Bytes(bytes));
+        let file = MemFile::new(bytes.len() as u64, version, MemFileContent::Bytes(bytes));
         self.files.insert(path.into(), file);
     }
 
@@ -141,7 +141,7 @@ impl MemDisk {
         version: u64,
         byte: impl Fn(u64) -> u8 + 'static,
     ) {
-        let file = MemFile::new(size, version, Content::Computed(Box::new(byte)));
+        let file = MemFile::new(size, version, MemFileContent::Computed(Box::new(byte)));
         self.files.insert(path.into(), file);
     }
 
@@ -163,7 +163,7 @@ impl MemDisk {
     ///
     /// # Panics
     /// If the request uses a handle that is not open.
-    pub fn answer(&mut self, request: DiskRequest) -> Option<DiskCompletion> {
+    pub fn execute(&mut self, request: DiskRequest) -> Option<DiskCompletion> {
         Some(match request {
             DiskRequest::Open { id, path, .. } => {
                 let path = String::from_utf8_lossy(&path).into_owned();
@@ -176,8 +176,8 @@ impl MemDisk {
                 DiskCompletion::Opened { id, result }
             }
             DiskRequest::Read { id, file, offset, mut buf } => {
-                let broken = self.broken;
-                let file = self.opened(file);
+                let broken = self.fail_reads;
+                let file = self.open_file_mut(file);
                 let result = match broken {
                     true => Err(FileFault::Io),
                     false => file.read(offset, buf.as_mut_slice()).map(|len| (len, file.stat)),
@@ -186,13 +186,13 @@ impl MemDisk {
             }
             DiskRequest::Write { id, file, offset, buf, len, .. } => {
                 let from = &buf.as_slice()[..len as usize];
-                let to = self.opened(file).range(offset, from.len());
+                let to = self.open_file_mut(file).range(offset, from.len());
                 let result = to.map(|to| to.copy_from_slice(from));
                 DiskCompletion::Written { id, buf, result }
             }
             DiskRequest::Zero { id, file, offset, len, .. } => {
                 let len = usize::try_from(len).expect("in memory");
-                let result = self.opened(file).range(offset, len).map(|to| to.fill(0));
+                let result = self.open_file_mut(file).range(offset, len).map(|to| to.fill(0));
                 DiskCompletion::Zeroed { id, result }
             }
             DiskRequest::Flush { id, .. } => DiskCompletion::Flushed { id, result: Ok(()) },
@@ -205,7 +205,7 @@ impl MemDisk {
         })
     }
 
-    fn opened(&mut self, file: DiskFile) -> &mut MemFile {
+    fn open_file_mut(&mut self, file: DiskFile) -> &mut MemFile {
         let path = self.handles.get(file.0 as usize).and_then(Option::as_ref);
         self.files.get_mut(path.expect("it is open")).expect("files are not removed")
     }
@@ -215,13 +215,13 @@ impl TestDisk for MemDisk {
     fn submit(&mut self, now: Instant, by: Asker, request: DiskRequest) {
         let is_read = matches!(request, DiskRequest::Read { .. });
         let time = if is_read { self.read_time } else { Duration::ZERO };
-        let done = self.answer(request);
-        self.under_way.extend(done.map(|done| (now + time, by, done)));
+        let done = self.execute(request);
+        self.pending.extend(done.map(|done| (now + time, by, done)));
     }
 
     fn poll(&mut self, now: Instant, by: Asker) -> Option<DiskCompletion> {
         let is_due = |entry: &(Instant, Asker, _)| entry.0 <= now && entry.1 == by;
-        let due = || self.under_way.iter().enumerate().filter(|(_, e)| is_due(e)).map(|(i, _)| i);
+        let due = || self.pending.iter().enumerate().filter(|(_, e)| is_due(e)).map(|(i, _)| i);
         let index = match &mut self.order {
             DiskOrder::AsSubmitted => due().next()?,
             DiskOrder::Random(prng) => {
@@ -230,10 +230,10 @@ impl TestDisk for MemDisk {
                 due().nth(usize::try_from(pick).expect("an index"))?
             }
         };
-        Some(self.under_way.remove(index).2)
+        Some(self.pending.remove(index).2)
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        self.under_way.iter().map(|(at, ..)| *at).min()
+        self.pending.iter().map(|(at, ..)| *at).min()
     }
 }

@@ -30,9 +30,9 @@ pub enum Asker {
 
 /// A disk shared by both halves of a machine.
 pub trait TestDisk {
-    /// Starts a request of half `by`.
+    /// Starts a request of half `half`.
     fn submit(&mut self, now: Instant, by: Asker, request: DiskRequest);
-    /// Returns the next completion for half `by`.
+    /// Returns the next completion for half `half`.
     fn poll(&mut self, now: Instant, by: Asker) -> Option<DiskCompletion>;
     /// Returns when the next pending request completes.
     fn poll_timeout(&self) -> Option<Instant>;
@@ -80,7 +80,7 @@ impl Frame {
 
 /// The rings between the two halves, and the frames received from and sent to the link.
 #[derive(Default)]
-struct Queues {
+struct MachineQueues {
     ops: VecDeque<Op>,
     events: VecDeque<Event>,
     /// Events for queues other than the first; the machine has no host threads for them.
@@ -94,7 +94,7 @@ struct Queues {
 pub struct Machine<D = ()> {
     host: HostHalf,
     device: DeviceHalf,
-    queues: Queues,
+    queues: MachineQueues,
     /// The disk used by both halves.
     pub disk: D,
     /// Maximum payload of a run, in bytes; a longer one is rejected with [`TxStatus::TooLong`].
@@ -113,7 +113,7 @@ impl<D: TestDisk> Machine<D> {
     ) -> Self {
         let device = Device::new(device, link);
         let host = HostHalf::new(Host::new(config, &device.capabilities(), seed));
-        let (queues, run_bytes_max) = (Queues::default(), usize::MAX);
+        let (queues, run_bytes_max) = (MachineQueues::default(), usize::MAX);
         Self { host, device: DeviceHalf::new(device, 0), queues, disk, run_bytes_max }
     }
 
@@ -152,9 +152,9 @@ impl<D: TestDisk> Machine<D> {
     ) -> (Vec<Frame>, bool) {
         let Self { host, device, queues, disk, run_bytes_max } = self;
         let run_bytes_max = *run_bytes_max;
-        let mut ports = Ports { queues, disk, run_bytes_max, by: Asker::Device };
+        let mut ports = MachinePorts { queues, disk, run_bytes_max, half: Asker::Device };
         let by_device = device.turn(now, &mut ports);
-        ports.by = Asker::Host;
+        ports.half = Asker::Host;
         let by_host = host.turn(now, app, &mut ports);
         (core::mem::take(&mut queues.sent), by_device.worked || by_host.worked)
     }
@@ -212,25 +212,25 @@ pub fn count(name: &str, visit: impl FnOnce(&mut dyn FnMut(&'static str, u64))) 
 }
 
 /// The ports of one half of a machine.
-struct Ports<'a, D> {
-    queues: &'a mut Queues,
+struct MachinePorts<'a, D> {
+    queues: &'a mut MachineQueues,
     disk: &'a mut D,
     run_bytes_max: usize,
-    by: Asker,
+    half: Asker,
 }
 
-impl<D: TestDisk> DiskPort for Ports<'_, D> {
+impl<D: TestDisk> DiskPort for MachinePorts<'_, D> {
     fn submit(&mut self, now: Instant, request: DiskRequest) -> Result<(), DiskRequest> {
-        self.disk.submit(now, self.by, request);
+        self.disk.submit(now, self.half, request);
         Ok(())
     }
 
     fn poll(&mut self, now: Instant) -> Option<DiskCompletion> {
-        self.disk.poll(now, self.by)
+        self.disk.poll(now, self.half)
     }
 }
 
-impl<D: TestDisk> DevicePorts for Ports<'_, D> {
+impl<D: TestDisk> DevicePorts for MachinePorts<'_, D> {
     fn receive(&mut self, _: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
         loop {
             let Frame { bytes, checksum, segment_size } = self.queues.received.pop_front()?;
@@ -265,7 +265,7 @@ impl<D: TestDisk> DevicePorts for Ports<'_, D> {
     }
 }
 
-impl<D: TestDisk> HostPorts for Ports<'_, D> {
+impl<D: TestDisk> HostPorts for MachinePorts<'_, D> {
     fn pop_event(&mut self, _: usize) -> Option<Event> {
         self.queues.events.pop_front()
     }

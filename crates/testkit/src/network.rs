@@ -27,7 +27,7 @@ pub type LinkRule = Box<dyn FnMut(Instant, Towards, Frame) -> Vec<(Duration, Fra
 
 /// Returns the rule of a link that delivers every frame after `time`.
 #[must_use]
-pub fn delay(time: Duration) -> LinkRule {
+pub fn fixed_delay_link(time: Duration) -> LinkRule {
     Box::new(move |_, _, frame| vec![(time, frame)])
 }
 
@@ -122,7 +122,7 @@ impl<A: Application, B: Application, D: TestDisk> Network<A, B, D> {
     pub fn new(now: Instant, client: (Machine<D>, A), server: (Machine<D>, B)) -> Self {
         let client = Node { machine: client.0, app: client.1 };
         let server = Node { machine: server.0, app: server.1 };
-        let link = delay(Duration::ZERO);
+        let link = fixed_delay_link(Duration::ZERO);
         let on_link = BTreeMap::new();
         Self { now, client, server, link, on_link, frames: 0 }
     }

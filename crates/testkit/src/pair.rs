@@ -1,5 +1,5 @@
 //! Two machines that send streams to each other over a path that delays, loses, reorders and
-//! duplicates packets: a [`Network`] whose link rule follows [`Path`].
+//! duplicates packets: a [`Network`] whose link rule follows [`PathConfig`].
 
 use core::cell::Cell;
 use std::rc::Rc;
@@ -10,12 +10,12 @@ use host::{Application, Cidr, Config, FileId, Host, Listen, Notice, SocketId};
 use nic::{DeviceConfig, FileConfig};
 use wire::Endpoint;
 
-use crate::decode::file_byte;
+use crate::packetize::file_byte;
 use crate::{LinkRule, Machine, MemDisk, Network, PLAIN_LINK};
 
 /// One of the two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Side {
+pub enum TransferSide {
     /// The host that connects.
     Client,
     /// The host that listens.
@@ -24,7 +24,7 @@ pub enum Side {
 
 /// Properties of the path, equal in both directions, and of the hosts' disks.
 #[derive(Clone, Debug)]
-pub struct Path {
+pub struct PathConfig {
     /// One-way delay.
     pub delay: Duration,
     /// Probability that a packet is lost.
@@ -38,14 +38,14 @@ pub struct Path {
     /// Rate limit in bytes per second, if any.
     pub bytes_per_s: Option<u64>,
     /// Maximum queueing delay at the rate limit; packets that would wait longer are lost.
-    pub queue: Duration,
+    pub queue_delay_max: Duration,
     /// Time that a disk read takes.
-    pub disk: Duration,
+    pub disk_read_time: Duration,
     /// Seed of all random decisions.
     pub seed: u64,
 }
 
-impl Default for Path {
+impl Default for PathConfig {
     fn default() -> Self {
         Self {
             delay: Duration::from_millis(5),
@@ -54,8 +54,8 @@ impl Default for Path {
             reorder_by: Duration::from_millis(2),
             duplicate: 0.0,
             bytes_per_s: None,
-            queue: Duration::from_millis(50),
-            disk: Duration::from_micros(100),
+            queue_delay_max: Duration::from_millis(50),
+            disk_read_time: Duration::from_micros(100),
             seed: 1,
         }
     }
@@ -63,20 +63,20 @@ impl Default for Path {
 
 /// Number of packets sent into the path, and how many of them it lost.
 #[derive(Debug, Default)]
-struct Counts {
+struct PathPacketCounts {
     sent: Cell<u64>,
     lost: Cell<u64>,
 }
 
-impl Path {
-    fn rule(self, mut prng: Prng, counts: Rc<Counts>) -> LinkRule {
+impl PathConfig {
+    fn into_link_rule(self, mut prng: Prng, counts: Rc<PathPacketCounts>) -> LinkRule {
         // Time until which each direction is busy.
         let mut free_at = [START; 2];
         Box::new(move |now, towards, frame| {
             counts.sent.set(counts.sent.get() + 1);
             let free = &mut free_at[towards as usize];
             let mut after = self.delay;
-            let mut lost = self.bytes_per_s.is_some() && free.since(now) > self.queue;
+            let mut lost = self.bytes_per_s.is_some() && free.since(now) > self.queue_delay_max;
             if let Some(rate) = self.bytes_per_s.filter(|_| !lost) {
                 let time = frame.bytes.len() as u64 * 1_000_000_000 / rate;
                 *free = (*free).max(now) + Duration::from_nanos(time);
@@ -98,7 +98,7 @@ impl Path {
 
 /// Data that one side sends.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Transfer {
+pub struct PairTransfer {
     /// Bytes sent from memory.
     pub bytes: u64,
     /// Bytes of a file, sent after those from memory.
@@ -106,21 +106,25 @@ pub struct Transfer {
 }
 
 /// Two hosts and the path between them.
-pub struct Pair {
-    net: Network<Stream, Stream>,
-    counts: Rc<Counts>,
+pub struct TransferPair {
+    net: Network<PatternStreamApp, PatternStreamApp>,
+    counts: Rc<PathPacketCounts>,
 }
 
 const START: Instant = Instant::from_millis(1_000);
 
-impl Pair {
+impl TransferPair {
     /// Creates a server that listens on port 80 and a client that starts to connect to it. Each
     /// side sends its entry of `transfers`, the client's first; `change` edits its host
     /// configuration.
     #[must_use]
-    pub fn new(path: Path, transfers: [Transfer; 2], change: impl Fn(Side, &mut Config)) -> Self {
+    pub fn new(
+        path: PathConfig,
+        transfers: [PairTransfer; 2],
+        change: impl Fn(TransferSide, &mut Config),
+    ) -> Self {
         let mut prng = Prng::new(path.seed);
-        let mut end = |side: Side| {
+        let mut end = |side: TransferSide| {
             let number = side as u8 + 1;
             let addr = [10, 0, 0, number].into();
             let mut config =
@@ -129,31 +133,32 @@ impl Pair {
             let mut device = DeviceConfig::new([2, 0, 0, 0, 0, number]);
             device.file = Some(FileConfig { memory_bytes_max: 4 << 20, ..FileConfig::default() });
             let mut disk = MemDisk::default();
-            disk.read_time = path.disk;
+            disk.read_time = path.disk_read_time;
             disk.put_computed("file", 1 << 40, 1, file_byte);
-            let stream = Stream {
+            let stream = PatternStreamApp {
                 transfer: transfers[side as usize],
                 expected: transfers[1 - side as usize],
-                ..Stream::default()
+                ..PatternStreamApp::default()
             };
             (Machine::new(config, device, PLAIN_LINK, prng.next_u64(), disk), stream)
         };
-        let (mut client, mut server) = (end(Side::Client), end(Side::Server));
+        let (mut client, mut server) = (end(TransferSide::Client), end(TransferSide::Server));
         let listen = Listen { addr: None, port: 80, backlog: 4 };
         server.0.host().listen(listen).expect("port 80 is free");
         let remote = Endpoint { addr: [10, 0, 0, 2].into(), port: 80 };
         client.1.socket = client.0.host().connect(START, remote).ok();
-        let (mut net, counts) = (Network::new(START, client, server), Rc::new(Counts::default()));
-        net.link = path.rule(prng, Rc::clone(&counts));
+        let (mut net, counts) =
+            (Network::new(START, client, server), Rc::new(PathPacketCounts::default()));
+        net.link = path.into_link_rule(prng, Rc::clone(&counts));
         Self { net, counts }
     }
 
     /// Returns the sum of one side's counters and gauges named `name`.
     #[must_use]
-    pub fn count(&self, side: Side, name: &str) -> u64 {
+    pub fn count(&self, side: TransferSide, name: &str) -> u64 {
         match side {
-            Side::Client => self.net.client.count(name),
-            Side::Server => self.net.server.count(name),
+            TransferSide::Client => self.net.client.count(name),
+            TransferSide::Server => self.net.server.count(name),
         }
     }
 
@@ -175,7 +180,8 @@ impl Pair {
     /// If that takes longer than `limit` of virtual time, both hosts become idle before, or a
     /// received byte is wrong.
     pub fn run(&mut self, limit: Duration) {
-        let done = self.net.run_until(limit, |net| net.client.app.ended && net.server.app.ended);
+        let done =
+            self.net.run_until(limit, |net| net.client.app.finished && net.server.app.finished);
         let Self { net, counts } = self;
         let (client, server) = (&net.client.app, &net.server.app);
         assert!(done, "not done after {limit}: {counts:?}\n{client:?}\n{server:?}");
@@ -184,21 +190,21 @@ impl Pair {
 
 /// An application that sends its part of a byte pattern, and verifies the peer's.
 #[derive(Debug, Default)]
-struct Stream {
+struct PatternStreamApp {
     socket: Option<SocketId>,
-    transfer: Transfer,
+    transfer: PairTransfer,
     /// The peer's transfer.
-    expected: Transfer,
+    expected: PairTransfer,
     written: u64,
     file: Option<FileId>,
     /// All data was written and the sending direction is closed.
-    shut: bool,
+    send_closed: bool,
     received: u64,
     /// All data was sent and received, and the peer has closed.
-    ended: bool,
+    finished: bool,
 }
 
-impl Application for Stream {
+impl Application for PatternStreamApp {
     fn handle_notice(&mut self, _: Instant, _: &mut Host, notice: Notice) {
         if let Notice::Accepted(_, socket) = notice {
             self.socket = Some(socket);
@@ -206,21 +212,21 @@ impl Application for Stream {
     }
 
     fn advance(&mut self, now: Instant, host: &mut Host) -> bool {
-        let Some(socket) = self.socket.filter(|_| !self.ended) else { return false };
+        let Some(socket) = self.socket.filter(|_| !self.finished) else { return false };
         let ready = host.readiness(socket);
         assert_eq!(ready.error, None, "the connection ended: {self:?}");
-        let before = (self.received, self.written, self.file, self.shut);
+        let before = (self.received, self.written, self.file, self.send_closed);
         self.receive(host, socket);
         if ready.writable {
             self.send(now, host, socket);
         }
         let all = self.received == self.expected.bytes + self.expected.file_bytes;
-        self.ended = self.shut && all && host.readiness(socket).peer_closed;
-        self.ended || before != (self.received, self.written, self.file, self.shut)
+        self.finished = self.send_closed && all && host.readiness(socket).peer_closed;
+        self.finished || before != (self.received, self.written, self.file, self.send_closed)
     }
 }
 
-impl Stream {
+impl PatternStreamApp {
     fn send(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         while self.written < self.transfer.bytes {
             let room = host.send_room(socket) as u64;
@@ -239,12 +245,12 @@ impl Stream {
             }
             // File offsets continue the offsets of the memory bytes, so the receiver checks a
             // single pattern.
-            let Transfer { bytes, file_bytes } = self.transfer;
+            let PairTransfer { bytes, file_bytes } = self.transfer;
             host.offload_write(now, socket, file, bytes, file_bytes).expect("it is open");
             host.offload_close(file);
         }
         host.shutdown(now, socket);
-        self.shut = true;
+        self.send_closed = true;
     }
 
     fn receive(&mut self, host: &mut Host, socket: SocketId) {

@@ -1,13 +1,13 @@
 //! One host under test and a scripted peer.
 //!
-//! The test sends segments as the peer ([`Peer::send`]), expects segments from the host
-//! ([`Peer::expect`]), advances time ([`Peer::at_ms`]), and acts as the host's application
-//! (`app_*`) and device (`echo*`, `event`). Neighbor resolution is answered unless a test disables
+//! The test sends segments as the peer ([`ScriptedTcpPeer::send`]), expects segments from the host
+//! ([`ScriptedTcpPeer::expect`]), advances time ([`ScriptedTcpPeer::at_ms`]), and acts as the host's application
+//! (`app_*`) and device (`echo*`, `handle_device_event`). Neighbor resolution is answered unless a test disables
 //! that.
 
-mod act;
-mod engines;
-mod icmp;
+mod app_and_disk;
+mod non_tcp;
+mod setup_teardown;
 
 use core::net::IpAddr;
 use std::collections::VecDeque;
@@ -29,7 +29,7 @@ use wire::frame::{Frame, protocol};
 use wire::segment::tcp_packet;
 use wire::tcp::{Flags, Options, SackBlock, Segment, Timestamps};
 
-use crate::decode;
+use crate::packetize;
 use crate::seg;
 use crate::seg::Seg;
 
@@ -42,7 +42,7 @@ pub const HOST_V6: IpAddr = IpAddr::V6(core::net::Ipv6Addr::new(0xfd77, 0, 0, 0,
 /// The peer's IPv6 address.
 pub const PEER_V6: IpAddr = IpAddr::V6(core::net::Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1));
 /// The host's Ethernet address.
-pub const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+pub const HOST_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 /// The peer's Ethernet address.
 pub const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
@@ -52,8 +52,8 @@ const START: Instant = Instant::from_millis(1_000_000);
 const PEER_ISS: SeqNum = SeqNum(u32::MAX - 2000);
 /// The peer's TSval at the start.
 const PEER_TS: u32 = 5_000;
-/// Counters that any traffic moves; [`Peer::moved`] ignores them.
-const TRAFFIC: [&str; 10] = [
+/// Counters that any traffic moves; [`ScriptedTcpPeer::moved`] ignores them.
+const TRAFFIC_COUNTERS: [&str; 10] = [
     "received_frames",
     "tcp_in_segs",
     "tcp_out_transmits",
@@ -69,14 +69,14 @@ const TRAFFIC: [&str; 10] = [
 
 /// The simulated device's answer to an open.
 #[derive(Clone, Copy, Debug)]
-pub struct DeviceFile {
+pub struct DeviceOpenResult {
     /// Metadata of the file, or why the open failed.
     pub result: Result<FileStat, FileFault>,
 }
 
 /// A decoded transmit of the host.
 #[derive(Debug)]
-struct Output {
+struct SentTransmit {
     at: Instant,
     seg: Seg,
     tag: Option<u32>,
@@ -84,21 +84,21 @@ struct Output {
 }
 
 /// A host and its scripted peer.
-pub struct Peer {
+pub struct ScriptedTcpPeer {
     /// The host under test.
     pub host: Host,
     /// Addresses of the host and of the peer.
     addrs: (IpAddr, IpAddr),
     ports: (u16, u16),
     now: Instant,
-    outputs: VecDeque<Output>,
+    sent: VecDeque<SentTransmit>,
     /// Transmitted frames other than TCP, without answered neighbor solicitations.
-    pub frames: VecDeque<Vec<u8>>,
+    pub non_tcp_frames: VecDeque<Vec<u8>>,
     /// Number of teardowns that the device has taken, reported to the host with each received
     /// frame.
-    pub teardowns_taken: u32,
+    pub device_teardowns_taken: u32,
     /// Operations other than transmits, in order.
-    pub file_ops: VecDeque<Op>,
+    pub other_ops: VecDeque<Op>,
     /// Pending requests to the host's own disk.
     pub disk: VecDeque<DiskRequest>,
     /// Number of files that the host closed on its own disk.
@@ -122,7 +122,7 @@ pub struct Peer {
     pub ecn: u8,
     /// Checksum state that the device reports for the frames that it delivers.
     pub checksum: Checksum,
-    device_file: DeviceFile,
+    device_file: DeviceOpenResult,
     file: Option<(FileId, u64)>,
     pool: PacketPool,
 }
@@ -137,7 +137,7 @@ fn big_file() -> FileStat {
     FileStat { kind: FileKind::Regular, size: 1 << 30, modified_s: 0, modified_ns: 0, version: 1 }
 }
 
-impl Peer {
+impl ScriptedTcpPeer {
     /// Creates a host that listens on port 80, with the default configuration.
     #[must_use]
     pub fn server() -> Self {
@@ -192,7 +192,7 @@ impl Peer {
         let capabilities = Capabilities {
             transmit_bytes_max: 65_535,
             mtu: 1500,
-            mac: MAC,
+            mac: HOST_MAC,
             file: Ok(FileLimits { files_max: 100 }),
             l5o: Err(abi::Refusal::NotSupported),
             setup: Ok(SetupLimits { listeners_max: 16 }),
@@ -205,10 +205,10 @@ impl Peer {
             addrs,
             ports: (80, 40_000),
             now: START,
-            outputs: VecDeque::new(),
-            frames: VecDeque::new(),
-            teardowns_taken: 0,
-            file_ops: VecDeque::new(),
+            sent: VecDeque::new(),
+            non_tcp_frames: VecDeque::new(),
+            device_teardowns_taken: 0,
+            other_ops: VecDeque::new(),
             disk: VecDeque::new(),
             disk_closes: 0,
             notices: VecDeque::new(),
@@ -225,7 +225,7 @@ impl Peer {
             answers_neighbors: true,
             ecn: 0,
             checksum: Checksum::Good,
-            device_file: DeviceFile { result: Ok(big_file()) },
+            device_file: DeviceOpenResult { result: Ok(big_file()) },
             file: None,
             pool: PacketPool::new(8),
         }
@@ -292,18 +292,18 @@ impl Peer {
     }
 
     /// Makes the peer continue from another port as a new endpoint: sequence numbers start anew.
-    pub fn new_tuple(&mut self, port: u16) {
+    pub fn use_peer_port(&mut self, port: u16) {
         self.ports.1 = port;
-        self.forget_numbers();
+        self.reset_sequence_numbers();
     }
 
     /// Sends a SYN from each of `ports` and leaves the handshakes incomplete, then restores the
     /// peer's previous connection.
-    pub fn flood(&mut self, ports: core::ops::Range<u16>) {
+    pub fn send_syn_flood(&mut self, ports: core::ops::Range<u16>) {
         let numbers = (self.host_iss, self.host_nxt, self.peer_nxt, self.ts_base, self.last_tsval);
         let port = self.ports.1;
         for flooding in ports {
-            self.new_tuple(flooding);
+            self.use_peer_port(flooding);
             self.send(crate::seg!(SYN mss 1460));
             self.take("a SYN-ACK");
         }
@@ -315,10 +315,10 @@ impl Peer {
     /// one.
     pub fn new_incarnation(&mut self, ahead: u32) {
         self.peer_iss += ahead;
-        self.forget_numbers();
+        self.reset_sequence_numbers();
     }
 
-    fn forget_numbers(&mut self) {
+    fn reset_sequence_numbers(&mut self) {
         self.host_iss = None;
         (self.host_nxt, self.peer_nxt) = (0, 0);
         self.ts_base = None;
@@ -379,7 +379,7 @@ impl Peer {
 
     /// Sends a segment from the peer. Fields not set are filled in as a conforming peer would.
     pub fn send(&mut self, seg: Seg) {
-        let frame = self.frame(&seg);
+        let frame = self.build_frame(&seg);
         let syn = u32::from(seg.flags.has(Flags::SYN));
         let fin = u32::from(seg.flags.has(Flags::FIN));
         let len = seg.len.unwrap_or(0);
@@ -401,7 +401,7 @@ impl Peer {
     }
 
     /// Builds the frame of a segment from the peer.
-    pub fn frame(&mut self, seg: &Seg) -> Vec<u8> {
+    pub fn build_frame(&mut self, seg: &Seg) -> Vec<u8> {
         let syn = seg.flags.has(Flags::SYN);
         let ms = u32::try_from(self.ms()).unwrap_or(0);
         if syn {
@@ -452,19 +452,19 @@ impl Peer {
             ecn,
             hop_limit: 64,
         };
-        tcp_packet(&Link { source: PEER_MAC, destination: MAC }, &ip, segment, payload)
+        tcp_packet(&Link { source: PEER_MAC, destination: HOST_MAC }, &ip, segment, payload)
     }
 
     /// Delivers a frame to the host, and runs the host.
     pub fn inject(&mut self, frame: &[u8]) {
         let packet = self.pool.copy(frame).expect("the frame fits a buffer");
         let received = Received::new(packet, self.checksum, 0, 0);
-        let received = Received { teardowns: self.teardowns_taken, ..received };
-        self.event(Event::Received(received));
+        let received = Received { teardowns: self.device_teardowns_taken, ..received };
+        self.handle_device_event(Event::Received(received));
     }
 
     /// Delivers an event from the device, and runs the host.
-    pub fn event(&mut self, event: Event) {
+    pub fn handle_device_event(&mut self, event: Event) {
         self.host.handle_event(self.now, event);
         self.pump();
     }
@@ -473,7 +473,7 @@ impl Peer {
     pub fn pump(&mut self) {
         loop {
             while let Some(op) = self.host.poll_op(self.now) {
-                self.take_op(op);
+                self.handle_op(op);
             }
             while let Some(packet) = self.host.poll_recycle() {
                 self.pool.put(packet);
@@ -492,20 +492,20 @@ impl Peer {
         }
     }
 
-    fn take_op(&mut self, op: Op) {
+    fn handle_op(&mut self, op: Op) {
         match op {
-            Op::Transmit(transmit) => self.take_transmit(&transmit),
+            Op::Transmit(transmit) => self.handle_transmit(&transmit),
             Op::FileOpen { file, .. } => {
-                self.file_ops.push_back(op);
+                self.other_ops.push_back(op);
                 let result = self.device_file.result;
                 let opened = Event::FileOpened(FileOpened { file, result });
                 self.host.handle_event(self.now, opened);
             }
-            other => self.file_ops.push_back(other),
+            other => self.other_ops.push_back(other),
         }
     }
 
-    fn take_transmit(&mut self, transmit: &Transmit) {
+    fn handle_transmit(&mut self, transmit: &Transmit) {
         let header = transmit.header.as_slice();
         let (l3, l4) = (transmit.header.l3(), transmit.header.l4());
         let is_tcp = l4 < header.len()
@@ -514,9 +514,9 @@ impl Peer {
                 _ => header[l3 + 6] == protocol::TCP,
             };
         if !is_tcp {
-            for frame in decode::packets(transmit, Duration::ZERO) {
+            for frame in packetize::packetize_transmit(transmit, Duration::ZERO) {
                 if !(self.answers_neighbors && self.answer_neighbor(&frame)) {
-                    self.frames.push_back(frame);
+                    self.non_tcp_frames.push_back(frame);
                 }
             }
             return;
@@ -525,15 +525,15 @@ impl Peer {
         let (segment, header_len) = Segment::parse(&header[l4..]).expect("the host's TCP header");
         assert_eq!(l4 + header_len, header.len(), "the header ends where the payload begins");
         let ecn = if header[l3] >> 4 == 4 { header[l3 + 1] & 3 } else { header[l3 + 1] >> 4 & 3 };
-        let seg = self.decode(&segment, transmit, ecn);
+        let seg = self.decode_segment(&segment, transmit, ecn);
         if let Some(tag) = transmit.echo {
             self.last_tag = Some((transmit.flow, tag));
         }
         let (at, tag, flow) = (self.now, transmit.echo, transmit.flow);
-        self.outputs.push_back(Output { at, seg, tag, flow });
+        self.sent.push_back(SentTransmit { at, seg, tag, flow });
     }
 
-    fn decode(&mut self, segment: &Segment, transmit: &Transmit, ecn: u8) -> Seg {
+    fn decode_segment(&mut self, segment: &Segment, transmit: &Transmit, ecn: u8) -> Seg {
         let flags = segment.flags;
         if flags.has(Flags::SYN) {
             self.host_iss = Some(segment.seq);
@@ -564,7 +564,7 @@ impl Peer {
             ack: flags.has(Flags::ACK).then(|| relative(segment.ack, self.peer_iss)),
             win: Some(segment.window),
             len: Some(len),
-            data: Some(decode::payload(transmit)),
+            data: Some(packetize::transmit_payload(transmit)),
             mss: segment.options.mss,
             wscale: segment.options.window_scale,
             sack_ok: segment.options.sack_permitted,
@@ -584,17 +584,17 @@ impl Peer {
         }
     }
 
-    /// Answers an ARP request or a neighbor solicitation. Returns whether `frame` was one.
+    /// Answers an ARP request or a neighbor solicitation. Returns whether `build_frame` was one.
     fn answer_neighbor(&mut self, frame: &[u8]) -> bool {
         match wire::frame::parse(frame) {
             Ok(Frame::Arp { at }) if frame[at + 7] == 1 => {
                 let mut reply = frame.to_vec();
-                reply[..6].copy_from_slice(&MAC);
+                reply[..6].copy_from_slice(&HOST_MAC);
                 reply[6..12].copy_from_slice(&PEER_MAC);
                 reply[at + 7] = 2;
                 reply[at + 8..at + 14].copy_from_slice(&PEER_MAC);
                 reply[at + 14..at + 18].copy_from_slice(&frame[at + 24..at + 28]);
-                reply[at + 18..at + 24].copy_from_slice(&MAC);
+                reply[at + 18..at + 24].copy_from_slice(&HOST_MAC);
                 reply[at + 24..at + 28].copy_from_slice(&frame[at + 14..at + 18]);
                 self.inject(&reply);
                 true
@@ -602,7 +602,7 @@ impl Peer {
             Ok(Frame::Ip(ip)) if ip.protocol == protocol::ICMPV6 && frame[ip.l4] == 135 => {
                 let mut target = [0; 16];
                 target.copy_from_slice(&frame[ip.l4 + 8..ip.l4 + 24]);
-                let advert = icmp::neighbor_advert(target.into(), ip.source);
+                let advert = non_tcp::neighbor_advert(target.into(), ip.source);
                 self.inject(&advert);
                 true
             }
@@ -615,7 +615,7 @@ impl Peer {
     /// Removes and returns the next segment that the host sent; panics, naming `what`, if there is
     /// none.
     pub fn take(&mut self, what: &str) -> Seg {
-        match self.outputs.pop_front() {
+        match self.sent.pop_front() {
             Some(output) => output.seg,
             None => panic!("at {} ms: the host sent nothing, expected {what}", self.ms()),
         }
@@ -623,17 +623,17 @@ impl Peer {
 
     /// Removes and returns all segments that the host sent and no expectation has taken.
     pub fn take_all(&mut self) -> Vec<Seg> {
-        self.outputs.drain(..).map(|o| o.seg).collect()
+        self.sent.drain(..).map(|o| o.seg).collect()
     }
 
     /// As [`Self::take_all`], with the time of each in microseconds since the test began.
     pub fn take_timed(&mut self) -> Vec<(u64, Seg)> {
-        self.outputs.drain(..).map(|o| (o.at.since(START).as_micros(), o.seg)).collect()
+        self.sent.drain(..).map(|o| (o.at.since(START).as_micros(), o.seg)).collect()
     }
 
     /// Expects the next segment from the host to match `want`.
     pub fn expect(&mut self, want: Seg) {
-        let Some(got) = self.outputs.pop_front() else {
+        let Some(got) = self.sent.pop_front() else {
             panic!("at {} ms: the host sent nothing\n  expected {want}", self.ms());
         };
         self.compare(&want, &got);
@@ -642,7 +642,7 @@ impl Peer {
     /// As [`Self::expect`], and expects that the segment was sent `ms` milliseconds after the test
     /// began.
     pub fn expect_at(&mut self, ms: u64, want: Seg) {
-        let Some(got) = self.outputs.pop_front() else {
+        let Some(got) = self.sent.pop_front() else {
             panic!("at {} ms: the host sent nothing\n  expected at {ms} ms {want}", self.ms());
         };
         self.compare(&want, &got);
@@ -650,12 +650,12 @@ impl Peer {
         assert_eq!(at.as_millis(), ms, "time of {}: it left after {at}", got.seg);
     }
 
-    fn compare(&self, want: &Seg, got: &Output) {
+    fn compare(&self, want: &Seg, got: &SentTransmit) {
         let wrong = want.differences(&got.seg);
         if wrong.is_empty() {
             return;
         }
-        let rest: Vec<String> = self.outputs.iter().map(|o| o.seg.to_string()).collect();
+        let rest: Vec<String> = self.sent.iter().map(|o| o.seg.to_string()).collect();
         panic!(
             "at {} ms: another segment\n  expected {want}\n  got      {} (sent after {})\n  {}\n  \
              then {rest:?}",
@@ -668,7 +668,7 @@ impl Peer {
 
     /// Expects that the host has sent nothing else.
     pub fn expect_nothing(&mut self) {
-        if let Some(output) = self.outputs.front() {
+        if let Some(output) = self.sent.front() {
             let at = output.at.since(START);
             panic!(
                 "at {} ms: unexpected segment, sent after {at}\n  got {}",
@@ -684,7 +684,7 @@ impl Peer {
         let before = self.counters();
         f(self);
         let mut got = moved(&before, &self.counters());
-        got.retain(|(name, _)| !TRAFFIC.contains(&name.as_str()));
+        got.retain(|(name, _)| !TRAFFIC_COUNTERS.contains(&name.as_str()));
         let mut want: Vec<(String, u64)> =
             expected.iter().map(|&(name, by)| (name.to_owned(), by)).collect();
         got.sort_unstable();

@@ -193,7 +193,7 @@ macro_rules! seg_fields {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn only_what_is_said_is_compared() {
+    fn only_named_fields_are_compared() {
         let got = seg!(ACK PSH seq 1 ack 5 data b"abc" win 9);
         assert!(seg!(ACK seq 1 len 3).differences(&got).is_empty());
         assert_eq!(seg!(ACK seq 2).differences(&got).len(), 1);

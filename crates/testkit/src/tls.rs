@@ -79,12 +79,12 @@ pub fn limited_suite(limit: u64) -> SupportedCipherSuite {
 }
 
 /// A server's self-signed certificate and its private key.
-pub struct Certificate {
+pub struct TestCertificate {
     certificate: CertificateDer<'static>,
     key: PrivatePkcs8KeyDer<'static>,
 }
 
-impl Certificate {
+impl TestCertificate {
     /// Creates a certificate for `names`.
     ///
     /// # Panics
@@ -133,7 +133,7 @@ impl Certificate {
 /// If one of the names is not valid.
 #[must_use]
 pub fn tls13(names: Vec<String>, protocol: &[u8]) -> (Arc<ServerConfig>, Arc<ClientConfig>) {
-    both(names, protocol, &TlsOffer::tls13())
+    tls_pair(names, protocol, &TlsOffer::tls13())
 }
 
 /// Returns the same as [`tls13`], with [`limited_suite`] as the server's and client's only suite.
@@ -146,15 +146,15 @@ pub fn tls13_limited(
     protocol: &[u8],
     limit: u64,
 ) -> (Arc<ServerConfig>, Arc<ClientConfig>) {
-    both(names, protocol, &TlsOffer { suites: vec![limited_suite(limit)], ..TlsOffer::tls13() })
+    tls_pair(names, protocol, &TlsOffer { suites: vec![limited_suite(limit)], ..TlsOffer::tls13() })
 }
 
-fn both(
+fn tls_pair(
     names: Vec<String>,
     protocol: &[u8],
     offer: &TlsOffer,
 ) -> (Arc<ServerConfig>, Arc<ClientConfig>) {
-    let certificate = Certificate::new(names);
+    let certificate = TestCertificate::new(names);
     let (mut server, mut client) = (certificate.server(offer), certificate.client(offer));
     server.alpn_protocols = vec![protocol.to_vec()];
     client.alpn_protocols = vec![protocol.to_vec()];

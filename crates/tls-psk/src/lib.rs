@@ -3,7 +3,7 @@
 //!
 //! Used by NVMe over TCP, whose target and initiator run the handshake over a plain connection and
 //! continue with its keys. s2n-tls does the work, since rustls supports only pre-shared keys from
-//! its own tickets. The crate is separate because it passes bytes by C callbacks ([`link`]). It
+//! its own tickets. The crate is separate because it passes bytes by C callbacks ([`s2n_io`]). It
 //! uses no socket: received bytes are passed in, bytes to send are returned.
 //!
 //! Invariants: bytes after the handshake's last record are never read; no ticket is sent (Linux
@@ -11,8 +11,8 @@
 //! without a pre-shared key; the bytes read from a peer are limited by [`BYTES_MAX`].
 #![deny(unsafe_code)]
 
-mod link;
 mod records;
+mod s2n_io;
 
 #[cfg(test)]
 mod tests;
@@ -30,8 +30,8 @@ use s2n_tls::security::Policy;
 use wire::tls::fatal_alert;
 use zeroize::Zeroizing;
 
-use link::Link;
-use records::Records;
+use records::TlsRecordTracker;
+use s2n_io::S2nIo;
 
 /// Limit on the received bytes of a handshake. A ClientHello with a few identities has about 1000.
 const BYTES_MAX: usize = 1 << 16;
@@ -41,7 +41,7 @@ const POLICY: &str = "AWS-CRT-SDK-TLSv1.3";
 const POLICY_SHA384: &str = "20250211";
 
 /// A pre-shared key, or a traffic secret.
-pub type Secret = Zeroizing<Vec<u8>>;
+pub type TlsSecret = Zeroizing<Vec<u8>>;
 
 /// Hash of a key (RFC 8446 section 4.2.11).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ pub struct Key {
     /// Identity, sent in the ClientHello.
     pub identity: Vec<u8>,
     /// The key, at least 16 bytes (RFC 9257 section 6).
-    pub secret: Secret,
+    pub secret: TlsSecret,
     /// Hash of the key.
     pub hash: Hash,
 }
@@ -76,9 +76,9 @@ pub struct Agreed {
     pub suite: Suite,
     /// Our traffic secret: `client_application_traffic_secret_0` or the server's (RFC 8446 section
     /// 7.1).
-    pub tx_secret: Secret,
+    pub tx_secret: TlsSecret,
     /// The peer's traffic secret.
-    pub rx_secret: Secret,
+    pub rx_secret: TlsSecret,
     /// Identity of the key that was used.
     pub identity: Vec<u8>,
 }
@@ -130,7 +130,7 @@ pub enum Why {
     Secret,
     /// The peer's messages are malformed or do not verify.
     #[error("the peer's messages make no sense")]
-    Bad,
+    InvalidMessage,
     /// The peer sent more than `BYTES_MAX` bytes.
     #[error("the peer's messages are too long")]
     TooLong,
@@ -140,10 +140,10 @@ pub enum Why {
 pub struct Handshake {
     // Declared before the link, so that it is dropped first: it has a pointer to the link's pipe.
     connection: Connection,
-    link: Link,
+    link: S2nIo,
     is_client: bool,
-    sent: Records,
-    received: Records,
+    sent: TlsRecordTracker,
+    received: TlsRecordTracker,
     /// Received bytes used so far.
     used: usize,
 }
@@ -183,7 +183,7 @@ impl Handshake {
     fn new(mode: Mode, keys: &[Key]) -> Result<Self, Unusable> {
         let is_client = matches!(mode, Mode::Client);
         let mut connection = Connection::new(mode);
-        let link = Link::new();
+        let link = S2nIo::new();
         link.attach(&mut connection)?;
         // Blinding delays are left to the caller, who ends the connection.
         connection
@@ -192,7 +192,7 @@ impl Handshake {
         for key in keys {
             connection.append_psk(&psk(key)?)?;
         }
-        let (sent, received) = (Records::default(), Records::default());
+        let (sent, received) = (TlsRecordTracker::default(), TlsRecordTracker::default());
         Ok(Self { connection, link, is_client, sent, received, used: 0 })
     }
 
@@ -202,9 +202,9 @@ impl Handshake {
     pub fn advance(&mut self, received: &[u8], out: &mut Vec<u8>) -> Progress {
         let room = BYTES_MAX.saturating_sub(self.used);
         let part = received.get(..room).unwrap_or(received);
-        self.link.give(part);
+        self.link.set_received(part);
         let result = self.connection.poll_negotiate().map_ok(|_| ());
-        let (used, sent) = self.link.take();
+        let (used, sent) = self.link.take_sent();
         self.used += used;
         self.received.follow(part.get(..used).unwrap_or_default());
         self.sent.follow(&sent);
@@ -237,7 +237,7 @@ impl Handshake {
             }
             // RFC 8446 section 4.2.11: the identity is known, but its binder does not verify.
             _ if !self.is_client && self.has_chosen() => (Why::Secret, alert::DECRYPT_ERROR),
-            _ => (Why::Bad, alert::HANDSHAKE_FAILURE),
+            _ => (Why::InvalidMessage, alert::HANDSHAKE_FAILURE),
         }
     }
 
@@ -249,7 +249,7 @@ impl Handshake {
     /// Appends a plaintext alert, unless encrypted records were exchanged, the library has sent an
     /// alert, or the failure is the peer's alert.
     fn alert(&mut self, why: Why, description: u8, out: &mut Vec<u8>) {
-        let sealed = self.sent.sealed || self.received.sealed;
+        let sealed = self.sent.encrypted || self.received.encrypted;
         if !sealed && !self.sent.alert && !matches!(why, Why::Alert(_)) {
             out.extend_from_slice(&fatal_alert(description));
         }
@@ -272,7 +272,7 @@ impl Handshake {
     /// Returns the suite, and the secrets of client and server. The library discards the secrets;
     /// they are read from the serialized connection, its form for continuing a connection
     /// elsewhere.
-    fn secrets(&mut self) -> Option<(Suite, Secret, Secret)> {
+    fn secrets(&mut self) -> Option<(Suite, TlsSecret, TlsSecret)> {
         /// Version of the serialization, and protocol version 3.4.
         const HEAD: [u8; 10] = [0, 0, 0, 0, 0, 0, 0, 1, 3, 4];
         let mut form = Zeroizing::new(vec![0; self.connection.serialization_length().ok()?]);

@@ -4,19 +4,19 @@ use wire::tls::{HEADER_BYTES, content};
 
 /// Records seen in one direction.
 #[derive(Debug, Default)]
-pub(super) struct Records {
+pub(super) struct TlsRecordTracker {
     header: [u8; HEADER_BYTES],
     /// Bytes received of `header`.
     have: usize,
     /// Bytes left of the record's content.
     left: usize,
     /// An encrypted record was seen.
-    pub(super) sealed: bool,
+    pub(super) encrypted: bool,
     /// The last record is a plaintext alert.
     pub(super) alert: bool,
 }
 
-impl Records {
+impl TlsRecordTracker {
     pub(super) fn follow(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let here = bytes.len().min(self.left);
@@ -30,7 +30,7 @@ impl Records {
             }
             if self.have == HEADER_BYTES {
                 let [kind, _, _, high, low] = self.header;
-                self.sealed |= kind == content::APPLICATION_DATA;
+                self.encrypted |= kind == content::APPLICATION_DATA;
                 self.alert = kind == content::ALERT;
                 self.left = usize::from(u16::from_be_bytes([high, low]));
                 self.have = 0;

@@ -81,9 +81,9 @@ pub const fn adjust(checksum: u16, old: u16, new: u16) -> u16 {
 /// zero. The fault of RFC 1141 that RFC 1624 section 3 describes cannot occur, and a correct
 /// checksum becomes the one that a new sum over all bytes would be.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Difference(u64);
+pub struct ChecksumDelta(u64);
 
-impl Difference {
+impl ChecksumDelta {
     /// Returns the difference of no change.
     #[must_use]
     pub const fn new() -> Self {
@@ -195,7 +195,7 @@ mod tests {
             bytes[0] = 6; // as in a pseudo-header, never all zeros
             let mut before = Sum::new();
             before.add(&bytes);
-            let mut difference = Difference::new();
+            let mut difference = ChecksumDelta::new();
             for (at, new) in changes {
                 let at = 1 + usize::from(at) % (bytes.len() - 5);
                 let field: &mut [u8; 4] = bytes[at..].first_chunk_mut().unwrap();
@@ -209,7 +209,7 @@ mod tests {
         }
 
         #[test]
-        fn any_split_gives_the_same(
+        fn sum_is_independent_of_split(
             bytes in proptest::collection::vec(any::<u8>(), 0..400),
             cuts in any::<[u8; 3]>(),
         ) {

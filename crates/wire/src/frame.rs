@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_ipv4_says_why() {
+    fn malformed_ipv4_is_classified() {
         let broken = |at: usize, byte: u8| {
             let mut f = ipv4();
             f[at] = byte;

@@ -180,21 +180,21 @@ pub enum Frame {
 
 /// Reason why the rest of a payload cannot be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FrameError {
+pub enum QuicFrameError {
     /// The payload ends inside a frame.
     Truncated,
     /// The frame type is unknown, and so is the frame's length.
     UnknownType(u64),
     /// Stream data would end above 2^62 - 1.
-    TooFar,
+    StreamTooLong,
 }
 
-impl fmt::Display for FrameError {
+impl fmt::Display for QuicFrameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Truncated => f.write_str("the payload ends inside a frame"),
             Self::UnknownType(kind) => write!(f, "frames of type {kind:#x} are not known"),
-            Self::TooFar => f.write_str("a stream is longer than it may be"),
+            Self::StreamTooLong => f.write_str("a stream is longer than it may be"),
         }
     }
 }
@@ -213,9 +213,9 @@ impl<'a> Frames<'a> {
         Self { payload, at: 0 }
     }
 
-    fn frame(&mut self) -> Result<Frame, FrameError> {
+    fn frame(&mut self) -> Result<Frame, QuicFrameError> {
         let start = self.at;
-        let mut rest = Rest(&self.payload[start..]);
+        let mut rest = QuicFrameReader(&self.payload[start..]);
         let kind = rest.integer()?;
         if let 0x08..=0x0f = kind {
             let frame = self.stream(kind, rest)?;
@@ -228,14 +228,18 @@ impl<'a> Frames<'a> {
     }
 
     /// RFC 9000 section 19.8: the three low bits of the type tell which fields are present.
-    fn stream(&self, kind: u64, mut rest: Rest<'a>) -> Result<StreamFrame, FrameError> {
+    fn stream(
+        &self,
+        kind: u64,
+        mut rest: QuicFrameReader<'a>,
+    ) -> Result<StreamFrame, QuicFrameError> {
         let id = rest.integer()?;
         let offset = if kind & 0x04 == 0 { 0 } else { rest.integer()? };
         let len = if kind & 0x02 == 0 { rest.0.len() as u64 } else { rest.integer()? };
         let start = self.payload.len() - rest.0.len();
         rest.skip(len)?;
         if offset + len > NUMBER_MAX {
-            return Err(FrameError::TooFar);
+            return Err(QuicFrameError::StreamTooLong);
         }
         let end = self.payload.len() - rest.0.len();
         Ok(StreamFrame { id, offset, fin: kind & 0x01 != 0, data: start..end })
@@ -243,7 +247,7 @@ impl<'a> Frames<'a> {
 }
 
 impl Iterator for Frames<'_> {
-    type Item = Result<Frame, FrameError>;
+    type Item = Result<Frame, QuicFrameError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.at >= self.payload.len() {
@@ -258,33 +262,33 @@ impl Iterator for Frames<'_> {
 }
 
 /// The bytes not parsed yet.
-struct Rest<'a>(&'a [u8]);
+struct QuicFrameReader<'a>(&'a [u8]);
 
-impl Rest<'_> {
-    fn integer(&mut self) -> Result<u64, FrameError> {
-        let (value, behind) = read_varint(self.0).ok_or(FrameError::Truncated)?;
+impl QuicFrameReader<'_> {
+    fn integer(&mut self) -> Result<u64, QuicFrameError> {
+        let (value, behind) = read_varint(self.0).ok_or(QuicFrameError::Truncated)?;
         self.0 = behind;
         Ok(value)
     }
 
-    fn integers(&mut self, count: usize) -> Result<(), FrameError> {
+    fn integers(&mut self, count: usize) -> Result<(), QuicFrameError> {
         (0..count).try_for_each(|_| self.integer().map(drop))
     }
 
-    fn skip(&mut self, bytes: u64) -> Result<(), FrameError> {
-        let bytes = usize::try_from(bytes).map_err(|_| FrameError::Truncated)?;
-        self.0 = self.0.get(bytes..).ok_or(FrameError::Truncated)?;
+    fn skip(&mut self, bytes: u64) -> Result<(), QuicFrameError> {
+        let bytes = usize::try_from(bytes).map_err(|_| QuicFrameError::Truncated)?;
+        self.0 = self.0.get(bytes..).ok_or(QuicFrameError::Truncated)?;
         Ok(())
     }
 
     /// Skips a length and as many bytes.
-    fn counted(&mut self) -> Result<(), FrameError> {
+    fn skip_length_prefixed_field(&mut self) -> Result<(), QuicFrameError> {
         let len = self.integer()?;
         self.skip(len)
     }
 
     /// Skips the fields behind a frame's type: RFC 9000 section 19, and DATAGRAM (RFC 9221).
-    fn skip_body(&mut self, kind: u64) -> Result<(), FrameError> {
+    fn skip_body(&mut self, kind: u64) -> Result<(), QuicFrameError> {
         match kind {
             // PADDING.
             0x00 => {
@@ -301,16 +305,16 @@ impl Rest<'_> {
             // CRYPTO.
             0x06 => {
                 self.integers(1)?;
-                self.counted()
+                self.skip_length_prefixed_field()
             }
             // NEW_TOKEN, DATAGRAM with a length.
-            0x07 | 0x31 => self.counted(),
+            0x07 | 0x31 => self.skip_length_prefixed_field(),
             // MAX_DATA, MAX_STREAMS, DATA_BLOCKED, STREAMS_BLOCKED, RETIRE_CONNECTION_ID.
             0x10 | 0x12 | 0x13 | 0x14 | 0x16 | 0x17 | 0x19 => self.integers(1),
             // NEW_CONNECTION_ID: two numbers, an ID with a length byte, a stateless reset token.
             0x18 => {
                 self.integers(2)?;
-                let len = *self.0.first().ok_or(FrameError::Truncated)?;
+                let len = *self.0.first().ok_or(QuicFrameError::Truncated)?;
                 self.skip(u64::from(len) + 17)
             }
             // PATH_CHALLENGE, PATH_RESPONSE.
@@ -318,22 +322,22 @@ impl Rest<'_> {
             // CONNECTION_CLOSE of QUIC, and below that of the application.
             0x1c => {
                 self.integers(2)?;
-                self.counted()
+                self.skip_length_prefixed_field()
             }
             0x1d => {
                 self.integers(1)?;
-                self.counted()
+                self.skip_length_prefixed_field()
             }
             // DATAGRAM without a length: it extends to the payload's end.
             0x30 => self.skip(self.0.len() as u64),
             // ACK_FREQUENCY; like IMMEDIATE_ACK from draft-ietf-quic-ack-frequency.
             0xaf => self.integers(4),
-            other => Err(FrameError::UnknownType(other)),
+            other => Err(QuicFrameError::UnknownType(other)),
         }
     }
 
     /// Skips the fields of an ACK frame (RFC 9000 section 19.3).
-    fn skip_ack(&mut self, ecn: bool) -> Result<(), FrameError> {
+    fn skip_ack(&mut self, ecn: bool) -> Result<(), QuicFrameError> {
         self.integers(2)?;
         let ranges = self.integer()?;
         self.integers(1)?;
@@ -452,7 +456,7 @@ mod tests {
             assert_eq!(frames, expected, "{body:?}");
             for len in 1..body.len() {
                 let cut: Vec<_> = Frames::new(&body[..len]).collect();
-                assert_eq!(cut, [Err(FrameError::Truncated)], "{body:?} cut to {len}");
+                assert_eq!(cut, [Err(QuicFrameError::Truncated)], "{body:?} cut to {len}");
             }
         }
         let all: Vec<_> = Frames::new(&[0x30, 1, 2]).collect();
@@ -462,17 +466,17 @@ mod tests {
         assert_eq!(all, [Ok(Frame::Other { kind: 0xaf, range: 0..6 })]);
         for len in 1..frequency.len() {
             let cut: Vec<_> = Frames::new(&frequency[..len]).collect();
-            assert_eq!(cut, [Err(FrameError::Truncated)], "cut to {len}");
+            assert_eq!(cut, [Err(QuicFrameError::Truncated)], "cut to {len}");
         }
         for kind in [0x20, 0x21, 0x32] {
             let unknown: Vec<_> = Frames::new(&[kind, 1]).collect();
-            assert_eq!(unknown, [Err(FrameError::UnknownType(kind.into()))]);
+            assert_eq!(unknown, [Err(QuicFrameError::UnknownType(kind.into()))]);
         }
         let mut far = vec![0x0c, 1];
         far.extend([0xff; 8]);
         assert_eq!(Frames::new(&far).next().unwrap().map(drop), Ok(()));
         far.push(0);
-        assert_eq!(Frames::new(&far).next(), Some(Err(FrameError::TooFar)));
+        assert_eq!(Frames::new(&far).next(), Some(Err(QuicFrameError::StreamTooLong)));
     }
 
     proptest! {

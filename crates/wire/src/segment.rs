@@ -194,7 +194,7 @@ pub fn cut(
         packet.clear();
         packet.extend_from_slice(headers);
         packet.extend_from_slice(part);
-        number(packet, layout, (index, index * size), index == last);
+        number_packet(packet, layout, (index, index * size), index == last);
         each(packet);
     }
 }
@@ -202,7 +202,7 @@ pub fn cut(
 /// Completes the headers of the packet at `index` of a run; `before` bytes of the run's payload
 /// precede its own.
 #[expect(clippy::cast_possible_truncation, reason = "numbers and identifications wrap")]
-fn number(packet: &mut [u8], layout: Layout, (index, before): (usize, usize), last: bool) {
+fn number_packet(packet: &mut [u8], layout: Layout, (index, before): (usize, usize), last: bool) {
     let Layout { l3, l4, .. } = layout;
     if layout.protocol == protocol::TCP {
         advance(&mut packet[l4..], before as u32);
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_of_zero_says_so_in_udp() {
+    fn udp_checksum_of_zero_is_all_ones() {
         let (mut frame, layout) = run(false, protocol::UDP, 2);
         let end = frame.len();
         emit::set_lengths(&mut frame, ETHERNET_BYTES, end, 0);
@@ -385,7 +385,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_it_is_no_byte_is_lost(
+        fn cut_loses_no_bytes(
             mut frame in proptest::collection::vec(any::<u8>(), 0..200),
             ip in any::<bool>(),
             size in 0_u16..100,

@@ -168,7 +168,7 @@ impl Options {
     /// If `out` has another length.
     pub fn emit(&self, out: &mut [u8]) -> Option<usize> {
         assert_eq!(out.len(), self.len(), "options fill their room exactly");
-        let mut writer = Writer { out, at: 0 };
+        let mut writer = TcpOptionWriter { out, at: 0 };
         if let Some(mss) = self.mss {
             writer.put(&[2, 4]);
             writer.put(&mss.to_be_bytes());
@@ -198,7 +198,7 @@ impl Options {
     }
 
     /// Parses options. Unknown ones are skipped; a wrong length is an error.
-    fn parse(mut bytes: &[u8]) -> Result<Self, SegmentError> {
+    fn parse(mut bytes: &[u8]) -> Result<Self, TcpHeaderError> {
         // Fast path: the layout of data segments of an established connection (RFC 7323 appendix
         // A).
         if let [1, 1, 8, 10, a, b, c, d, e, f, g, h] = *bytes {
@@ -214,9 +214,9 @@ impl Options {
                 0 => break,
                 1 => bytes = rest,
                 _ => {
-                    let len = usize::from(*rest.first().ok_or(SegmentError::BadOption)?);
-                    let option = bytes.get(2..len).ok_or(SegmentError::BadOption)?;
-                    options.take(*kind, option)?;
+                    let len = usize::from(*rest.first().ok_or(TcpHeaderError::BadOption)?);
+                    let option = bytes.get(2..len).ok_or(TcpHeaderError::BadOption)?;
+                    options.apply_option(*kind, option)?;
                     bytes = &bytes[len..];
                 }
             }
@@ -224,7 +224,7 @@ impl Options {
         Ok(options)
     }
 
-    fn take(&mut self, kind: u8, body: &[u8]) -> Result<(), SegmentError> {
+    fn apply_option(&mut self, kind: u8, body: &[u8]) -> Result<(), TcpHeaderError> {
         match (kind, body) {
             (2, &[a, b]) => self.mss = Some(u16::from_be_bytes([a, b])),
             (3, &[shift]) => self.window_scale = Some(shift),
@@ -247,19 +247,19 @@ impl Options {
             // RFC 7413 appendix A: the experimental kind 254 with this magic number preceded kind
             // 34.
             (34, _) | (254, [0xf9, 0x89, ..]) => self.fast_open = true,
-            (2..=5 | 8, _) => return Err(SegmentError::BadOption),
+            (2..=5 | 8, _) => return Err(TcpHeaderError::BadOption),
             _ => {}
         }
         Ok(())
     }
 }
 
-struct Writer<'a> {
+struct TcpOptionWriter<'a> {
     out: &'a mut [u8],
     at: usize,
 }
 
-impl Writer<'_> {
+impl TcpOptionWriter<'_> {
     fn put(&mut self, bytes: &[u8]) {
         self.out[self.at..self.at + bytes.len()].copy_from_slice(bytes);
         self.at += bytes.len();
@@ -288,7 +288,7 @@ pub struct Segment {
 /// Reason why a TCP header is malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum SegmentError {
+pub enum TcpHeaderError {
     /// The packet is shorter than its header, or the data offset points into the fixed header or
     /// behind the packet.
     BadLength,
@@ -308,15 +308,15 @@ impl Segment {
     /// Parses the header of the TCP packet `bytes`. Returns it with its length.
     ///
     /// # Errors
-    /// [`SegmentError`] if the header is malformed. The checksum is not verified.
-    pub fn parse(bytes: &[u8]) -> Result<(Self, usize), SegmentError> {
-        let header = bytes.get(..TCP_BYTES).ok_or(SegmentError::BadLength)?;
+    /// [`TcpHeaderError`] if the header is malformed. The checksum is not verified.
+    pub fn parse(bytes: &[u8]) -> Result<(Self, usize), TcpHeaderError> {
+        let header = bytes.get(..TCP_BYTES).ok_or(TcpHeaderError::BadLength)?;
         let u16_at = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
         let u32_at = |at: usize| {
             u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
         };
         let header_len = usize::from(header[12] >> 4) * 4;
-        let options = bytes.get(TCP_BYTES..header_len).ok_or(SegmentError::BadLength)?;
+        let options = bytes.get(TCP_BYTES..header_len).ok_or(TcpHeaderError::BadLength)?;
         let segment = Self {
             source: u16_at(0),
             destination: u16_at(2),
@@ -327,7 +327,7 @@ impl Segment {
             options: Options::parse(options)?,
         };
         if segment.source == 0 || segment.destination == 0 {
-            return Err(SegmentError::BadPort);
+            return Err(TcpHeaderError::BadPort);
         }
         Ok((segment, header_len))
     }
@@ -396,17 +396,17 @@ mod tests {
         };
         assert_eq!(with(&[2, 4, 5, 180]), Ok(()));
         assert_eq!(with(&[30, 4, 0, 0]), Ok(()), "an unknown option is skipped");
-        assert_eq!(with(&[2, 3, 5, 0]), Err(SegmentError::BadOption));
+        assert_eq!(with(&[2, 3, 5, 0]), Err(TcpHeaderError::BadOption));
         assert_eq!(
             with(&[2, 0, 5, 180]),
-            Err(SegmentError::BadOption),
+            Err(TcpHeaderError::BadOption),
             "a length of zero never ends"
         );
-        assert_eq!(with(&[1, 1, 1, 8]), Err(SegmentError::BadOption));
-        assert_eq!(with(&[5, 40, 0, 0]), Err(SegmentError::BadOption));
+        assert_eq!(with(&[1, 1, 1, 8]), Err(TcpHeaderError::BadOption));
+        assert_eq!(with(&[5, 40, 0, 0]), Err(TcpHeaderError::BadOption));
         assert_eq!(with(&[34, 3, 0, 0]), Ok(()), "Fast Open is seen and not read");
-        assert_eq!(Segment::parse(&[0; 19]), Err(SegmentError::BadLength));
-        assert_eq!(Segment::parse(&[0; 20]), Err(SegmentError::BadLength));
+        assert_eq!(Segment::parse(&[0; 19]), Err(TcpHeaderError::BadLength));
+        assert_eq!(Segment::parse(&[0; 20]), Err(TcpHeaderError::BadLength));
     }
 
     prop_compose! {

@@ -62,7 +62,7 @@ pub struct Framing {
 
 /// Header of a record, by which an autonomous device recognizes records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RecordHeader {
+pub struct TlsRecordHeader {
     /// Content type; in TLS 1.3 the outer one.
     pub kind: u8,
     /// Length of the record behind the header.
@@ -71,7 +71,7 @@ pub struct RecordHeader {
 
 impl Framing {
     /// Maximum of [`Self::front`].
-    pub const FRONT_BYTES_MAX: usize = HEADER_BYTES + EXPLICIT_BYTES;
+    pub const FULL_HEADER_BYTES_MAX: usize = HEADER_BYTES + EXPLICIT_BYTES;
 
     /// Returns the length before the ciphertext: the header and the explicit part of a nonce.
     #[must_use]
@@ -98,7 +98,7 @@ impl Framing {
     /// Parses the header of an encrypted record: the magic pattern of the autonomous offload (ANO
     /// section 5.2). `None` for any other bytes.
     #[must_use]
-    pub fn parse(self, header: [u8; HEADER_BYTES]) -> Option<RecordHeader> {
+    pub fn parse(self, header: [u8; HEADER_BYTES]) -> Option<TlsRecordHeader> {
         let [kind, major, minor, high, low] = header;
         let len = u16::from_be_bytes([high, low]);
         let known = match self.version {
@@ -111,7 +111,7 @@ impl Framing {
         };
         let least = self.overhead() - HEADER_BYTES;
         let fits = (least..=most).contains(&usize::from(len));
-        (known && [major, minor] == [3, 3] && fits).then_some(RecordHeader { kind, len })
+        (known && [major, minor] == [3, 3] && fits).then_some(TlsRecordHeader { kind, len })
     }
 
     /// Returns the nonce of a record to send (RFC 8446 section 5.3). With TLS 1.2 and AES-GCM,
@@ -200,7 +200,7 @@ pub struct Run {
 
 /// A position in a [`Run`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct TlsRecordPosition {
     /// Index of the record.
     pub index: u64,
     /// Offset in the record, header included.
@@ -224,13 +224,13 @@ impl Run {
     /// Returns the position of a byte of the encoded run. Its end is the start of the record behind
     /// the last.
     #[must_use]
-    pub fn place(&self, at: u64) -> Place {
+    pub fn place(&self, at: u64) -> TlsRecordPosition {
         let full = u64::from(self.record_content + self.overhead);
         if at >= self.wire_len() {
-            return Place { index: self.records(), offset: 0 };
+            return TlsRecordPosition { index: self.records(), offset: 0 };
         }
         #[expect(clippy::cast_possible_truncation, reason = "less than `full`, 32 bits wide")]
-        Place { index: at / full, offset: (at % full) as u32 }
+        TlsRecordPosition { index: at / full, offset: (at % full) as u32 }
     }
 
     /// Returns the offset in the encoded run at which a record begins.
@@ -252,7 +252,7 @@ impl Run {
     /// Returns the length of the content before a position; `front` bytes precede each record's
     /// content.
     #[must_use]
-    pub fn content_before(&self, place: Place, front: u32) -> u64 {
+    pub fn content_before(&self, place: TlsRecordPosition, front: u32) -> u64 {
         let here = place.offset.saturating_sub(front).min(self.content_of(place.index));
         let before = place.index.saturating_mul(u64::from(self.record_content));
         before.min(self.content) + u64::from(here)
@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn the_magic_pattern() {
-        assert_eq!(TLS13.parse([23, 3, 3, 0, 17]), Some(RecordHeader { kind: 23, len: 17 }));
+        assert_eq!(TLS13.parse([23, 3, 3, 0, 17]), Some(TlsRecordHeader { kind: 23, len: 17 }));
         assert!(TLS13.parse([23, 3, 3, 0x41, 0]).is_some(), "the longest");
         for bad in [[22, 3, 3, 0, 17], [23, 3, 1, 0, 17], [23, 3, 3, 0, 16], [23, 3, 3, 0x41, 1]] {
             assert_eq!(TLS13.parse(bad), None);
@@ -291,14 +291,14 @@ mod tests {
     }
 
     #[test]
-    fn places_in_a_run() {
+    fn positions_in_a_run() {
         let run = Run { content: 250, record_content: 100, overhead: 22 };
         assert_eq!((run.records(), run.wire_len()), (3, 316));
-        assert_eq!(run.place(0), Place { index: 0, offset: 0 });
-        assert_eq!(run.place(121), Place { index: 0, offset: 121 });
-        assert_eq!(run.place(122), Place { index: 1, offset: 0 });
-        assert_eq!(run.place(315), Place { index: 2, offset: 71 });
-        assert_eq!(run.place(316), Place { index: 3, offset: 0 });
+        assert_eq!(run.place(0), TlsRecordPosition { index: 0, offset: 0 });
+        assert_eq!(run.place(121), TlsRecordPosition { index: 0, offset: 121 });
+        assert_eq!(run.place(122), TlsRecordPosition { index: 1, offset: 0 });
+        assert_eq!(run.place(315), TlsRecordPosition { index: 2, offset: 71 });
+        assert_eq!(run.place(316), TlsRecordPosition { index: 3, offset: 0 });
         assert_eq!((run.start_of(2), run.start_of(3)), (244, 316));
         assert_eq!((run.content_of(1), run.content_of(2), run.content_of(3)), (100, 50, 0));
         let before = |at: u64| run.content_before(run.place(at), 5);

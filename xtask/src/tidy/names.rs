@@ -67,10 +67,8 @@ mod tests {
     use super::*;
 
     fn errors(files: &[(&str, &str)]) -> Vec<String> {
-        let sources: Vec<Source> = files
-            .iter()
-            .map(|(path, text)| Source::new(path, (*text).to_owned(), false))
-            .collect();
+        let sources: Vec<Source> =
+            files.iter().map(|(path, text)| Source::new(path, (*text).to_owned(), false)).collect();
         let mut report = Report::default();
         check(&sources, &mut report);
         report.errors.into_iter().map(|f| format!("{}:{}", f.path, f.line)).collect()

@@ -21,14 +21,14 @@ const LOCAL: Endpoint = Endpoint { addr: IpAddr::V4(Ipv4Addr::new(10, 77, 0, 2))
 
 /// Slot and generation of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Id {
+pub(crate) struct FakeSocketId {
     pub(crate) index: usize,
     generation: u32,
 }
 
 /// Source of written bytes; only bytes of memory occupy the send buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Held {
+pub(crate) enum WrittenFrom {
     /// Host memory.
     InMemory,
     /// A file.
@@ -37,7 +37,7 @@ pub(crate) enum Held {
 
 /// State of the FIN that is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Fin {
+enum FinState {
     #[default]
     None,
     Sent,
@@ -45,7 +45,7 @@ enum Fin {
 }
 
 #[derive(Default)]
-struct Connection {
+struct FakeConnection {
     generation: u32,
     remote: Option<Endpoint>,
     established: bool,
@@ -55,12 +55,12 @@ struct Connection {
     peer_closed: bool,
     sent: Vec<u8>,
     /// Bytes of `sent` that [`FakeConnections::take_sent`] has returned.
-    seen: usize,
+    taken: usize,
     /// Unacknowledged parts of `sent`, in order.
-    queue: VecDeque<(usize, Held)>,
+    queue: VecDeque<(usize, WrittenFrom)>,
     /// Maximum number of unacknowledged bytes of memory.
     buffer: usize,
-    fin: Fin,
+    fin: FinState,
     error: Option<SocketError>,
     closed: bool,
     /// The connection was closed with [`Connections::close_lingering`].
@@ -68,7 +68,7 @@ struct Connection {
     aborted: bool,
 }
 
-impl Connection {
+impl FakeConnection {
     const fn is_gone(&self) -> bool {
         self.closed || self.aborted
     }
@@ -78,15 +78,19 @@ impl Connection {
     }
 
     fn queued_in_memory(&self) -> usize {
-        self.queue.iter().filter(|(_, held)| *held == Held::InMemory).map(|(len, _)| len).sum()
+        self.queue
+            .iter()
+            .filter(|(_, held)| *held == WrittenFrom::InMemory)
+            .map(|(len, _)| len)
+            .sum()
     }
 
     fn room(&self) -> usize {
         self.buffer.saturating_sub(self.queued_in_memory())
     }
 
-    fn write(&mut self, bytes: &[u8], held: Held) {
-        assert!(self.established && self.fin == Fin::None, "written outside of a connection");
+    fn write(&mut self, bytes: &[u8], held: WrittenFrom) {
+        assert!(self.established && self.fin == FinState::None, "written outside of a connection");
         self.sent.extend_from_slice(bytes);
         if !bytes.is_empty() {
             self.queue.push_back((bytes.len(), held));
@@ -102,130 +106,137 @@ impl Connection {
                 self.queue.pop_front();
             }
         }
-        if bytes > 0 && self.fin == Fin::Sent {
-            self.fin = Fin::Acknowledged;
+        if bytes > 0 && self.fin == FinState::Sent {
+            self.fin = FinState::Acknowledged;
         }
     }
 }
 
-/// The fake connections; `more` is the state of an application's further calls.
+/// The fake connections; `app_state` is the state of an application's further calls.
 #[derive(Default)]
 pub(crate) struct FakeConnections<X = ()> {
-    all: Vec<Connection>,
-    pub(crate) more: X,
+    all: Vec<FakeConnection>,
+    pub(crate) app_state: X,
 }
 
 impl<X> FakeConnections<X> {
     pub(crate) const fn new(more: X) -> Self {
-        Self { all: Vec::new(), more }
+        Self { all: Vec::new(), app_state: more }
     }
 
     /// Opens a connection that is not established. Takes the smallest free slot, like the host, so
     /// that indices are soon used again.
-    pub(crate) fn open(&mut self, remote: Endpoint, buffer: usize) -> Id {
-        let free = self.all.iter().position(Connection::is_gone);
+    pub(crate) fn open(&mut self, remote: Endpoint, buffer: usize) -> FakeSocketId {
+        let free = self.all.iter().position(FakeConnection::is_gone);
         let index = free.unwrap_or(self.all.len());
         if index == self.all.len() {
-            self.all.push(Connection::default());
+            self.all.push(FakeConnection::default());
             self.put(index, 0, remote, buffer)
         } else {
             self.put(index, self.all[index].generation + 1, remote, buffer)
         }
     }
 
-    fn put(&mut self, index: usize, generation: u32, remote: Endpoint, buffer: usize) -> Id {
+    fn put(
+        &mut self,
+        index: usize,
+        generation: u32,
+        remote: Endpoint,
+        buffer: usize,
+    ) -> FakeSocketId {
         let remote = Some(remote);
-        self.all[index] = Connection { generation, remote, buffer, ..Connection::default() };
-        Id { index, generation }
+        self.all[index] =
+            FakeConnection { generation, remote, buffer, ..FakeConnection::default() };
+        FakeSocketId { index, generation }
     }
 
     /// Returns the connection, unless the identifier is stale or the application has closed it.
-    fn get(&self, id: Id) -> Option<&Connection> {
+    fn get(&self, id: FakeSocketId) -> Option<&FakeConnection> {
         let connection = self.all.get(id.index)?;
         (connection.generation == id.generation && !connection.is_gone()).then_some(connection)
     }
 
-    fn live(&mut self, id: Id) -> &mut Connection {
+    fn live(&mut self, id: FakeSocketId) -> &mut FakeConnection {
         let connection = self.peer(id);
         assert!(!connection.is_gone(), "used after it was let go");
         connection
     }
 
     /// Returns the connection for actions of its peer.
-    fn peer(&mut self, id: Id) -> &mut Connection {
+    fn peer(&mut self, id: FakeSocketId) -> &mut FakeConnection {
         let connection = &mut self.all[id.index];
         assert_eq!(connection.generation, id.generation, "a stale name was used");
         connection
     }
 
-    pub(crate) fn establish(&mut self, id: Id) {
+    pub(crate) fn establish(&mut self, id: FakeSocketId) {
         self.live(id).established = true;
     }
 
     /// Sets whether the connection speaks TLS.
-    pub(crate) fn set_tls(&mut self, id: Id, tls: bool) {
+    pub(crate) fn set_tls(&mut self, id: FakeSocketId, tls: bool) {
         self.live(id).tls = tls;
     }
 
-    pub(crate) fn peer_sends(&mut self, id: Id, bytes: &[u8]) {
+    pub(crate) fn peer_sends(&mut self, id: FakeSocketId, bytes: &[u8]) {
         self.peer(id).received.extend(bytes.chunks(PACKET_BYTES).map(<[u8]>::to_vec));
     }
 
-    pub(crate) fn peer_closes(&mut self, id: Id) {
+    pub(crate) fn peer_closes(&mut self, id: FakeSocketId) {
         self.peer(id).peer_closed = true;
     }
 
-    pub(crate) fn fail(&mut self, id: Id, error: SocketError) {
+    pub(crate) fn fail(&mut self, id: FakeSocketId, error: SocketError) {
         self.peer(id).error = Some(error);
     }
 
     /// Acknowledges this number of bytes; the FIN counts as one byte behind the others.
-    pub(crate) fn acknowledge(&mut self, id: Id, bytes: u64) {
+    pub(crate) fn acknowledge(&mut self, id: FakeSocketId, bytes: u64) {
         self.peer(id).acknowledge(bytes);
     }
 
     /// Sets the maximum number of unacknowledged bytes of memory.
-    pub(crate) fn set_buffer(&mut self, id: Id, bytes: usize) {
+    pub(crate) fn set_buffer(&mut self, id: FakeSocketId, bytes: usize) {
         self.peer(id).buffer = bytes;
     }
 
     /// Limits the send buffer to this number of bytes beyond those that are unacknowledged now.
-    pub(crate) fn set_room(&mut self, id: Id, bytes: usize) {
+    pub(crate) fn set_room(&mut self, id: FakeSocketId, bytes: usize) {
         let connection = self.peer(id);
         connection.buffer = connection.queued_in_memory().saturating_add(bytes);
     }
 
     /// Writes bytes of a file.
-    pub(crate) fn write_from_file(&mut self, id: Id, bytes: &[u8]) {
-        self.live(id).write(bytes, Held::InFile);
+    pub(crate) fn write_from_file(&mut self, id: FakeSocketId, bytes: &[u8]) {
+        self.live(id).write(bytes, WrittenFrom::InFile);
     }
 
     /// Returns the bytes that were sent since the last call.
-    pub(crate) fn take_sent(&mut self, id: Id) -> Vec<u8> {
+    pub(crate) fn take_sent(&mut self, id: FakeSocketId) -> Vec<u8> {
         let connection = self.peer(id);
-        let bytes = connection.sent[connection.seen..].to_vec();
-        connection.seen = connection.sent.len();
+        let bytes = connection.sent[connection.taken..].to_vec();
+        connection.taken = connection.sent.len();
         bytes
     }
 
-    pub(crate) fn unread(&self, id: Id) -> usize {
+    pub(crate) fn unread(&self, id: FakeSocketId) -> usize {
         self.all[id.index].received.iter().map(Vec::len).sum()
     }
 
-    pub(crate) fn is_shut(&self, id: Id) -> bool {
-        self.all[id.index].fin != Fin::None
+    pub(crate) fn is_shut(&self, id: FakeSocketId) -> bool {
+        self.all[id.index].fin != FinState::None
     }
 
     /// Returns whether the application closed the connection without aborting it.
-    pub(crate) fn is_closed(&self, id: Id) -> bool {
+    pub(crate) fn is_closed(&self, id: FakeSocketId) -> bool {
         self.all[id.index].closed && !self.all[id.index].aborted
     }
 
-    pub(crate) fn lingers(&self, id: Id) -> bool {
+    pub(crate) fn lingers(&self, id: FakeSocketId) -> bool {
         self.all[id.index].lingers
     }
 
-    pub(crate) fn is_aborted(&self, id: Id) -> bool {
+    pub(crate) fn is_aborted(&self, id: FakeSocketId) -> bool {
         self.all[id.index].aborted
     }
 
@@ -238,43 +249,46 @@ impl<X> FakeConnections<X> {
 }
 
 impl<X> Connections for FakeConnections<X> {
-    type Id = Id;
+    type Id = FakeSocketId;
 
-    fn index(id: Id) -> usize {
+    fn index(id: FakeSocketId) -> usize {
         id.index
     }
 
-    fn readiness(&self, id: Id) -> Readiness {
+    fn readiness(&self, id: FakeSocketId) -> Readiness {
         let Some(connection) = self.get(id) else {
             return Readiness { error: Some(SocketError::Closed), ..Readiness::default() };
         };
-        let Connection { received, queue, established, fin, error, .. } = connection;
+        let FakeConnection { received, queue, established, fin, error, .. } = connection;
         Readiness {
             readable: !received.is_empty(),
-            writable: *established && *fin == Fin::None && error.is_none() && connection.room() > 0,
+            writable: *established
+                && *fin == FinState::None
+                && error.is_none()
+                && connection.room() > 0,
             peer_closed: connection.peer_closed && received.is_empty(),
-            drained: *established && queue.is_empty() && *fin != Fin::Sent,
+            drained: *established && queue.is_empty() && *fin != FinState::Sent,
             error: *error,
         }
     }
 
-    fn remote(&self, id: Id) -> Option<Endpoint> {
+    fn remote(&self, id: FakeSocketId) -> Option<Endpoint> {
         self.get(id)?.remote
     }
 
-    fn local(&self, id: Id) -> Option<Endpoint> {
+    fn local(&self, id: FakeSocketId) -> Option<Endpoint> {
         self.get(id).map(|_| LOCAL)
     }
 
-    fn speaks_tls(&self, id: Id) -> bool {
+    fn speaks_tls(&self, id: FakeSocketId) -> bool {
         self.get(id).is_some_and(|connection| connection.tls)
     }
 
-    fn peek(&self, id: Id) -> &[u8] {
+    fn peek(&self, id: FakeSocketId) -> &[u8] {
         self.get(id).and_then(|c| c.received.front()).map_or(&[], Vec::as_slice)
     }
 
-    fn consume(&mut self, id: Id, bytes: usize) {
+    fn consume(&mut self, id: FakeSocketId, bytes: usize) {
         let received = &mut self.live(id).received;
         let front = received.front_mut().expect("consume only what peek showed");
         front.drain(..bytes);
@@ -283,37 +297,37 @@ impl<X> Connections for FakeConnections<X> {
         }
     }
 
-    fn send(&mut self, _: Instant, id: Id, bytes: Bytes) -> Result<usize, SendError> {
+    fn send(&mut self, _: Instant, id: FakeSocketId, bytes: Bytes) -> Result<usize, SendError> {
         let connection = self.live(id);
         if let Some(error) = connection.error {
             return Err(SendError::NotConnected(error));
         }
         let taken = bytes.len().min(connection.room());
-        connection.write(&bytes[..taken], Held::InMemory);
+        connection.write(&bytes[..taken], WrittenFrom::InMemory);
         Ok(taken)
     }
 
-    fn send_room(&self, id: Id) -> usize {
-        self.get(id).map_or(0, Connection::room)
+    fn send_room(&self, id: FakeSocketId) -> usize {
+        self.get(id).map_or(0, FakeConnection::room)
     }
 
-    fn send_queue(&self, id: Id) -> u64 {
+    fn send_queue(&self, id: FakeSocketId) -> u64 {
         self.get(id).map_or(0, |connection| connection.queued() as u64)
     }
 
-    fn shutdown(&mut self, _: Instant, id: Id) {
+    fn shutdown(&mut self, _: Instant, id: FakeSocketId) {
         let connection = self.live(id);
-        assert_eq!(connection.fin, Fin::None, "shut down twice");
-        connection.fin = Fin::Sent;
+        assert_eq!(connection.fin, FinState::None, "shut down twice");
+        connection.fin = FinState::Sent;
     }
 
-    fn close(&mut self, _: Instant, id: Id) {
+    fn close(&mut self, _: Instant, id: FakeSocketId) {
         let connection = &mut self.all[id.index];
         // Closing a connection that is gone has no effect.
         connection.closed |= connection.generation == id.generation;
     }
 
-    fn close_lingering(&mut self, now: Instant, id: Id, bytes_max: u32) {
+    fn close_lingering(&mut self, now: Instant, id: FakeSocketId, bytes_max: u32) {
         assert!(bytes_max > 0);
         let connection = self.live(id);
         connection.received.clear();
@@ -321,7 +335,7 @@ impl<X> Connections for FakeConnections<X> {
         self.close(now, id);
     }
 
-    fn abort(&mut self, _: Instant, id: Id) {
+    fn abort(&mut self, _: Instant, id: FakeSocketId) {
         self.live(id).aborted = true;
     }
 }

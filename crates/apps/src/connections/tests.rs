@@ -4,24 +4,24 @@
 use base::Instant;
 use bytes::Bytes;
 use host::{Host, Readiness, SendError, SocketError, SocketId};
-use testkit::{Flags, HOST, PEER, Peer, seg};
+use testkit::{Flags, HOST, PEER, ScriptedTcpPeer, seg};
 use wire::Endpoint;
 
 use super::Connections;
-use super::fake::{FakeConnections, Id};
+use super::fake::{FakeConnections, FakeSocketId};
 
 /// Maximum number of unacknowledged bytes.
 const BUFFER_BYTES: usize = 10_000;
 
 /// How the connection ended, as the peer sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum ObservedEnd {
     Fin,
     Reset,
 }
 
 /// A connection of one implementation, and the actions of its peer.
-trait Subject {
+trait ConnectionUnderTest {
     type All: Connections;
 
     /// Creates a connection that was just accepted.
@@ -42,7 +42,7 @@ trait Subject {
     /// Returns the bytes that the peer received since the last call.
     fn delivered(&mut self) -> Vec<u8>;
     /// Returns how the connection ended, if the peer has seen its end.
-    fn end(&mut self) -> Option<End>;
+    fn end(&mut self) -> Option<ObservedEnd>;
 
     fn readiness(&mut self) -> Readiness {
         let id = self.id();
@@ -82,10 +82,10 @@ trait Subject {
     }
 }
 
-struct OnHost {
-    peer: Peer,
+struct HostUnderTest {
+    peer: ScriptedTcpPeer,
     got: Vec<u8>,
-    end: Option<End>,
+    end: Option<ObservedEnd>,
 }
 
 fn configure(config: &mut host::Config) {
@@ -93,38 +93,42 @@ fn configure(config: &mut host::Config) {
     config.tcp.pacing = false;
 }
 
-impl OnHost {
-    fn look(&mut self) {
+impl HostUnderTest {
+    fn receive_segments(&mut self) {
         self.peer.pump();
         for segment in self.peer.take_all() {
             if segment.flags.has(Flags::RST) {
-                self.end = Some(End::Reset);
+                self.end = Some(ObservedEnd::Reset);
             } else if segment.flags.has(Flags::FIN) {
-                self.end = Some(End::Fin);
+                self.end = Some(ObservedEnd::Fin);
             }
             self.got.extend(segment.data.unwrap_or_default());
         }
     }
 }
 
-impl Subject for OnHost {
+impl ConnectionUnderTest for HostUnderTest {
     type All = Host;
 
     fn accepted() -> Self {
-        Self { peer: Peer::server_with(configure).established(), got: Vec::new(), end: None }
+        Self {
+            peer: ScriptedTcpPeer::server_with(configure).established(),
+            got: Vec::new(),
+            end: None,
+        }
     }
 
     fn connecting() -> Self {
-        Self { peer: Peer::client_with(configure), got: Vec::new(), end: None }
+        Self { peer: ScriptedTcpPeer::client_with(configure), got: Vec::new(), end: None }
     }
 
     fn peer_accepts(&mut self) {
-        self.look();
+        self.receive_segments();
         self.peer.send(seg!(SYN ACK mss 1460 wscale 7));
     }
 
     fn peer_refuses(&mut self) {
-        self.look();
+        self.receive_segments();
         self.peer.send(seg!(RST ACK seq 0));
     }
 
@@ -145,7 +149,7 @@ impl Subject for OnHost {
     }
 
     fn peer_acknowledges(&mut self) {
-        self.look();
+        self.receive_segments();
         self.peer.send(seg!(ACK));
     }
 
@@ -158,22 +162,22 @@ impl Subject for OnHost {
     }
 
     fn delivered(&mut self) -> Vec<u8> {
-        self.look();
+        self.receive_segments();
         core::mem::take(&mut self.got)
     }
 
-    fn end(&mut self) -> Option<End> {
-        self.look();
+    fn end(&mut self) -> Option<ObservedEnd> {
+        self.receive_segments();
         self.end
     }
 }
 
-struct OnFake {
+struct FakeUnderTest {
     all: FakeConnections,
-    id: Id,
+    id: FakeSocketId,
 }
 
-impl Subject for OnFake {
+impl ConnectionUnderTest for FakeUnderTest {
     type All = FakeConnections;
 
     fn accepted() -> Self {
@@ -196,7 +200,7 @@ impl Subject for OnFake {
         self.all.fail(self.id, SocketError::Refused);
     }
 
-    fn id(&self) -> Id {
+    fn id(&self) -> FakeSocketId {
         self.id
     }
 
@@ -228,11 +232,11 @@ impl Subject for OnFake {
         self.all.take_sent(self.id)
     }
 
-    fn end(&mut self) -> Option<End> {
+    fn end(&mut self) -> Option<ObservedEnd> {
         let (all, id) = (&self.all, self.id);
         match () {
-            () if all.is_aborted(id) => Some(End::Reset),
-            () if all.is_shut(id) || all.is_closed(id) => Some(End::Fin),
+            () if all.is_aborted(id) => Some(ObservedEnd::Reset),
+            () if all.is_shut(id) || all.is_closed(id) => Some(ObservedEnd::Fin),
             () => None,
         }
     }
@@ -273,20 +277,20 @@ rules! {
 const IDLE: Readiness =
     Readiness { readable: false, writable: true, peer_closed: false, drained: true, error: None };
 
-fn a_connection_is_ready_when_it_is_accepted(mut s: impl Subject) {
+fn a_connection_is_ready_when_it_is_accepted(mut s: impl ConnectionUnderTest) {
     assert_eq!(s.readiness(), Readiness::default());
     assert_eq!((s.peek(), s.queue()), (vec![], (BUFFER_BYTES, 0)));
     s.peer_accepts();
     assert_eq!(s.readiness(), IDLE);
 }
 
-fn a_connection_may_be_refused(mut s: impl Subject) {
+fn a_connection_may_be_refused(mut s: impl ConnectionUnderTest) {
     s.peer_refuses();
     let ready = s.readiness();
     assert_eq!((ready.writable, ready.error), (false, Some(SocketError::Refused)));
 }
 
-fn a_new_connection_has_room_and_no_bytes(mut s: impl Subject) {
+fn a_new_connection_has_room_and_no_bytes(mut s: impl ConnectionUnderTest) {
     assert_eq!(s.readiness(), IDLE);
     assert_eq!((s.peek(), s.queue()), (vec![], (BUFFER_BYTES, 0)));
     let id = s.id();
@@ -295,7 +299,7 @@ fn a_new_connection_has_room_and_no_bytes(mut s: impl Subject) {
     assert!(!s.all().speaks_tls(id));
 }
 
-fn bytes_are_read_in_their_order(mut s: impl Subject) {
+fn bytes_are_read_in_their_order(mut s: impl ConnectionUnderTest) {
     s.peer_sends(b"hello");
     s.peer_sends(b" world");
     assert_eq!(s.readiness(), Readiness { readable: true, ..IDLE });
@@ -312,7 +316,7 @@ fn bytes_are_read_in_their_order(mut s: impl Subject) {
     assert_eq!((read, s.peek()), (b"llo world".to_vec(), vec![]));
 }
 
-fn written_bytes_are_queued_until_they_are_acknowledged(mut s: impl Subject) {
+fn written_bytes_are_queued_until_they_are_acknowledged(mut s: impl ConnectionUnderTest) {
     assert_eq!(s.send(b"abc"), Ok(3));
     assert_eq!(s.queue(), (BUFFER_BYTES - 3, 3));
     assert_eq!(s.readiness(), Readiness { drained: false, ..IDLE });
@@ -323,7 +327,7 @@ fn written_bytes_are_queued_until_they_are_acknowledged(mut s: impl Subject) {
     assert_eq!(s.end(), None);
 }
 
-fn no_more_is_taken_than_there_is_room_for(mut s: impl Subject) {
+fn no_more_is_taken_than_there_is_room_for(mut s: impl ConnectionUnderTest) {
     let bytes = [7; BUFFER_BYTES + 1];
     assert_eq!(s.send(&bytes), Ok(BUFFER_BYTES));
     assert_eq!(s.send(&bytes), Ok(0));
@@ -333,7 +337,7 @@ fn no_more_is_taken_than_there_is_room_for(mut s: impl Subject) {
     assert_eq!((s.queue(), s.readiness()), ((BUFFER_BYTES, 0), IDLE));
 }
 
-fn the_peers_end_comes_behind_its_bytes(mut s: impl Subject) {
+fn the_peers_end_comes_behind_its_bytes(mut s: impl ConnectionUnderTest) {
     s.peer_sends(b"bye");
     s.peer_closes();
     assert_eq!(s.readiness(), Readiness { readable: true, ..IDLE });
@@ -343,31 +347,31 @@ fn the_peers_end_comes_behind_its_bytes(mut s: impl Subject) {
     assert_eq!((s.deliver(), s.end()), (b"you too".to_vec(), None));
 }
 
-fn an_end_comes_behind_what_was_written(mut s: impl Subject) {
+fn an_end_comes_behind_what_was_written(mut s: impl ConnectionUnderTest) {
     assert_eq!(s.send(b"last"), Ok(4));
     let id = s.id();
     let now = s.now();
     s.all().shutdown(now, id);
     let shut = Readiness { writable: false, drained: false, ..IDLE };
     assert_eq!((s.readiness(), s.queue().1), (shut, 4));
-    assert_eq!((s.delivered(), s.end()), (b"last".to_vec(), Some(End::Fin)));
+    assert_eq!((s.delivered(), s.end()), (b"last".to_vec(), Some(ObservedEnd::Fin)));
     s.peer_sends(b"more");
     s.peer_acknowledges();
     let drained = Readiness { drained: true, readable: true, ..shut };
     assert_eq!((s.readiness(), s.queue().1), (drained, 0));
 }
 
-fn an_end_is_drained_when_it_is_acknowledged(mut s: impl Subject) {
+fn an_end_is_drained_when_it_is_acknowledged(mut s: impl ConnectionUnderTest) {
     let id = s.id();
     let now = s.now();
     s.all().shutdown(now, id);
-    assert_eq!(s.end(), Some(End::Fin));
+    assert_eq!(s.end(), Some(ObservedEnd::Fin));
     assert_eq!(s.readiness(), Readiness { writable: false, drained: false, ..IDLE });
     s.peer_acknowledges();
     assert_eq!(s.readiness(), Readiness { writable: false, ..IDLE });
 }
 
-fn a_reset_ends_it(mut s: impl Subject) {
+fn a_reset_ends_it(mut s: impl ConnectionUnderTest) {
     assert_eq!(s.send(b"not acknowledged"), Ok(16));
     s.delivered();
     s.peer_resets();
@@ -379,29 +383,29 @@ fn a_reset_ends_it(mut s: impl Subject) {
     assert_eq!(s.readiness().error, Some(SocketError::Closed));
 }
 
-fn an_abort_resets_it_and_a_close_after_it_does_nothing(mut s: impl Subject) {
+fn an_abort_resets_it_and_a_close_after_it_does_nothing(mut s: impl ConnectionUnderTest) {
     assert_eq!(s.send(b"never mind"), Ok(10));
     s.delivered();
     let (id, now) = (s.id(), s.now());
     s.all().abort(now, id);
-    assert_eq!(s.end(), Some(End::Reset));
+    assert_eq!(s.end(), Some(ObservedEnd::Reset));
     let gone = Readiness { error: Some(SocketError::Closed), ..Readiness::default() };
     assert_eq!((s.readiness(), s.queue(), s.peek()), (gone, (0, 0), vec![]));
     s.all().close(now, id);
     assert_eq!((s.readiness(), s.all().remote(id)), (gone, None));
 }
 
-fn a_close_delivers_what_was_written(mut s: impl Subject) {
+fn a_close_delivers_what_was_written(mut s: impl ConnectionUnderTest) {
     assert_eq!(s.send(b"last"), Ok(4));
     let (id, now) = (s.id(), s.now());
     s.all().close(now, id);
-    assert_eq!((s.deliver(), s.end()), (b"last".to_vec(), Some(End::Fin)));
+    assert_eq!((s.deliver(), s.end()), (b"last".to_vec(), Some(ObservedEnd::Fin)));
 }
 
-fn a_lingering_close_discards_what_was_not_read(mut s: impl Subject) {
+fn a_lingering_close_discards_what_was_not_read(mut s: impl ConnectionUnderTest) {
     s.peer_sends(b"not read");
     assert_eq!(s.send(b"last"), Ok(4));
     let (id, now) = (s.id(), s.now());
     s.all().close_lingering(now, id, 1000);
-    assert_eq!((s.deliver(), s.end()), (b"last".to_vec(), Some(End::Fin)));
+    assert_eq!((s.deliver(), s.end()), (b"last".to_vec(), Some(ObservedEnd::Fin)));
 }

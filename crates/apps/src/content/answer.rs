@@ -11,27 +11,31 @@ use abi::{FileFault, FileId, FileStat};
 use base::Instant;
 
 use super::Config;
-use super::body::Discard;
-use super::coding::{self, Coding};
-use super::conditional::{Verdict, evaluate};
+use super::coding::{self, ContentCoding};
+use super::conditional::{PreconditionResult, evaluate};
 use super::counters::Counters;
-use super::fields::CacheControl;
-use super::files::{Files, Lookup, Opened, Resource, Waiter};
-use super::log::{Log, Record};
-use super::range::{ByteRange, Selection, select};
-use super::request::{Field, Framing, Limits, Method, Parsed, Request, parse, slots};
-use super::resource::OpenFile;
+use super::discard::ContentDiscard;
+use super::file_cache::{CachedResource, FileCache, FileLookup, FileOpenOutcome, OpenWaiter};
+use super::log::{AccessLogQueue, AccessLogRecord};
+use super::open_file::OpenFile;
+use super::operator_fields::CacheControl;
+use super::range::{ByteRange, RangeSelection, select_ranges};
+use super::request::{
+    ContentFraming, HttpRequest, KnownField, Method, ParsedRequest, RequestLimits, parse, slots,
+};
+use super::request_target::{
+    TargetError, authority, host_of, normalize_path, plain_path, split_target,
+};
 use super::response::{Content, Extra, Output, Persist, Plan, Variant};
-use super::status::Status;
-use super::target::{TargetError, authority, host_of, normalise, plain, split};
+use super::status::HttpStatus;
 
 /// Action of a connection on the bytes at its front.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Decision {
+pub(crate) enum RequestDecision {
     /// Wait for more bytes.
     Incomplete,
     /// Read the content behind the head, which has `head_bytes` bytes, and decide again.
-    Content { head_bytes: usize, discard: Discard, expects_continue: bool },
+    Content { head_bytes: usize, discard: ContentDiscard, expects_continue: bool },
     /// Send the response in [`Responder::output`], and remove this number of bytes from the front.
     Respond(Plan, usize),
     /// Open the file at [`Responder::path`].
@@ -42,7 +46,7 @@ pub(crate) enum Decision {
 
 /// The service of a listener.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Service {
+pub(crate) enum ListenerService {
     /// Files over plain HTTP.
     #[default]
     Plain,
@@ -51,24 +55,24 @@ pub(crate) enum Service {
     /// Redirects to HTTPS at this port.
     Redirect(u16),
     /// 400: the client does not speak TLS at a port for TLS.
-    Misdirected,
+    NotTls,
 }
 
 /// State of the content of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Arrived {
+pub(crate) enum RequestContentState {
     /// None of it was read.
     #[default]
     Unread,
     /// All of it was read and discarded.
-    Whole,
+    Discarded,
     /// Malformed or too long: the request is refused with this status.
-    Refused(Status),
+    Refused(HttpStatus),
 }
 
 /// Facts about a request besides its bytes.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Circumstances {
+pub(crate) struct RequestEnv {
     /// Address of the client, for the log.
     pub(crate) remote: Option<IpAddr>,
     /// Result of the open, if the request waited for one.
@@ -77,9 +81,9 @@ pub(crate) struct Circumstances {
     /// it.
     pub(crate) since: Option<Instant>,
     /// Service of the connection.
-    pub(crate) service: Service,
+    pub(crate) service: ListenerService,
     /// State of the request's content.
-    pub(crate) content: Arrived,
+    pub(crate) content: RequestContentState,
     /// The connection has reached its maximum of requests: this is the last.
     pub(crate) last: bool,
     /// The request came over HTTP/3, and its head was translated to HTTP/1.1.
@@ -88,11 +92,11 @@ pub(crate) struct Circumstances {
 
 /// Everything that decisions and responses need, shared by all connections.
 pub(crate) struct Responder {
-    pub(crate) files: Files,
+    pub(crate) files: FileCache,
     pub(crate) output: Output,
-    pub(crate) log: Log,
+    pub(crate) log: AccessLogQueue,
     pub(crate) counters: Counters,
-    limits: Limits,
+    limits: RequestLimits,
     content_bytes_max: u64,
     ranges_max: usize,
     index: String,
@@ -108,7 +112,7 @@ pub(crate) struct Responder {
 }
 
 /// Why a request cannot be answered yet.
-enum Wait {
+enum FileWait {
     Open,
     Join,
 }
@@ -123,11 +127,11 @@ impl Responder {
         output.add_fields(&config.headers);
         output.set_pages(&config.error_pages);
         Self {
-            files: Files::new(config.files_max, config.file_validity, files_key),
+            files: FileCache::new(config.files_max, config.file_validity, files_key),
             output,
-            log: Log::new(config.access_log),
+            log: AccessLogQueue::new(config.access_log),
             counters: Counters::default(),
-            limits: Limits {
+            limits: RequestLimits {
                 head_bytes_max: config.head_bytes_max,
                 line_bytes_max: config.request_line_bytes_max.min(config.head_bytes_max),
             },
@@ -143,46 +147,61 @@ impl Responder {
         }
     }
 
-    /// Returns the path to open after [`Decision::Open`], or to wait for after [`Decision::Join`].
+    /// Returns the path to open after [`RequestDecision::Open`], or to wait for after [`RequestDecision::Join`].
     pub(crate) fn path(&self) -> &[u8] {
         &self.path
     }
 
     /// Decides about the bytes at the front of a connection. Reads one request of them at most.
-    pub(crate) fn decide(&mut self, now: Instant, bytes: &[u8], about: Circumstances) -> Decision {
+    pub(crate) fn decide(
+        &mut self,
+        now: Instant,
+        bytes: &[u8],
+        about: RequestEnv,
+    ) -> RequestDecision {
         self.output.advance(now);
-        self.output.secure = about.http3 || about.service == Service::Secure;
+        self.output.secure = about.http3 || about.service == ListenerService::Secure;
         let mut slots = slots();
         match parse(bytes, &mut slots, self.limits) {
-            Parsed::Incomplete => Decision::Incomplete,
-            Parsed::Refused { status, head } => {
+            ParsedRequest::Incomplete => RequestDecision::Incomplete,
+            ParsedRequest::Refused { status, head } => {
                 let content = if head { Content::HeadOnly } else { Content::Sent };
-                let plan = self.output.text(status, Extra::None, content, Persist::Close);
+                let plan =
+                    self.output.write_status_text(status, Extra::None, content, Persist::Close);
                 self.record(bytes, &plan, None, about);
-                Decision::Respond(plan, bytes.len())
+                RequestDecision::Respond(plan, bytes.len())
             }
-            Parsed::Complete(request, head_bytes) if about.service == Service::Misdirected => {
-                let (status, content) = (Status::BadRequest, content_of(&request));
-                let plan = self.output.text(status, Extra::NeedsTls, content, Persist::Close);
+            ParsedRequest::Complete(request, head_bytes)
+                if about.service == ListenerService::NotTls =>
+            {
+                let (status, content) = (HttpStatus::BadRequest, content_of(&request));
+                let plan =
+                    self.output.write_status_text(status, Extra::NeedsTls, content, Persist::Close);
                 self.record(bytes, &plan, Some(&request), about);
-                Decision::Respond(plan, head_bytes)
+                RequestDecision::Respond(plan, head_bytes)
             }
-            Parsed::Complete(request, head_bytes) => {
-                let discard = match self.content(&request, about) {
+            ParsedRequest::Complete(request, head_bytes) => {
+                let discard = match self.content_discard(&request, about) {
                     Ok(discard) => discard,
                     Err(status) => {
                         let content = content_of(&request);
-                        let plan = self.output.text(status, Extra::None, content, Persist::Close);
+                        let plan = self.output.write_status_text(
+                            status,
+                            Extra::None,
+                            content,
+                            Persist::Close,
+                        );
                         self.record(bytes, &plan, Some(&request), about);
-                        return Decision::Respond(plan, head_bytes);
+                        return RequestDecision::Respond(plan, head_bytes);
                     }
                 };
                 // RFC 9112 section 9.3: if the content is not read, the position of the next
                 // request is unknown.
-                let unread = request.content != Framing::None && about.content != Arrived::Whole;
+                let unread = request.content != ContentFraming::None
+                    && about.content != RequestContentState::Discarded;
                 if let Some(discard) = discard {
                     let expects_continue = request.expects_continue;
-                    return Decision::Content { head_bytes, discard, expects_continue };
+                    return RequestDecision::Content { head_bytes, discard, expects_continue };
                 }
                 let persist = if !request.keep_alive || unread || about.last {
                     Persist::Close
@@ -194,12 +213,12 @@ impl Responder {
                 match self.respond(now, &request, persist, about) {
                     Ok(plan) => {
                         let parting = !request.keep_alive && !unread;
-                        let plan = Plan { parting, ..plan };
+                        let plan = Plan { close_after_reply: parting, ..plan };
                         self.record(bytes, &plan, Some(&request), about);
-                        Decision::Respond(plan, head_bytes)
+                        RequestDecision::Respond(plan, head_bytes)
                     }
-                    Err(Wait::Open) => Decision::Open,
-                    Err(Wait::Join) => Decision::Join,
+                    Err(FileWait::Open) => RequestDecision::Open,
+                    Err(FileWait::Join) => RequestDecision::Join,
                 }
             }
         }
@@ -210,21 +229,21 @@ impl Responder {
     ///
     /// # Errors
     /// The status with which the content is refused.
-    fn content(
+    fn content_discard(
         &self,
-        request: &Request<'_, '_>,
-        about: Circumstances,
-    ) -> Result<Option<Discard>, Status> {
+        request: &HttpRequest<'_, '_>,
+        about: RequestEnv,
+    ) -> Result<Option<ContentDiscard>, HttpStatus> {
         match about.content {
-            Arrived::Whole => return Ok(None),
-            Arrived::Refused(status) => return Err(status),
-            Arrived::Unread => {}
+            RequestContentState::Discarded => return Ok(None),
+            RequestContentState::Refused(status) => return Err(status),
+            RequestContentState::Unread => {}
         }
         let lasts = request.keep_alive && !about.last && !request.unknown_expectation;
-        if request.content == Framing::None || !lasts {
+        if request.content == ContentFraming::None || !lasts {
             return Ok(None);
         }
-        match Discard::new(request.content, self.content_bytes_max) {
+        match ContentDiscard::new(request.content, self.content_bytes_max) {
             Ok(discard) => Ok(Some(discard)),
             Err(status) if matches!(request.method, Method::Get | Method::Head) => Err(status),
             // The method will be refused, whatever the content.
@@ -232,13 +251,13 @@ impl Responder {
         }
     }
 
-    /// Registers the open that [`Decision::Open`] asked for.
-    pub(crate) fn begin_open(&mut self, file: FileId, waiter: Waiter) {
+    /// Registers the open that [`RequestDecision::Open`] asked for.
+    pub(crate) fn begin_open(&mut self, file: FileId, waiter: OpenWaiter) {
         self.files.begin(&self.path, file, waiter, self.optional);
     }
 
-    /// Adds a waiter to the open that [`Decision::Join`] named.
-    pub(crate) fn join_open(&mut self, waiter: Waiter) {
+    /// Adds a waiter to the open that [`RequestDecision::Join`] named.
+    pub(crate) fn join_open(&mut self, waiter: OpenWaiter) {
         self.files.join(&self.path, waiter, self.optional);
     }
 
@@ -248,9 +267,9 @@ impl Responder {
         now: Instant,
         file: FileId,
         result: Result<FileStat, FileFault>,
-    ) -> Opened {
+    ) -> FileOpenOutcome {
         self.output.advance(now);
-        self.files.opened(now, self.output.clock().unix_s(), file, result)
+        self.files.handle_opened(now, self.output.clock().unix_s(), file, result)
     }
 
     /// Handles the failure of a file that was being sent.
@@ -276,13 +295,18 @@ impl Responder {
 
     /// Writes a response that is not to a complete request: 408, or 503 for a disk that does not
     /// answer.
-    pub(crate) fn give_up(&mut self, now: Instant, status: Status, remote: Option<IpAddr>) -> Plan {
+    pub(crate) fn error_reply(
+        &mut self,
+        now: Instant,
+        status: HttpStatus,
+        remote: Option<IpAddr>,
+    ) -> Plan {
         self.output.advance(now);
         self.output.secure = false;
         let extra =
-            if status == Status::ServiceUnavailable { Extra::RetryAfter } else { Extra::None };
-        let plan = self.output.text(status, extra, Content::Sent, Persist::Close);
-        let about = Circumstances { remote, ..Circumstances::default() };
+            if status == HttpStatus::ServiceUnavailable { Extra::RetryAfter } else { Extra::None };
+        let plan = self.output.write_status_text(status, extra, Content::Sent, Persist::Close);
+        let about = RequestEnv { remote, ..RequestEnv::default() };
         self.record(b"", &plan, None, about);
         plan
     }
@@ -290,29 +314,29 @@ impl Responder {
     fn respond(
         &mut self,
         now: Instant,
-        request: &Request<'_, '_>,
+        request: &HttpRequest<'_, '_>,
         persist: Persist,
-        about: Circumstances,
-    ) -> Result<Plan, Wait> {
-        let Circumstances { opened, since, .. } = about;
+        about: RequestEnv,
+    ) -> Result<Plan, FileWait> {
+        let RequestEnv { opened, since, .. } = about;
         let content = content_of(request);
         let output = &mut self.output;
-        let mut text = |status, extra| output.text(status, extra, content, persist);
-        if let Service::Redirect(port) = about.service {
+        let mut text = |status, extra| output.write_status_text(status, extra, content, persist);
+        if let ListenerService::Redirect(port) = about.service {
             return Ok(match secure_target(request, port) {
                 Some(extra) => text(redirect_status(request.method), extra),
-                None => text(Status::BadRequest, Extra::None),
+                None => text(HttpStatus::BadRequest, Extra::None),
             });
         }
         match request.method {
             Method::Get | Method::Head => {}
-            Method::NotAllowed => return Ok(text(Status::MethodNotAllowed, Extra::Allow)),
+            Method::NotAllowed => return Ok(text(HttpStatus::MethodNotAllowed, Extra::Allow)),
             // RFC 9110 section 9.1.
-            Method::Unknown => return Ok(text(Status::NotImplemented, Extra::None)),
+            Method::Unknown => return Ok(text(HttpStatus::NotImplemented, Extra::None)),
         }
         if request.unknown_expectation {
             // RFC 9110 section 10.1.1.
-            return Ok(text(Status::ExpectationFailed, Extra::None));
+            return Ok(text(HttpStatus::ExpectationFailed, Extra::None));
         }
         if let Some(Err(fault)) = opened {
             let (status, extra) = fault_status(fault);
@@ -324,46 +348,46 @@ impl Responder {
         };
         let now = since.unwrap_or(now);
         let is_file = match self.files.lookup(now, path.unwrap_or(&self.path)) {
-            Lookup::Ready(resource) => matches!(resource, Resource::File(_)),
+            FileLookup::Ready(resource) => matches!(resource, CachedResource::File(_)),
             unready => {
                 self.counters.http_file_cache_misses += u64::from(opened.is_none());
-                let joins = matches!(unready, Lookup::Opening);
+                let joins = matches!(unready, FileLookup::Opening);
                 if let Some(path) = path {
                     self.path.clear();
                     self.path.extend_from_slice(path);
                 }
                 self.optional = false;
-                return Err(if joins { Wait::Join } else { Wait::Open });
+                return Err(if joins { FileWait::Join } else { FileWait::Open });
             }
         };
-        let coding = if is_file { self.choose(now, path, request)? } else { None };
+        let coding = if is_file { self.choose_coding(now, path, request)? } else { None };
         self.counters.http_file_cache_hits += u64::from(opened.is_none());
         self.counters.http_precompressed += u64::from(coding.is_some());
-        let serving = Serving { path, asked, coding, content, persist };
-        Ok(self.send_found(now, request, serving))
+        let serving = ServedRequest { path, requested: asked, coding, content, persist };
+        Ok(self.respond_from_cache(now, request, serving))
     }
 
     /// Chooses the coding of the response: the best one that the client accepts and for which there
     /// is a precompressed file.
-    fn choose(
+    fn choose_coding(
         &mut self,
         now: Instant,
         path: Option<&[u8]>,
-        request: &Request<'_, '_>,
-    ) -> Result<Option<Coding>, Wait> {
-        if !self.precompressed || !request.has(Field::AcceptEncoding) {
+        request: &HttpRequest<'_, '_>,
+    ) -> Result<Option<ContentCoding>, FileWait> {
+        if !self.precompressed || !request.has(KnownField::AcceptEncoding) {
             return Ok(None);
         }
-        let codings = coding::preferred(request.values(Field::AcceptEncoding));
+        let codings = coding::preferred(request.values(KnownField::AcceptEncoding));
         for coding in codings.into_iter().flatten() {
             self.coded_path.clear();
             self.coded_path.extend_from_slice(path.unwrap_or(&self.path));
             self.coded_path.extend_from_slice(coding.suffix().as_bytes());
             let wait = match self.files.lookup(now, &self.coded_path) {
-                Lookup::Ready(Resource::File(_)) => return Ok(Some(coding)),
-                Lookup::Ready(_) => continue,
-                Lookup::Opening => Wait::Join,
-                Lookup::Unknown => Wait::Open,
+                FileLookup::Ready(CachedResource::File(_)) => return Ok(Some(coding)),
+                FileLookup::Ready(_) => continue,
+                FileLookup::Opening => FileWait::Join,
+                FileLookup::Unknown => FileWait::Open,
             };
             core::mem::swap(&mut self.path, &mut self.coded_path);
             self.optional = true;
@@ -373,42 +397,43 @@ impl Responder {
     }
 
     /// Writes the response from the entries of the cache that were found.
-    fn send_found(
+    fn respond_from_cache(
         &mut self,
         now: Instant,
-        request: &Request<'_, '_>,
-        serving: Serving<'_>,
+        request: &HttpRequest<'_, '_>,
+        serving: ServedRequest<'_>,
     ) -> Plan {
-        let Serving { path, asked, coding, content, persist } = serving;
+        let ServedRequest { path, requested: asked, coding, content, persist } = serving;
         let path = path.unwrap_or(&self.path);
         let found = match coding {
             Some(_) => self.files.lookup(now, &self.coded_path),
             None => self.files.lookup(now, path),
         };
         let (output, ranges) = (&mut self.output, &mut self.ranges);
-        let mut text = |status, extra| output.text(status, extra, content, persist);
+        let mut text = |status, extra| output.write_status_text(status, extra, content, persist);
         match (found, asked) {
-            (Lookup::Ready(Resource::File(file)), _) => {
-                let rule = self.cache_control.iter().find(|rule| rule.fits(path));
+            (FileLookup::Ready(CachedResource::File(file)), _) => {
+                let rule = self.cache_control.iter().find(|rule| rule.matches(path));
                 let variant = Variant {
                     coded: coding.map(|coding| (coding, path)),
                     varies: self.precompressed,
                     cache_control: rule.map(|rule| &*rule.value),
                 };
                 let ranges_max = self.ranges_max;
-                let sending = Sending { output, ranges, ranges_max, variant, content, persist };
+                let sending =
+                    FileResponse { output, ranges, ranges_max, variant, content, persist };
                 sending.file(request, file)
             }
-            (Lookup::Ready(Resource::Directory), Asked::File { query }) => {
-                text(Status::MovedPermanently, Extra::Directory { path, query })
+            (FileLookup::Ready(CachedResource::Directory), RequestedResource::File { query }) => {
+                text(HttpStatus::MovedPermanently, Extra::Directory { path, query })
             }
-            (Lookup::Ready(Resource::Absent(fault)), _) => {
+            (FileLookup::Ready(CachedResource::Absent(fault)), _) => {
                 let (status, extra) = fault_status(*fault);
                 text(status, extra)
             }
             // An index file that is itself a directory; everything else was in the cache a moment
             // ago.
-            _ => text(Status::NotFound, Extra::None),
+            _ => text(HttpStatus::NotFound, Extra::None),
         }
     }
 
@@ -417,8 +442,8 @@ impl Responder {
         &mut self,
         bytes: &[u8],
         plan: &Plan,
-        request: Option<&Request<'_, '_>>,
-        about: Circumstances,
+        request: Option<&HttpRequest<'_, '_>>,
+        about: RequestEnv,
     ) {
         self.counters.count_status(plan.status.code());
         if !self.log.enabled() {
@@ -429,36 +454,36 @@ impl Responder {
         let version = about.http3.then(|| line.strip_suffix(b"1.1")).flatten();
         let line = version.map_or(Cow::Borrowed(line), |line| Cow::Owned([line, b"3"].concat()));
         let field = |field| request.and_then(|r| r.values(field).next());
-        let record = Record {
+        let record = AccessLogRecord {
             remote: about.remote,
             request: &line,
             status: plan.status.code(),
             body_bytes: plan.body_bytes,
-            referer: field(Field::Referer),
-            user_agent: field(Field::UserAgent),
+            referer: field(KnownField::Referer),
+            user_agent: field(KnownField::UserAgent),
         };
         let added = self.log.add(self.output.clock().log(), &record);
         self.counters.http_log_dropped += u64::from(!added);
     }
 }
 
-fn content_of(request: &Request<'_, '_>) -> Content {
+fn content_of(request: &HttpRequest<'_, '_>) -> Content {
     if request.method == Method::Head { Content::HeadOnly } else { Content::Sent }
 }
 
 /// The properties of a request for a file or directory in the cache.
 #[derive(Clone, Copy)]
-struct Serving<'b> {
+struct ServedRequest<'b> {
     /// Path within the target; `None` if it is in [`Responder::path`].
     path: Option<&'b [u8]>,
-    asked: Asked<'b>,
-    coding: Option<Coding>,
+    requested: RequestedResource<'b>,
+    coding: Option<ContentCoding>,
     content: Content,
     persist: Persist,
 }
 
 /// The parameters of a response from an open file.
-struct Sending<'a> {
+struct FileResponse<'a> {
     output: &'a mut Output,
     ranges: &'a mut Vec<ByteRange>,
     ranges_max: usize,
@@ -467,33 +492,44 @@ struct Sending<'a> {
     persist: Persist,
 }
 
-impl Sending<'_> {
-    fn file(self, request: &Request<'_, '_>, file: &OpenFile) -> Plan {
+impl FileResponse<'_> {
+    fn file(self, request: &HttpRequest<'_, '_>, file: &OpenFile) -> Plan {
         let now_s = self.output.clock().unix_s();
         match evaluate(request, &file.validators, now_s) {
-            Verdict::NotModified => self.output.not_modified(file, self.variant, self.persist),
-            Verdict::PreconditionFailed => {
-                let status = Status::PreconditionFailed;
-                self.output.text(status, Extra::None, self.content, self.persist)
+            PreconditionResult::NotModified => {
+                self.output.write_not_modified(file, self.variant, self.persist)
             }
-            Verdict::Proceed { range: false } => {
-                self.output.whole(file, self.variant, self.content, self.persist)
+            PreconditionResult::PreconditionFailed => {
+                let status = HttpStatus::PreconditionFailed;
+                self.output.write_status_text(status, Extra::None, self.content, self.persist)
             }
-            Verdict::Proceed { range: true } => self.part(request, file),
+            PreconditionResult::Proceed { range: false } => {
+                self.output.write_whole_file(file, self.variant, self.content, self.persist)
+            }
+            PreconditionResult::Proceed { range: true } => self.part(request, file),
         }
     }
 
-    fn part(self, request: &Request<'_, '_>, file: &OpenFile) -> Plan {
+    fn part(self, request: &HttpRequest<'_, '_>, file: &OpenFile) -> Plan {
         // Several Range fields are invalid, and so ignored.
-        let selection = request.single(Field::Range).map_or(Selection::Whole, |value| {
-            select(value, file.size, self.ranges_max, self.ranges)
+        let selection = request.single(KnownField::Range).map_or(RangeSelection::Whole, |value| {
+            select_ranges(value, file.size, self.ranges_max, self.ranges)
         });
         match selection {
-            Selection::Whole => self.output.whole(file, self.variant, self.content, self.persist),
-            Selection::Ranges => self.output.ranges(file, self.variant, self.ranges, self.persist),
-            Selection::Unsatisfiable => {
+            RangeSelection::Whole => {
+                self.output.write_whole_file(file, self.variant, self.content, self.persist)
+            }
+            RangeSelection::Ranges => {
+                self.output.write_ranges(file, self.variant, self.ranges, self.persist)
+            }
+            RangeSelection::Unsatisfiable => {
                 let extra = Extra::Size(file.size);
-                self.output.text(Status::RangeNotSatisfiable, extra, self.content, self.persist)
+                self.output.write_status_text(
+                    HttpStatus::RangeNotSatisfiable,
+                    extra,
+                    self.content,
+                    self.persist,
+                )
             }
         }
     }
@@ -501,7 +537,7 @@ impl Sending<'_> {
 
 /// Kind of a target: a file, or a directory and therefore its index file.
 #[derive(Clone, Copy, Debug)]
-enum Asked<'b> {
+enum RequestedResource<'b> {
     File { query: &'b [u8] },
     Directory,
 }
@@ -512,21 +548,21 @@ fn locate<'b>(
     target: &'b [u8],
     index: &str,
     scratch: &mut Vec<u8>,
-) -> Result<(Option<&'b [u8]>, Asked<'b>), TargetError> {
-    if let Some(path) = plain(target) {
-        return Ok((Some(path), Asked::File { query: b"" }));
+) -> Result<(Option<&'b [u8]>, RequestedResource<'b>), TargetError> {
+    if let Some(path) = plain_path(target) {
+        return Ok((Some(path), RequestedResource::File { query: b"" }));
     }
-    let target = split(target)?;
-    if normalise(target.path, scratch)? {
+    let target = split_target(target)?;
+    if normalize_path(target.path, scratch)? {
         scratch.extend_from_slice(index.as_bytes());
-        return Ok((None, Asked::Directory));
+        return Ok((None, RequestedResource::Directory));
     }
-    Ok((None, Asked::File { query: target.query }))
+    Ok((None, RequestedResource::File { query: target.query }))
 }
 
 /// Returns the Location of the same resource by HTTPS; `None` if the request names no host.
-fn secure_target<'b>(request: &Request<'_, 'b>, port: u16) -> Option<Extra<'b>> {
-    let target = split(request.target).ok()?;
+fn secure_target<'b>(request: &HttpRequest<'_, 'b>, port: u16) -> Option<Extra<'b>> {
+    let target = split_target(request.target).ok()?;
     let host = authority(request.target).or_else(|| {
         let host = request.fields().iter().find(|f| f.name.eq_ignore_ascii_case("host"));
         host.map(|field| field.value)
@@ -537,26 +573,26 @@ fn secure_target<'b>(request: &Request<'_, 'b>, port: u16) -> Option<Extra<'b>> 
 
 /// Returns the status of a redirect. After 301 a client may change another method to GET, after 308
 /// it may not (RFC 9110 section 15.4.9).
-const fn redirect_status(method: Method) -> Status {
+const fn redirect_status(method: Method) -> HttpStatus {
     match method {
-        Method::Get | Method::Head => Status::MovedPermanently,
-        Method::NotAllowed | Method::Unknown => Status::PermanentRedirect,
+        Method::Get | Method::Head => HttpStatus::MovedPermanently,
+        Method::NotAllowed | Method::Unknown => HttpStatus::PermanentRedirect,
     }
 }
 
-const fn target_status(error: TargetError) -> Status {
+const fn target_status(error: TargetError) -> HttpStatus {
     match error {
-        TargetError::Malformed => Status::BadRequest,
-        TargetError::Climbs => Status::Forbidden,
+        TargetError::Malformed => HttpStatus::BadRequest,
+        TargetError::AboveRoot => HttpStatus::Forbidden,
     }
 }
 
-const fn fault_status(fault: FileFault) -> (Status, Extra<'static>) {
+const fn fault_status(fault: FileFault) -> (HttpStatus, Extra<'static>) {
     match fault {
-        FileFault::NotFound | FileFault::BadPath => (Status::NotFound, Extra::None),
-        FileFault::Denied => (Status::Forbidden, Extra::None),
-        FileFault::Refused(_) => (Status::ServiceUnavailable, Extra::RetryAfter),
-        _ => (Status::InternalServerError, Extra::None),
+        FileFault::NotFound | FileFault::BadPath => (HttpStatus::NotFound, Extra::None),
+        FileFault::Denied => (HttpStatus::Forbidden, Extra::None),
+        FileFault::Refused(_) => (HttpStatus::ServiceUnavailable, Extra::RetryAfter),
+        _ => (HttpStatus::InternalServerError, Extra::None),
     }
 }
 

@@ -7,12 +7,12 @@ use super::request::list;
 
 /// A coding of precompressed files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Coding {
+pub(crate) enum ContentCoding {
     Brotli,
     Gzip,
 }
 
-impl Coding {
+impl ContentCoding {
     /// Returns the name in Content-Encoding.
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -35,7 +35,7 @@ type Quality = u16;
 
 /// The quality values in the lines of an Accept-Encoding field.
 #[derive(Clone, Copy, Debug, Default)]
-struct Accepted {
+struct AcceptedCodings {
     brotli: Option<Quality>,
     gzip: Option<Quality>,
     identity: Option<Quality>,
@@ -44,8 +44,8 @@ struct Accepted {
 
 /// Returns the codings that the values of Accept-Encoding prefer to identity, the best first.
 /// Brotli, which is smaller, precedes gzip of equal quality.
-pub(crate) fn preferred<'b>(values: impl Iterator<Item = &'b [u8]>) -> [Option<Coding>; 2] {
-    let mut accepted = Accepted::default();
+pub(crate) fn preferred<'b>(values: impl Iterator<Item = &'b [u8]>) -> [Option<ContentCoding>; 2] {
+    let mut accepted = AcceptedCodings::default();
     for item in values.flat_map(list) {
         let mut parts = item.split(|&b| b == b';').map(<[u8]>::trim_ascii);
         let name = parts.next().unwrap_or_default();
@@ -68,7 +68,8 @@ pub(crate) fn preferred<'b>(values: impl Iterator<Item = &'b [u8]>) -> [Option<C
     let (brotli, gzip) = (of(accepted.brotli), of(accepted.gzip));
     let none = accepted.identity.unwrap_or(0);
     let taken = |quality: Quality, coding| (quality > 0 && quality >= none).then_some(coding);
-    let (brotli_taken, gzip_taken) = (taken(brotli, Coding::Brotli), taken(gzip, Coding::Gzip));
+    let (brotli_taken, gzip_taken) =
+        (taken(brotli, ContentCoding::Brotli), taken(gzip, ContentCoding::Gzip));
     if gzip > brotli { [gzip_taken, brotli_taken] } else { [brotli_taken, gzip_taken] }
 }
 
@@ -99,7 +100,7 @@ mod tests {
 
     fn of(values: &[&str]) -> String {
         let codings = preferred(values.iter().map(|value| value.as_bytes()));
-        codings.into_iter().flatten().map(Coding::name).collect::<Vec<_>>().join(" ")
+        codings.into_iter().flatten().map(ContentCoding::name).collect::<Vec<_>>().join(" ")
     }
 
     #[test]

@@ -18,19 +18,19 @@ use bytes::Bytes;
 use host::{SendError, SocketError};
 
 use super::Config;
-use super::answer::{Arrived, Circumstances, Decision, Responder, Service};
-use super::body::Discard;
-use super::files::Waiter;
-use super::gather::{HeadLimits, gather};
+use super::answer::{ListenerService, RequestContentState, RequestDecision, RequestEnv, Responder};
+use super::discard::ContentDiscard;
+use super::file_cache::OpenWaiter;
+use super::gather::{HeadLimits, gather_head};
 use super::response::{Piece, Plan};
-use super::sockets::Sockets;
-use super::status::Status;
+use super::sockets::ContentSockets;
+use super::status::HttpStatus;
 
 /// Unacknowledged bytes above which no further pipelined request is answered.
 const PIPELINE_BYTES_MAX: u64 = 64 * 1024;
 
 /// Everything outside of a connection that its functions need.
-pub(crate) struct Context<'a, S> {
+pub(crate) struct HttpConnectionEnv<'a, S> {
     pub(crate) now: Instant,
     pub(crate) host: &'a mut S,
     pub(crate) responder: &'a mut Responder,
@@ -42,16 +42,16 @@ const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 /// Whether a connection continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum ConnAction {
     /// The connection continues.
     Keep,
     /// The connection has ended, and its socket was closed.
-    Gone,
+    Closed,
 }
 
 /// Event that a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum HttpConnectionPhase {
     /// The first byte of a request.
     Idle,
     /// The rest of a request's head.
@@ -67,7 +67,7 @@ enum Phase {
 }
 
 /// Result of an attempt to make progress.
-enum Step {
+enum RequestProgress {
     Again,
     Wait,
     Gone,
@@ -75,40 +75,40 @@ enum Step {
 
 /// A request that arrived in pieces, or has content.
 #[derive(Debug, Default)]
-struct Partial {
+struct PartialRequest {
     bytes: Vec<u8>,
     /// The head contains the empty line that ends it, or exceeds the limit of a head or of its
     /// first line.
     complete: bool,
     /// Reader of the content, while it arrives.
-    discard: Option<Discard>,
+    discard: Option<ContentDiscard>,
     /// State of the content.
-    content: Arrived,
+    content: RequestContentState,
 }
 
 /// A connection.
 #[derive(Debug)]
-pub(crate) struct Connection<I> {
+pub(crate) struct HttpConnection<I> {
     pub(crate) socket: I,
     /// Distinguishes the connection from earlier ones at the same index of the table.
     pub(crate) serial: u32,
     /// Number of requests that were answered.
     served: u32,
-    phase: Phase,
-    service: Service,
+    phase: HttpConnectionPhase,
+    service: ListenerService,
     /// Bytes were unacknowledged at the last check: `deadline` is the send timeout.
-    sending: bool,
+    has_unacked: bool,
     /// The sending direction was shut down.
-    shut: bool,
+    send_closed: bool,
     /// The last request was answered and had no content: closing may be left to the host.
-    parting: bool,
+    close_after_reply: bool,
     /// When to call [`Self::handle_timeout`].
     pub(crate) deadline: Instant,
     /// Bytes given to the host.
     written: u64,
     /// Bytes of `written` that were acknowledged when the deadline was set.
     acknowledged: u64,
-    partial: Option<Box<Partial>>,
+    partial: Option<Box<PartialRequest>>,
     /// Pieces that the host had no room for.
     #[expect(clippy::box_collection, reason = "nearly always none: eight bytes instead of 32")]
     pending: Option<Box<VecDeque<Piece>>>,
@@ -116,12 +116,12 @@ pub(crate) struct Connection<I> {
     file: Option<FileId>,
 }
 
-impl<I: Copy + Eq> Connection<I> {
+impl<I: Copy + Eq> HttpConnection<I> {
     /// Creates the state of a connection that was just accepted.
     pub(crate) fn new(
         socket: I,
         serial: u32,
-        service: Service,
+        service: ListenerService,
         now: Instant,
         config: &Config,
     ) -> Self {
@@ -129,11 +129,11 @@ impl<I: Copy + Eq> Connection<I> {
             socket,
             serial,
             served: 0,
-            phase: Phase::Idle,
+            phase: HttpConnectionPhase::Idle,
             service,
-            sending: false,
-            shut: false,
-            parting: false,
+            has_unacked: false,
+            send_closed: false,
+            close_after_reply: false,
             deadline: now + config.header_timeout,
             written: 0,
             acknowledged: 0,
@@ -144,45 +144,60 @@ impl<I: Copy + Eq> Connection<I> {
     }
 
     /// Handles a change of the socket's readiness.
-    pub(crate) fn handle_readiness<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
+    pub(crate) fn handle_readiness<S: ContentSockets<Id = I>>(
+        &mut self,
+        cx: &mut HttpConnectionEnv<'_, S>,
+    ) -> ConnAction {
         if let Some(error) = cx.host.readiness(self.socket).error {
-            return self.lost(cx, error);
+            return self.handle_socket_error(cx, error);
         }
-        self.advance(cx)
+        self.answer_requests(cx)
     }
 
     /// Handles the end of the open that the connection waits for.
-    pub(crate) fn handle_opened<S: Sockets<Id = I>>(
+    pub(crate) fn handle_opened<S: ContentSockets<Id = I>>(
         &mut self,
-        cx: &mut Context<'_, S>,
+        cx: &mut HttpConnectionEnv<'_, S>,
         result: Result<(), FileFault>,
-    ) -> Fate {
-        if self.phase != Phase::Opening {
-            return Fate::Keep;
+    ) -> ConnAction {
+        if self.phase != HttpConnectionPhase::Opening {
+            return ConnAction::Keep;
         }
-        self.phase = if self.partial.is_some() { Phase::Head } else { Phase::Idle };
+        self.phase = if self.partial.is_some() {
+            HttpConnectionPhase::Head
+        } else {
+            HttpConnectionPhase::Idle
+        };
         // The deadline was set when the wait began, and not changed since.
         let since = self.deadline - cx.config.send_timeout;
         match self.answer(cx, Some((result, since))) {
-            Step::Gone => Fate::Gone,
-            Step::Wait | Step::Again => self.advance(cx),
+            RequestProgress::Gone => ConnAction::Closed,
+            RequestProgress::Wait | RequestProgress::Again => self.answer_requests(cx),
         }
     }
 
     /// Closes an idle connection that had a response: no further requests are wanted.
-    pub(crate) fn handle_drain<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
-        if self.phase != Phase::Idle || self.served == 0 {
-            return Fate::Keep;
+    pub(crate) fn handle_drain<S: ContentSockets<Id = I>>(
+        &mut self,
+        cx: &mut HttpConnectionEnv<'_, S>,
+    ) -> ConnAction {
+        if self.phase != HttpConnectionPhase::Idle || self.served == 0 {
+            return ConnAction::Keep;
         }
         self.begin_closing(cx);
         self.close_when_done(cx)
     }
 
     /// Handles the deadline.
-    pub(crate) fn handle_timeout<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
+    pub(crate) fn handle_timeout<S: ContentSockets<Id = I>>(
+        &mut self,
+        cx: &mut HttpConnectionEnv<'_, S>,
+    ) -> ConnAction {
         match self.phase {
-            Phase::Idle | Phase::Closing if self.sending => self.check_progress(cx),
-            Phase::Idle => {
+            HttpConnectionPhase::Idle | HttpConnectionPhase::Closing if self.has_unacked => {
+                self.check_progress(cx)
+            }
+            HttpConnectionPhase::Idle => {
                 let counters = &mut cx.responder.counters;
                 match self.served {
                     0 => counters.http_timeouts_header += 1,
@@ -191,28 +206,28 @@ impl<I: Copy + Eq> Connection<I> {
                 self.begin_closing(cx);
                 self.close_when_done(cx)
             }
-            Phase::Head => {
+            HttpConnectionPhase::Head => {
                 cx.responder.counters.http_timeouts_header += 1;
-                self.give_up(cx, Status::RequestTimeout)
+                self.reply_error_and_close(cx, HttpStatus::RequestTimeout)
             }
-            Phase::Content => {
+            HttpConnectionPhase::Content => {
                 cx.responder.counters.http_timeouts_content += 1;
-                self.give_up(cx, Status::RequestTimeout)
+                self.reply_error_and_close(cx, HttpStatus::RequestTimeout)
             }
-            Phase::Opening => {
+            HttpConnectionPhase::Opening => {
                 cx.responder.counters.http_timeouts_open += 1;
-                self.give_up(cx, Status::ServiceUnavailable)
+                self.reply_error_and_close(cx, HttpStatus::ServiceUnavailable)
             }
-            Phase::Closing => {
+            HttpConnectionPhase::Closing => {
                 cx.responder.counters.http_timeouts_linger += 1;
-                self.leave(cx);
-                Fate::Gone
+                self.leave_to_host(cx);
+                ConnAction::Closed
             }
         }
     }
 
     /// Returns the files of pieces that were never given to the host. The connection is over.
-    pub(crate) fn abandoned(&self) -> impl Iterator<Item = FileId> + '_ {
+    pub(crate) fn pending_files(&self) -> impl Iterator<Item = FileId> + '_ {
         self.pending.iter().flat_map(|pending| pending.iter()).filter_map(|piece| match piece {
             Piece::File { file, .. } => Some(*file),
             Piece::Bytes(_) => None,
@@ -220,25 +235,30 @@ impl<I: Copy + Eq> Connection<I> {
     }
 
     /// Answers all requests that have arrived, within the limit of the send queue.
-    fn advance<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
+    fn answer_requests<S: ContentSockets<Id = I>>(
+        &mut self,
+        cx: &mut HttpConnectionEnv<'_, S>,
+    ) -> ConnAction {
         loop {
             match self.phase {
-                Phase::Opening => return Fate::Keep,
-                Phase::Closing => return self.close_when_done(cx),
-                Phase::Idle | Phase::Head | Phase::Content => {}
+                HttpConnectionPhase::Opening => return ConnAction::Keep,
+                HttpConnectionPhase::Closing => return self.close_when_done(cx),
+                HttpConnectionPhase::Idle
+                | HttpConnectionPhase::Head
+                | HttpConnectionPhase::Content => {}
             }
             let step = match self.phase {
-                Phase::Content => self.discard_content(cx),
+                HttpConnectionPhase::Content => self.discard_content(cx),
                 _ => self.next_request(cx),
             };
             match step {
-                Step::Again => {}
-                Step::Wait => break,
-                Step::Gone => return Fate::Gone,
+                RequestProgress::Again => {}
+                RequestProgress::Wait => break,
+                RequestProgress::Gone => return ConnAction::Closed,
             }
         }
         if self.pending.is_some() {
-            return Fate::Keep;
+            return ConnAction::Keep;
         }
         let ready = cx.host.readiness(self.socket);
         if ready.peer_closed {
@@ -248,27 +268,30 @@ impl<I: Copy + Eq> Connection<I> {
             self.begin_closing(cx);
             return self.close_when_done(cx);
         }
-        if self.sending && ready.drained && self.phase == Phase::Idle {
-            self.sending = false;
+        if self.has_unacked && ready.drained && self.phase == HttpConnectionPhase::Idle {
+            self.has_unacked = false;
             self.deadline = cx.now + cx.config.keepalive_timeout;
         }
-        Fate::Keep
+        ConnAction::Keep
     }
 
-    fn next_request<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Step {
+    fn next_request<S: ContentSockets<Id = I>>(
+        &mut self,
+        cx: &mut HttpConnectionEnv<'_, S>,
+    ) -> RequestProgress {
         match self.flush(cx) {
             Ok(true) => {}
-            Ok(false) => return Step::Wait,
+            Ok(false) => return RequestProgress::Wait,
             Err(error) => return self.send_failed(cx, error),
         }
         // The rest of a pipeline waits in the receive buffer and then in the client, until the
         // socket becomes drained or writable.
         if cx.host.send_queue(self.socket) > PIPELINE_BYTES_MAX {
-            return Step::Wait;
+            return RequestProgress::Wait;
         }
         if self.partial.is_some() {
             if !self.gather(cx) {
-                return Step::Wait;
+                return RequestProgress::Wait;
             }
         } else {
             // RFC 9112 section 2.2: empty lines before a request line are ignored. They start no
@@ -277,31 +300,31 @@ impl<I: Copy + Eq> Connection<I> {
             let empty = bytes.iter().take_while(|b| matches!(b, b'\r' | b'\n')).count();
             if empty > 0 {
                 cx.host.consume(self.socket, empty);
-                return Step::Again;
+                return RequestProgress::Again;
             }
         }
         self.answer(cx, None)
     }
 
     /// Decides about the bytes at the front of the connection, and carries the decision out.
-    fn answer<S: Sockets<Id = I>>(
+    fn answer<S: ContentSockets<Id = I>>(
         &mut self,
-        cx: &mut Context<'_, S>,
+        cx: &mut HttpConnectionEnv<'_, S>,
         opened: Option<(Result<(), FileFault>, Instant)>,
-    ) -> Step {
+    ) -> RequestProgress {
         let (bytes, content) = match &self.partial {
             Some(partial) => (&partial.bytes[..], partial.content),
-            None => (cx.host.peek(self.socket), Arrived::Unread),
+            None => (cx.host.peek(self.socket), RequestContentState::Unread),
         };
         if bytes.is_empty() {
-            return Step::Wait;
+            return RequestProgress::Wait;
         }
         let service = match self.service {
-            Service::Secure if !cx.host.speaks_tls(self.socket) => Service::Misdirected,
+            ListenerService::Secure if !cx.host.speaks_tls(self.socket) => ListenerService::NotTls,
             service => service,
         };
         let log = cx.responder.log.enabled();
-        let about = Circumstances {
+        let about = RequestEnv {
             remote: if log { self.remote(cx) } else { None },
             opened: opened.map(|(result, _)| result),
             since: opened.map(|(_, since)| since),
@@ -311,29 +334,31 @@ impl<I: Copy + Eq> Connection<I> {
             http3: false,
         };
         match cx.responder.decide(cx.now, bytes, about) {
-            Decision::Respond(plan, head_bytes) => {
+            RequestDecision::Respond(plan, head_bytes) => {
                 if self.partial.take().is_none() {
                     cx.host.consume(self.socket, head_bytes);
                 }
                 self.served += 1;
                 self.send_response(cx, &plan)
             }
-            Decision::Content { head_bytes, discard, expects_continue } => {
+            RequestDecision::Content { head_bytes, discard, expects_continue } => {
                 self.begin_content(cx, head_bytes, discard, expects_continue)
             }
-            Decision::Incomplete if self.partial.is_none() => {
+            RequestDecision::Incomplete if self.partial.is_none() => {
                 self.partial = Some(Box::default());
-                self.phase = Phase::Head;
+                self.phase = HttpConnectionPhase::Head;
                 self.deadline = cx.now + cx.config.header_timeout;
-                Step::Again
+                RequestProgress::Again
             }
             // Cannot occur: a gathered head is complete or too long, so the parser has accepted or
             // refused it.
-            Decision::Incomplete => match self.give_up(cx, Status::BadRequest) {
-                Fate::Keep => Step::Again,
-                Fate::Gone => Step::Gone,
-            },
-            Decision::Open => {
+            RequestDecision::Incomplete => {
+                match self.reply_error_and_close(cx, HttpStatus::BadRequest) {
+                    ConnAction::Keep => RequestProgress::Again,
+                    ConnAction::Closed => RequestProgress::Gone,
+                }
+            }
+            RequestDecision::Open => {
                 let Some(file) = open(cx) else {
                     let full = FileFault::Refused(Refusal::TableFull);
                     return self.answer(cx, Some((Err(full), cx.now)));
@@ -341,7 +366,7 @@ impl<I: Copy + Eq> Connection<I> {
                 cx.responder.begin_open(file, self.waiter::<S>());
                 self.wait_for_file(cx, about.since)
             }
-            Decision::Join => {
+            RequestDecision::Join => {
                 cx.responder.join_open(self.waiter::<S>());
                 self.wait_for_file(cx, about.since)
             }
@@ -349,22 +374,26 @@ impl<I: Copy + Eq> Connection<I> {
     }
 
     /// Stores the head, in order to read the content behind it first.
-    fn begin_content<S: Sockets<Id = I>>(
+    fn begin_content<S: ContentSockets<Id = I>>(
         &mut self,
-        cx: &mut Context<'_, S>,
+        cx: &mut HttpConnectionEnv<'_, S>,
         head_bytes: usize,
-        discard: Discard,
+        discard: ContentDiscard,
         expects_continue: bool,
-    ) -> Step {
+    ) -> RequestProgress {
         if self.partial.is_none() {
             let bytes = cx.host.peek(self.socket)[..head_bytes].to_vec();
             cx.host.consume(self.socket, head_bytes);
-            self.partial = Some(Box::new(Partial { bytes, complete: true, ..Partial::default() }));
+            self.partial = Some(Box::new(PartialRequest {
+                bytes,
+                complete: true,
+                ..PartialRequest::default()
+            }));
         }
         if let Some(partial) = &mut self.partial {
             partial.discard = Some(discard);
         }
-        self.phase = Phase::Content;
+        self.phase = HttpConnectionPhase::Content;
         self.deadline = cx.now + cx.config.content_timeout;
         // RFC 9110 section 10.1.1: 100 is omitted if content has already arrived.
         if expects_continue && cx.host.peek(self.socket).is_empty() {
@@ -373,11 +402,14 @@ impl<I: Copy + Eq> Connection<I> {
                 return self.send_failed(cx, error);
             }
         }
-        Step::Again
+        RequestProgress::Again
     }
 
     /// Reads content and discards it; answers the request once all of it has arrived.
-    fn discard_content<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Step {
+    fn discard_content<S: ContentSockets<Id = I>>(
+        &mut self,
+        cx: &mut HttpConnectionEnv<'_, S>,
+    ) -> RequestProgress {
         if let Err(error) = self.flush(cx) {
             return self.send_failed(cx, error);
         }
@@ -386,7 +418,7 @@ impl<I: Copy + Eq> Connection<I> {
             while !discard.is_done() {
                 let bytes = cx.host.peek(self.socket);
                 if bytes.is_empty() {
-                    return Step::Wait;
+                    return RequestProgress::Wait;
                 }
                 match discard.take(bytes) {
                     Ok(taken) => {
@@ -394,46 +426,46 @@ impl<I: Copy + Eq> Connection<I> {
                         cx.host.consume(self.socket, taken);
                     }
                     Err(status) => {
-                        partial.content = Arrived::Refused(status);
+                        partial.content = RequestContentState::Refused(status);
                         break;
                     }
                 }
             }
         }
         partial.discard = None;
-        if partial.content == Arrived::Unread {
-            partial.content = Arrived::Whole;
+        if partial.content == RequestContentState::Unread {
+            partial.content = RequestContentState::Discarded;
         }
-        self.phase = Phase::Head;
+        self.phase = HttpConnectionPhase::Head;
         self.answer(cx, None)
     }
 
     /// Waits for a file. `since` is when the request began to wait, if it waited for another file
     /// before.
-    fn wait_for_file<S: Sockets<Id = I>>(
+    fn wait_for_file<S: ContentSockets<Id = I>>(
         &mut self,
-        cx: &Context<'_, S>,
+        cx: &HttpConnectionEnv<'_, S>,
         since: Option<Instant>,
-    ) -> Step {
-        self.phase = Phase::Opening;
+    ) -> RequestProgress {
+        self.phase = HttpConnectionPhase::Opening;
         // The disk's time is not the client's fault, but must be bounded too.
         self.deadline = since.unwrap_or(cx.now) + cx.config.send_timeout;
-        Step::Again
+        RequestProgress::Again
     }
 
-    fn remote<S: Sockets<Id = I>>(&self, cx: &Context<'_, S>) -> Option<IpAddr> {
+    fn remote<S: ContentSockets<Id = I>>(&self, cx: &HttpConnectionEnv<'_, S>) -> Option<IpAddr> {
         cx.host.remote(self.socket).map(|remote| remote.addr)
     }
 
-    fn waiter<S: Sockets<Id = I>>(&self) -> Waiter {
+    fn waiter<S: ContentSockets<Id = I>>(&self) -> OpenWaiter {
         // The host's tables have 32-bit indices.
         let index = u32::try_from(S::index(self.socket)).unwrap_or(u32::MAX);
-        Waiter::Connection { index, serial: self.serial }
+        OpenWaiter::Connection { index, serial: self.serial }
     }
 
     /// Gathers bytes of a head that arrives in pieces, and none beyond its end. Returns whether the
     /// head is complete or too long.
-    fn gather<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> bool {
+    fn gather<S: ContentSockets<Id = I>>(&mut self, cx: &mut HttpConnectionEnv<'_, S>) -> bool {
         let Some(partial) = &mut self.partial else { return false };
         while !partial.complete {
             let bytes = cx.host.peek(self.socket);
@@ -444,7 +476,7 @@ impl<I: Copy + Eq> Connection<I> {
                 head_bytes_max: cx.config.head_bytes_max,
                 line_bytes_max: cx.config.request_line_bytes_max.min(cx.config.head_bytes_max),
             };
-            let gathered = gather(&mut partial.bytes, bytes, limits);
+            let gathered = gather_head(&mut partial.bytes, bytes, limits);
             partial.complete = gathered.complete;
             cx.host.consume(self.socket, gathered.taken);
         }
@@ -452,24 +484,32 @@ impl<I: Copy + Eq> Connection<I> {
     }
 
     /// Sends an error that is not the response to a complete request, and closes.
-    fn give_up<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>, status: Status) -> Fate {
+    fn reply_error_and_close<S: ContentSockets<Id = I>>(
+        &mut self,
+        cx: &mut HttpConnectionEnv<'_, S>,
+        status: HttpStatus,
+    ) -> ConnAction {
         self.partial = None;
         let remote = self.remote(cx);
-        let plan = cx.responder.give_up(cx.now, status, remote);
+        let plan = cx.responder.error_reply(cx.now, status, remote);
         match self.send_response(cx, &plan) {
-            Step::Gone => Fate::Gone,
-            Step::Again | Step::Wait => self.close_when_done(cx),
+            RequestProgress::Gone => ConnAction::Closed,
+            RequestProgress::Again | RequestProgress::Wait => self.close_when_done(cx),
         }
     }
 
     /// Sends the response that is in the responder's output.
-    fn send_response<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>, plan: &Plan) -> Step {
-        if !self.sending {
-            self.sending = true;
+    fn send_response<S: ContentSockets<Id = I>>(
+        &mut self,
+        cx: &mut HttpConnectionEnv<'_, S>,
+        plan: &Plan,
+    ) -> RequestProgress {
+        if !self.has_unacked {
+            self.has_unacked = true;
             self.acknowledged = self.written;
         }
         self.deadline = cx.now + cx.config.send_timeout;
-        self.phase = Phase::Idle;
+        self.phase = HttpConnectionPhase::Idle;
         self.file = plan.file.or(self.file);
         let mut pieces = core::mem::take(&mut cx.responder.output.pieces);
         let result = pieces.drain(..).try_for_each(|piece| self.send(cx, piece));
@@ -481,16 +521,16 @@ impl<I: Copy + Eq> Connection<I> {
         if plan.close {
             // Content is discarded here rather than by the host or the device, because it may be
             // longer than the limit up to which they discard.
-            self.parting = plan.parting;
+            self.close_after_reply = plan.close_after_reply;
             self.begin_closing(cx);
         }
-        Step::Again
+        RequestProgress::Again
     }
 
     /// Passes a piece to the host, or queues the part that does not fit.
-    fn send<S: Sockets<Id = I>>(
+    fn send<S: ContentSockets<Id = I>>(
         &mut self,
-        cx: &mut Context<'_, S>,
+        cx: &mut HttpConnectionEnv<'_, S>,
         piece: Piece,
     ) -> Result<(), SendError> {
         match &piece {
@@ -502,16 +542,16 @@ impl<I: Copy + Eq> Connection<I> {
                 cx.responder.files.pin(file);
             }
             pending.push_back(piece);
-        } else if let Some(rest) = self.offer(cx, piece)? {
+        } else if let Some(rest) = self.write_piece(cx, piece)? {
             self.pending = Some(Box::new(VecDeque::from([rest])));
         }
         Ok(())
     }
 
     /// Passes a piece to the host; returns the rest that did not fit.
-    fn offer<S: Sockets<Id = I>>(
+    fn write_piece<S: ContentSockets<Id = I>>(
         &mut self,
-        cx: &mut Context<'_, S>,
+        cx: &mut HttpConnectionEnv<'_, S>,
         piece: Piece,
     ) -> Result<Option<Piece>, SendError> {
         match piece {
@@ -530,12 +570,15 @@ impl<I: Copy + Eq> Connection<I> {
     }
 
     /// Passes queued pieces to the host; returns whether none is left.
-    fn flush<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Result<bool, SendError> {
+    fn flush<S: ContentSockets<Id = I>>(
+        &mut self,
+        cx: &mut HttpConnectionEnv<'_, S>,
+    ) -> Result<bool, SendError> {
         while let Some(piece) = self.pending.as_mut().and_then(|p| p.pop_front()) {
             if let Piece::File { file, .. } = piece {
                 cx.responder.files.unpin(file);
             }
-            if let Some(rest) = self.offer(cx, piece)? {
+            if let Some(rest) = self.write_piece(cx, piece)? {
                 if let Some(pending) = &mut self.pending {
                     pending.push_front(rest);
                 }
@@ -546,15 +589,18 @@ impl<I: Copy + Eq> Connection<I> {
         Ok(true)
     }
 
-    fn begin_closing<S: Sockets<Id = I>>(&mut self, cx: &Context<'_, S>) {
-        self.phase = Phase::Closing;
-        self.sending = true;
+    fn begin_closing<S: ContentSockets<Id = I>>(&mut self, cx: &HttpConnectionEnv<'_, S>) {
+        self.phase = HttpConnectionPhase::Closing;
+        self.has_unacked = true;
         self.deadline = cx.now + cx.config.send_timeout;
     }
 
     /// Takes the last steps, in order: send everything, shut down the sending direction, wait for
     /// all acknowledgments, wait for the peer's FIN.
-    fn close_when_done<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
+    fn close_when_done<S: ContentSockets<Id = I>>(
+        &mut self,
+        cx: &mut HttpConnectionEnv<'_, S>,
+    ) -> ConnAction {
         loop {
             let bytes = cx.host.peek(self.socket).len();
             if bytes == 0 {
@@ -565,85 +611,92 @@ impl<I: Copy + Eq> Connection<I> {
         }
         match self.flush(cx) {
             Ok(true) => {}
-            Ok(false) => return Fate::Keep,
+            Ok(false) => return ConnAction::Keep,
             Err(error) => {
                 self.send_failed(cx, error);
-                return Fate::Gone;
+                return ConnAction::Closed;
             }
         }
-        if !self.shut {
+        if !self.send_closed {
             // A client that has closed its direction sends no further request either.
-            let parting = self.parting || cx.host.readiness(self.socket).peer_closed;
+            let parting = self.close_after_reply || cx.host.readiness(self.socket).peer_closed;
             if parting && cx.config.tear_down {
-                self.leave(cx);
-                return Fate::Gone;
+                self.leave_to_host(cx);
+                return ConnAction::Closed;
             }
-            self.shut = true;
+            self.send_closed = true;
             cx.host.shutdown(cx.now, self.socket);
         }
         let ready = cx.host.readiness(self.socket);
-        if ready.drained && self.sending {
-            self.sending = false;
+        if ready.drained && self.has_unacked {
+            self.has_unacked = false;
             self.deadline = cx.now + cx.config.linger_timeout;
         }
         if ready.drained && ready.peer_closed {
             cx.host.close(cx.now, self.socket);
-            return Fate::Gone;
+            return ConnAction::Closed;
         }
-        Fate::Keep
+        ConnAction::Keep
     }
 
     /// Leaves closing to the host: it delivers written bytes and discards those that still arrive.
-    fn leave<S: Sockets<Id = I>>(&self, cx: &mut Context<'_, S>) {
+    fn leave_to_host<S: ContentSockets<Id = I>>(&self, cx: &mut HttpConnectionEnv<'_, S>) {
         cx.host.close_lingering(cx.now, self.socket, cx.config.linger_bytes_max);
     }
 
     /// Handles the send timeout: continues if the peer acknowledged anything meanwhile, else
     /// resets.
-    fn check_progress<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
+    fn check_progress<S: ContentSockets<Id = I>>(
+        &mut self,
+        cx: &mut HttpConnectionEnv<'_, S>,
+    ) -> ConnAction {
         let queued = cx.host.send_queue(self.socket);
         let acknowledged = self.written.saturating_sub(queued);
         if acknowledged > self.acknowledged {
             self.acknowledged = acknowledged;
             self.deadline = cx.now + cx.config.send_timeout;
-            return Fate::Keep;
+            return ConnAction::Keep;
         }
         if queued == 0 && self.pending.is_none() {
-            self.sending = false;
+            self.has_unacked = false;
             self.deadline = cx.now
                 + match self.phase {
-                    Phase::Closing => cx.config.linger_timeout,
+                    HttpConnectionPhase::Closing => cx.config.linger_timeout,
                     _ => cx.config.keepalive_timeout,
                 };
-            return Fate::Keep;
+            return ConnAction::Keep;
         }
         cx.responder.counters.http_timeouts_send += 1;
         cx.host.abort(cx.now, self.socket);
         cx.host.close(cx.now, self.socket);
-        Fate::Gone
+        ConnAction::Closed
     }
 
-    fn send_failed<S: Sockets<Id = I>>(
+    fn send_failed<S: ContentSockets<Id = I>>(
         &mut self,
-        cx: &mut Context<'_, S>,
+        cx: &mut HttpConnectionEnv<'_, S>,
         error: SendError,
-    ) -> Step {
+    ) -> RequestProgress {
         match error {
             SendError::NotConnected(error) => {
-                self.lost(cx, error);
+                self.handle_socket_error(cx, error);
             }
             // The file can no longer be sent. The connection is reset, so that the response does
             // not look complete.
             _ => {
                 cx.host.abort(cx.now, self.socket);
-                self.lost(cx, SocketError::File(FileFault::BadExtent));
+                self.handle_socket_error(cx, SocketError::File(FileFault::BadExtent));
             }
         }
-        Step::Gone
+        RequestProgress::Gone
     }
 
     /// Handles a connection that has ended by an error.
-    fn lost<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>, error: SocketError) -> Fate {
+    fn handle_socket_error<S: ContentSockets<Id = I>>(
+        &mut self,
+        cx: &mut HttpConnectionEnv<'_, S>,
+        error: SocketError,
+    ) -> ConnAction {
         let counters = &mut cx.responder.counters;
         match error {
             SocketError::File(fault) => {
@@ -653,25 +706,30 @@ impl<I: Copy + Eq> Connection<I> {
             }
             // This side closed, and everything was delivered.
             SocketError::Closed => {}
-            _ if self.sending
-                || matches!(self.phase, Phase::Head | Phase::Content | Phase::Opening) =>
+            _ if self.has_unacked
+                || matches!(
+                    self.phase,
+                    HttpConnectionPhase::Head
+                        | HttpConnectionPhase::Content
+                        | HttpConnectionPhase::Opening
+                ) =>
             {
                 counters.http_aborted_peer += 1;
             }
             _ => {}
         }
         cx.host.close(cx.now, self.socket);
-        Fate::Gone
+        ConnAction::Closed
     }
 }
 
 /// Opens the path that was decided on; evicts cached files if the host has no handle left.
-fn open<S: Sockets>(cx: &mut Context<'_, S>) -> Option<FileId> {
+fn open<S: ContentSockets>(cx: &mut HttpConnectionEnv<'_, S>) -> Option<FileId> {
     let file = cx.host.offload_open(cx.responder.path());
     if file.is_some() {
         return file;
     }
-    cx.responder.files.make_room();
+    cx.responder.files.evict_some();
     while let Some(file) = cx.responder.files.poll_close() {
         cx.host.offload_close(file);
     }
@@ -684,6 +742,6 @@ mod tests {
 
     #[test]
     fn an_idle_connection_is_small() {
-        assert!(size_of::<Option<Connection<host::SocketId>>>() <= 96);
+        assert!(size_of::<Option<HttpConnection<host::SocketId>>>() <= 96);
     }
 }

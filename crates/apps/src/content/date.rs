@@ -24,7 +24,7 @@ pub(crate) fn parse(value: &[u8]) -> Option<u64> {
 
 /// The current date as text, formatted anew when the second changes.
 #[derive(Debug)]
-pub(crate) struct Clock {
+pub(crate) struct HttpClock {
     /// Unix time at [`Instant::ZERO`].
     epoch: base::Duration,
     /// Beginning of the next second.
@@ -33,7 +33,7 @@ pub(crate) struct Clock {
     text: String,
 }
 
-impl Clock {
+impl HttpClock {
     pub(crate) fn new(epoch: base::Duration) -> Self {
         let mut clock = Self { epoch, next: Instant::ZERO, unix_s: 0, text: String::new() };
         clock.advance(Instant::ZERO);
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn clock_changes_with_the_second() {
-        let mut clock = Clock::new(base::Duration::from_millis(784_111_776_500));
+        let mut clock = HttpClock::new(base::Duration::from_millis(784_111_776_500));
         assert_eq!(clock.http(), "Sun, 06 Nov 1994 08:49:36 GMT");
         assert!(!clock.advance(Instant::from_millis(499)));
         assert!(clock.advance(Instant::from_millis(500)));
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn far_future_is_no_panic() {
-        let mut clock = Clock::new(base::Duration::MAX);
+        let mut clock = HttpClock::new(base::Duration::MAX);
         clock.advance(Instant::FAR_FUTURE);
         assert_eq!(clock.http().len(), 29);
     }

@@ -14,7 +14,7 @@ pub(crate) struct HeadLimits {
 
 /// Result of adding a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Gathered {
+pub(crate) struct GatheredPiece {
     /// Bytes of the piece that belong to the head.
     pub(crate) taken: usize,
     /// The head is complete, or too long.
@@ -22,7 +22,7 @@ pub(crate) struct Gathered {
 }
 
 /// Appends the next piece to a head that is not complete.
-pub(crate) fn gather(head: &mut Vec<u8>, piece: &[u8], limits: HeadLimits) -> Gathered {
+pub(crate) fn gather_head(head: &mut Vec<u8>, piece: &[u8], limits: HeadLimits) -> GatheredPiece {
     let HeadLimits { head_bytes_max, line_bytes_max } = limits;
     let before = head.len();
     // One byte above the limit, so that the parser sees that the head is too long.
@@ -38,7 +38,10 @@ pub(crate) fn gather(head: &mut Vec<u8>, piece: &[u8], limits: HeadLimits) -> Ga
     let long_line = before <= line_bytes_max
         && len > line_bytes_max
         && !head[..line_bytes_max].contains(&b'\n');
-    Gathered { taken: len - before, complete: end.is_some() || len > head_bytes_max || long_line }
+    GatheredPiece {
+        taken: len - before,
+        complete: end.is_some() || len > head_bytes_max || long_line,
+    }
 }
 
 /// Returns the length of the head including the empty line that ends it; searches `bytes[from..]`.
@@ -62,7 +65,7 @@ mod tests {
     fn gathered(text: &[u8], piece_bytes: usize) -> (Vec<u8>, usize, bool) {
         let (mut head, mut taken) = (Vec::new(), 0);
         for piece in text.chunks(piece_bytes) {
-            let got = gather(&mut head, piece, LIMITS);
+            let got = gather_head(&mut head, piece, LIMITS);
             taken += got.taken;
             if got.complete {
                 return (head, taken, true);
@@ -98,7 +101,7 @@ mod tests {
     /// One byte above a limit shows that the head is too long. A single large piece is not cut at
     /// the first line's limit.
     #[test]
-    fn what_is_too_long_is_complete() {
+    fn heads_that_are_too_long_are_complete() {
         let (line, fields) = ([b'a'; 100], b"GET /\r\n".iter().chain([b'b'; 100].iter()));
         let fields: Vec<u8> = fields.copied().collect();
         for piece_bytes in [1, 7, 100] {

@@ -16,7 +16,7 @@ const FIELD_BYTES_MAX: usize = 1024;
 
 /// The contents of a line.
 #[derive(Debug)]
-pub(crate) struct Record<'a> {
+pub(crate) struct AccessLogRecord<'a> {
     pub(crate) remote: Option<IpAddr>,
     /// Request line as received.
     pub(crate) request: &'a [u8],
@@ -28,12 +28,12 @@ pub(crate) struct Record<'a> {
 
 /// The queue of lines.
 #[derive(Debug)]
-pub(crate) struct Log {
+pub(crate) struct AccessLogQueue {
     enabled: bool,
     lines: VecDeque<String>,
 }
 
-impl Log {
+impl AccessLogQueue {
     pub(crate) const fn new(enabled: bool) -> Self {
         Self { enabled, lines: VecDeque::new() }
     }
@@ -43,7 +43,11 @@ impl Log {
     }
 
     /// Adds a line; returns whether the queue had room for it.
-    pub(crate) fn add(&mut self, date: impl std::fmt::Display, record: &Record<'_>) -> bool {
+    pub(crate) fn add(
+        &mut self,
+        date: impl std::fmt::Display,
+        record: &AccessLogRecord<'_>,
+    ) -> bool {
         let mut line = String::with_capacity(160 + record.request.len());
         address(&mut line, record.remote);
         // Writing to a String cannot fail.
@@ -112,7 +116,7 @@ pub(crate) fn quoted(line: &mut String, value: Option<&[u8]>) {
 mod tests {
     use super::*;
 
-    const RECORD: Record<'_> = Record {
+    const RECORD: AccessLogRecord<'_> = AccessLogRecord {
         remote: Some(IpAddr::V4(core::net::Ipv4Addr::new(10, 77, 0, 1))),
         request: b"GET /a HTTP/1.1",
         status: 200,
@@ -123,7 +127,7 @@ mod tests {
 
     #[test]
     fn combined_format() {
-        let mut log = Log::new(true);
+        let mut log = AccessLogQueue::new(true);
         assert!(log.add("DATE", &RECORD));
         assert_eq!(
             log.poll().as_deref(),
@@ -136,11 +140,11 @@ mod tests {
 
     #[test]
     fn hostile_fields_are_escaped_and_bounded() {
-        let mut log = Log::new(true);
+        let mut log = AccessLogQueue::new(true);
         let long = vec![b'a'; 5000];
         log.add(
             "D",
-            &Record { request: b"GET /\"\\\x1b[2J\n\xff", referer: Some(&long), ..RECORD },
+            &AccessLogRecord { request: b"GET /\"\\\x1b[2J\n\xff", referer: Some(&long), ..RECORD },
         );
         let line = log.poll().expect("a line");
         assert!(line.contains("\"GET /\\x22\\x5C\\x1B[2J\\x0A\\xFF\""), "{line}");
@@ -149,7 +153,7 @@ mod tests {
 
     #[test]
     fn bounded() {
-        let mut log = Log::new(true);
+        let mut log = AccessLogQueue::new(true);
         let kept = (0..LINES_MAX + 5).filter(|_| log.add("D", &RECORD)).count();
         assert_eq!(kept, LINES_MAX);
     }

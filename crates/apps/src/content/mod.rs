@@ -8,30 +8,30 @@
 //!
 //! Modules from the socket inward: `server` (connections, deadlines), `connection` (one
 //! connection), `gather` (heads that arrive in pieces), `answer` (the decisions of HTTP; no sockets
-//! from here on), `request`, `target`, `conditional`, `range`, `response`, `files` (open files),
+//! from here on), `request`, `request_target`, `conditional`, `range`, `response`, `file_cache` (open files),
 //! `log`. `http3` stands beside `server` and `connection`. The server does not list directories and
-//! compresses nothing; the content of requests is read and discarded (`body`).
+//! compresses nothing; the content of requests is read and discarded (`discard`).
 
 mod answer;
-mod body;
 mod coding;
 mod conditional;
 mod connection;
 mod counters;
 pub(crate) mod date;
-mod fields;
-mod files;
+mod discard;
+mod file_cache;
 pub(crate) mod gather;
 mod http3;
 pub(crate) mod log;
+mod open_file;
+mod operator_fields;
 mod range;
 pub(crate) mod request;
-mod resource;
+mod request_target;
 mod response;
 mod server;
 mod sockets;
 pub(crate) mod status;
-mod target;
 
 use base::{Duration, Instant};
 use host::{
@@ -40,13 +40,13 @@ use host::{
 };
 
 pub use counters::Counters;
-pub use fields::{AddedField, CacheControl};
 pub use http3::client as http3_client;
+pub use operator_fields::{AddedField, CacheControl};
 pub use response::ErrorPage;
 
-use answer::Service;
+use answer::ListenerService;
 use http3::Http3;
-use server::Server;
+use server::HttpServer;
 
 /// Configuration of the content server. The default is that of `outboard serve`.
 #[derive(Clone, Debug)]
@@ -160,22 +160,22 @@ impl Default for Config {
 
 /// The content server, an [`Application`] for a [`Host`].
 pub struct ContentServer {
-    listeners: Vec<(ListenerId, Service)>,
-    server: Server<SocketId>,
+    listeners: Vec<(ListenerId, ListenerService)>,
+    server: HttpServer<SocketId>,
     http3: Option<Http3>,
 }
 
 /// Reason for which a server could not be created.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum StartError {
+pub enum ContentServerError {
     /// A listener could not be created.
     Listen(ListenError),
     /// The endpoint of HTTP/3 could not be created.
-    Quic(quic::ConfigError),
+    Quic(quic::QuicConfigError),
 }
 
-impl core::fmt::Display for StartError {
+impl core::fmt::Display for ContentServerError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             Self::Listen(error) => error.fmt(f),
@@ -184,9 +184,9 @@ impl core::fmt::Display for StartError {
     }
 }
 
-impl std::error::Error for StartError {}
+impl std::error::Error for ContentServerError {}
 
-impl From<ListenError> for StartError {
+impl From<ListenError> for ContentServerError {
     fn from(error: ListenError) -> Self {
         Self::Listen(error)
     }
@@ -197,15 +197,15 @@ impl ContentServer {
     ///
     /// # Errors
     /// The first listener that could not be created, or the endpoint of HTTP/3.
-    pub fn new(config: Config, host: &mut Host) -> Result<Self, StartError> {
+    pub fn new(config: Config, host: &mut Host) -> Result<Self, ContentServerError> {
         let mut listeners = Vec::with_capacity(config.listen.len());
         let first = config.listen.iter().map(|&listen| (listen, config.tls.as_ref()));
         let beside = config.cleartext.iter().map(|&listen| (listen, None));
         for (listen, tls) in first.chain(beside) {
             let (listener, service) = match (tls, config.redirect) {
-                (Some(tls), _) => (host.listen_tls(listen, tls.clone())?, Service::Secure),
-                (None, Some(port)) => (host.listen(listen)?, Service::Redirect(port)),
-                (None, None) => (host.listen(listen)?, Service::Plain),
+                (Some(tls), _) => (host.listen_tls(listen, tls.clone())?, ListenerService::Secure),
+                (None, Some(port)) => (host.listen(listen)?, ListenerService::Redirect(port)),
+                (None, None) => (host.listen(listen)?, ListenerService::Plain),
             };
             // A client that speaks plain HTTP to a TLS port gets a 400 that says so.
             host.set_listener_option(listener, ListenerOption::HandOverCleartext(true));
@@ -216,7 +216,7 @@ impl ContentServer {
             listeners.push((listener, service));
         }
         let http3 = config.http3.clone().map(|quic| http3(&config, quic, host)).transpose()?;
-        Ok(Self { listeners, server: Server::new(config), http3 })
+        Ok(Self { listeners, server: HttpServer::new(config), http3 })
     }
 
     fn handle_http1(&mut self, now: Instant, host: &mut Host, notice: Notice) {
@@ -265,13 +265,13 @@ impl ContentServer {
         &mut self,
         now: Instant,
         host: &mut Host,
-        work: impl FnOnce(&mut Http3, &mut http3::Context<'_>),
+        work: impl FnOnce(&mut Http3, &mut http3::Http3Env<'_>),
     ) {
         let Some(http3) = &mut self.http3 else { return };
         let responder = &mut self.server.responder;
-        let mut cx = http3::Context { now, host, responder };
+        let mut cx = http3::Http3Env { now, host, responder };
         work(http3, &mut cx);
-        for (serial, result) in self.server.elsewhere.drain(..) {
+        for (serial, result) in self.server.http3_open_results.drain(..) {
             http3.handle_opened(&mut cx, serial, result);
         }
         http3.advance(&mut cx);
@@ -332,10 +332,14 @@ impl Application for ContentServer {
     }
 }
 
-fn http3(config: &Config, quic: quic::Config, host: &mut Host) -> Result<Http3, StartError> {
-    let no_tls = StartError::Quic(quic::ConfigError::Tls);
+fn http3(
+    config: &Config,
+    quic: quic::Config,
+    host: &mut Host,
+) -> Result<Http3, ContentServerError> {
+    let no_tls = ContentServerError::Quic(quic::QuicConfigError::Tls);
     let Some(tls) = quic.tls.clone() else { return Err(no_tls) };
     let endpoint = quic::Endpoint::new(quic, tls.crypto_provider(), host);
-    let endpoint = endpoint.map_err(StartError::Quic)?;
+    let endpoint = endpoint.map_err(ContentServerError::Quic)?;
     Ok(Http3::new(endpoint, config))
 }

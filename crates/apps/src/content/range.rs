@@ -19,7 +19,7 @@ impl ByteRange {
 
 /// Part of the file to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Selection {
+pub(crate) enum RangeSelection {
     /// The whole file: the field is invalid, or asks for too much, and is ignored.
     Whole,
     /// The collected ranges, one or more.
@@ -33,37 +33,37 @@ pub(crate) enum Selection {
 ///
 /// A field with more than `ranges_max` ranges, or with ranges that overlap, is ignored, as RFC 9110
 /// section 14.2 allows: it is an attempt to make the server send a file many times.
-pub(crate) fn select(
+pub(crate) fn select_ranges(
     value: &[u8],
     size: u64,
     ranges_max: usize,
     out: &mut Vec<ByteRange>,
-) -> Selection {
+) -> RangeSelection {
     out.clear();
-    let Some(specs) = strip_unit(value) else { return Selection::Whole };
+    let Some(specs) = strip_unit(value) else { return RangeSelection::Whole };
     let mut asked = 0;
     for spec in specs.split(|&b| b == b',').map(<[u8]>::trim_ascii).filter(|s| !s.is_empty()) {
         asked += 1;
         if asked > ranges_max {
-            return Selection::Whole;
+            return RangeSelection::Whole;
         }
         match resolve(spec, size) {
-            Spec::Within(range) => out.push(range),
-            Spec::Beyond => {}
-            Spec::Ignore => return Selection::Whole,
+            ResolvedRange::Satisfiable(range) => out.push(range),
+            ResolvedRange::OutOfFile => {}
+            ResolvedRange::Ignore => return RangeSelection::Whole,
         }
     }
     if asked == 0 || overlap(out) {
-        return Selection::Whole;
+        return RangeSelection::Whole;
     }
-    if out.is_empty() { Selection::Unsatisfiable } else { Selection::Ranges }
+    if out.is_empty() { RangeSelection::Unsatisfiable } else { RangeSelection::Ranges }
 }
 
 /// Result of resolving one range.
-enum Spec {
-    Within(ByteRange),
+enum ResolvedRange {
+    Satisfiable(ByteRange),
     /// Well formed, but outside of the file.
-    Beyond,
+    OutOfFile,
     /// Malformed, so that the whole field is ignored; or a suffix of an empty file, which no
     /// Content-Range can express.
     Ignore,
@@ -75,29 +75,29 @@ fn strip_unit(value: &[u8]) -> Option<&[u8]> {
     unit.eq_ignore_ascii_case(b"bytes=").then_some(specs)
 }
 
-fn resolve(spec: &[u8], size: u64) -> Spec {
-    let Some(dash) = spec.iter().position(|&b| b == b'-') else { return Spec::Ignore };
+fn resolve(spec: &[u8], size: u64) -> ResolvedRange {
+    let Some(dash) = spec.iter().position(|&b| b == b'-') else { return ResolvedRange::Ignore };
     let (first, last) = (&spec[..dash], &spec[dash + 1..]);
     match (position(first), position(last)) {
         // "-n": the last n bytes.
         (None, Some(suffix)) if first.is_empty() => match suffix.min(size) {
-            0 if suffix == 0 => Spec::Beyond,
-            0 => Spec::Ignore,
-            len => Spec::Within(ByteRange { start: size - len, len }),
+            0 if suffix == 0 => ResolvedRange::OutOfFile,
+            0 => ResolvedRange::Ignore,
+            len => ResolvedRange::Satisfiable(ByteRange { start: size - len, len }),
         },
         // "n-": from n to the end.
         (Some(start), None) if last.is_empty() => within(start, u64::MAX, size),
         (Some(start), Some(last)) if start <= last => within(start, last, size),
-        _ => Spec::Ignore,
+        _ => ResolvedRange::Ignore,
     }
 }
 
-const fn within(start: u64, last: u64, size: u64) -> Spec {
+const fn within(start: u64, last: u64, size: u64) -> ResolvedRange {
     if start >= size {
-        return Spec::Beyond;
+        return ResolvedRange::OutOfFile;
     }
     let end = if last >= size { size } else { last + 1 };
-    Spec::Within(ByteRange { start, len: end - start })
+    ResolvedRange::Satisfiable(ByteRange { start, len: end - start })
 }
 
 /// Parses a number; `u64::MAX` if it does not fit, for no file is that long. `None` if it is no
@@ -122,10 +122,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn ranges(value: &str, size: u64) -> Result<Vec<(u64, u64)>, Selection> {
+    fn ranges(value: &str, size: u64) -> Result<Vec<(u64, u64)>, RangeSelection> {
         let mut out = vec![ByteRange { start: 7, len: 7 }];
-        match select(value.as_bytes(), size, 4, &mut out) {
-            Selection::Ranges => Ok(out.iter().map(|r| (r.start, r.last())).collect()),
+        match select_ranges(value.as_bytes(), size, 4, &mut out) {
+            RangeSelection::Ranges => Ok(out.iter().map(|r| (r.start, r.last())).collect()),
             other => Err(other),
         }
     }
@@ -175,9 +175,9 @@ mod tests {
             "bytes=0-,-1",
             "bytes=0-0,1-1,2-2,3-3,4-4",
         ] {
-            assert_eq!(ranges(value, 10), Err(Selection::Whole), "{value}");
+            assert_eq!(ranges(value, 10), Err(RangeSelection::Whole), "{value}");
         }
-        assert_eq!(ranges("bytes=-5", 0), Err(Selection::Whole));
+        assert_eq!(ranges("bytes=-5", 0), Err(RangeSelection::Whole));
     }
 
     #[test]
@@ -190,7 +190,7 @@ mod tests {
             ("bytes=-0", 0),
             ("bytes=99999999999999999999-", 10),
         ] {
-            assert_eq!(ranges(value, size), Err(Selection::Unsatisfiable), "{value}");
+            assert_eq!(ranges(value, size), Err(RangeSelection::Unsatisfiable), "{value}");
         }
     }
 
@@ -226,9 +226,9 @@ mod tests {
             });
             let result = ranges(&format!("bytes={}", text.join(",")), size);
             if void || all.len() < total {
-                prop_assert_eq!(result, Err(Selection::Whole));
+                prop_assert_eq!(result, Err(RangeSelection::Whole));
             } else if total == 0 {
-                prop_assert_eq!(result, Err(Selection::Unsatisfiable));
+                prop_assert_eq!(result, Err(RangeSelection::Unsatisfiable));
             } else {
                 let expected: Vec<_> = sets.iter().filter(|s| !s.is_empty())
                     .map(|s| (s[0], s[s.len() - 1])).collect();
@@ -239,10 +239,10 @@ mod tests {
         #[test]
         fn total(value in proptest::collection::vec(any::<u8>(), 0..40), size in any::<u64>()) {
             let mut out = Vec::new();
-            let _ = select(&value, size, 16, &mut out);
+            let _ = select_ranges(&value, size, 16, &mut out);
             let mut with_unit = b"bytes=".to_vec();
             with_unit.extend(value);
-            if select(&with_unit, size, 16, &mut out) == Selection::Ranges {
+            if select_ranges(&with_unit, size, 16, &mut out) == RangeSelection::Ranges {
                 prop_assert!(out.iter().all(|r| r.len > 0 && r.last() < size));
             }
         }

@@ -1,8 +1,8 @@
 //! Parses and checks a request, or chooses the status that refuses it.
 //!
 //! Called by [`super::answer`] with the unread bytes of a connection; parses in place and copies
-//! nothing. All decisions about message framing are made here: the end of a [`Request`] is known.
-//! Targets, conditions and ranges are left to [`super::target`], [`super::conditional`] and
+//! nothing. All decisions about message framing are made here: the end of a [`HttpRequest`] is known.
+//! Targets, conditions and ranges are left to [`super::request_target`], [`super::conditional`] and
 //! [`super::range`].
 
 use core::cmp::Ordering;
@@ -10,29 +10,29 @@ use core::mem::MaybeUninit;
 
 use httparse::Header;
 
-use super::status::Status;
-use super::target::is_authority;
+use super::request_target::is_authority;
+use super::status::HttpStatus;
 
 /// Maximum number of header fields in a request; 431 above. Requests through several proxies have a
 /// hundred.
 const FIELDS_MAX: usize = 128;
 
 /// Space for a request's header fields.
-pub(crate) struct Slots<'b> {
+pub(crate) struct FieldSlots<'b> {
     /// On the stack and uninitialized, so that it costs nothing.
-    usual: [MaybeUninit<Header<'b>>; FIELDS_MAX],
+    stack: [MaybeUninit<Header<'b>>; FIELDS_MAX],
     /// Fields of a request whose version httparse does not accept; else empty.
-    later: Vec<Header<'b>>,
+    heap: Vec<Header<'b>>,
 }
 
 /// Returns empty space for header fields.
-pub(crate) const fn slots<'b>() -> Slots<'b> {
-    Slots { usual: [const { MaybeUninit::uninit() }; FIELDS_MAX], later: Vec::new() }
+pub(crate) const fn slots<'b>() -> FieldSlots<'b> {
+    FieldSlots { stack: [const { MaybeUninit::uninit() }; FIELDS_MAX], heap: Vec::new() }
 }
 
 /// Limits of a request's length.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct RequestLimits {
     /// Bytes of request line and header fields together; 431 above.
     pub(crate) head_bytes_max: usize,
     /// Bytes of the request line; 414 above.
@@ -53,7 +53,7 @@ pub(crate) enum Method {
 /// Header fields that are needed after parsing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Field {
+pub(crate) enum KnownField {
     IfMatch,
     IfUnmodifiedSince,
     IfNoneMatch,
@@ -65,7 +65,7 @@ pub(crate) enum Field {
     AcceptEncoding,
 }
 
-impl Field {
+impl KnownField {
     const fn name(self) -> &'static str {
         match self {
             Self::IfMatch => "if-match",
@@ -83,7 +83,7 @@ impl Field {
 
 /// Framing of the content behind a head (RFC 9112 section 6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Framing {
+pub(crate) enum ContentFraming {
     /// No content.
     None,
     /// This number of bytes.
@@ -94,7 +94,7 @@ pub(crate) enum Framing {
 
 /// A request whose framing is valid.
 #[derive(Debug)]
-pub(crate) struct Request<'h, 'b> {
+pub(crate) struct HttpRequest<'h, 'b> {
     pub(crate) method: Method,
     /// The method as received.
     pub(crate) name: &'b [u8],
@@ -104,44 +104,44 @@ pub(crate) struct Request<'h, 'b> {
     /// The client wants the connection to persist.
     pub(crate) keep_alive: bool,
     /// Framing of the content behind the head.
-    pub(crate) content: Framing,
+    pub(crate) content: ContentFraming,
     /// The client waits for 100 before it sends the content.
     pub(crate) expects_continue: bool,
     /// An expectation other than 100-continue.
     pub(crate) unknown_expectation: bool,
     fields: &'h [Header<'b>],
-    /// A bit for each [`Field`] that is present.
+    /// A bit for each [`KnownField`] that is present.
     present: u16,
 }
 
-impl<'h, 'b> Request<'h, 'b> {
+impl<'h, 'b> HttpRequest<'h, 'b> {
     /// Returns all header fields as received.
     pub(crate) const fn fields(&self) -> &'h [Header<'b>] {
         self.fields
     }
 
     /// Returns whether a field is present.
-    pub(crate) const fn has(&self, field: Field) -> bool {
+    pub(crate) const fn has(&self, field: KnownField) -> bool {
         self.present & (1 << field as u8) != 0
     }
 
     /// Returns whether the request has a condition or a range.
     pub(crate) const fn has_conditions(&self) -> bool {
-        const OTHERS: u16 = 1 << Field::Referer as u8
-            | 1 << Field::UserAgent as u8
-            | 1 << Field::AcceptEncoding as u8;
+        const OTHERS: u16 = 1 << KnownField::Referer as u8
+            | 1 << KnownField::UserAgent as u8
+            | 1 << KnownField::AcceptEncoding as u8;
         self.present & !OTHERS != 0
     }
 
     /// Returns the values of a field, one for each of its lines.
-    pub(crate) fn values(&self, field: Field) -> impl Iterator<Item = &'b [u8]> {
+    pub(crate) fn values(&self, field: KnownField) -> impl Iterator<Item = &'b [u8]> {
         let fields = if self.has(field) { self.fields } else { &[] };
         fields.iter().filter(move |f| f.name.eq_ignore_ascii_case(field.name())).map(|f| f.value)
     }
 
     /// Returns the value of a field that must occur once; `None` if it is missing or occurs more
     /// often.
-    pub(crate) fn single(&self, field: Field) -> Option<&'b [u8]> {
+    pub(crate) fn single(&self, field: KnownField) -> Option<&'b [u8]> {
         let mut values = self.values(field);
         values.next().filter(|_| values.next().is_none())
     }
@@ -149,15 +149,15 @@ impl<'h, 'b> Request<'h, 'b> {
 
 /// Result of parsing.
 #[derive(Debug)]
-pub(crate) enum Parsed<'h, 'b> {
+pub(crate) enum ParsedRequest<'h, 'b> {
     /// The beginning of a request.
     Incomplete,
     /// A request, and the length of its head in bytes.
-    Complete(Request<'h, 'b>, usize),
+    Complete(HttpRequest<'h, 'b>, usize),
     /// Refused: respond with this status and close, because the position of the next request is
     /// unknown.
     Refused {
-        status: Status,
+        status: HttpStatus,
         /// The method is known to be HEAD: the response has no content.
         head: bool,
     },
@@ -166,26 +166,26 @@ pub(crate) enum Parsed<'h, 'b> {
 /// Parses a head that begins with the request line.
 pub(crate) fn parse<'h, 'b>(
     bytes: &'b [u8],
-    slots: &'h mut Slots<'b>,
-    limits: Limits,
-) -> Parsed<'h, 'b> {
-    let refused = |status| Parsed::Refused { status, head: false };
-    let Slots { usual, later } = slots;
+    slots: &'h mut FieldSlots<'b>,
+    limits: RequestLimits,
+) -> ParsedRequest<'h, 'b> {
+    let refused = |status| ParsedRequest::Refused { status, head: false };
+    let FieldSlots { stack: usual, heap: later } = slots;
     let mut parsed = httparse::Request::new(&mut []);
     let read = match parsed.parse_with_uninit_headers(bytes, usual) {
         Err(httparse::Error::Version) => parse_version(bytes).and_then(|line| match line {
-            Some(line) => parse_later(line, bytes, later),
+            Some(line) => parse_later_minor(line, bytes, later),
             None => Ok(None),
         }),
-        Err(error) => Err(blame(error)),
+        Err(error) => Err(parser_error_status(error)),
         Ok(httparse::Status::Partial) => Ok(None),
         Ok(httparse::Status::Complete(head_bytes)) => {
             match (parsed.method, parsed.path, parsed.version) {
                 (Some(method), Some(target), Some(minor)) => {
-                    let line = Line { method, target, minor, bytes: 0 };
+                    let line = RequestLine { method, target, minor, bytes: 0 };
                     Ok(Some((line, &*parsed.headers, head_bytes)))
                 }
-                _ => Err(Status::BadRequest),
+                _ => Err(HttpStatus::BadRequest),
             }
         }
     };
@@ -194,18 +194,20 @@ pub(crate) fn parse<'h, 'b>(
         return refused(status);
     }
     match read {
-        Ok(None) => Parsed::Incomplete,
+        Ok(None) => ParsedRequest::Incomplete,
         Err(status) => refused(status),
-        Ok(Some((line, fields, head_bytes))) => match check(&line, fields) {
-            Ok(request) => Parsed::Complete(request, head_bytes),
-            Err(status) => Parsed::Refused { status, head: classify(line.method) == Method::Head },
+        Ok(Some((line, fields, head_bytes))) => match check_request(&line, fields) {
+            Ok(request) => ParsedRequest::Complete(request, head_bytes),
+            Err(status) => {
+                ParsedRequest::Refused { status, head: classify(line.method) == Method::Head }
+            }
         },
     }
 }
 
 /// A request line.
 #[derive(Clone, Copy, Debug)]
-struct Line<'b> {
+struct RequestLine<'b> {
     method: &'b str,
     target: &'b str,
     minor: u8,
@@ -214,26 +216,26 @@ struct Line<'b> {
 }
 
 /// A request line, its fields, and the length of the whole head in bytes.
-type Head<'h, 'b> = (Line<'b>, &'h [Header<'b>], usize);
+type ParsedHead<'h, 'b> = (RequestLine<'b>, &'h [Header<'b>], usize);
 
 /// Returns the status for a head, complete or not, that exceeds the limits.
-fn over_limits(bytes: &[u8], limits: Limits) -> Option<Status> {
+fn over_limits(bytes: &[u8], limits: RequestLimits) -> Option<HttpStatus> {
     if bytes.len() <= limits.line_bytes_max.min(limits.head_bytes_max) {
         return None;
     }
     let line = bytes.iter().take(limits.line_bytes_max).position(|&b| b == b'\n');
     match line {
-        None if bytes.len() > limits.line_bytes_max => Some(Status::UriTooLong),
-        _ if bytes.len() > limits.head_bytes_max => Some(Status::HeaderFieldsTooLarge),
+        None if bytes.len() > limits.line_bytes_max => Some(HttpStatus::UriTooLong),
+        _ if bytes.len() > limits.head_bytes_max => Some(HttpStatus::HeaderFieldsTooLarge),
         _ => None,
     }
 }
 
 /// Returns the status for a head that httparse refuses.
-const fn blame(error: httparse::Error) -> Status {
+const fn parser_error_status(error: httparse::Error) -> HttpStatus {
     match error {
-        httparse::Error::TooManyHeaders => Status::HeaderFieldsTooLarge,
-        _ => Status::BadRequest,
+        httparse::Error::TooManyHeaders => HttpStatus::HeaderFieldsTooLarge,
+        _ => HttpStatus::BadRequest,
     }
 }
 
@@ -241,14 +243,14 @@ const fn blame(error: httparse::Error) -> Status {
 /// 1.1; another major version is refused with 505 (RFC 9110 section 2.5), anything else that is no
 /// version with 400 (RFC 9112 section 2.3). Returns `None` if the line is incomplete and may still
 /// become a later version.
-fn parse_version(bytes: &[u8]) -> Result<Option<Line<'_>>, Status> {
+fn parse_version(bytes: &[u8]) -> Result<Option<RequestLine<'_>>, HttpStatus> {
     const PATTERN: &[u8; 8] = b"HTTP/0.0";
     let feed = bytes.iter().position(|&b| b == b'\n');
     let line = &bytes[..feed.unwrap_or(bytes.len())];
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     let mut parts = line.splitn(3, |&b| b == b' ').map(core::str::from_utf8);
     let (Some(Ok(method)), Some(Ok(target))) = (parts.next(), parts.next()) else {
-        return Err(Status::BadRequest);
+        return Err(HttpStatus::BadRequest);
     };
     let version = parts.next().and_then(Result::ok).unwrap_or_default().as_bytes();
     let fits = version.iter().zip(PATTERN).all(|(&byte, &wanted)| {
@@ -259,28 +261,28 @@ fn parse_version(bytes: &[u8]) -> Result<Option<Line<'_>>, Status> {
         (Ordering::Less, None) if fits => Ok(None),
         (Ordering::Equal, None) if fits && later => Ok(None),
         (Ordering::Equal, Some(feed)) if fits && later => {
-            Ok(Some(Line { method, target, minor: 1, bytes: feed + 1 }))
+            Ok(Some(RequestLine { method, target, minor: 1, bytes: feed + 1 }))
         }
-        (Ordering::Equal, _) if fits => Err(Status::VersionNotSupported),
-        _ => Err(Status::BadRequest),
+        (Ordering::Equal, _) if fits => Err(HttpStatus::VersionNotSupported),
+        _ => Err(HttpStatus::BadRequest),
     }
 }
 
 /// Reads the fields behind a request line of a later version.
-fn parse_later<'h, 'b>(
-    line: Line<'b>,
+fn parse_later_minor<'h, 'b>(
+    line: RequestLine<'b>,
     bytes: &'b [u8],
     slots: &'h mut Vec<Header<'b>>,
-) -> Result<Option<Head<'h, 'b>>, Status> {
+) -> Result<Option<ParsedHead<'h, 'b>>, HttpStatus> {
     let target_ok = !line.target.is_empty() && line.target.bytes().all(|b| b.is_ascii_graphic());
     if line.method.is_empty() || !line.method.bytes().all(is_token) || !target_ok {
-        return Err(Status::BadRequest);
+        return Err(HttpStatus::BadRequest);
     }
     slots.resize(FIELDS_MAX, httparse::EMPTY_HEADER);
     match httparse::parse_headers(&bytes[line.bytes..], slots) {
         Ok(httparse::Status::Complete((len, fields))) => Ok(Some((line, fields, line.bytes + len))),
         Ok(httparse::Status::Partial) => Ok(None),
-        Err(error) => Err(blame(error)),
+        Err(error) => Err(parser_error_status(error)),
     }
 }
 
@@ -302,7 +304,7 @@ fn classify(method: &str) -> Method {
 
 /// The fields that matter for framing and conditions, collected so far.
 #[derive(Default)]
-struct Said {
+struct CollectedFields {
     hosts: u32,
     close: bool,
     keep_alive: bool,
@@ -322,29 +324,32 @@ enum TransferEncoding {
     Unframed,
 }
 
-fn check<'h, 'b>(line: &Line<'b>, fields: &'h [Header<'b>]) -> Result<Request<'h, 'b>, Status> {
-    let Line { method, target, minor, .. } = *line;
-    let mut said = Said::default();
+fn check_request<'h, 'b>(
+    line: &RequestLine<'b>,
+    fields: &'h [Header<'b>],
+) -> Result<HttpRequest<'h, 'b>, HttpStatus> {
+    let RequestLine { method, target, minor, .. } = *line;
+    let mut said = CollectedFields::default();
     for field in fields {
         said.take(field)?;
     }
     // RFC 9112 section 3.2: 400 for HTTP/1.1 without Host, and for several Host fields in any
     // version.
     if said.hosts > 1 || (said.hosts == 0 && minor >= 1) {
-        return Err(Status::BadRequest);
+        return Err(HttpStatus::BadRequest);
     }
     let content = match (said.transfer_encoding, said.content_length) {
-        (None, None | Some(0)) => Framing::None,
-        (None, Some(bytes)) => Framing::Length(bytes),
+        (None, None | Some(0)) => ContentFraming::None,
+        (None, Some(bytes)) => ContentFraming::Length(bytes),
         // RFC 9112 section 6.1: together with Content-Length it may be request smuggling, and
         // HTTP/1.0 does not have it.
-        (Some(_), Some(_)) => return Err(Status::BadRequest),
-        (Some(_), None) if minor == 0 => return Err(Status::BadRequest),
-        (Some(TransferEncoding::Chunked), None) => Framing::Chunked,
-        (Some(TransferEncoding::Unknown), None) => return Err(Status::NotImplemented),
-        (Some(TransferEncoding::Unframed), None) => return Err(Status::BadRequest),
+        (Some(_), Some(_)) => return Err(HttpStatus::BadRequest),
+        (Some(_), None) if minor == 0 => return Err(HttpStatus::BadRequest),
+        (Some(TransferEncoding::Chunked), None) => ContentFraming::Chunked,
+        (Some(TransferEncoding::Unknown), None) => return Err(HttpStatus::NotImplemented),
+        (Some(TransferEncoding::Unframed), None) => return Err(HttpStatus::BadRequest),
     };
-    Ok(Request {
+    Ok(HttpRequest {
         method: classify(method),
         name: method.as_bytes(),
         target: target.as_bytes(),
@@ -360,15 +365,15 @@ fn check<'h, 'b>(line: &Line<'b>, fields: &'h [Header<'b>]) -> Result<Request<'h
     })
 }
 
-impl Said {
-    fn take(&mut self, field: &Header<'_>) -> Result<(), Status> {
+impl CollectedFields {
+    fn take(&mut self, field: &Header<'_>) -> Result<(), HttpStatus> {
         let is = |name: &str| field.name.eq_ignore_ascii_case(name);
         // By length first: most fields of a browser are none of these.
         match field.name.len() {
             4 if is("host") => {
                 self.hosts += 1;
                 if !is_authority(field.value) {
-                    return Err(Status::BadRequest);
+                    return Err(HttpStatus::BadRequest);
                 }
             }
             6 if is("expect") => {
@@ -384,30 +389,30 @@ impl Said {
             }
             14 if is("content-length") => self.content_length(field.value)?,
             17 if is("transfer-encoding") => self.transfer_encoding(field.value),
-            5 if is("range") => self.mark(Field::Range),
-            7 if is("referer") => self.mark(Field::Referer),
-            8 if is("if-match") => self.mark(Field::IfMatch),
-            8 if is("if-range") => self.mark(Field::IfRange),
-            10 if is("user-agent") => self.mark(Field::UserAgent),
-            13 if is("if-none-match") => self.mark(Field::IfNoneMatch),
-            15 if is("accept-encoding") => self.mark(Field::AcceptEncoding),
-            17 if is("if-modified-since") => self.mark(Field::IfModifiedSince),
-            19 if is("if-unmodified-since") => self.mark(Field::IfUnmodifiedSince),
+            5 if is("range") => self.mark(KnownField::Range),
+            7 if is("referer") => self.mark(KnownField::Referer),
+            8 if is("if-match") => self.mark(KnownField::IfMatch),
+            8 if is("if-range") => self.mark(KnownField::IfRange),
+            10 if is("user-agent") => self.mark(KnownField::UserAgent),
+            13 if is("if-none-match") => self.mark(KnownField::IfNoneMatch),
+            15 if is("accept-encoding") => self.mark(KnownField::AcceptEncoding),
+            17 if is("if-modified-since") => self.mark(KnownField::IfModifiedSince),
+            19 if is("if-unmodified-since") => self.mark(KnownField::IfUnmodifiedSince),
             _ => {}
         }
         Ok(())
     }
 
-    const fn mark(&mut self, field: Field) {
+    const fn mark(&mut self, field: KnownField) {
         self.present |= 1 << field as u8;
     }
 
     /// RFC 9112 section 6.3: a list of equal numbers may count as one; everything else is an error.
-    fn content_length(&mut self, value: &[u8]) -> Result<(), Status> {
+    fn content_length(&mut self, value: &[u8]) -> Result<(), HttpStatus> {
         for item in value.split(|&b| b == b',').map(<[u8]>::trim_ascii) {
-            let length = decimal(item).ok_or(Status::BadRequest)?;
+            let length = decimal(item).ok_or(HttpStatus::BadRequest)?;
             if self.content_length.is_some_and(|before| before != length) {
-                return Err(Status::BadRequest);
+                return Err(HttpStatus::BadRequest);
             }
             self.content_length = Some(length);
         }

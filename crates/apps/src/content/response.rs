@@ -12,12 +12,12 @@ use base::{Duration, Instant, Prng};
 use bytes::{Bytes, BytesMut};
 use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
 
-use super::coding::Coding;
-use super::date::Clock;
-use super::fields::AddedField;
+use super::coding::ContentCoding;
+use super::date::HttpClock;
+use super::open_file::{OpenFile, put_type_field};
+use super::operator_fields::AddedField;
 use super::range::ByteRange;
-use super::resource::{OpenFile, put_type_field};
-use super::status::Status;
+use super::status::HttpStatus;
 
 /// Bytes of the shared buffer. A slow client pins the buffer that its head is in, so the buffer is
 /// small.
@@ -112,7 +112,7 @@ pub struct ErrorPage {
 pub(crate) struct Variant<'a> {
     /// The coding of the file, and the name from which its media type follows: the path without the
     /// coding's suffix.
-    pub(crate) coded: Option<(Coding, &'a [u8])>,
+    pub(crate) coded: Option<(ContentCoding, &'a [u8])>,
     /// The response depends on Accept-Encoding.
     pub(crate) varies: bool,
     /// Value of Cache-Control.
@@ -122,14 +122,14 @@ pub(crate) struct Variant<'a> {
 /// A response that was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
-    pub(crate) status: Status,
+    pub(crate) status: HttpStatus,
     pub(crate) close: bool,
     /// Bytes of content.
     pub(crate) body_bytes: u64,
     /// The file that the content comes from.
     pub(crate) file: Option<FileId>,
     /// The client said that this request is its last, and the request has no unread content.
-    pub(crate) parting: bool,
+    pub(crate) close_after_reply: bool,
 }
 
 /// Writer of responses.
@@ -138,11 +138,11 @@ pub(crate) struct Output {
     /// The pieces of the response that was written last.
     pub(crate) pieces: Vec<Piece>,
     buffer: BytesMut,
-    clock: Clock,
+    clock: HttpClock,
     /// Fields with their line ends that all responses have: over plain HTTP, and over TLS.
     fixed: [String; 2],
     /// `fixed` and the Date field.
-    common: [Vec<u8>; 2],
+    common_fields: [Vec<u8>; 2],
     /// Error pages: status, Content-Type and Content-Length fields, content.
     pages: Vec<(u16, String, Bytes)>,
     /// True if the response is sent over TLS.
@@ -165,9 +165,9 @@ impl Output {
         let mut output = Self {
             pieces: Vec::new(),
             buffer: BytesMut::with_capacity(BUFFER_BYTES),
-            clock: Clock::new(epoch),
+            clock: HttpClock::new(epoch),
             fixed,
-            common: Default::default(),
+            common_fields: Default::default(),
             pages: Vec::new(),
             secure: false,
             boundaries: Prng::new(seed),
@@ -181,7 +181,7 @@ impl Output {
         for field in fields {
             // Writing to a String cannot fail.
             let _ = write!(self.fixed[1], "{field}\r\n");
-            if field.may_be_in_the_clear() {
+            if field.allowed_without_tls() {
                 let _ = write!(self.fixed[0], "{field}\r\n");
             }
         }
@@ -208,19 +208,19 @@ impl Output {
     }
 
     /// Returns the clock from which Date is written.
-    pub(crate) const fn clock(&self) -> &Clock {
+    pub(crate) const fn clock(&self) -> &HttpClock {
         &self.clock
     }
 
     /// Writes a 200 with the whole file.
-    pub(crate) fn whole(
+    pub(crate) fn write_whole_file(
         &mut self,
         file: &OpenFile,
         variant: Variant<'_>,
         content: Content,
         persist: Persist,
     ) -> Plan {
-        self.begin(Status::Ok);
+        self.begin(HttpStatus::Ok);
         if variant.coded.is_none() {
             self.buffer.extend_from_slice(file.fields());
         } else {
@@ -228,21 +228,21 @@ impl Output {
             self.type_field(file, variant);
             self.buffer.extend_from_slice(file.fields_from_ranges());
         }
-        self.variant(variant);
+        self.write_variant_fields(variant);
         self.end(persist);
         let body_bytes = if content == Content::Sent { file.size } else { 0 };
         self.push_file(file.file, 0, body_bytes);
         Plan {
-            status: Status::Ok,
+            status: HttpStatus::Ok,
             close: persist == Persist::Close,
             body_bytes,
             file: Some(file.file),
-            parting: false,
+            close_after_reply: false,
         }
     }
 
     /// Writes a 206: one range as the content, or several as its parts (RFC 9110 section 15.3.7).
-    pub(crate) fn ranges(
+    pub(crate) fn write_ranges(
         &mut self,
         file: &OpenFile,
         variant: Variant<'_>,
@@ -251,49 +251,55 @@ impl Output {
     ) -> Plan {
         let body_bytes = match *ranges {
             [range] => {
-                self.begin(Status::PartialContent);
+                self.begin(HttpStatus::PartialContent);
                 let (start, last, size) = (range.start, range.last(), file.size);
                 self.field(format_args!("Content-Range: bytes {start}-{last}/{size}"));
                 self.field(format_args!("Content-Length: {}", range.len));
                 self.type_field(file, variant);
                 self.buffer.extend_from_slice(file.fields_from_ranges());
-                self.variant(variant);
+                self.write_variant_fields(variant);
                 self.end(persist);
                 self.push_file(file.file, range.start, range.len);
                 range.len
             }
-            _ => self.parts(file, variant, ranges, persist),
+            _ => self.write_multipart(file, variant, ranges, persist),
         };
-        let status = Status::PartialContent;
+        let status = HttpStatus::PartialContent;
         Plan {
             status,
             close: persist == Persist::Close,
             body_bytes,
             file: Some(file.file),
-            parting: false,
+            close_after_reply: false,
         }
     }
 
     /// Writes a 304: the client has this version (RFC 9110 section 15.4.5).
-    pub(crate) fn not_modified(
+    pub(crate) fn write_not_modified(
         &mut self,
         file: &OpenFile,
         variant: Variant<'_>,
         persist: Persist,
     ) -> Plan {
-        self.begin(Status::NotModified);
+        self.begin(HttpStatus::NotModified);
         self.buffer.extend_from_slice(file.validator_fields());
-        self.variant(Variant { coded: None, ..variant });
+        self.write_variant_fields(Variant { coded: None, ..variant });
         self.end(persist);
-        let status = Status::NotModified;
-        Plan { status, close: persist == Persist::Close, body_bytes: 0, file: None, parting: false }
+        let status = HttpStatus::NotModified;
+        Plan {
+            status,
+            close: persist == Persist::Close,
+            body_bytes: 0,
+            file: None,
+            close_after_reply: false,
+        }
     }
 
     /// Writes a response with any other status: its content is an error page or the status line's
     /// text.
-    pub(crate) fn text(
+    pub(crate) fn write_status_text(
         &mut self,
-        status: Status,
+        status: HttpStatus,
         extra: Extra<'_>,
         content: Content,
         persist: Persist,
@@ -321,7 +327,7 @@ impl Output {
             }
         }
         if let Some(at) = self.pages.iter().position(|(code, ..)| *code == status.code()) {
-            return self.page(at, status, content, persist);
+            return self.write_error_page(at, status, content, persist);
         }
         let text = match extra {
             Extra::NeedsTls => "400 Bad Request: a plain HTTP request was sent to an HTTPS port",
@@ -336,24 +342,42 @@ impl Output {
             self.buffer.extend_from_slice(b"\n");
             body_bytes = text.len() as u64 + 1;
         }
-        self.cut();
-        Plan { status, close: persist == Persist::Close, body_bytes, file: None, parting: false }
+        self.end_piece();
+        Plan {
+            status,
+            close: persist == Persist::Close,
+            body_bytes,
+            file: None,
+            close_after_reply: false,
+        }
     }
 
     /// Completes a response with an error page as its content.
-    fn page(&mut self, at: usize, status: Status, content: Content, persist: Persist) -> Plan {
+    fn write_error_page(
+        &mut self,
+        at: usize,
+        status: HttpStatus,
+        content: Content,
+        persist: Persist,
+    ) -> Plan {
         let (_, fields, page) = &self.pages[at];
         self.buffer.extend_from_slice(fields.as_bytes());
         let page = Some(page.clone()).filter(|page| content == Content::Sent && !page.is_empty());
         self.end(persist);
         let body_bytes = page.as_ref().map_or(0, |page| page.len() as u64);
         self.pieces.extend(page.map(Piece::Bytes));
-        Plan { status, close: persist == Persist::Close, body_bytes, file: None, parting: false }
+        Plan {
+            status,
+            close: persist == Persist::Close,
+            body_bytes,
+            file: None,
+            close_after_reply: false,
+        }
     }
 
     /// Writes a multipart/byteranges response (RFC 9110 section 14.6); returns the bytes of its
     /// content.
-    fn parts(
+    fn write_multipart(
         &mut self,
         file: &OpenFile,
         variant: Variant<'_>,
@@ -374,33 +398,33 @@ impl Output {
             let (start, last, size) = (range.start, range.last(), file.size);
             self.field(format_args!("Content-Range: bytes {start}-{last}/{size}\r\n"));
             body_bytes += self.buffer.len() as u64 + range.len;
-            self.cut();
+            self.end_piece();
             self.push_file(file.file, range.start, range.len);
         }
         self.field(format_args!("\r\n--{boundary}--"));
         body_bytes += self.buffer.len() as u64;
-        self.cut();
-        self.begin_head(Status::PartialContent);
+        self.end_piece();
+        self.begin_head(HttpStatus::PartialContent);
         self.field(format_args!("Content-Type: multipart/byteranges; boundary={boundary}"));
         self.field(format_args!("Content-Length: {body_bytes}"));
         self.buffer.extend_from_slice(file.fields_from_ranges());
-        self.variant(variant);
+        self.write_variant_fields(variant);
         self.end_fields(persist);
         self.pieces[0] = Piece::Bytes(self.buffer.split().freeze());
         body_bytes
     }
 
-    fn begin(&mut self, status: Status) {
+    fn begin(&mut self, status: HttpStatus) {
         self.pieces.clear();
         self.begin_head(status);
     }
 
-    fn begin_head(&mut self, status: Status) {
+    fn begin_head(&mut self, status: HttpStatus) {
         self.buffer.reserve(HEAD_BYTES);
         self.buffer.extend_from_slice(b"HTTP/1.1 ");
         self.buffer.extend_from_slice(status.line().as_bytes());
         self.buffer.extend_from_slice(b"\r\n");
-        self.buffer.extend_from_slice(&self.common[usize::from(self.secure)]);
+        self.buffer.extend_from_slice(&self.common_fields[usize::from(self.secure)]);
     }
 
     fn field(&mut self, line: std::fmt::Arguments<'_>) {
@@ -417,8 +441,8 @@ impl Output {
         }
     }
 
-    /// Writes the fields of `variant`.
-    fn variant(&mut self, variant: Variant<'_>) {
+    /// Writes the fields of `write_variant_fields`.
+    fn write_variant_fields(&mut self, variant: Variant<'_>) {
         if let Some((coding, _)) = variant.coded {
             self.field(format_args!("Content-Encoding: {}", coding.name()));
         }
@@ -440,11 +464,11 @@ impl Output {
 
     fn end(&mut self, persist: Persist) {
         self.end_fields(persist);
-        self.cut();
+        self.end_piece();
     }
 
     /// Turns the bytes written since the last cut into a piece.
-    fn cut(&mut self) {
+    fn end_piece(&mut self) {
         self.pieces.push(Piece::Bytes(self.buffer.split().freeze()));
     }
 
@@ -455,7 +479,7 @@ impl Output {
     }
 
     fn write_common(&mut self) {
-        for (common, fixed) in self.common.iter_mut().zip(&self.fixed) {
+        for (common, fixed) in self.common_fields.iter_mut().zip(&self.fixed) {
             common.clear();
             common.extend_from_slice(fixed.as_bytes());
             common.extend_from_slice(b"Date: ");

@@ -5,17 +5,17 @@
 //! request moves no alarm.
 
 use abi::{FileFault, FileId, Refusal};
-use base::{Alarms, Instant};
+use base::{DeadlineHeap, Instant};
 
 use super::Config;
-use super::answer::{Responder, Service};
-use super::connection::{Connection, Context, Fate};
-use super::files::{Opened, Waiter};
-use super::sockets::Sockets;
+use super::answer::{ListenerService, Responder};
+use super::connection::{ConnAction, HttpConnection, HttpConnectionEnv};
+use super::file_cache::{FileOpenOutcome, OpenWaiter};
+use super::sockets::ContentSockets;
 
 /// Event for which a connection is called.
 #[derive(Clone, Copy)]
-enum Cause {
+enum HttpConnectionEvent {
     Readiness,
     Opened(Result<(), FileFault>),
     Timeout,
@@ -23,31 +23,31 @@ enum Cause {
 }
 
 /// The content server, generic over the sockets.
-pub(crate) struct Server<I> {
+pub(crate) struct HttpServer<I> {
     pub(crate) responder: Responder,
     config: Config,
     /// Connections by their socket's index.
-    slots: Vec<Option<Connection<I>>>,
+    slots: Vec<Option<HttpConnection<I>>>,
     connections: usize,
-    deadlines: Alarms,
+    deadlines: DeadlineHeap,
     next_serial: u32,
     /// Results of opens for which HTTP/3 requests wait, by the request's serial number.
-    pub(crate) elsewhere: Vec<(u32, Result<(), FileFault>)>,
+    pub(crate) http3_open_results: Vec<(u32, Result<(), FileFault>)>,
 }
 
 /// Number of slots by which the table of connections grows.
 const GROW_SLOTS: usize = 1024;
 
-impl<I: Copy + Eq> Server<I> {
+impl<I: Copy + Eq> HttpServer<I> {
     pub(crate) fn new(config: Config) -> Self {
         Self {
             responder: Responder::new(&config),
             config,
             slots: Vec::new(),
             connections: 0,
-            deadlines: Alarms::default(),
+            deadlines: DeadlineHeap::default(),
             next_serial: 0,
-            elsewhere: Vec::new(),
+            http3_open_results: Vec::new(),
         }
     }
 
@@ -57,12 +57,12 @@ impl<I: Copy + Eq> Server<I> {
     }
 
     /// Handles a connection that was accepted by a listener of `service`.
-    pub(crate) fn handle_accepted<S: Sockets<Id = I>>(
+    pub(crate) fn handle_accepted<S: ContentSockets<Id = I>>(
         &mut self,
         now: Instant,
         host: &mut S,
         socket: I,
-        service: Service,
+        service: ListenerService,
     ) {
         let index = S::index(socket);
         let Ok(key) = u32::try_from(index) else { return };
@@ -81,18 +81,18 @@ impl<I: Copy + Eq> Server<I> {
             }
             self.slots.resize_with(index + 1, || None);
         }
-        let connection = Connection::new(socket, self.next_serial, service, now, &self.config);
+        let connection = HttpConnection::new(socket, self.next_serial, service, now, &self.config);
         self.next_serial = self.next_serial.wrapping_add(1);
         self.deadlines.set(key, connection.deadline);
         self.slots[index] = Some(connection);
         self.connections += 1;
         // The first request may have arrived already.
-        self.turn(now, host, index, Cause::Readiness);
+        self.dispatch(now, host, index, HttpConnectionEvent::Readiness);
         self.close_files(host);
     }
 
     /// Handles a change of a connection's readiness.
-    pub(crate) fn handle_socket<S: Sockets<Id = I>>(
+    pub(crate) fn handle_socket<S: ContentSockets<Id = I>>(
         &mut self,
         now: Instant,
         host: &mut S,
@@ -101,13 +101,13 @@ impl<I: Copy + Eq> Server<I> {
         let index = S::index(socket);
         let connection = self.slots.get(index).and_then(Option::as_ref);
         if connection.is_some_and(|connection| connection.socket == socket) {
-            self.turn(now, host, index, Cause::Readiness);
+            self.dispatch(now, host, index, HttpConnectionEvent::Readiness);
             self.close_files(host);
         }
     }
 
     /// Handles the end of an open.
-    pub(crate) fn handle_file<S: Sockets<Id = I>>(
+    pub(crate) fn handle_file<S: ContentSockets<Id = I>>(
         &mut self,
         now: Instant,
         host: &mut S,
@@ -115,12 +115,12 @@ impl<I: Copy + Eq> Server<I> {
     ) {
         let Some(result) = host.offload_fstat(file) else { return };
         match self.responder.file_opened(now, file, result) {
-            Opened::Resume(waiters, result) => self.resume(now, host, &waiters, result),
-            Opened::Again(path) => {
+            FileOpenOutcome::Resume(waiters, result) => self.resume(now, host, &waiters, result),
+            FileOpenOutcome::Reopen(path) => {
                 // Evicted handles are closed first: operations reach the device in this order.
                 self.close_files(host);
                 if let Some(file) = host.offload_open(&path) {
-                    self.responder.files.begin_again(&path, file);
+                    self.responder.files.begin_reopen(&path, file);
                 } else {
                     let waiters = self.responder.files.cancel(&path);
                     let full = FileFault::Refused(Refusal::TableFull);
@@ -128,23 +128,23 @@ impl<I: Copy + Eq> Server<I> {
                 }
             }
             // An open handle may have failed: the device was reset and no longer has the file.
-            Opened::Unknown if result.is_err() => self.responder.files.invalidate(file),
-            Opened::Unknown => {}
+            FileOpenOutcome::Unknown if result.is_err() => self.responder.files.invalidate(file),
+            FileOpenOutcome::Unknown => {}
         }
         self.close_files(host);
     }
 
     /// Makes every further response the last of its connection, and closes idle connections.
-    pub(crate) fn drain<S: Sockets<Id = I>>(&mut self, now: Instant, host: &mut S) {
+    pub(crate) fn drain<S: ContentSockets<Id = I>>(&mut self, now: Instant, host: &mut S) {
         self.config.requests_per_connection_max = 1;
         for index in 0..self.slots.len() {
-            self.turn(now, host, index, Cause::Drain);
+            self.dispatch(now, host, index, HttpConnectionEvent::Drain);
         }
         self.close_files(host);
     }
 
     /// Handles the deadlines that have passed.
-    pub(crate) fn handle_timeout<S: Sockets<Id = I>>(&mut self, now: Instant, host: &mut S) {
+    pub(crate) fn handle_timeout<S: ContentSockets<Id = I>>(&mut self, now: Instant, host: &mut S) {
         while let Some(key) = self.deadlines.pop(now) {
             let index = key as usize;
             let Some(connection) = self.slots.get_mut(index).and_then(Option::as_mut) else {
@@ -154,7 +154,7 @@ impl<I: Copy + Eq> Server<I> {
             if deadline > now {
                 self.deadlines.set(key, deadline);
             } else {
-                self.turn(now, host, index, Cause::Timeout);
+                self.dispatch(now, host, index, HttpConnectionEvent::Timeout);
             }
         }
         self.responder.files.handle_timeout(now);
@@ -168,37 +168,48 @@ impl<I: Copy + Eq> Server<I> {
         (next != Instant::FAR_FUTURE).then_some(next)
     }
 
-    fn resume<S: Sockets<Id = I>>(
+    fn resume<S: ContentSockets<Id = I>>(
         &mut self,
         now: Instant,
         host: &mut S,
-        waiters: &[Waiter],
+        waiters: &[OpenWaiter],
         result: Result<(), FileFault>,
     ) {
         for waiter in waiters {
             match *waiter {
-                Waiter::Request(serial) => self.elsewhere.push((serial, result)),
-                Waiter::Connection { index, serial } => {
+                OpenWaiter::Request(serial) => self.http3_open_results.push((serial, result)),
+                OpenWaiter::Connection { index, serial } => {
                     let connection = self.slots.get(index as usize).and_then(Option::as_ref);
                     if connection.is_some_and(|connection| connection.serial == serial) {
-                        self.turn(now, host, index as usize, Cause::Opened(result));
+                        self.dispatch(
+                            now,
+                            host,
+                            index as usize,
+                            HttpConnectionEvent::Opened(result),
+                        );
                     }
                 }
             }
         }
     }
 
-    fn turn<S: Sockets<Id = I>>(&mut self, now: Instant, host: &mut S, index: usize, cause: Cause) {
+    fn dispatch<S: ContentSockets<Id = I>>(
+        &mut self,
+        now: Instant,
+        host: &mut S,
+        index: usize,
+        cause: HttpConnectionEvent,
+    ) {
         let Some(connection) = self.slots.get_mut(index).and_then(Option::as_mut) else { return };
         let (responder, config) = (&mut self.responder, &self.config);
-        let mut cx = Context { now, host, responder, config };
+        let mut cx = HttpConnectionEnv { now, host, responder, config };
         let fate = match cause {
-            Cause::Readiness => connection.handle_readiness(&mut cx),
-            Cause::Opened(result) => connection.handle_opened(&mut cx, result),
-            Cause::Timeout => connection.handle_timeout(&mut cx),
-            Cause::Drain => connection.handle_drain(&mut cx),
+            HttpConnectionEvent::Readiness => connection.handle_readiness(&mut cx),
+            HttpConnectionEvent::Opened(result) => connection.handle_opened(&mut cx, result),
+            HttpConnectionEvent::Timeout => connection.handle_timeout(&mut cx),
+            HttpConnectionEvent::Drain => connection.handle_drain(&mut cx),
         };
-        if fate == Fate::Gone {
+        if fate == ConnAction::Closed {
             self.remove(index);
         } else if let Ok(key) = u32::try_from(index) {
             self.deadlines.set(key, connection.deadline);
@@ -208,14 +219,14 @@ impl<I: Copy + Eq> Server<I> {
     fn remove(&mut self, index: usize) {
         let Some(connection) = self.slots.get_mut(index).and_then(Option::take) else { return };
         self.connections -= 1;
-        connection.abandoned().for_each(|file| self.responder.files.unpin(file));
+        connection.pending_files().for_each(|file| self.responder.files.unpin(file));
         if let Ok(key) = u32::try_from(index) {
             self.deadlines.clear(key);
         }
     }
 
     /// Closes the files that the cache has dropped.
-    pub(crate) fn close_files<S: Sockets<Id = I>>(&mut self, host: &mut S) {
+    pub(crate) fn close_files<S: ContentSockets<Id = I>>(&mut self, host: &mut S) {
         while let Some(file) = self.responder.files.poll_close() {
             host.offload_close(file);
         }

@@ -10,7 +10,7 @@ use host::{Host, SendError, SocketId};
 use crate::connections::Connections;
 
 /// Connections, and files to send on them; see [`Host`] for the contract of each call.
-pub(crate) trait Sockets: Connections {
+pub(crate) trait ContentSockets: Connections {
     /// Begins to open a file; `None` if too many files are open.
     fn offload_open(&mut self, path: &[u8]) -> Option<FileId>;
     fn offload_fstat(&self, file: FileId) -> Option<Result<FileStat, FileFault>>;
@@ -25,7 +25,7 @@ pub(crate) trait Sockets: Connections {
     fn offload_close(&mut self, file: FileId);
 }
 
-impl Sockets for Host {
+impl ContentSockets for Host {
     fn offload_open(&mut self, path: &[u8]) -> Option<FileId> {
         Self::offload_open(self, path)
     }

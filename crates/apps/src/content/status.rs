@@ -2,7 +2,7 @@
 
 /// A status code (RFC 9110 section 15).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Status {
+pub(crate) enum HttpStatus {
     Ok,
     PartialContent,
     MovedPermanently,
@@ -27,7 +27,7 @@ pub(crate) enum Status {
     VersionNotSupported,
 }
 
-impl Status {
+impl HttpStatus {
     /// Returns the three digits as a number.
     pub(crate) const fn code(self) -> u16 {
         match self {
@@ -91,8 +91,12 @@ mod tests {
 
     #[test]
     fn line_begins_with_the_code() {
-        for status in [Status::Ok, Status::NotModified, Status::UriTooLong, Status::NotImplemented]
-        {
+        for status in [
+            HttpStatus::Ok,
+            HttpStatus::NotModified,
+            HttpStatus::UriTooLong,
+            HttpStatus::NotImplemented,
+        ] {
             assert!(status.line().starts_with(&status.code().to_string()));
         }
     }

@@ -1,6 +1,6 @@
 //! One end of an NVMe/TCP connection, with an optional TLS handshake before the first PDU.
 //!
-//! [`super::target`] and [`super::initiator`] own one [`Channel`] per connection and poll it after
+//! [`super::target`] and [`super::initiator`] own one [`NvmeChannel`] per connection and poll it after
 //! each notice about the socket. With a [`Handshake`], the channel takes TLS records off the plain
 //! connection one at a time, so that the first encrypted record after the handshake stays in the
 //! socket's receive buffer for the host's TLS, and sends the handshake's output. When the keys are
@@ -55,12 +55,12 @@ fn describe(alert: Option<u8>) -> String {
 
 /// Host NQN and subsystem NQN in the identity of the connection's pre-shared key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Identity {
+pub(super) struct NvmePskIdentity {
     pub(super) host: Nqn,
     pub(super) subsystem: Nqn,
 }
 
-impl Identity {
+impl NvmePskIdentity {
     /// Parses `NVMe1R01 HOSTNQN SUBNQN DIGEST`, or version 0, which has no digest (NVMe/TCP
     /// transport 1.0, section 3.6.1.3; TP8018).
     fn parse(text: &[u8]) -> Option<Self> {
@@ -71,26 +71,26 @@ impl Identity {
     }
 }
 
-enum Stage {
-    Shaking(Box<Shaking>),
+enum NvmeChannelState {
+    Handshaking(Box<ChannelHandshake>),
     /// An initiator without a handshake that has not received a byte yet.
-    Fresh,
+    AwaitingFirstByte,
     Open,
     /// No handshake could be created; the error has not been reported yet.
-    Without,
+    HandshakeUnavailable,
     Failed,
 }
 
 /// One end of an NVMe/TCP connection.
-pub(super) struct Channel {
+pub(super) struct NvmeChannel {
     /// Sends PDUs, after [`Incoming::Ready`].
     pub(super) transport: Transport,
-    stage: Stage,
-    identity: Option<Identity>,
+    stage: NvmeChannelState,
+    identity: Option<NvmePskIdentity>,
     insecure: Option<Insecure>,
 }
 
-impl core::fmt::Debug for Channel {
+impl core::fmt::Debug for NvmeChannel {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Channel").field("transport", &self.transport).finish_non_exhaustive()
     }
@@ -103,22 +103,28 @@ impl core::fmt::Debug for dyn Handshakes {
     }
 }
 
-impl Channel {
+impl NvmeChannel {
     /// Creates the initiator's end; `psk` creates its TLS handshake.
     pub(super) fn initiate(transport: Transport, psk: Option<&dyn Handshakes>) -> Self {
-        Self::new(transport, psk.map(Handshakes::client), Stage::Fresh)
+        Self::new(transport, psk.map(Handshakes::client), NvmeChannelState::AwaitingFirstByte)
     }
 
     /// Creates the target's end; `psk` creates its TLS handshake.
     pub(super) fn serve(transport: Transport, psk: Option<&dyn Handshakes>) -> Self {
-        Self::new(transport, psk.map(Handshakes::server), Stage::Open)
+        Self::new(transport, psk.map(Handshakes::server), NvmeChannelState::Open)
     }
 
-    fn new(transport: Transport, psk: Option<Option<Box<dyn Handshake>>>, without: Stage) -> Self {
+    fn new(
+        transport: Transport,
+        psk: Option<Option<Box<dyn Handshake>>>,
+        without: NvmeChannelState,
+    ) -> Self {
         let stage = match psk {
             None => without,
-            Some(None) => Stage::Without,
-            Some(Some(handshake)) => Stage::Shaking(Box::new(Shaking::new(handshake))),
+            Some(None) => NvmeChannelState::HandshakeUnavailable,
+            Some(Some(handshake)) => {
+                NvmeChannelState::Handshaking(Box::new(ChannelHandshake::new(handshake)))
+            }
         };
         Self { transport, stage, identity: None, insecure: None }
     }
@@ -128,12 +134,12 @@ impl Channel {
     }
 
     /// Returns whether the TLS handshake is in progress.
-    pub(super) const fn is_shaking(&self) -> bool {
-        matches!(self.stage, Stage::Shaking(_))
+    pub(super) const fn is_handshaking(&self) -> bool {
+        matches!(self.stage, NvmeChannelState::Handshaking(_))
     }
 
     /// Returns the identity of the connection's pre-shared key; `None` if it has none.
-    pub(super) const fn identity(&self) -> Option<&Identity> {
+    pub(super) const fn identity(&self) -> Option<&NvmePskIdentity> {
         self.identity.as_ref()
     }
 
@@ -145,41 +151,45 @@ impl Channel {
     /// Returns the next event of the connection, as [`Transport::poll`] does.
     pub(super) fn poll(&mut self, now: Instant, host: &mut Host) -> Option<Incoming> {
         match &mut self.stage {
-            Stage::Open => self.transport.poll(now, host),
-            Stage::Shaking(shaking) => match shaking.turn(now, host, self.transport.socket()) {
-                Ok(None) => None,
-                Ok(Some(agreed)) => self.secure(now, host, &agreed),
-                Err(lost) => Some(self.fail(host, lost)),
-            },
-            Stage::Fresh => {
+            NvmeChannelState::Open => self.transport.poll(now, host),
+            NvmeChannelState::Handshaking(shaking) => {
+                match shaking.run(now, host, self.transport.socket()) {
+                    Ok(None) => None,
+                    Ok(Some(agreed)) => self.attach_tls(now, host, &agreed),
+                    Err(lost) => Some(self.fail(host, lost)),
+                }
+            }
+            NvmeChannelState::AwaitingFirstByte => {
                 let first = host.peek(self.socket()).first().copied();
                 if first.is_some_and(is_record) {
-                    return Some(self.fail(host, Lost::Insecure(Insecure::Tls)));
+                    return Some(self.fail(host, HandshakeEnd::Insecure(Insecure::Tls)));
                 }
                 if first.is_some() {
-                    self.stage = Stage::Open;
+                    self.stage = NvmeChannelState::Open;
                 }
                 self.transport.poll(now, host)
             }
-            Stage::Without => Some(self.fail(host, Lost::Insecure(Insecure::Handshake(None)))),
-            Stage::Failed => None,
+            NvmeChannelState::HandshakeUnavailable => {
+                Some(self.fail(host, HandshakeEnd::Insecure(Insecure::Handshake(None))))
+            }
+            NvmeChannelState::Failed => None,
         }
     }
 
     /// Switches the socket to TLS with the agreed keys; PDUs begin.
-    fn secure(&mut self, now: Instant, host: &mut Host, agreed: &Agreed) -> Option<Incoming> {
+    fn attach_tls(&mut self, now: Instant, host: &mut Host, agreed: &Agreed) -> Option<Incoming> {
         let attached = host.attach_tls(now, self.socket(), &agreed.keys).is_ok();
-        match Identity::parse(&agreed.identity).filter(|_| attached) {
+        match NvmePskIdentity::parse(&agreed.identity).filter(|_| attached) {
             Some(identity) => {
-                (self.identity, self.stage) = (Some(identity), Stage::Open);
+                (self.identity, self.stage) = (Some(identity), NvmeChannelState::Open);
                 self.transport.poll(now, host)
             }
-            None => Some(self.fail(host, Lost::Insecure(Insecure::Handshake(None)))),
+            None => Some(self.fail(host, HandshakeEnd::Insecure(Insecure::Handshake(None)))),
         }
     }
 
-    fn fail(&mut self, host: &mut Host, lost: Lost) -> Incoming {
-        self.stage = Stage::Failed;
+    fn fail(&mut self, host: &mut Host, lost: HandshakeEnd) -> Incoming {
+        self.stage = NvmeChannelState::Failed;
         // Closing a socket with unread data sends a reset, and our alert would be lost (RFC 2525
         // section 2.17).
         loop {
@@ -190,17 +200,17 @@ impl Channel {
             host.consume(self.socket(), len);
         }
         Incoming::Ended(match lost {
-            Lost::Insecure(why) => {
+            HandshakeEnd::Insecure(why) => {
                 self.insecure = Some(why);
                 Ended::Lost(SocketError::TlsHandshake)
             }
-            Lost::Connection(ended) => ended,
+            HandshakeEnd::Connection(ended) => ended,
         })
     }
 }
 
 /// Reason for which a handshake ended early.
-enum Lost {
+enum HandshakeEnd {
     Insecure(Insecure),
     Connection(Ended),
 }
@@ -211,50 +221,57 @@ const fn is_record(first: u8) -> bool {
 }
 
 /// A handshake in progress.
-struct Shaking {
+struct ChannelHandshake {
     handshake: Box<dyn Handshake>,
-    begun: bool,
+    started: bool,
     /// Complete records that the handshake has not consumed, and the beginning of the next one.
-    came: Vec<u8>,
-    /// Offset in `came` of the record that is being received.
-    record: usize,
+    received: Vec<u8>,
+    /// Offset in `received` of the record that is being received.
+    record_at: usize,
     /// Bytes received so far.
-    total: usize,
+    received_bytes: usize,
     /// Description of the peer's plaintext alert.
     alert: Option<u8>,
 }
 
-impl Shaking {
+impl ChannelHandshake {
     fn new(handshake: Box<dyn Handshake>) -> Self {
-        Self { handshake, begun: false, came: Vec::new(), record: 0, total: 0, alert: None }
+        Self {
+            handshake,
+            started: false,
+            received: Vec::new(),
+            record_at: 0,
+            received_bytes: 0,
+            alert: None,
+        }
     }
 
     /// Feeds received records to the handshake and sends its output. Returns the result once the
     /// handshake is complete.
-    fn turn(
+    fn run(
         &mut self,
         now: Instant,
         host: &mut Host,
         socket: SocketId,
-    ) -> Result<Option<Box<Agreed>>, Lost> {
+    ) -> Result<Option<Box<Agreed>>, HandshakeEnd> {
         let ready = host.readiness(socket);
-        if !self.begun && (ready.writable || ready.readable) {
-            self.begun = true;
+        if !self.started && (ready.writable || ready.readable) {
+            self.started = true;
             if let Some(agreed) = self.advance(now, host, socket)? {
                 return Ok(Some(agreed));
             }
         }
-        while self.begun && self.take_record(now, host, socket)? {
+        while self.started && self.take_record(now, host, socket)? {
             if let Some(agreed) = self.advance(now, host, socket)? {
                 return Ok(Some(agreed));
             }
         }
         // Bytes received before the end were processed above.
         if let Some(error) = ready.error {
-            return Err(Lost::Connection(Ended::Lost(error)));
+            return Err(HandshakeEnd::Connection(Ended::Lost(error)));
         }
         if host.readiness(socket).peer_closed {
-            return Err(Lost::Connection(Ended::Closed));
+            return Err(HandshakeEnd::Connection(Ended::Closed));
         }
         Ok(None)
     }
@@ -265,37 +282,37 @@ impl Shaking {
         now: Instant,
         host: &mut Host,
         socket: SocketId,
-    ) -> Result<bool, Lost> {
+    ) -> Result<bool, HandshakeEnd> {
         loop {
             let bytes = host.peek(socket);
-            let begun = self.came.get(self.record).or_else(|| bytes.first()).copied();
+            let begun = self.received.get(self.record_at).or_else(|| bytes.first()).copied();
             if begun.is_some_and(|first| !is_record(first)) {
                 self.send_alert(now, host, socket, UNEXPECTED_MESSAGE);
-                return Err(Lost::Insecure(Insecure::Plain));
+                return Err(HandshakeEnd::Insecure(Insecure::Plain));
             }
-            let wanted = self.wanted();
+            let wanted = self.missing_bytes();
             if wanted == 0 {
-                self.note_alert();
-                self.record = self.came.len();
+                self.record_alert();
+                self.record_at = self.received.len();
                 return Ok(true);
             }
             let Some(some) = bytes.get(..wanted.min(bytes.len())).filter(|b| !b.is_empty()) else {
                 return Ok(false);
             };
             let len = some.len();
-            self.total += len;
-            if self.total > HANDSHAKE_BYTES_MAX || wanted > RECORD_BYTES_MAX_13 {
+            self.received_bytes += len;
+            if self.received_bytes > HANDSHAKE_BYTES_MAX || wanted > RECORD_BYTES_MAX_13 {
                 self.send_alert(now, host, socket, RECORD_OVERFLOW);
-                return Err(Lost::Insecure(Insecure::Handshake(None)));
+                return Err(HandshakeEnd::Insecure(Insecure::Handshake(None)));
             }
-            self.came.extend_from_slice(some);
+            self.received.extend_from_slice(some);
             host.consume(socket, len);
         }
     }
 
     /// Returns the number of bytes missing from the record, or from its header.
-    fn wanted(&self) -> usize {
-        let record = self.came.get(self.record..).unwrap_or_default();
+    fn missing_bytes(&self) -> usize {
+        let record = self.received.get(self.record_at..).unwrap_or_default();
         match record.first_chunk::<HEADER_BYTES>() {
             Some(&[_, _, _, high, low]) => {
                 let len = HEADER_BYTES + usize::from(u16::from_be_bytes([high, low]));
@@ -306,8 +323,8 @@ impl Shaking {
     }
 
     /// Keeps the description of an alert that is not encrypted.
-    fn note_alert(&mut self) {
-        if let Some(&[content::ALERT, _, _, 0, 2, _, code]) = self.came.get(self.record..) {
+    fn record_alert(&mut self) {
+        if let Some(&[content::ALERT, _, _, 0, 2, _, code]) = self.received.get(self.record_at..) {
             self.alert = Some(code);
         }
     }
@@ -318,21 +335,21 @@ impl Shaking {
         now: Instant,
         host: &mut Host,
         socket: SocketId,
-    ) -> Result<Option<Box<Agreed>>, Lost> {
+    ) -> Result<Option<Box<Agreed>>, HandshakeEnd> {
         let mut out = Vec::new();
-        let progress = self.handshake.advance(&self.came, &mut out);
+        let progress = self.handshake.advance(&self.received, &mut out);
         let len = out.len();
         let sent = len == 0 || host.send(now, socket, Bytes::from(out)) == Ok(len);
-        let failed = Lost::Insecure(Insecure::Handshake(self.alert));
+        let failed = HandshakeEnd::Insecure(Insecure::Handshake(self.alert));
         let (used, agreed) = match progress {
             Progress::More { used } => (used, None),
             Progress::Done { used, agreed } => (used, Some(agreed)),
             Progress::Failed { .. } => return Err(failed),
         };
-        self.came.drain(..used.min(self.came.len()));
-        self.record = self.came.len();
+        self.received.drain(..used.min(self.received.len()));
+        self.record_at = self.received.len();
         // Handshake records left over here would be missing from the socket's TLS stream.
-        if !sent || (agreed.is_some() && !self.came.is_empty()) {
+        if !sent || (agreed.is_some() && !self.received.is_empty()) {
             return Err(failed);
         }
         Ok(agreed)

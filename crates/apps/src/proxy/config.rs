@@ -192,7 +192,7 @@ pub struct Listener {
 
 /// Reason for which a listener cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unopenable {
+pub struct ListenerError {
     /// Its address, if it has one.
     pub addr: Option<IpAddr>,
     /// Its port.
@@ -201,7 +201,7 @@ pub struct Unopenable {
     pub overlaps: bool,
 }
 
-impl core::fmt::Display for Unopenable {
+impl core::fmt::Display for ListenerError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str("cannot listen on ")?;
         match self.addr {
@@ -224,9 +224,9 @@ impl core::fmt::Display for Unopenable {
 pub fn check_listeners(
     listeners: &[Listener],
     is_ours: impl Fn(IpAddr) -> bool,
-) -> Result<(), Unopenable> {
+) -> Result<(), ListenerError> {
     for (index, l) in listeners.iter().enumerate() {
-        let unopenable = |overlaps| Unopenable { addr: l.addr, port: l.port, overlaps };
+        let unopenable = |overlaps| ListenerError { addr: l.addr, port: l.port, overlaps };
         if l.port == 0 || l.addr.is_some_and(|addr| !is_ours(addr)) {
             return Err(unopenable(false));
         }
@@ -302,7 +302,8 @@ impl Table {
             let new = fresh.iter().position(same).map(|at| fresh.remove(at));
             wanted.push(new.is_some());
             next.listeners.push(new.unwrap_or_else(|| Listener {
-                routes: old.routes.iter().filter_map(|route| route.moved(place)).collect(),
+                routes:
+                    old.routes.iter().filter_map(|route| route.with_pool_index(place)).collect(),
                 default: old.default.and_then(place),
                 ..old.clone()
             }));
@@ -314,7 +315,7 @@ impl Table {
 }
 
 impl Route {
-    fn moved(&self, place: impl Fn(usize) -> Option<usize>) -> Option<Self> {
+    fn with_pool_index(&self, place: impl Fn(usize) -> Option<usize>) -> Option<Self> {
         place(self.pool).map(|pool| Self { pool, ..self.clone() })
     }
 }

@@ -11,16 +11,16 @@ mod target;
 
 use wire::Endpoint;
 
-use self::fields::{Forwarding, Kind, Options};
-use self::target::{Authority, Target};
+use self::fields::{ConnectionOptions, ForwardingField, HeaderFieldKind};
+use self::target::{Authority, ForwardedTarget};
 use super::config::{HashBy, HeaderPolicy, Insert, Limits, Listener};
 use super::maglev::hash_name;
 use super::route;
-use crate::content::request::{self, Parsed, Request, decimal};
-use crate::content::status::Status;
+use crate::content::request::{self, HttpRequest, ParsedRequest, decimal};
+use crate::content::status::HttpStatus;
 
 /// Facts about a request besides its bytes.
-pub(crate) struct Circumstances<'a> {
+pub(crate) struct ProxyRequestEnv<'a> {
     pub(crate) listener: &'a Listener,
     pub(crate) limits: &'a Limits,
     /// Remote and local address of the client's connection.
@@ -32,7 +32,7 @@ pub(crate) struct Circumstances<'a> {
 
 /// Action on a request.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Decision {
+pub(crate) enum ProxyDecision {
     /// Send `head` to a backend of `pool`.
     Forward {
         pool: usize,
@@ -43,56 +43,58 @@ pub(crate) enum Decision {
         is_head: bool,
     },
     /// Respond with this status and close.
-    Refuse { status: Status, is_head: bool },
+    Refuse { status: HttpStatus, is_head: bool },
 }
 
 /// Decides about one head.
-pub(crate) fn decide(bytes: &[u8], about: &Circumstances<'_>) -> Decision {
-    let limits = request::Limits {
+pub(crate) fn decide(bytes: &[u8], about: &ProxyRequestEnv<'_>) -> ProxyDecision {
+    let limits = request::RequestLimits {
         head_bytes_max: about.limits.head_bytes_max,
         line_bytes_max: about.limits.request_line_bytes_max,
     };
     let mut slots = request::slots();
     let request = match request::parse(bytes, &mut slots, limits) {
         // Caller and parser must agree on the end of the head.
-        Parsed::Complete(request, head_bytes) if head_bytes == bytes.len() => request,
-        Parsed::Refused { status, head } => return Decision::Refuse { status, is_head: head },
+        ParsedRequest::Complete(request, head_bytes) if head_bytes == bytes.len() => request,
+        ParsedRequest::Refused { status, head } => {
+            return ProxyDecision::Refuse { status, is_head: head };
+        }
         // Cannot occur: a complete head comes here, so the parser accepts or refuses it.
-        Parsed::Incomplete | Parsed::Complete(..) => {
-            return Decision::Refuse { status: Status::BadRequest, is_head: false };
+        ParsedRequest::Incomplete | ParsedRequest::Complete(..) => {
+            return ProxyDecision::Refuse { status: HttpStatus::BadRequest, is_head: false };
         }
     };
     let is_head = request.name == b"HEAD";
-    let message = match Message::of(&request, about.listener) {
+    let message = match ForwardedRequest::of(&request, about.listener) {
         Ok(message) => message,
-        Err(status) => return Decision::Refuse { status, is_head },
+        Err(status) => return ProxyDecision::Refuse { status, is_head },
     };
-    let name = route::name_of(message.host.as_ref().map_or(b"", Authority::host));
+    let name = route::normalized_host(message.host.as_ref().map_or(b"", Authority::host));
     let mut path = Vec::with_capacity(request.target.len() + 1);
     message.target.write(&mut path);
     let path = String::from_utf8_lossy(&path);
-    match route::find(about.listener, &name, &path) {
+    match route::find_pool(about.listener, &name, &path) {
         Some(pool) => {
             let hash = (!name.is_empty()).then(|| hash_name(name.as_bytes()));
-            Decision::Forward { pool, head: message.write(about), hash, is_head }
+            ProxyDecision::Forward { pool, head: message.write(about), hash, is_head }
         }
-        None => Decision::Refuse { status: Status::NotFound, is_head },
+        None => ProxyDecision::Refuse { status: HttpStatus::NotFound, is_head },
     }
 }
 
 /// Framing of the content for the backend (RFC 9112 section 6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Framing {
+enum ForwardedFraming {
     /// No content, and no field that frames it.
     Absent,
     Length(u64),
     Chunked,
 }
 
-impl Framing {
+impl ForwardedFraming {
     /// Reads the framing fields more strictly than the parser does: ambiguous values that the
     /// parser accepts are refused.
-    fn of(request: &Request<'_, '_>) -> Result<Self, Status> {
+    fn of(request: &HttpRequest<'_, '_>) -> Result<Self, HttpStatus> {
         let all = |name: &'static str| {
             let fields = request.fields().iter();
             fields.filter(move |f| f.name.eq_ignore_ascii_case(name)).map(|f| f.value)
@@ -100,70 +102,72 @@ impl Framing {
         let mut codings = all("transfer-encoding").flat_map(fields::list);
         let mut lengths = all("content-length").flat_map(|value| value.split(|&b| b == b','));
         if all("transfer-encoding").next().is_some() {
-            let coding = codings.next().ok_or(Status::BadRequest)?;
+            let coding = codings.next().ok_or(HttpStatus::BadRequest)?;
             if codings.next().is_some() || lengths.next().is_some() || request.minor == 0 {
-                return Err(Status::BadRequest);
+                return Err(HttpStatus::BadRequest);
             }
             let is_chunked = coding.eq_ignore_ascii_case(b"chunked");
-            return is_chunked.then_some(Self::Chunked).ok_or(Status::NotImplemented);
+            return is_chunked.then_some(Self::Chunked).ok_or(HttpStatus::NotImplemented);
         }
         let number = |text: &[u8]| {
             // Many servers use signed 64-bit integers.
             decimal(text.trim_ascii()).filter(|n| i64::try_from(*n).is_ok())
         };
         let Some(first) = lengths.next() else { return Ok(Self::Absent) };
-        let length = number(first).ok_or(Status::BadRequest)?;
+        let length = number(first).ok_or(HttpStatus::BadRequest)?;
         let agree = lengths.all(|other| number(other) == Some(length));
-        if agree { Ok(Self::Length(length)) } else { Err(Status::BadRequest) }
+        if agree { Ok(Self::Length(length)) } else { Err(HttpStatus::BadRequest) }
     }
 }
 
 /// A request as it is forwarded.
-struct Message<'r, 'h, 'b> {
-    request: &'r Request<'h, 'b>,
-    target: Target<'b>,
+struct ForwardedRequest<'r, 'h, 'b> {
+    request: &'r HttpRequest<'h, 'b>,
+    target: ForwardedTarget<'b>,
     /// `None` in HTTP/1.0 only.
     host: Option<Authority<'b>>,
-    framing: Framing,
-    options: Options<'b>,
+    framing: ForwardedFraming,
+    options: ConnectionOptions<'b>,
 }
 
-impl<'r, 'h, 'b> Message<'r, 'h, 'b> {
+impl<'r, 'h, 'b> ForwardedRequest<'r, 'h, 'b> {
     /// Checks a request and extracts its parts.
     ///
     /// # Errors
     /// The status that refuses the request.
-    fn of(request: &'r Request<'h, 'b>, listener: &Listener) -> Result<Self, Status> {
+    fn of(request: &'r HttpRequest<'h, 'b>, listener: &Listener) -> Result<Self, HttpStatus> {
         // RFC 9110 section 9.3.6: a reverse proxy opens no tunnels to addresses from clients.
         if request.name == b"CONNECT" {
-            return Err(Status::MethodNotAllowed);
+            return Err(HttpStatus::MethodNotAllowed);
         }
         if request.unknown_expectation {
-            return Err(Status::ExpectationFailed);
+            return Err(HttpStatus::ExpectationFailed);
         }
-        let (target, authority) =
-            Target::parse(request.name, request.target).map_err(|_| Status::BadRequest)?;
+        let (target, authority) = ForwardedTarget::parse(request.name, request.target)
+            .map_err(|_| HttpStatus::BadRequest)?;
         let field = request.fields().iter().find(|f| f.name.eq_ignore_ascii_case("host"));
         let host = field.map(|field| Authority::parse(field.value)).transpose();
-        let host = host.map_err(|_| Status::BadRequest)?;
-        let options = Options::of(request.fields()).map_err(|_| Status::BadRequest)?;
+        let host = host.map_err(|_| HttpStatus::BadRequest)?;
+        let options =
+            ConnectionOptions::of(request.fields()).map_err(|_| HttpStatus::BadRequest)?;
         let message = Self {
             request,
             target,
             // RFC 9112 section 3.2.2: the authority of the absolute form replaces Host.
             host: authority.or(host),
-            framing: Framing::of(request)?,
+            framing: ForwardedFraming::of(request)?,
             options,
         };
         let is_joined = listener.insert.forwarded && listener.policy == HeaderPolicy::Append;
-        if is_joined && !message.values(Forwarding::Forwarded, listener).all(is_quoted_well) {
-            return Err(Status::BadRequest);
+        if is_joined && !message.values(ForwardingField::Forwarded, listener).all(quotes_are_closed)
+        {
+            return Err(HttpStatus::BadRequest);
         }
         Ok(message)
     }
 
     /// Generates the head for the backend.
-    fn write(&self, about: &Circumstances<'_>) -> Vec<u8> {
+    fn write(&self, about: &ProxyRequestEnv<'_>) -> Vec<u8> {
         let mut out = Vec::with_capacity(1024);
         out.extend_from_slice(self.request.name);
         out.push(b' ');
@@ -175,14 +179,16 @@ impl<'r, 'h, 'b> Message<'r, 'h, 'b> {
             host.write(&mut out);
             out.extend_from_slice(b"\r\n");
         }
-        for field in self.request.fields().iter().filter(|f| self.passes(f.name, about.listener)) {
+        for field in
+            self.request.fields().iter().filter(|f| self.is_passed_on(f.name, about.listener))
+        {
             write_field(&mut out, field.name, [field.value].into_iter());
         }
         // Writing to a Vec cannot fail.
         let _ = match self.framing {
-            Framing::Absent => Ok(()),
-            Framing::Length(length) => write_text(&mut out, "Content-Length", &length),
-            Framing::Chunked => write_text(&mut out, "Transfer-Encoding", &"chunked"),
+            ForwardedFraming::Absent => Ok(()),
+            ForwardedFraming::Length(length) => write_text(&mut out, "Content-Length", &length),
+            ForwardedFraming::Chunked => write_text(&mut out, "Transfer-Encoding", &"chunked"),
         };
         self.write_forwarding(&mut out, about);
         self.write_connection(&mut out, about.listener);
@@ -191,13 +197,13 @@ impl<'r, 'h, 'b> Message<'r, 'h, 'b> {
     }
 
     /// Returns whether a field is passed on at its position.
-    fn passes(&self, name: &str, listener: &Listener) -> bool {
+    fn is_passed_on(&self, name: &str, listener: &Listener) -> bool {
         let is_kept = match fields::kind(name) {
-            Kind::EndToEnd => true,
-            Kind::Generated | Kind::Dropped => false,
+            HeaderFieldKind::EndToEnd => true,
+            HeaderFieldKind::Generated | HeaderFieldKind::Dropped => false,
             // Fields to which the proxy adds values are written as one line, after all others.
-            Kind::Forwarding(field) => {
-                !is_inserted(field, listener.insert) && is_believed(field, listener.policy)
+            HeaderFieldKind::Forwarding(field) => {
+                !is_inserted(field, listener.insert) && is_trusted_field(field, listener.policy)
             }
         };
         is_kept && !self.options.has(name.as_bytes())
@@ -206,30 +212,30 @@ impl<'r, 'h, 'b> Message<'r, 'h, 'b> {
     /// Returns the client's values of a field to which the proxy adds one, if they are trusted.
     fn values(
         &self,
-        field: Forwarding,
+        field: ForwardingField,
         listener: &Listener,
     ) -> impl Iterator<Item = &'b [u8]> + use<'_, 'b> {
         // X-Forwarded-Proto is no list: a forged value of the client would be read before the
         // proxy's.
-        let is_list = field != Forwarding::XForwardedProto;
-        let is_believed = is_list && is_believed(field, listener.policy);
+        let is_list = field != ForwardingField::XForwardedProto;
+        let is_believed = is_list && is_trusted_field(field, listener.policy);
         let fields = self.request.fields().iter();
-        let same = move |name| fields::kind(name) == Kind::Forwarding(field);
+        let same = move |name| fields::kind(name) == HeaderFieldKind::Forwarding(field);
         fields.filter(move |f| is_believed && same(f.name)).map(|f| f.value)
     }
 
-    fn write_forwarding(&self, out: &mut Vec<u8>, about: &Circumstances<'_>) {
+    fn write_forwarding(&self, out: &mut Vec<u8>, about: &ProxyRequestEnv<'_>) {
         let (listener, client) = (about.listener, about.client.addr);
         let insert = listener.insert;
-        let mut add = |field: Forwarding, name: &str, ours: &str| {
+        let mut add = |field: ForwardingField, name: &str, ours: &str| {
             let theirs = self.values(field, listener).filter(|value| !value.is_empty());
             write_field(out, name, theirs.chain([ours.as_bytes()]));
         };
         if insert.x_forwarded_for {
-            add(Forwarding::XForwardedFor, "X-Forwarded-For", &client.to_string());
+            add(ForwardingField::XForwardedFor, "X-Forwarded-For", &client.to_string());
         }
         if insert.x_forwarded_proto {
-            add(Forwarding::XForwardedProto, "X-Forwarded-Proto", "http");
+            add(ForwardingField::XForwardedProto, "X-Forwarded-Proto", "http");
         }
         if insert.forwarded {
             // RFC 7239 section 6: an IPv6 address is in brackets, and quoted.
@@ -238,11 +244,11 @@ impl<'r, 'h, 'b> Message<'r, 'h, 'b> {
                 core::net::IpAddr::V6(v6) => format!("\"[{v6}]\""),
             };
             let ours = format!("for={};by={};proto=http", node(client), node(about.local.addr));
-            add(Forwarding::Forwarded, "Forwarded", &ours);
+            add(ForwardingField::Forwarded, "Forwarded", &ours);
         }
         if insert.via {
             let ours = format!("1.{} {}", self.request.minor.min(1), about.name);
-            add(Forwarding::Via, "Via", &ours);
+            add(ForwardingField::Via, "Via", &ours);
         }
     }
 
@@ -280,28 +286,28 @@ impl<'r, 'h, 'b> Message<'r, 'h, 'b> {
 }
 
 /// Returns whether the proxy adds a value to a field.
-const fn is_inserted(field: Forwarding, insert: Insert) -> bool {
+const fn is_inserted(field: ForwardingField, insert: Insert) -> bool {
     match field {
-        Forwarding::XForwardedFor => insert.x_forwarded_for,
-        Forwarding::XForwardedProto => insert.x_forwarded_proto,
-        Forwarding::Forwarded => insert.forwarded,
-        Forwarding::Via => insert.via,
-        Forwarding::Other => false,
+        ForwardingField::XForwardedFor => insert.x_forwarded_for,
+        ForwardingField::XForwardedProto => insert.x_forwarded_proto,
+        ForwardingField::Forwarded => insert.forwarded,
+        ForwardingField::Via => insert.via,
+        ForwardingField::Other => false,
     }
 }
 
 /// Returns whether the client's value of a field is passed on. Via names the proxies on the way,
 /// and servers use it only to detect loops.
-fn is_believed(field: Forwarding, policy: HeaderPolicy) -> bool {
+fn is_trusted_field(field: ForwardingField, policy: HeaderPolicy) -> bool {
     match field {
-        Forwarding::Via => true,
+        ForwardingField::Via => true,
         _ => policy == HeaderPolicy::Append,
     }
 }
 
 /// Returns whether each quoted string is closed (RFC 9110 section 5.6.4): an unclosed one would
 /// include the value that the proxy adds to the list.
-fn is_quoted_well(value: &[u8]) -> bool {
+fn quotes_are_closed(value: &[u8]) -> bool {
     let (mut quoted, mut bytes) = (false, value.iter());
     while let Some(byte) = bytes.next() {
         match byte {
@@ -336,7 +342,7 @@ fn write_text(
 
 /// Returns the hash by which a backend is chosen: that of the name, or that of the client's
 /// address.
-pub(crate) const fn key(by: HashBy, source: u64, name: Option<u64>) -> u64 {
+pub(crate) const fn balance_hash(by: HashBy, source: u64, name: Option<u64>) -> u64 {
     match (by, name) {
         (HashBy::Host, Some(name)) => name,
         _ => source,

@@ -24,19 +24,19 @@ const FLOW_KEYS: (u64, u64) = (0x6f75_7462_6f61_7264, 3);
 
 /// The table: the index of a member for each hash.
 #[derive(Clone, Debug)]
-pub(crate) struct Maglev {
+pub(crate) struct MaglevTable {
     /// Empty if there are no members.
     entries: Vec<u16>,
 }
 
-impl Maglev {
+impl MaglevTable {
     /// Builds the table of `members`; those beyond 65,535 get no entries.
     pub(crate) fn new(members: &[Endpoint]) -> Self {
         let members = &members[..members.len().min(usize::from(NONE))];
         if members.is_empty() {
             return Self { entries: Vec::new() };
         }
-        let mut walks: Vec<(usize, usize)> = members.iter().map(walk).collect();
+        let mut walks: Vec<(usize, usize)> = members.iter().map(permutation).collect();
         let mut entries = vec![NONE; ENTRIES];
         let mut filled = 0;
         // The paper's pseudocode 1: in turn, each member takes the next free entry of its
@@ -68,7 +68,7 @@ impl Maglev {
 }
 
 /// Returns the offset and the skip of a member's permutation.
-fn walk(member: &Endpoint) -> (usize, usize) {
+fn permutation(member: &Endpoint) -> (usize, usize) {
     let entries = ENTRIES as u64;
     let below = |value: u64| usize::try_from(value).unwrap_or(0);
     let offset = hash_endpoint(OFFSET_KEYS, member) % entries;
@@ -113,7 +113,7 @@ mod tests {
         (1..=count).map(|n| Endpoint { addr: [10, 0, 0, n].into(), port: 80 }).collect()
     }
 
-    fn shares(table: &Maglev, count: usize) -> Vec<usize> {
+    fn shares(table: &MaglevTable, count: usize) -> Vec<usize> {
         let mut shares = vec![0; count];
         table.entries.iter().for_each(|member| shares[usize::from(*member)] += 1);
         shares
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn spread_is_even() {
         for count in [1, 2, 3, 10, 100] {
-            let shares = shares(&Maglev::new(&members(count)), count.into());
+            let shares = shares(&MaglevTable::new(&members(count)), count.into());
             let (least, most) = (*shares.iter().min().unwrap(), *shares.iter().max().unwrap());
             assert_eq!(shares.iter().sum::<usize>(), ENTRIES);
             assert!(most - least <= ENTRIES / usize::from(count) / 50 + 1, "{count}: {shares:?}");
@@ -131,13 +131,13 @@ mod tests {
     }
 
     #[test]
-    fn nobody_to_choose() {
-        assert_eq!(Maglev::new(&[]).lookup(7).next(), None);
+    fn empty_table() {
+        assert_eq!(MaglevTable::new(&[]).lookup(7).next(), None);
     }
 
     #[test]
-    fn a_flow_tries_everybody() {
-        let table = Maglev::new(&members(5));
+    fn lookup_returns_all_members() {
+        let table = MaglevTable::new(&members(5));
         let mut seen: Vec<usize> = table.lookup(hash_name(b"A.example")).collect();
         assert_eq!(seen.first().copied(), table.lookup(hash_name(b"a.EXAMPLE")).next());
         seen.sort_unstable();
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn stable() {
         assert_eq!(hash_addr([10, 77, 0, 1].into()), 17_737_431_332_561_251_035);
-        assert_eq!(walk(&members(1)[0]), (36_229, 50_522));
+        assert_eq!(permutation(&members(1)[0]), (36_229, 50_522));
     }
 
     proptest! {
@@ -162,7 +162,7 @@ mod tests {
             let gone = gone % before.len();
             let mut after = before.clone();
             after.remove(gone);
-            let (old, new) = (Maglev::new(&before), Maglev::new(&after));
+            let (old, new) = (MaglevTable::new(&before), MaglevTable::new(&after));
             let moved = old.entries.iter().zip(&new.entries).filter(|(old, new)| {
                 let (old, new) = (usize::from(**old), usize::from(**new));
                 old != gone && before[old] != after[new]

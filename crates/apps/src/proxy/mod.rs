@@ -7,16 +7,15 @@
 //! new [`Table`] to [`Proxy::apply`] when one of them changes.
 //!
 //! Modules from the socket inward: `server` (pairs, deadlines), `pair` (one client and its
-//! backend), `check` (health checks), `pool` (backends and load balancing), `maglev`; without
-//! sockets: `head` and `hello` (the first bytes of a client), `route`, `proxy_protocol`. The proxy
+//! backend), `health_check` (health checks), `pool` (backends and load balancing), `maglev`; without
+//! sockets: `head` and `sni` (the first bytes of a client), `route`, `proxy_protocol`. The proxy
 //! terminates no TLS, parses of a response the status line only, and of a connection's requests the
 //! first only.
 
-mod check;
 mod config;
 mod counters;
 mod head;
-mod hello;
+mod health_check;
 mod maglev;
 mod pair;
 mod pool;
@@ -24,6 +23,7 @@ mod proxy_protocol;
 mod route;
 mod server;
 mod shared;
+mod sni;
 mod sockets;
 mod termination;
 
@@ -34,25 +34,25 @@ use host::{
 };
 
 pub use config::{
-    Backend, Balance, Check, Config, HashBy, HeaderPolicy, Insert, Limits, Listener, Mode, Pool,
-    Route, Table, Unopenable, check_listeners,
+    Backend, Balance, Check, Config, HashBy, HeaderPolicy, Insert, Limits, Listener, ListenerError,
+    Mode, Pool, Route, Table, check_listeners,
 };
 pub use counters::Counters;
 
-use server::Server;
+use server::ProxyServer;
 
 /// The proxy.
 pub struct Proxy {
     /// The listeners, in the order of the table.
-    ports: Vec<Port>,
+    listeners: Vec<ListenerState>,
     /// True if no listener is opened any longer.
     draining: bool,
-    server: Server<SocketId>,
+    server: ProxyServer<SocketId>,
 }
 
 /// State of a listener. Its index stays when it is closed, because its connections refer to it.
 #[derive(Clone, Copy, Debug)]
-struct Port {
+struct ListenerState {
     /// Identifier when it was last open; `None` if it was never opened.
     id: Option<ListenerId>,
     open: bool,
@@ -70,12 +70,13 @@ impl Proxy {
         host: &mut Host,
     ) -> Result<Self, ListenError> {
         let backlog = config.backlog;
-        let open =
-            |l: &Listener| listen(host, l, backlog).map(|id| Port { id: Some(id), open: true });
+        let open = |l: &Listener| {
+            listen(host, l, backlog).map(|id| ListenerState { id: Some(id), open: true })
+        };
         let ports = table.listeners.iter().map(open).collect::<Result<_, _>>()?;
-        let mut server = Server::new(config);
+        let mut server = ProxyServer::new(config);
         server.apply(now, table);
-        Ok(Self { ports, draining: false, server })
+        Ok(Self { listeners: ports, draining: false, server })
     }
 
     /// Replaces the table, or refuses it as a whole. New listeners are opened, and listeners that
@@ -90,7 +91,7 @@ impl Proxy {
         now: Instant,
         host: &mut Host,
         mut table: Table,
-    ) -> Result<(), Unopenable> {
+    ) -> Result<(), ListenerError> {
         let shared = &mut self.server.shared;
         check_listeners(&table.listeners, |addr| host.is_ours(addr)).inspect_err(|why| {
             shared.remark(now, why);
@@ -98,16 +99,16 @@ impl Proxy {
         })?;
         let modes: Vec<Mode> = shared.table.listeners.iter().map(|l| l.mode).collect();
         let wanted = shared.table.replace_listeners(&mut table);
-        self.ports.resize(wanted.len(), Port { id: None, open: false });
+        self.listeners.resize(wanted.len(), ListenerState { id: None, open: false });
         // Listeners are closed first: a new one may use the same port.
         for (port, _) in
-            self.ports.iter_mut().zip(&wanted).filter(|(p, wanted)| p.open && !**wanted)
+            self.listeners.iter_mut().zip(&wanted).filter(|(p, wanted)| p.open && !**wanted)
         {
             port.close(host);
             shared.counters.proxy_ports_closed += 1;
         }
         let listeners = wanted.into_iter().zip(&table.listeners).enumerate();
-        for (port, (index, (is_wanted, listener))) in self.ports.iter_mut().zip(listeners) {
+        for (port, (index, (is_wanted, listener))) in self.listeners.iter_mut().zip(listeners) {
             if port.open {
                 let changed = modes.get(index) != Some(&listener.mode);
                 let id = port.id.filter(|_| changed);
@@ -117,7 +118,7 @@ impl Proxy {
                 // has the port.
                 match listen(host, listener, shared.config.backlog) {
                     Ok(id) => {
-                        *port = Port { id: Some(id), open: true };
+                        *port = ListenerState { id: Some(id), open: true };
                         shared.counters.proxy_ports_opened += 1;
                     }
                     Err(error) => {
@@ -138,7 +139,7 @@ impl Application for Proxy {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         match notice {
             Notice::Accepted(listener, socket) => {
-                if let Some(index) = self.ports.iter().position(|p| p.id == Some(listener)) {
+                if let Some(index) = self.listeners.iter().position(|p| p.id == Some(listener)) {
                     // The sender has already cut its data into segments, so Nagle's algorithm could
                     // only delay them.
                     host.set_option(now, socket, SocketOption::NoDelay(true));
@@ -172,7 +173,7 @@ impl Application for Proxy {
     /// Closes all listeners for good. Open connections stay.
     fn drain(&mut self, _: Instant, host: &mut Host) {
         self.draining = true;
-        self.ports.iter_mut().for_each(|port| port.close(host));
+        self.listeners.iter_mut().for_each(|port| port.close(host));
     }
 
     /// Logs every connection, because the host or the device is about to reset them all.
@@ -200,7 +201,7 @@ impl Application for Proxy {
     }
 }
 
-impl Port {
+impl ListenerState {
     fn close(&mut self, host: &mut Host) {
         if core::mem::take(&mut self.open) {
             self.id.into_iter().for_each(|id| host.unlisten(id));

@@ -9,17 +9,17 @@ use base::{Duration, Instant};
 use wire::Endpoint;
 
 use super::config::{Backend as BackendConfig, Balance, Check, Pool as PoolConfig};
-use super::maglev::Maglev;
+use super::maglev::MaglevTable;
 
 /// Maximum ratio of two backends' entries in a Maglev table.
-const TURNS_MAX: u32 = 256;
+const WEIGHT_RATIO_MAX: u32 = 256;
 
 /// Slot of a backend, which does not change while the backend has connections.
 pub(crate) type BackendId = usize;
 
 /// Reason for which no backend can be chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unavailable {
+pub(crate) enum NoBackend {
     /// No backend is up, or all that are up have been tried.
     Down,
     /// The backends that are up have their maximum number of connections.
@@ -28,7 +28,7 @@ pub(crate) enum Unavailable {
 
 /// Effect of a check or a connection on a backend's health.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum HealthChange {
     None,
     Up,
     Down,
@@ -36,13 +36,13 @@ pub(crate) enum Change {
 
 /// A backend.
 #[derive(Clone, Debug)]
-pub(crate) struct Backend {
+pub(crate) struct BackendState {
     pub(crate) addr: Endpoint,
     priority: u16,
     weight: u32,
     /// Round robin: the sum of weights that the backend was credited, less those that it has used
     /// up.
-    owed: i64,
+    credit: i64,
     /// Slot of the backend's pool.
     pool: usize,
     up: bool,
@@ -50,44 +50,47 @@ pub(crate) struct Backend {
     /// Number of connections, including spliced ones.
     pub(crate) connections: u32,
     /// Consecutive failures if the backend is up, consecutive successes if it is down.
-    signs: u32,
+    streak: u32,
     /// Time of the next check, or of the next try if the backend is not checked.
     pub(crate) due: Instant,
 }
 
 /// A pool.
 #[derive(Clone, Debug)]
-struct Pool {
+struct PoolState {
     config: PoolConfig,
     members: Vec<BackendId>,
     /// Position in `members` at which the next choice begins.
     cursor: usize,
     /// Maglev table and the members that it refers to; `None` if it must be built again.
-    maglev: Option<(Maglev, Vec<BackendId>)>,
+    maglev: Option<(MaglevTable, Vec<BackendId>)>,
 }
 
 /// All pools and their backends.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Backends {
-    slots: Vec<Option<Backend>>,
-    pools: Vec<Option<Pool>>,
+    slots: Vec<Option<BackendState>>,
+    pools: Vec<Option<PoolState>>,
 }
 
 impl Backends {
     /// Replaces the pools by those of a table. Returns the slot of each pool, and the new backends.
     pub(crate) fn apply(&mut self, table: &[PoolConfig]) -> (Vec<usize>, Vec<BackendId>) {
         let mut added = Vec::new();
-        let kept: Vec<usize> = table.iter().map(|pool| self.place_of(&pool.name)).collect();
+        let kept: Vec<usize> = table.iter().map(|pool| self.slot_of_pool(&pool.name)).collect();
         for (slot, pool) in self.pools.iter_mut().enumerate() {
             if !kept.contains(&slot) {
                 *pool = None;
             }
         }
         for (slot, config) in kept.iter().zip(table) {
-            let members =
-                config.backends.iter().map(|one| self.member(*slot, *one, &mut added)).collect();
+            let members = config
+                .backends
+                .iter()
+                .map(|one| self.add_or_update_member(*slot, *one, &mut added))
+                .collect();
             let cursor = self.pools.get(*slot).and_then(Option::as_ref).map_or(0, |p| p.cursor);
-            let pool = Pool { config: config.clone(), members, cursor, maglev: None };
+            let pool = PoolState { config: config.clone(), members, cursor, maglev: None };
             if let Some(place) = self.pools.get_mut(*slot) {
                 *place = Some(pool);
             }
@@ -104,14 +107,14 @@ impl Backends {
         (kept, added)
     }
 
-    fn place_of(&mut self, name: &str) -> usize {
-        let same = |pool: &Option<Pool>| pool.as_ref().is_some_and(|p| p.config.name == name);
+    fn slot_of_pool(&mut self, name: &str) -> usize {
+        let same = |pool: &Option<PoolState>| pool.as_ref().is_some_and(|p| p.config.name == name);
         if let Some(slot) = self.pools.iter().position(same) {
             return slot;
         }
         // The slot is filled at once, so that the next new pool gets another.
         let config = PoolConfig { name: name.to_owned(), ..PoolConfig::default() };
-        let pool = Some(Pool { config, members: Vec::new(), cursor: 0, maglev: None });
+        let pool = Some(PoolState { config, members: Vec::new(), cursor: 0, maglev: None });
         let free = self.pools.iter().position(Option::is_none);
         // Draining backends refer to their pool's slot, so the slot is not used again before they
         // are gone.
@@ -128,10 +131,15 @@ impl Backends {
         }
     }
 
-    fn member(&mut self, pool: usize, of: BackendConfig, added: &mut Vec<BackendId>) -> BackendId {
+    fn add_or_update_member(
+        &mut self,
+        pool: usize,
+        of: BackendConfig,
+        added: &mut Vec<BackendId>,
+    ) -> BackendId {
         let BackendConfig { addr, priority, weight } = of;
         let weight = weight.max(1);
-        let same = |slot: &Option<Backend>| {
+        let same = |slot: &Option<BackendState>| {
             slot.as_ref().is_some_and(|b| b.pool == pool && b.addr == addr)
         };
         if let Some(id) = self.slots.iter().position(same) {
@@ -140,17 +148,17 @@ impl Backends {
             }
             return id;
         }
-        let backend = Backend {
+        let backend = BackendState {
             addr,
             priority,
             weight,
-            owed: 0,
+            credit: 0,
             pool,
             // Up until the first failures, so that a start does not wait for checks.
             up: true,
             draining: false,
             connections: 0,
-            signs: 0,
+            streak: 0,
             due: Instant::FAR_FUTURE,
         };
         let id = self.slots.iter().position(Option::is_none).unwrap_or_else(|| {
@@ -165,11 +173,11 @@ impl Backends {
     }
 
     /// Returns a backend, draining or not.
-    pub(crate) fn get(&self, id: BackendId) -> Option<&Backend> {
+    pub(crate) fn get(&self, id: BackendId) -> Option<&BackendState> {
         self.slots.get(id)?.as_ref()
     }
 
-    pub(crate) fn get_mut(&mut self, id: BackendId) -> Option<&mut Backend> {
+    pub(crate) fn get_mut(&mut self, id: BackendId) -> Option<&mut BackendState> {
         self.slots.get_mut(id)?.as_mut()
     }
 
@@ -191,17 +199,18 @@ impl Backends {
         pool: usize,
         hash: u64,
         tried: &[BackendId],
-    ) -> Result<BackendId, Unavailable> {
-        let Some(Some(pool)) = self.pools.get_mut(pool) else { return Err(Unavailable::Down) };
+    ) -> Result<BackendId, NoBackend> {
+        let Some(Some(pool)) = self.pools.get_mut(pool) else { return Err(NoBackend::Down) };
         let (slots, config) = (&self.slots, &pool.config);
         let get = |id: &BackendId| slots.get(*id).and_then(Option::as_ref);
         let is_up = |id: &BackendId| get(id).is_some_and(|b| b.up) && !tried.contains(id);
         let max = config.connections_max;
-        let has = |b: &Backend, id: BackendId| b.up && b.connections < max && !tried.contains(&id);
+        let has =
+            |b: &BackendState, id: BackendId| b.up && b.connections < max && !tried.contains(&id);
         // RFC 2782: the lowest value among the backends that are available.
         let members = pool.members.iter().filter_map(|id| Some((get(id)?, *id)));
         let first = members.filter(|(b, id)| has(b, *id)).map(|(b, _)| b.priority).min();
-        let fits = |b: &Backend, id| has(b, id) && Some(b.priority) == first;
+        let fits = |b: &BackendState, id| has(b, id) && Some(b.priority) == first;
         let usable = |id: &BackendId| get(id).is_some_and(|b| fits(b, *id));
         let (after, before) = {
             let start = pool.cursor.min(pool.members.len());
@@ -213,17 +222,18 @@ impl Backends {
             // nginx's smooth weighted round robin: in each turn every backend is credited its
             // weight. The backend with the most credit is chosen, and pays the sum of the weights.
             Balance::RoundRobin => {
-                let owed = |id: &BackendId| get(id).map_or(0, |b| -(b.owed + i64::from(b.weight)));
+                let owed =
+                    |id: &BackendId| get(id).map_or(0, |b| -(b.credit + i64::from(b.weight)));
                 turn.filter(usable).min_by_key(owed)
             }
             Balance::Least => {
                 let load =
-                    |b: &Backend| ((u64::from(b.connections) + 1) << 32) / u64::from(b.weight);
+                    |b: &BackendState| ((u64::from(b.connections) + 1) << 32) / u64::from(b.weight);
                 turn.filter(usable).min_by_key(|id| get(id).map_or(u64::MAX, load))
             }
             Balance::Maglev(_) => {
                 let (table, members) =
-                    pool.maglev.get_or_insert_with(|| build(&pool.members, slots));
+                    pool.maglev.get_or_insert_with(|| build_maglev(&pool.members, slots));
                 let mut flow = table.lookup(hash).filter_map(|at| members.get(at).copied());
                 // If all members of the table are full or were tried, the other members of the
                 // pool.
@@ -232,12 +242,12 @@ impl Backends {
         };
         let Some(id) = found else {
             let full = pool.members.iter().any(is_up);
-            return Err(if full { Unavailable::Full } else { Unavailable::Down });
+            return Err(if full { NoBackend::Full } else { NoBackend::Down });
         };
         // The next choice begins behind this backend, so that equal backends take turns.
         pool.cursor = pool.members.iter().position(|m| *m == id).map_or(0, |at| at + 1);
         if config.balance == Balance::RoundRobin {
-            take_turn(&mut self.slots, &pool.members, id, fits);
+            settle_credit(&mut self.slots, &pool.members, id, fits);
         }
         if let Some(backend) = self.get_mut(id) {
             backend.connections += 1;
@@ -256,32 +266,32 @@ impl Backends {
     }
 
     /// Handles a successful check, or, if not `checked`, a successful connection.
-    pub(crate) fn good(&mut self, id: BackendId, checked: bool) -> Change {
+    pub(crate) fn record_success(&mut self, id: BackendId, checked: bool) -> HealthChange {
         let rise = self.config_of(id).map_or(1, |pool| pool.check.rise.max(1));
-        let Some(backend) = self.get_mut(id) else { return Change::None };
+        let Some(backend) = self.get_mut(id) else { return HealthChange::None };
         if backend.up {
-            backend.signs = 0;
-            return Change::None;
+            backend.streak = 0;
+            return HealthChange::None;
         }
         // Only checks bring a backend up: the connection may have begun before the backend went
         // down.
-        backend.signs += u32::from(checked);
-        self.turn_if(id, rise, true)
+        backend.streak += u32::from(checked);
+        self.switch_health_if(id, rise, true)
     }
 
     /// Handles a failed check, or a failed connection.
-    pub(crate) fn bad(&mut self, id: BackendId, now: Instant) -> Change {
+    pub(crate) fn record_failure(&mut self, id: BackendId, now: Instant) -> HealthChange {
         let Some(check) = self.config_of(id).map(|pool| pool.check.clone()) else {
-            return Change::None;
+            return HealthChange::None;
         };
-        let Some(backend) = self.get_mut(id) else { return Change::None };
+        let Some(backend) = self.get_mut(id) else { return HealthChange::None };
         if !backend.up {
-            backend.signs = 0;
-            return Change::None;
+            backend.streak = 0;
+            return HealthChange::None;
         }
-        backend.signs += 1;
-        let change = self.turn_if(id, check.fall.max(1), false);
-        if change == Change::Down && check.interval == Duration::ZERO {
+        backend.streak += 1;
+        let change = self.switch_health_if(id, check.fall.max(1), false);
+        if change == HealthChange::Down && check.interval == Duration::ZERO {
             if let Some(backend) = self.get_mut(id) {
                 backend.due = now + Check::DOWN_TIME;
             }
@@ -290,26 +300,26 @@ impl Backends {
     }
 
     /// Marks a backend without checks as up again, after [`Check::DOWN_TIME`].
-    pub(crate) fn try_again(&mut self, id: BackendId) -> Change {
+    pub(crate) fn try_again(&mut self, id: BackendId) -> HealthChange {
         if let Some(backend) = self.get_mut(id) {
-            backend.signs = 1;
+            backend.streak = 1;
             backend.due = Instant::FAR_FUTURE;
         }
-        self.turn_if(id, 1, true)
+        self.switch_health_if(id, 1, true)
     }
 
-    fn turn_if(&mut self, id: BackendId, enough: u32, up: bool) -> Change {
-        let Some(backend) = self.get_mut(id) else { return Change::None };
-        if backend.up == up || backend.signs < enough {
-            return Change::None;
+    fn switch_health_if(&mut self, id: BackendId, enough: u32, up: bool) -> HealthChange {
+        let Some(backend) = self.get_mut(id) else { return HealthChange::None };
+        if backend.up == up || backend.streak < enough {
+            return HealthChange::None;
         }
         backend.up = up;
-        backend.signs = 0;
+        backend.streak = 0;
         let pool = backend.pool;
         if let Some(Some(pool)) = self.pools.get_mut(pool) {
             pool.maglev = None;
         }
-        if up { Change::Up } else { Change::Down }
+        if up { HealthChange::Up } else { HealthChange::Down }
     }
 
     /// Returns the number of backends that are not draining, and of those that are up.
@@ -321,38 +331,41 @@ impl Backends {
 
 /// Credits the weights of a turn to the members for which `fits` is true, and debits their sum from
 /// `chosen`.
-fn take_turn(
-    slots: &mut [Option<Backend>],
+fn settle_credit(
+    slots: &mut [Option<BackendState>],
     members: &[BackendId],
     chosen: BackendId,
-    fits: impl Fn(&Backend, BackendId) -> bool,
+    fits: impl Fn(&BackendState, BackendId) -> bool,
 ) {
     let mut total = 0;
     for id in members {
         let Some(Some(backend)) = slots.get_mut(*id) else { continue };
         if fits(backend, *id) {
-            backend.owed += i64::from(backend.weight);
+            backend.credit += i64::from(backend.weight);
             total += i64::from(backend.weight);
         }
     }
     if let Some(Some(backend)) = slots.get_mut(chosen) {
-        backend.owed -= total;
+        backend.credit -= total;
     }
 }
 
-fn build(members: &[BackendId], slots: &[Option<Backend>]) -> (Maglev, Vec<BackendId>) {
+fn build_maglev(
+    members: &[BackendId],
+    slots: &[Option<BackendState>],
+) -> (MaglevTable, Vec<BackendId>) {
     let get = |id: &BackendId| slots.get(*id).and_then(Option::as_ref);
     let up = || members.iter().filter(|id| get(id).is_some_and(|b| b.up));
     let first = up().filter_map(get).map(|b| b.priority).min();
     let used = || up().filter(|id| get(id).map(|b| b.priority) == first);
     let least = used().filter_map(get).map(|b| b.weight).min().unwrap_or(1);
     // A backend of twice the weight takes twice as many entries in a turn.
-    let times = |id: &BackendId| get(id).map_or(0, |b| (b.weight / least).min(TURNS_MAX));
+    let times = |id: &BackendId| get(id).map_or(0, |b| (b.weight / least).min(WEIGHT_RATIO_MAX));
     let turns: Vec<BackendId> = used()
         .flat_map(|id| core::iter::repeat_n(*id, usize::try_from(times(id)).unwrap_or(1)))
         .collect();
     let addrs: Vec<Endpoint> = turns.iter().filter_map(get).map(|b| b.addr).collect();
-    (Maglev::new(&addrs), turns)
+    (MaglevTable::new(&addrs), turns)
 }
 
 #[cfg(test)]
@@ -369,7 +382,7 @@ mod tests {
         PoolConfig { name: name.to_owned(), balance, backends, ..PoolConfig::default() }
     }
 
-    fn chosen(all: &mut Backends, hash: u64, tried: &[BackendId]) -> Result<u8, Unavailable> {
+    fn chosen(all: &mut Backends, hash: u64, tried: &[BackendId]) -> Result<u8, NoBackend> {
         let id = all.choose(0, hash, tried)?;
         match all.get(id).map(|b| b.addr.addr) {
             Some(core::net::IpAddr::V4(v4)) => Ok(v4.octets()[3]),
@@ -383,8 +396,8 @@ mod tests {
 
     fn down(all: &mut Backends, n: u8) {
         let id = id_of(all, n);
-        let changes = [(); 3].map(|()| all.bad(id, Instant::ZERO));
-        assert_eq!(changes, [Change::None, Change::None, Change::Down]);
+        let changes = [(); 3].map(|()| all.record_failure(id, Instant::ZERO));
+        assert_eq!(changes, [HealthChange::None, HealthChange::None, HealthChange::Down]);
     }
 
     /// Creates a pool of backends with address, priority and weight.
@@ -471,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn maglev_moves_only_what_it_must() {
+    fn maglev_moves_few_flows() {
         let mut all = Backends::default();
         let backends: Vec<u8> = (1..=8).collect();
         all.apply(&[pool("a", Balance::Maglev(HashBy::Source), &backends)]);
@@ -499,19 +512,22 @@ mod tests {
         let small = PoolConfig { connections_max: 1, ..pool("a", Balance::RoundRobin, &[1, 2]) };
         all.apply(&[small]);
         assert_eq!((chosen(&mut all, 0, &[]), chosen(&mut all, 0, &[])), (Ok(1), Ok(2)));
-        assert_eq!(chosen(&mut all, 0, &[]), Err(Unavailable::Full));
+        assert_eq!(chosen(&mut all, 0, &[]), Err(NoBackend::Full));
         let (one, two) = (id_of(&all, 1), id_of(&all, 2));
         all.release(one);
-        assert_eq!(chosen(&mut all, 0, &[one]), Err(Unavailable::Full));
+        assert_eq!(chosen(&mut all, 0, &[one]), Err(NoBackend::Full));
         down(&mut all, 1);
         down(&mut all, 2);
-        assert_eq!(chosen(&mut all, 0, &[]), Err(Unavailable::Down));
+        assert_eq!(chosen(&mut all, 0, &[]), Err(NoBackend::Down));
         assert_eq!(all.count(), (2, 0));
         // A failure in between starts the count of successes again.
-        assert_eq!(all.good(one, true), Change::None);
-        assert_eq!(all.bad(one, Instant::ZERO), Change::None);
-        assert_eq!((all.good(one, true), all.good(one, true)), (Change::None, Change::Up));
-        assert_eq!(all.good(two, false), Change::None, "only checks bring it up");
+        assert_eq!(all.record_success(one, true), HealthChange::None);
+        assert_eq!(all.record_failure(one, Instant::ZERO), HealthChange::None);
+        assert_eq!(
+            (all.record_success(one, true), all.record_success(one, true)),
+            (HealthChange::None, HealthChange::Up)
+        );
+        assert_eq!(all.record_success(two, false), HealthChange::None, "only checks bring it up");
         assert_eq!(chosen(&mut all, 0, &[]), Ok(1));
     }
 
@@ -523,12 +539,12 @@ mod tests {
         down(&mut all, 1);
         let one = id_of(&all, 1);
         assert_eq!(all.get(one).unwrap().due, Instant::ZERO + Check::DOWN_TIME);
-        assert_eq!(all.try_again(one), Change::Up);
+        assert_eq!(all.try_again(one), HealthChange::Up);
         assert_eq!(chosen(&mut all, 0, &[]), Ok(1));
     }
 
     #[test]
-    fn a_new_table_drains_what_is_gone() {
+    fn new_table_drains_removed_backends() {
         let mut all = Backends::default();
         let (slots, added) = all.apply(&[
             pool("a", Balance::RoundRobin, &[1, 2]),
@@ -547,7 +563,7 @@ mod tests {
         assert!(all.get(one).is_some_and(|b| b.draining && b.connections == 1));
         assert_eq!([(); 2].map(|()| chosen(&mut all, 0, &[])), [Ok(3), Ok(3)], "2 is still down");
         // Failures of a draining backend have no effect.
-        assert_eq!(all.bad(one, Instant::ZERO), Change::None);
+        assert_eq!(all.record_failure(one, Instant::ZERO), HealthChange::None);
         all.release(one);
         assert!(all.get(one).is_none());
         assert_eq!(all.count(), (3, 2));

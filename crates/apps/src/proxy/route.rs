@@ -8,7 +8,7 @@ use super::config::{Listener, Route};
 
 /// Returns the pool for a name and a path, both of which may be empty; `None` if neither a route
 /// matches nor a default exists.
-pub(crate) fn find(listener: &Listener, name: &str, path: &str) -> Option<usize> {
+pub(crate) fn find_pool(listener: &Listener, name: &str, path: &str) -> Option<usize> {
     let fitting = listener.routes.iter().filter_map(|route| {
         let host = host_rank(&route.host, name)?;
         path_fits(&route.path, path).then_some(((host, route.path.len()), route))
@@ -45,7 +45,7 @@ fn path_fits(prefix: &str, path: &str) -> bool {
 
 /// Returns the name in an authority: without port, in lower case, and without the final dot of a
 /// DNS name.
-pub(crate) fn name_of(authority: &[u8]) -> String {
+pub(crate) fn normalized_host(authority: &[u8]) -> String {
     let text = String::from_utf8_lossy(authority).to_ascii_lowercase();
     let name = match text.rsplit_once(':') {
         // An IPv6 address keeps its colons and brackets.
@@ -90,7 +90,7 @@ mod tests {
             ("a.example", "/api"),
         ];
         let listener = listener(&all, Some(99));
-        let find = |name, path| find(&listener, name, path).unwrap();
+        let find = |name, path| find_pool(&listener, name, path).unwrap();
         assert_eq!(find("a.example", "/"), 1);
         assert_eq!(find("c.example", "/img/x"), 2, "the name before the path");
         assert_eq!(find("x.b.example", "/"), 3);
@@ -107,8 +107,8 @@ mod tests {
 
     #[test]
     fn no_route() {
-        assert_eq!(find(&listener(&[("a", "")], None), "b", "/"), None);
-        assert_eq!(find(&listener(&[], Some(3)), "", ""), Some(3));
+        assert_eq!(find_pool(&listener(&[("a", "")], None), "b", "/"), None);
+        assert_eq!(find_pool(&listener(&[], Some(3)), "", ""), Some(3));
     }
 
     #[test]
@@ -122,7 +122,7 @@ mod tests {
             ("", ""),
             ("a:", "a"),
         ] {
-            assert_eq!(name_of(authority.as_bytes()), name);
+            assert_eq!(normalized_host(authority.as_bytes()), name);
         }
     }
 }

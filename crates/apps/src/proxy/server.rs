@@ -5,35 +5,35 @@
 //! alarm.
 
 use abi::Refusal;
-use base::{Alarms, Instant};
+use base::{DeadlineHeap, Instant};
 use host::{SpliceError, SpliceId};
 
-use super::check::Checks;
 use super::config::{Config, Table};
-use super::pair::{Context, Fate, Pair};
-use super::shared::{Owner, Shared};
-use super::sockets::Sockets;
+use super::health_check::HealthChecks;
+use super::pair::{PairAction, ProxyPair, ProxyPairEnv};
+use super::shared::{ProxyShared, SocketOwner};
+use super::sockets::ProxySockets;
 
 /// The proxy, generic over the sockets.
-pub(crate) struct Server<I> {
-    pub(crate) shared: Shared<I>,
-    checks: Checks<I>,
-    pairs: Vec<Option<Pair<I>>>,
+pub(crate) struct ProxyServer<I> {
+    pub(crate) shared: ProxyShared<I>,
+    checks: HealthChecks<I>,
+    pairs: Vec<Option<ProxyPair<I>>>,
     free: Vec<usize>,
-    deadlines: Alarms,
+    deadlines: DeadlineHeap,
     /// True once all connections are being reset; only notices about ended splices still count.
-    ends: bool,
+    ending: bool,
 }
 
-impl<I: Copy + Eq> Server<I> {
+impl<I: Copy + Eq> ProxyServer<I> {
     pub(crate) fn new(config: Config) -> Self {
         Self {
-            checks: Checks::new(config.seed),
-            shared: Shared::new(config),
+            checks: HealthChecks::new(config.seed),
+            shared: ProxyShared::new(config),
             pairs: Vec::new(),
             free: Vec::new(),
-            deadlines: Alarms::default(),
-            ends: false,
+            deadlines: DeadlineHeap::default(),
+            ending: false,
         }
     }
 
@@ -53,21 +53,21 @@ impl<I: Copy + Eq> Server<I> {
 
     /// Logs every client whose connection the host is about to reset.
     pub(crate) fn end(&mut self, now: Instant) {
-        self.ends = true;
+        self.ending = true;
         for pair in self.pairs.iter().flatten() {
-            pair.note_end(now, &mut self.shared);
+            pair.log_drained(now, &mut self.shared);
         }
     }
 
     /// Handles a client that was accepted by the listener with this index in the table.
-    pub(crate) fn handle_accepted<S: Sockets<Id = I>>(
+    pub(crate) fn handle_accepted<S: ProxySockets<Id = I>>(
         &mut self,
         now: Instant,
         host: &mut S,
         socket: I,
         listener: usize,
     ) {
-        if self.ends {
+        if self.ending {
             return;
         }
         if self.connections() >= self.shared.table.limits.connections_max {
@@ -80,8 +80,8 @@ impl<I: Copy + Eq> Server<I> {
             self.pairs.push(None);
             self.pairs.len() - 1
         });
-        let cx = Context { now, host, shared: &mut self.shared };
-        let Some(pair) = Pair::new(&cx, socket, index, listener) else {
+        let cx = ProxyPairEnv { now, host, shared: &mut self.shared };
+        let Some(pair) = ProxyPair::new(&cx, socket, index, listener) else {
             self.free.push(index);
             host.close(now, socket);
             return;
@@ -89,23 +89,25 @@ impl<I: Copy + Eq> Server<I> {
         if let Some(slot) = self.pairs.get_mut(index) {
             *slot = Some(pair);
         }
-        self.shared.owners.set(S::index(socket), socket, Owner::Pair(index));
-        self.with(now, host, index, Pair::start);
+        self.shared.owners.set(S::index(socket), socket, SocketOwner::Pair(index));
+        self.with_pair(now, host, index, ProxyPair::start);
     }
 
     /// Handles a change of a connection's readiness.
-    pub(crate) fn handle_socket<S: Sockets<Id = I>>(
+    pub(crate) fn handle_socket<S: ProxySockets<Id = I>>(
         &mut self,
         now: Instant,
         host: &mut S,
         socket: I,
     ) {
-        if self.ends {
+        if self.ending {
             return;
         }
         match self.shared.owners.get(S::index(socket), socket) {
-            Some(Owner::Pair(index)) => self.with(now, host, index, Pair::turn),
-            Some(Owner::Check(id)) => {
+            Some(SocketOwner::Pair(index)) => {
+                self.with_pair(now, host, index, ProxyPair::handle_readiness)
+            }
+            Some(SocketOwner::Check(id)) => {
                 self.checks.handle_socket(now, host, &mut self.shared, id);
             }
             None => {}
@@ -113,34 +115,34 @@ impl<I: Copy + Eq> Server<I> {
     }
 
     /// Handles a splice that the device has accepted.
-    pub(crate) fn handle_spliced<S: Sockets<Id = I>>(
+    pub(crate) fn handle_spliced<S: ProxySockets<Id = I>>(
         &mut self,
         now: Instant,
         host: &mut S,
         id: SpliceId,
     ) {
         let Some(index) = self.shared.splices.get(&id).copied() else { return };
-        self.with(now, host, index, |pair, cx| {
+        self.with_pair(now, host, index, |pair, cx| {
             pair.handle_spliced(cx);
-            Fate::Keep
+            PairAction::Keep
         });
     }
 
     /// Handles a splice that the device has refused.
-    pub(crate) fn handle_splice_refused<S: Sockets<Id = I>>(
+    pub(crate) fn handle_splice_refused<S: ProxySockets<Id = I>>(
         &mut self,
         now: Instant,
         host: &mut S,
         id: SpliceId,
         why: Refusal,
     ) {
-        let Some(index) = self.shared.splices.remove(&id).filter(|_| !self.ends) else { return };
+        let Some(index) = self.shared.splices.remove(&id).filter(|_| !self.ending) else { return };
         let error = SpliceError::Refused(why);
-        self.with(now, host, index, |pair, cx| pair.handle_splice_refused(cx, error));
+        self.with_pair(now, host, index, |pair, cx| pair.handle_splice_refused(cx, error));
     }
 
     /// Handles the end of a splice.
-    pub(crate) fn handle_splice_closed<S: Sockets<Id = I>>(
+    pub(crate) fn handle_splice_closed<S: ProxySockets<Id = I>>(
         &mut self,
         now: Instant,
         host: &mut S,
@@ -148,18 +150,18 @@ impl<I: Copy + Eq> Server<I> {
     ) {
         let Some(index) = self.shared.splices.remove(&id) else { return };
         let meta = host.take_splice(id);
-        self.with(now, host, index, |pair, cx| pair.handle_splice_closed(cx, meta));
+        self.with_pair(now, host, index, |pair, cx| pair.handle_splice_closed(cx, meta));
     }
 
     /// Handles the deadlines that have passed.
-    pub(crate) fn handle_timeout<S: Sockets<Id = I>>(&mut self, now: Instant, host: &mut S) {
+    pub(crate) fn handle_timeout<S: ProxySockets<Id = I>>(&mut self, now: Instant, host: &mut S) {
         while let Some(key) = self.deadlines.pop(now) {
             let index = key as usize;
             let Some(pair) = self.pairs.get(index).and_then(Option::as_ref) else { continue };
             if pair.deadline > now {
                 self.deadlines.set(key, pair.deadline);
             } else {
-                self.with(now, host, index, Pair::handle_timeout);
+                self.with_pair(now, host, index, ProxyPair::handle_timeout);
             }
         }
         self.checks.handle_timeout(now, host, &mut self.shared);
@@ -170,19 +172,19 @@ impl<I: Copy + Eq> Server<I> {
         self.deadlines.next().into_iter().chain(self.checks.poll_timeout()).min()
     }
 
-    fn with<S: Sockets<Id = I>>(
+    fn with_pair<S: ProxySockets<Id = I>>(
         &mut self,
         now: Instant,
         host: &mut S,
         index: usize,
-        work: impl FnOnce(&mut Pair<I>, &mut Context<'_, S>) -> Fate,
+        work: impl FnOnce(&mut ProxyPair<I>, &mut ProxyPairEnv<'_, S>) -> PairAction,
     ) {
         let Some(slot) = self.pairs.get_mut(index) else { return };
         let Some(pair) = slot else { return };
-        let mut cx = Context { now, host, shared: &mut self.shared };
+        let mut cx = ProxyPairEnv { now, host, shared: &mut self.shared };
         let fate = work(pair, &mut cx);
         let (deadline, key) = (pair.deadline, u32::try_from(index));
-        if fate == Fate::Gone {
+        if fate == PairAction::Ended {
             *slot = None;
             self.free.push(index);
             key.into_iter().for_each(|key| self.deadlines.clear(key));
@@ -190,7 +192,7 @@ impl<I: Copy + Eq> Server<I> {
             key.into_iter().for_each(|key| self.deadlines.set(key, deadline));
         }
         for id in core::mem::take(&mut self.shared.went_down) {
-            self.checks.note_due(&self.shared, id);
+            self.checks.set_alarm(&self.shared, id);
         }
     }
 }

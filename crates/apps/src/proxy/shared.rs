@@ -9,14 +9,14 @@ use wire::Endpoint;
 
 use super::config::{Config, Table};
 use super::counters::Counters;
-use super::pool::{BackendId, Backends, Change};
+use super::pool::{BackendId, Backends, HealthChange};
 use super::termination::Termination;
-use crate::content::date::Clock;
-use crate::content::log::{Log, quoted};
+use crate::content::date::HttpClock;
+use crate::content::log::{AccessLogQueue, quoted};
 
 /// Owner of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Owner {
+pub(crate) enum SocketOwner {
     /// A pair, by its index; the socket is that of either side.
     Pair(usize),
     /// A health check, by its backend.
@@ -25,17 +25,17 @@ pub(crate) enum Owner {
 
 /// Owners of sockets, by the socket's index.
 #[derive(Debug)]
-pub(crate) struct Owners<I>(Vec<Option<(I, Owner)>>);
+pub(crate) struct SocketOwners<I>(Vec<Option<(I, SocketOwner)>>);
 
-impl<I> Default for Owners<I> {
+impl<I> Default for SocketOwners<I> {
     fn default() -> Self {
         Self(Vec::new())
     }
 }
 
-impl<I: Copy + Eq> Owners<I> {
+impl<I: Copy + Eq> SocketOwners<I> {
     /// Sets the owner of a socket. An earlier socket with this index has ended without a notice.
-    pub(crate) fn set(&mut self, index: usize, socket: I, owner: Owner) {
+    pub(crate) fn set(&mut self, index: usize, socket: I, owner: SocketOwner) {
         if self.0.len() <= index {
             self.0.resize(index + 1, None);
         }
@@ -44,7 +44,7 @@ impl<I: Copy + Eq> Owners<I> {
         }
     }
 
-    pub(crate) fn get(&self, index: usize, socket: I) -> Option<Owner> {
+    pub(crate) fn get(&self, index: usize, socket: I) -> Option<SocketOwner> {
         let (known, owner) = (*self.0.get(index)?)?;
         (known == socket).then_some(owner)
     }
@@ -59,10 +59,10 @@ impl<I: Copy + Eq> Owners<I> {
 
 /// The contents of a line of the access log.
 #[derive(Debug)]
-pub(crate) struct Record<'a> {
+pub(crate) struct ProxyLogRecord<'a> {
     pub(crate) client: Endpoint,
     /// Request line, or server name of the ClientHello; empty if nothing was read.
-    pub(crate) asked: &'a [u8],
+    pub(crate) requested: &'a [u8],
     pub(crate) backend: Option<Endpoint>,
     /// Bytes from the client, and bytes to it.
     pub(crate) bytes: [u64; 2],
@@ -70,7 +70,7 @@ pub(crate) struct Record<'a> {
     pub(crate) how: &'static str,
     /// How the connection ended, in a word or two.
     pub(crate) end: &'a str,
-    pub(crate) times: Times,
+    pub(crate) times: PairTimes,
     /// Status of the response to the client, if it is known.
     pub(crate) status: Option<u16>,
     pub(crate) termination: Termination,
@@ -78,7 +78,7 @@ pub(crate) struct Record<'a> {
 
 /// Times at which a pair reached its stages.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Times {
+pub(crate) struct PairTimes {
     began: Instant,
     /// The head was complete and a pool was found.
     pub(crate) routed: Option<Instant>,
@@ -88,7 +88,7 @@ pub(crate) struct Times {
     pub(crate) answered: Option<Instant>,
 }
 
-impl Times {
+impl PairTimes {
     pub(crate) const fn new(began: Instant) -> Self {
         Self { began, routed: None, connected: None, answered: None }
     }
@@ -114,12 +114,12 @@ impl Times {
 
 /// The first bytes of a response, up to the status in its status line.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct StatusLine {
+pub(crate) struct ResponseStatusLine {
     bytes: [u8; Self::BYTES],
     len: usize,
 }
 
-impl StatusLine {
+impl ResponseStatusLine {
     /// `HTTP/1.1 200`
     const BYTES: usize = 12;
 
@@ -150,32 +150,32 @@ impl StatusLine {
 }
 
 /// State that all connections share.
-pub(crate) struct Shared<I> {
+pub(crate) struct ProxyShared<I> {
     pub(crate) config: Config,
     pub(crate) table: Table,
     /// Slot in `backends` of each pool of the table.
     pub(crate) pools: Vec<usize>,
     pub(crate) backends: Backends,
-    pub(crate) owners: Owners<I>,
+    pub(crate) owners: SocketOwners<I>,
     /// Pairs that are spliced, or wait for the device's decision.
     pub(crate) splices: BTreeMap<SpliceId, usize>,
-    pub(crate) clock: Clock,
+    pub(crate) clock: HttpClock,
     pub(crate) counters: Counters,
-    pub(crate) log: Log,
+    pub(crate) log: AccessLogQueue,
     /// Backends that went down since the health checks were last informed.
     pub(crate) went_down: Vec<BackendId>,
 }
 
-impl<I: Copy + Eq> Shared<I> {
+impl<I: Copy + Eq> ProxyShared<I> {
     pub(crate) fn new(config: Config) -> Self {
         Self {
-            clock: Clock::new(config.unix_epoch),
-            log: Log::new(config.access_log),
+            clock: HttpClock::new(config.unix_epoch),
+            log: AccessLogQueue::new(config.access_log),
             config,
             table: Table::default(),
             pools: Vec::new(),
             backends: Backends::default(),
-            owners: Owners::default(),
+            owners: SocketOwners::default(),
             splices: BTreeMap::new(),
             counters: Counters::default(),
             went_down: Vec::new(),
@@ -185,15 +185,15 @@ impl<I: Copy + Eq> Shared<I> {
     /// Logs a pair. A line has the client, the time, the request, the status, the backend, bytes
     /// from and to the client, who relayed them, how the pair ended, times, and HAProxy's
     /// termination state. An unknown status is -1, as in HAProxy's logs.
-    pub(crate) fn note(&mut self, now: Instant, record: &Record<'_>) {
+    pub(crate) fn log_record(&mut self, now: Instant, record: &ProxyLogRecord<'_>) {
         if !self.log.enabled() {
             return;
         }
         self.clock.advance(now);
-        let mut line = String::with_capacity(160 + record.asked.len());
+        let mut line = String::with_capacity(160 + record.requested.len());
         // Writing to a String cannot fail.
         let _ = write!(line, "{} [{}] ", record.client, self.clock.log());
-        quoted(&mut line, Some(record.asked));
+        quoted(&mut line, Some(record.requested));
         let _ = match record.status {
             Some(status) => write!(line, " {status}"),
             None => write!(line, " -1"),
@@ -212,14 +212,19 @@ impl<I: Copy + Eq> Shared<I> {
     }
 
     /// Counts and logs a change of a backend's health.
-    pub(crate) fn note_change(&mut self, now: Instant, backend: BackendId, change: Change) {
+    pub(crate) fn record_health_change(
+        &mut self,
+        now: Instant,
+        backend: BackendId,
+        change: HealthChange,
+    ) {
         let what = match change {
-            Change::None => return,
-            Change::Up => {
+            HealthChange::None => return,
+            HealthChange::Up => {
                 self.counters.proxy_backends_came_up += 1;
                 "is up"
             }
-            Change::Down => {
+            HealthChange::Down => {
                 self.counters.proxy_backends_went_down += 1;
                 self.went_down.push(backend);
                 "is down"
@@ -251,12 +256,16 @@ mod tests {
 
     #[test]
     fn a_slot_that_is_used_again_belongs_to_the_new_socket() {
-        let mut owners = Owners::default();
-        owners.set(3, 'a', Owner::Pair(1));
-        owners.set(3, 'b', Owner::Check(2));
-        assert_eq!((owners.get(3, 'a'), owners.get(3, 'b')), (None, Some(Owner::Check(2))));
+        let mut owners = SocketOwners::default();
+        owners.set(3, 'a', SocketOwner::Pair(1));
+        owners.set(3, 'b', SocketOwner::Check(2));
+        assert_eq!((owners.get(3, 'a'), owners.get(3, 'b')), (None, Some(SocketOwner::Check(2))));
         owners.clear(3, 'a');
-        assert_eq!(owners.get(3, 'b'), Some(Owner::Check(2)), "a late word about the old one");
+        assert_eq!(
+            owners.get(3, 'b'),
+            Some(SocketOwner::Check(2)),
+            "a late word about the old one"
+        );
         owners.clear(3, 'b');
         assert_eq!((owners.get(3, 'b'), owners.get(9, 'b')), (None, None));
     }

@@ -11,7 +11,7 @@ use wire::Endpoint;
 use crate::connections::Connections;
 
 /// Connections, also to backends, and splices of two; see [`Host`] for the contract of each call.
-pub(crate) trait Sockets: Connections {
+pub(crate) trait ProxySockets: Connections {
     /// Begins to connect to a backend, with the options that suit relaying.
     fn connect(&mut self, now: Instant, remote: Endpoint) -> Result<Self::Id, ConnectError>;
     fn nsplice(
@@ -24,7 +24,7 @@ pub(crate) trait Sockets: Connections {
     fn take_splice(&mut self, id: SpliceId) -> Option<SpliceMeta>;
 }
 
-impl Sockets for Host {
+impl ProxySockets for Host {
     fn connect(&mut self, now: Instant, remote: Endpoint) -> Result<SocketId, ConnectError> {
         let id = Self::connect(self, now, remote)?;
         // The sender has already cut its data into segments, so Nagle's algorithm could only delay

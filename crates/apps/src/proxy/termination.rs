@@ -8,7 +8,7 @@ use core::fmt;
 
 /// Cause of a pair's end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Cause {
+pub(crate) enum TerminationCause {
     /// Both sides closed.
     #[default]
     Normal,
@@ -32,7 +32,7 @@ pub(crate) enum Cause {
 
 /// Stage that a pair had reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum TerminationStage {
     /// Both sides had closed.
     #[default]
     Over,
@@ -49,15 +49,15 @@ pub(crate) enum Stage {
 /// Cause and stage of a pair's end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Termination {
-    pub(crate) cause: Cause,
-    pub(crate) stage: Stage,
+    pub(crate) cause: TerminationCause,
+    pub(crate) stage: TerminationStage,
 }
 
 impl Termination {
     /// Termination of a pair that both sides closed.
-    pub(crate) const NORMAL: Self = Self::new(Cause::Normal, Stage::Over);
+    pub(crate) const NORMAL: Self = Self::new(TerminationCause::Normal, TerminationStage::Over);
 
-    pub(crate) const fn new(cause: Cause, stage: Stage) -> Self {
+    pub(crate) const fn new(cause: TerminationCause, stage: TerminationStage) -> Self {
         Self { cause, stage }
     }
 }
@@ -65,22 +65,22 @@ impl Termination {
 impl fmt::Display for Termination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let cause = match self.cause {
-            Cause::Normal => '-',
-            Cause::Client => 'C',
-            Cause::Server => 'S',
-            Cause::ClientTimeout => 'c',
-            Cause::ServerTimeout => 's',
-            Cause::Proxy => 'P',
-            Cause::Resource => 'R',
-            Cause::Internal => 'I',
-            Cause::Killed => 'K',
+            TerminationCause::Normal => '-',
+            TerminationCause::Client => 'C',
+            TerminationCause::Server => 'S',
+            TerminationCause::ClientTimeout => 'c',
+            TerminationCause::ServerTimeout => 's',
+            TerminationCause::Proxy => 'P',
+            TerminationCause::Resource => 'R',
+            TerminationCause::Internal => 'I',
+            TerminationCause::Killed => 'K',
         };
         let stage = match self.stage {
-            Stage::Over => '-',
-            Stage::Request => 'R',
-            Stage::Connect => 'C',
-            Stage::Headers => 'H',
-            Stage::Data => 'D',
+            TerminationStage::Over => '-',
+            TerminationStage::Request => 'R',
+            TerminationStage::Connect => 'C',
+            TerminationStage::Headers => 'H',
+            TerminationStage::Data => 'D',
         };
         write!(f, "{cause}{stage}")
     }

@@ -1,13 +1,13 @@
 //! The initiator against a scripted controller: requests, invalid responses, events, discovery,
-//! shutdown. Lost associations are in `losses`.
+//! shutdown. Lost associations are in `reconnect`.
 
-mod losses;
 mod nvme;
+mod reconnect;
 
 use base::{Duration, Prng};
 use bytes::Bytes;
 use host::Application as _;
-use nvme::{Answer, Net, config, remote};
+use nvme::{InitiatorRig, ScriptAnswer, config, remote};
 use outboard_apps::nvme::initiator::{
     BackOff, Config, Discovery, Error, Event, Loss, Request, State,
 };
@@ -31,7 +31,7 @@ fn every_request() {
         let on = |bit: u32| way >> bit & 1 == 1;
         let mut config = config();
         (config.header_digest, config.data_digest) = (on(0), on(1));
-        let mut net = Net::with(config, on(2), on(3)).connected();
+        let mut net = InitiatorRig::with(config, on(2), on(3)).connected();
         let namespaces: Vec<(u32, u64)> =
             net.initiator.namespaces().map(|n| (n.nsid, n.blocks << n.shift)).collect();
         assert_eq!(namespaces, [(1, 2 << 20), (5, 2 << 20)]);
@@ -79,10 +79,10 @@ fn every_request() {
 }
 
 #[test]
-fn what_cannot_be_asked() {
-    let mut net = Net::live(|_| {});
+fn invalid_requests_fail() {
+    let mut net = InitiatorRig::live(|_| {});
     let before = net.target.log.len();
-    let bad = |net: &mut Net, request, pages| {
+    let bad = |net: &mut InitiatorRig, request, pages| {
         let done = net.ask(request, pages);
         assert_eq!(done.buffer.is_some(), pages > 0, "it comes back");
         done.result.unwrap_err()
@@ -111,20 +111,20 @@ fn what_cannot_be_asked() {
 /// All queues share the load, and none exceeds its entries.
 #[test]
 fn queues_share_the_load() {
-    let mut net = Net::live(|config| (config.queues, config.queue_entries) = (3, 9));
-    net.target.script = Box::new(|_, _| Answer::Keep);
+    let mut net = InitiatorRig::live(|config| (config.queues, config.queue_entries) = (3, 9));
+    net.target.script = Box::new(|_, _| ScriptAnswer::Keep);
     for token in 0..100 {
         net.submit(token, Request::Read { lba: token, blocks: 1 }, 1);
     }
     net.settle();
     let of = |qid| net.target.log.iter().filter(|entry| entry.0 == qid).count();
     assert_eq!([of(1), of(2), of(3)], [8; 3]);
-    net.target.script = Box::new(|_, _| Answer::Good);
+    net.target.script = Box::new(|_, _| ScriptAnswer::Good);
     net.target.release(net.now, net.server.host());
     net.settle();
     assert_eq!((net.done.len(), net.counter("done")), (100, 100));
     let (now, host) = (net.now, net.client.host());
-    net.target.script = Box::new(|_, _| Answer::Keep);
+    net.target.script = Box::new(|_, _| ScriptAnswer::Keep);
     for token in 0..1024 {
         net.initiator.submit(now, host, (token, 1), Request::Flush, None).unwrap();
     }
@@ -149,9 +149,13 @@ fn misbehaves(
     pages: usize,
     wrong: fn(u16) -> Vec<(Header, Vec<u8>)>,
 ) -> Vec<Fes> {
-    let mut net = Net::live(|config| config.back_off.first = Duration::from_millis(1));
+    let mut net = InitiatorRig::live(|config| config.back_off.first = Duration::from_millis(1));
     net.target.script = Box::new(move |_, command| {
-        if command.opcode == opcode { Answer::Pdus(wrong(command.cid)) } else { Answer::Good }
+        if command.opcode == opcode {
+            ScriptAnswer::Pdus(wrong(command.cid))
+        } else {
+            ScriptAnswer::Good
+        }
     });
     net.submit(1, request.clone(), pages);
     net.submit(2, Request::Flush, 0);
@@ -168,7 +172,7 @@ fn misbehaves(
 }
 
 #[test]
-fn what_a_controller_may_not_do() {
+fn protocol_violations_end_the_connection() {
     let read = Request::Read { lba: 0, blocks: 8 };
     let big = write(0, &bytes(32 << 10, 3));
     type Case = (u8, Request, usize, fn(u16) -> Vec<(Header, Vec<u8>)>, Fes);
@@ -244,13 +248,13 @@ fn what_a_controller_may_not_do() {
 /// If the offending command is known, its neighbors are not affected.
 #[test]
 fn neighbours_of_a_bad_command() {
-    let mut net = Net::live(|config| {
+    let mut net = InitiatorRig::live(|config| {
         config.queues = 1;
         config.back_off.first = Duration::from_millis(1);
     });
     net.target.script = Box::new(|_, command| match command.opcode {
-        io::FLUSH => Answer::Keep,
-        _ => Answer::Pdus(vec![(c2h(command.cid, 0, 512, true, true), vec![1; 512])]),
+        io::FLUSH => ScriptAnswer::Keep,
+        _ => ScriptAnswer::Pdus(vec![(c2h(command.cid, 0, 512, true, true), vec![1; 512])]),
     });
     for token in 0..10 {
         net.submit(token, Request::Flush, 0);
@@ -267,10 +271,10 @@ fn neighbours_of_a_bad_command() {
 /// A duplicate completion does not affect the completed request.
 #[test]
 fn a_doubled_completion() {
-    let mut net = Net::live(|_| {});
+    let mut net = InitiatorRig::live(|_| {});
     net.target.script = Box::new(|_, command| {
         let end = || (response(command.cid, Status::SUCCESS), Vec::new());
-        Answer::Pdus(vec![end(), end()])
+        ScriptAnswer::Pdus(vec![end(), end()])
     });
     net.submit(1, Request::Flush, 0);
     net.settle();
@@ -282,18 +286,21 @@ fn a_doubled_completion() {
 }
 
 #[test]
-fn data_with_a_wrong_digest_is_never_given() {
+fn data_with_a_wrong_digest_is_never_returned() {
     for wrong_times in [1_u8, 3, 4] {
-        let mut net = Net::live(|config| config.data_digest = true);
+        let mut net = InitiatorRig::live(|config| config.data_digest = true);
         let data = bytes(4096, 5);
         assert_eq!(net.ask(write(0, &data), 0).result, Ok(0));
         let (mut left, answer) = (wrong_times, data.clone());
         net.target.script = Box::new(move |_, command| {
             if left == 0 {
-                return Answer::Good;
+                return ScriptAnswer::Good;
             }
             left -= 1;
-            Answer::Spoiled(vec![(c2h(command.cid, 0, 4096, true, true), answer.to_vec())])
+            ScriptAnswer::WrongDigests(vec![(
+                c2h(command.cid, 0, 4096, true, true),
+                answer.to_vec(),
+            )])
         });
         let done = net.ask(Request::Read { lba: 0, blocks: 8 }, 1);
         if wrong_times <= 3 {
@@ -309,7 +316,7 @@ fn data_with_a_wrong_digest_is_never_given() {
 
 /// A transient status is retried, a limited number of times.
 #[test]
-fn faults_that_may_pass() {
+fn transient_statuses_are_retried() {
     for (status, times, result) in [
         (Status::TRANSIENT_TRANSPORT, 5, Ok(0)),
         (Status::TRANSIENT_TRANSPORT, 6, Err(Error::Status(Status::TRANSIENT_TRANSPORT))),
@@ -320,13 +327,13 @@ fn faults_that_may_pass() {
             Err(Error::Status(Status::TRANSIENT_TRANSPORT.do_not_retry())),
         ),
     ] {
-        let (mut net, mut left) = (Net::live(|_| {}), times);
+        let (mut net, mut left) = (InitiatorRig::live(|_| {}), times);
         net.target.script = Box::new(move |_, command| {
             if left == 0 {
-                return Answer::Good;
+                return ScriptAnswer::Good;
             }
             left -= 1;
-            Answer::Pdus(vec![(response(command.cid, status), Vec::new())])
+            ScriptAnswer::Pdus(vec![(response(command.cid, status), Vec::new())])
         });
         assert_eq!(net.ask(write(0, &bytes(512, 0)), 0).result, result);
         assert_eq!(net.target.log.len(), if result.is_ok() { times + 1 } else { times });
@@ -336,22 +343,26 @@ fn faults_that_may_pass() {
 /// Random PDU fields, close to valid ones or not: nothing panics, every request completes once, and
 /// requests succeed once the controller behaves.
 #[test]
-fn anything_in_the_fields() {
+fn random_pdu_fields() {
     let (mut terminated, mut spoiled) = (0, 0);
     for seed in 0..150 {
         let mut config = config();
         config.data_digest = seed % 2 == 0;
         config.back_off.first = Duration::from_millis(1);
         config.protocol_retries = 200;
-        let mut net = Net::with(config, seed % 3 == 0, seed % 5 == 0).connected();
+        let mut net = InitiatorRig::with(config, seed % 3 == 0, seed % 5 == 0).connected();
         let (mut rng, mut left) = (Prng::new(seed), 40);
         net.target.script = Box::new(move |_, command| {
             left -= i32::from(left > 0);
             if left == 0 {
-                return Answer::Good;
+                return ScriptAnswer::Good;
             }
             let pdus = (0..1 + rng.below(3)).map(|_| any_pdu(&mut rng, command)).collect();
-            if rng.chance(0.4) { Answer::Spoiled(pdus) } else { Answer::Pdus(pdus) }
+            if rng.chance(0.4) {
+                ScriptAnswer::WrongDigests(pdus)
+            } else {
+                ScriptAnswer::Pdus(pdus)
+            }
         });
         for token in 0..20 {
             match token % 4 {
@@ -405,7 +416,7 @@ fn any_pdu(rng: &mut Prng, command: &Command) -> (Header, Vec<u8>) {
 /// Without room for in-capsule data, all data is requested by R2T.
 #[test]
 fn no_data_in_capsules() {
-    let mut net = Net::new(config());
+    let mut net = InitiatorRig::new(config());
     net.target.ioccsz = 4;
     net.initiator.connect(net.now, net.client.host());
     net.settle();
@@ -415,7 +426,7 @@ fn no_data_in_capsules() {
 
 #[test]
 fn events_and_keep_alives() {
-    let mut net = Net::live(|_| {});
+    let mut net = InitiatorRig::live(|_| {});
     net.run_ms(26_000);
     assert_eq!(net.counter("keep_alives"), 10);
     net.target.nguid = [1; 16];
@@ -433,8 +444,8 @@ fn events_and_keep_alives() {
 /// skipped, and the list is read again.
 #[test]
 fn namespaces_that_change_meanwhile() {
-    let nsids = |net: &Net| net.initiator.namespaces().map(|n| n.nsid).collect::<Vec<_>>();
-    let mut net = Net::new(config());
+    let nsids = |net: &InitiatorRig| net.initiator.namespaces().map(|n| n.nsid).collect::<Vec<_>>();
+    let mut net = InitiatorRig::new(config());
     net.target.nsids_next = [vec![1, 6], vec![2]].into();
     net.initiator.connect(net.now, net.client.host());
     net.settle();
@@ -453,18 +464,18 @@ fn namespaces_that_change_meanwhile() {
 
 /// Returns the result of an unanswered write after the controller was `changed` and reconnected.
 fn write_to_what_came_back(
-    before: impl FnOnce(&mut nvme::Target),
-    changed: impl FnOnce(&mut nvme::Target),
+    before: impl FnOnce(&mut nvme::ScriptedController),
+    changed: impl FnOnce(&mut nvme::ScriptedController),
 ) -> Result<u64, Error> {
-    let mut net = Net::new(config());
+    let mut net = InitiatorRig::new(config());
     before(&mut net.target);
     net.initiator.connect(net.now, net.client.host());
     net.settle();
-    net.target.script = Box::new(|_, _| Answer::Keep);
+    net.target.script = Box::new(|_, _| ScriptAnswer::Keep);
     net.submit(1, write(0, &bytes(512, 1)), 0);
     net.settle();
     changed(&mut net.target);
-    net.target.script = Box::new(|_, _| Answer::Good);
+    net.target.script = Box::new(|_, _| ScriptAnswer::Good);
     net.target.kill(net.now, net.server.host());
     net.target.log.clear();
     net.run_ms(1000);
@@ -478,32 +489,35 @@ fn write_to_what_came_back(
 fn a_namespace_that_became_another() {
     use Descriptor::{Eui64, Nguid, Uuid};
     let another = Err(Error::NoNamespace(1));
-    let changed = |change: fn(&mut nvme::Target)| write_to_what_came_back(|_| {}, change);
+    let changed =
+        |change: fn(&mut nvme::ScriptedController)| write_to_what_came_back(|_| {}, change);
     assert_eq!(changed(|target| target.nguid = [2; 16]), another);
     assert_eq!(changed(|target| target.descriptors = Ok(vec![Uuid([1; 16])])), another);
     assert_eq!(changed(|target| target.descriptors = Ok(vec![Eui64([1; 8])])), another);
     assert_eq!(changed(|target| target.descriptors = Ok(vec![Nguid([1; 16])])), another);
     assert_eq!(changed(|target| target.blocks += 1), Ok(0), "it has grown");
     // Without descriptors, as before NVMe 1.3.
-    let none = |target: &mut nvme::Target| target.descriptors = Err(Status::INVALID_FIELD);
+    let none =
+        |target: &mut nvme::ScriptedController| target.descriptors = Err(Status::INVALID_FIELD);
     assert_eq!(write_to_what_came_back(none, |_| {}), Ok(0));
     // Only the UUID identifies it, as with Linux's target.
-    let uuid = |target: &mut nvme::Target| {
+    let uuid = |target: &mut nvme::ScriptedController| {
         (target.nguid, target.descriptors) = ([0; 16], Ok(vec![Uuid([1; 16])]));
     };
     assert_eq!(write_to_what_came_back(uuid, |target| target.blocks += 1), Ok(0));
-    let other = |target: &mut nvme::Target| target.descriptors = Ok(vec![Uuid([2; 16])]);
+    let other =
+        |target: &mut nvme::ScriptedController| target.descriptors = Ok(vec![Uuid([2; 16])]);
     assert_eq!(write_to_what_came_back(uuid, other), another);
     // Without identifiers, the size has to be unchanged.
-    let nameless = |target: &mut nvme::Target| target.nguid = [0; 16];
+    let nameless = |target: &mut nvme::ScriptedController| target.nguid = [0; 16];
     assert_eq!(write_to_what_came_back(nameless, |_| {}), Ok(0));
     assert_eq!(write_to_what_came_back(nameless, |target| target.blocks += 1), another);
 }
 
 #[test]
 fn closing() {
-    let mut net = Net::live(|_| {});
-    net.target.script = Box::new(|_, _| Answer::Keep);
+    let mut net = InitiatorRig::live(|_| {});
+    net.target.script = Box::new(|_, _| ScriptAnswer::Keep);
     net.submit(1, Request::Read { lba: 0, blocks: 1 }, 1);
     net.settle();
     net.initiator.close(net.now, net.client.host());
@@ -522,7 +536,7 @@ fn closing() {
 
 #[test]
 fn a_controller_that_does_not_shut_down_has_two_seconds() {
-    let mut net = Net::live(|_| {});
+    let mut net = InitiatorRig::live(|_| {});
     net.cut = true;
     let until = net.now + Duration::from_secs(2);
     net.initiator.close(net.now, net.client.host());
@@ -560,7 +574,7 @@ fn discovery() {
             Err("makes no sense"),
         ),
     ] {
-        let mut net = Net::new(config());
+        let mut net = InitiatorRig::new(config());
         net.target.logs = logs.into();
         let config = Config { back_off: BackOff::default(), ..config() };
         let mut discovery = Discovery::new(net.now, net.client.host(), config, remote());

@@ -1,6 +1,6 @@
 //! Connections that the device set up (AccelTCP sections 4.1 and 5.2).
 //!
-//! Called by [`crate::Host`] with the first frame of such a connection. Most become a [`Quasi`].
+//! Called by [`crate::Host`] with the first frame of such a connection. Most become a [`LazyTcb`].
 //! The rest of [`Accept`] does the same in software.
 
 use abi::setup::Established;
@@ -10,13 +10,13 @@ use wire::Tuple;
 use super::{Accept, drop_half_open};
 use crate::api::SocketError;
 use crate::stream::Streams;
+use crate::stream::lazy_tcb::LazyTcb;
 use crate::stream::listeners::Listeners;
-use crate::stream::quasi::Quasi;
-use crate::stream::table::{Place, Table};
+use crate::stream::table::{SocketTable, TupleOwner};
 use crate::tcp::ack::timestamp;
-use crate::tcp::conn::{Cx, Negotiated};
-use crate::tcp::input::Arrival;
-use crate::tcp::listen::HalfOpen;
+use crate::tcp::conn::{Negotiated, TcpEnv};
+use crate::tcp::input::RxTcpSegment;
+use crate::tcp::listen::SynCacheEntry;
 
 impl Accept {
     /// Handles the first frame of a connection that the device set up; `before` is the place of its
@@ -25,22 +25,22 @@ impl Accept {
     pub(crate) fn accept_established(
         &mut self,
         streams: &mut Streams,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         established: Established,
         (tuple, hash): (&Tuple, u64),
-        before: Option<Place>,
-        arrival: Arrival,
-    ) -> Option<Arrival> {
+        before: Option<TupleOwner>,
+        arrival: RxTcpSegment,
+    ) -> Option<RxTcpSegment> {
         let index = established.listener.0;
         let listener = streams.listeners.get(index).copied();
         let Some(listener) = listener.filter(|l| l.port == tuple.local.port) else {
             cx.out.counters.events_ignored += 1;
             return Some(arrival);
         };
-        if !clears_the_way(streams, cx, tuple, before, &arrival) {
+        if !evict_for_new_connection(streams, cx, tuple, before, &arrival) {
             return Some(arrival);
         }
-        if listener.waiting >= listener.backlog || !self.has_room(streams) {
+        if listener.accept_queue_len >= listener.backlog || !self.has_room(streams) {
             // The peer retransmits; there may be room then.
             cx.out.counters.tcp_listen_drops += 1;
             cx.out.recycle.push_back(arrival.packet);
@@ -52,11 +52,11 @@ impl Accept {
             self.accept_whole(streams, cx, &entry, arrival);
             return None;
         }
-        let quasi = Quasi::new(&entry, hash, &streams.table.addrs, listener.teardown);
-        match quasi.filter(|quasi| quasi.takes(&arrival)) {
+        let quasi = LazyTcb::new(&entry, hash, &streams.table.addrs, listener.teardown);
+        match quasi.filter(|quasi| quasi.accepts(&arrival)) {
             Some(mut quasi) => {
-                quasi.take(arrival, cx.out);
-                streams.accept_quasi(cx, index, quasi);
+                quasi.receive(arrival, cx.out);
+                streams.accept_lazy(cx, index, quasi);
             }
             None => self.accept_whole(streams, cx, &entry, arrival),
         }
@@ -66,9 +66,9 @@ impl Accept {
     fn accept_whole(
         &mut self,
         streams: &mut Streams,
-        cx: &mut Cx<'_>,
-        entry: &HalfOpen,
-        arrival: Arrival,
+        cx: &mut TcpEnv<'_>,
+        entry: &SynCacheEntry,
+        arrival: RxTcpSegment,
     ) {
         match self.establish(streams, cx, entry, None) {
             Some(id) => streams.deliver(cx, id.index, arrival),
@@ -79,33 +79,35 @@ impl Accept {
 
 /// Removes the remains of an earlier connection with the same tuple. Returns false if the earlier
 /// connection still exists, or if the frame may belong to it.
-fn clears_the_way(
+fn evict_for_new_connection(
     streams: &mut Streams,
-    cx: &mut Cx<'_>,
+    cx: &mut TcpEnv<'_>,
     tuple: &Tuple,
-    before: Option<Place>,
-    arrival: &Arrival,
+    before: Option<TupleOwner>,
+    arrival: &RxTcpSegment,
 ) -> bool {
     match before {
-        Some(Place::Connection(index)) if replaces(&streams.table, index, arrival) => {
+        Some(TupleOwner::Connection(index))
+            if is_newer_connection(&streams.table, index, arrival) =>
+        {
             // The peer has lost the old connection, or it would not have begun a new handshake.
             let id = streams.table.id_of(index);
-            streams.make_whole(cx, id);
+            streams.promote(cx, id);
             streams.with(cx, id, |conn, cx| conn.abort(cx, SocketError::Reset));
             streams.table.find(tuple).is_none()
         }
-        Some(Place::Connection(_)) => false,
-        Some(Place::HalfOpen(slot)) => {
+        Some(TupleOwner::Connection(_)) => false,
+        Some(TupleOwner::HalfOpen(slot)) => {
             drop_half_open(streams, slot);
             true
         }
-        Some(Place::TimeWait(slot)) => {
-            let remains = streams.table.time_wait.at(slot).copied();
-            let newer = remains.is_some_and(|r| r.tcb.is_before(&arrival.segment));
+        Some(TupleOwner::TimeWait(slot)) => {
+            let remains = streams.table.time_wait.get(slot).copied();
+            let newer = remains.is_some_and(|r| r.tcb.is_older_than(&arrival.segment));
             if newer {
                 cx.out.counters.tcp_time_wait_reused += 1;
                 streams.table.time_wait.remove(slot);
-                streams.table.unroute(tuple, Place::TimeWait(slot));
+                streams.table.unroute(tuple, TupleOwner::TimeWait(slot));
             }
             newer
         }
@@ -116,10 +118,10 @@ fn clears_the_way(
 /// Returns whether a frame with a cookie belongs to a connection newer than the one in a slot. A
 /// segment acceptable to the existing connection is its own: duplicates of the last acknowledgment
 /// of the handshake, and data sent before the host sent any, carry the cookie as well.
-fn replaces(table: &Table, index: u32, arrival: &Arrival) -> bool {
+fn is_newer_connection(table: &SocketTable, index: u32, arrival: &RxTcpSegment) -> bool {
     let segment = &arrival.segment;
     let id = table.id_of(index);
-    if let Some(quasi) = table.quasi(id) {
+    if let Some(quasi) = table.lazy_tcb(id) {
         return quasi.tcb.iss() != segment.ack - 1;
     }
     table.get(id).is_none_or(|conn| {
@@ -130,11 +132,11 @@ fn replaces(table: &Table, index: u32, arrival: &Arrival) -> bool {
 /// Returns the handshake's result for a connection that begins with `arrival`.
 fn begin_established(
     listeners: &Listeners,
-    cx: &Cx<'_>,
+    cx: &TcpEnv<'_>,
     established: Established,
     tuple: &Tuple,
-    arrival: &Arrival,
-) -> HalfOpen {
+    arrival: &RxTcpSegment,
+) -> SynCacheEntry {
     let segment = &arrival.segment;
     let ts = segment.options.timestamps.filter(|_| cx.config.timestamps);
     let options = Negotiated {
@@ -150,7 +152,7 @@ fn begin_established(
             .wrapping_sub(timestamp(cx.now, 0)),
         ts_recent: TsRecent::new(cx.now, ts.map_or(0, |t| t.value)),
     };
-    HalfOpen::new(
+    SynCacheEntry::new(
         cx.now,
         (*tuple, established.listener.0),
         (segment.ack - 1, segment.seq - 1),

@@ -18,8 +18,8 @@ use crate::l5p::tls::TlsServer;
 use crate::net::outbox::Outbox;
 use crate::storage::files::Files;
 use crate::stream::Streams;
-use crate::tcp::conn::{Cx, SEGMENT_MIN};
-use crate::tcp::listen::Listener;
+use crate::tcp::conn::{SEGMENT_MIN, TcpEnv};
+use crate::tcp::listen::ListeningPort;
 
 impl Accept {
     /// Listens on a port.
@@ -35,12 +35,13 @@ impl Accept {
         if port == 0 || addr.is_some_and(|a| !out.net.is_ours(a)) {
             return Err(ListenError::BadAddress);
         }
-        let overlaps =
-            |l: &Listener| l.port == port && (l.addr == addr || l.addr.is_none() || addr.is_none());
+        let overlaps = |l: &ListeningPort| {
+            l.port == port && (l.addr == addr || l.addr.is_none() || addr.is_none())
+        };
         if streams.listeners.iter().any(overlaps) {
             return Err(ListenError::InUse(port));
         }
-        let listener = Listener::new(addr, port, backlog.max(1));
+        let listener = ListeningPort::new(addr, port, backlog.max(1));
         streams.listeners.insert(listener).ok_or(ListenError::BadAddress)
     }
 
@@ -73,11 +74,11 @@ impl Accept {
         listener: ListenerId,
     ) {
         let Some(state) = streams.listeners.remove(listener.0) else { return };
-        if state.told {
+        if state.on_device {
             out.ops.push_back(Op::Unlisten { listener: ListenId(listener.0) });
         }
         self.tls_servers.remove(&listener.0);
-        for slot in streams.table.syn_cache.of_listener(listener.0) {
+        for slot in streams.table.syn_cache.slots_of_listener(listener.0) {
             drop_half_open(streams, slot);
         }
     }
@@ -94,20 +95,20 @@ impl Accept {
         let Some(state) = streams.listeners.get_mut(listener.0) else { return };
         match option {
             ListenerOption::SetupOffload(on) => {
-                state.setup = if on { self.setup } else { Err(Refusal::Disabled) };
+                state.setup_offload = if on { self.setup } else { Err(Refusal::Disabled) };
             }
             ListenerOption::DeferAccept(on) => state.defer = on,
             ListenerOption::TeardownOffload(on) => state.teardown = on,
             ListenerOption::MaxSegment(bytes) => state.max_segment = bytes.max(SEGMENT_MIN),
             ListenerOption::HandOverCleartext(on) => state.cleartext = on,
         }
-        tell_device(streams, out, config, listener.0);
+        install_on_device(streams, out, config, listener.0);
     }
 
     /// Handles the device's refusal of a listener.
     pub(crate) fn handle_refused(
         streams: &mut Streams,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         listener: ListenId,
         why: Refusal,
     ) {
@@ -115,31 +116,31 @@ impl Accept {
             cx.out.counters.events_ignored += 1;
             return;
         };
-        (state.setup, state.told) = (Err(why), false);
+        (state.setup_offload, state.on_device) = (Err(why), false);
         cx.out.counters.setup_listeners_refused += 1;
     }
 
     /// Installs the listeners again after a reset of the device.
-    pub(crate) fn handle_device_reset(streams: &mut Streams, cx: &mut Cx<'_>) {
+    pub(crate) fn handle_device_reset(streams: &mut Streams, cx: &mut TcpEnv<'_>) {
         for listener in streams.listeners.names() {
             let Some(state) = streams.listeners.get_mut(listener) else { continue };
-            state.told = false;
-            if state.setup.is_ok() {
-                tell_device(streams, cx.out, cx.config, listener);
+            state.on_device = false;
+            if state.setup_offload.is_ok() {
+                install_on_device(streams, cx.out, cx.config, listener);
             }
         }
     }
 }
 
 /// Installs a listener on the device, replaces it there, or removes it.
-fn tell_device(streams: &mut Streams, out: &mut Outbox, config: &TcpConfig, name: u32) {
+fn install_on_device(streams: &mut Streams, out: &mut Outbox, config: &TcpConfig, name: u32) {
     let Some(state) = streams.listeners.get_mut(name) else { return };
     let listener = ListenId(name);
-    if state.told {
+    if state.on_device {
         out.ops.push_back(Op::Unlisten { listener });
     }
-    state.told = state.setup.is_ok();
-    if !state.told {
+    state.on_device = state.setup_offload.is_ok();
+    if !state.on_device {
         return;
     }
     let (mtu, most) = (out.net.mtu, state.max_segment);

@@ -12,31 +12,31 @@ use alloc::collections::BTreeMap;
 
 use abi::{Capabilities, FlowId, Refusal};
 use base::{Duration, Instant, Prng, SeqNum, internal_error};
-use tcp_rules::cookie::{Agreed, Cookies, Returned};
+use tcp_rules::cookie::{CookieOptions, ReturnedCookie, SynCookies};
 use tcp_rules::paws::TsRecent;
-use tcp_rules::time_wait::Verdict;
+use tcp_rules::time_wait::TimeWaitVerdict;
 use wire::Tuple;
 use wire::tcp::{Flags, Options, Segment, Timestamps};
 
 use crate::api::SocketId;
 use crate::config::Config;
-use crate::l5p::Connection;
-use crate::l5p::tls::{Session, TlsServer};
+use crate::l5p::L5pConnection;
+use crate::l5p::tls::{HostTlsSession, TlsServer};
 use crate::net::outbox::TcpPayload;
 use crate::stream::Streams;
 use crate::stream::listeners::Listeners;
-use crate::stream::table::Place;
+use crate::stream::table::TupleOwner;
 use crate::tcp::ack::timestamp;
-use crate::tcp::conn::{Begin, Cx, Negotiated};
-use crate::tcp::input::Arrival;
-use crate::tcp::listen::HalfOpen;
-use crate::tcp::numbers::FirstNumbersKey;
+use crate::tcp::conn::{ConnParams, Negotiated, TcpEnv};
+use crate::tcp::initial_numbers::InitialNumbersKey;
+use crate::tcp::input::RxTcpSegment;
+use crate::tcp::listen::SynCacheEntry;
 
 /// How long after the last cookie was sent an acknowledgment of no connection is checked for one.
 const COOKIE_LIFE: Duration = Duration::from_secs(128);
 
 /// Result of checking an acknowledgment for a cookie.
-enum CookieFate {
+enum CookieCheck {
     /// There is no valid cookie.
     None,
     /// The cookie is valid, but there is no room for another connection.
@@ -52,8 +52,8 @@ fn peer_mss(syn: &Segment) -> u16 {
 /// State of passive opens.
 #[derive(Debug)]
 pub(crate) struct Accept {
-    key: FirstNumbersKey,
-    cookies: Cookies,
+    key: InitialNumbersKey,
+    cookies: SynCookies,
     /// When a cookie was last sent; see [`COOKIE_LIFE`].
     cookie_sent: Option<Instant>,
     /// TLS configurations of the TLS listeners, by listener.
@@ -72,8 +72,8 @@ impl Accept {
         let timestamps = if config.tcp.timestamps { Ok(()) } else { Err(Refusal::DoesNotFit) };
         let setup = config.setup_offload.and(timestamps).and(capabilities.setup).map(drop);
         Self {
-            cookies: Cookies::new((prng.next_u64(), prng.next_u64())),
-            key: FirstNumbersKey::random(prng),
+            cookies: SynCookies::new((prng.next_u64(), prng.next_u64())),
+            key: InitialNumbersKey::random(prng),
             cookie_sent: None,
             tls_servers: BTreeMap::new(),
             setup,
@@ -83,7 +83,7 @@ impl Accept {
     }
 
     /// Returns the secret of initial sequence numbers, which active opens use as well.
-    pub(crate) const fn key(&self) -> &FirstNumbersKey {
+    pub(crate) const fn key(&self) -> &InitialNumbersKey {
         &self.key
     }
 
@@ -97,9 +97,9 @@ impl Accept {
     pub(crate) fn handle_unknown(
         &mut self,
         streams: &mut Streams,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         tuple: &Tuple,
-        arrival: Arrival,
+        arrival: RxTcpSegment,
     ) {
         let segment = arrival.segment;
         let flags = segment.flags;
@@ -109,16 +109,16 @@ impl Accept {
             Some(listener) if syn => self.handle_syn(streams, cx, listener, tuple, &segment, None),
             Some(listener) if flags.has(Flags::ACK) && !flags.any(Flags::SYN.with(Flags::RST)) => {
                 match self.accept_cookie(streams, cx, listener, tuple, &segment) {
-                    CookieFate::Accepted(id) => {
+                    CookieCheck::Accepted(id) => {
                         streams.deliver(cx, id.index, arrival);
                         return;
                     }
                     // As in Linux: the peer retransmits; there may be room then.
-                    CookieFate::NoRoom => {}
-                    CookieFate::None => refuse(cx, tuple, &arrival),
+                    CookieCheck::NoRoom => {}
+                    CookieCheck::None => reset_unknown(cx, tuple, &arrival),
                 }
             }
-            _ => refuse(cx, tuple, &arrival),
+            _ => reset_unknown(cx, tuple, &arrival),
         }
         cx.out.recycle.push_back(arrival.packet);
     }
@@ -128,7 +128,7 @@ impl Accept {
     fn handle_syn(
         &mut self,
         streams: &mut Streams,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         listener: u32,
         tuple: &Tuple,
         segment: &Segment,
@@ -138,7 +138,7 @@ impl Accept {
             internal_error!(cx.out.counters.internal_errors, "a listener that was closed");
             return;
         };
-        if state.waiting >= state.backlog || !self.has_room(streams) {
+        if state.accept_queue_len >= state.backlog || !self.has_room(streams) {
             cx.out.counters.tcp_listen_drops += 1;
             return;
         }
@@ -149,7 +149,7 @@ impl Accept {
             return;
         }
         let iss = iss.unwrap_or_else(|| self.key.sequence(cx.now, cx.config, tuple));
-        let entry = HalfOpen::new(
+        let entry = SynCacheEntry::new(
             cx.now,
             (*tuple, listener),
             (iss, segment.seq),
@@ -162,7 +162,7 @@ impl Accept {
             l.half_open += 1;
         }
         let slot = streams.table.syn_cache.insert(cx.now, entry);
-        streams.table.route(tuple, Place::HalfOpen(slot), None);
+        streams.table.route(tuple, TupleOwner::HalfOpen(slot), None);
         send_syn_ack(&streams.listeners, cx, &entry);
     }
 
@@ -170,7 +170,7 @@ impl Accept {
     fn negotiate(
         &self,
         listeners: &Listeners,
-        cx: &Cx<'_>,
+        cx: &TcpEnv<'_>,
         listener: u32,
         tuple: &Tuple,
         segment: &Segment,
@@ -192,7 +192,7 @@ impl Accept {
     fn send_cookie(
         &mut self,
         streams: &mut Streams,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         (listener, tuple): (u32, &Tuple),
         segment: &Segment,
         options: &Negotiated,
@@ -203,7 +203,7 @@ impl Accept {
         options.sack &= options.timestamps;
         options.ecn &= options.timestamps;
         let peer_scale = peer_scale.filter(|_| options.timestamps);
-        let peer = Agreed {
+        let peer = CookieOptions {
             peer_mss: peer_mss(segment),
             peer_scale,
             sack: options.sack,
@@ -215,7 +215,7 @@ impl Accept {
             cx.out.counters.tcp_listen_drops += 1;
             return;
         };
-        let entry = HalfOpen::new(
+        let entry = SynCacheEntry::new(
             cx.now,
             (*tuple, listener),
             (cookie.number, segment.seq),
@@ -225,29 +225,29 @@ impl Accept {
         );
         cx.out.counters.tcp_syn_cookies_sent += 1;
         self.cookie_sent = Some(cx.now);
-        send_syn_ack_with(&streams.listeners, cx, &entry, cookie.stamp.unwrap_or_default());
+        send_syn_ack_with(&streams.listeners, cx, &entry, cookie.tsval.unwrap_or_default());
     }
 
     /// Establishes a connection if the acknowledgment carries a valid cookie.
     fn accept_cookie(
         &mut self,
         streams: &mut Streams,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         listener: u32,
         tuple: &Tuple,
         segment: &Segment,
-    ) -> CookieFate {
+    ) -> CookieCheck {
         if self.cookie_sent.is_none_or(|sent| cx.now.since(sent) > COOKIE_LIFE) {
-            return CookieFate::None;
+            return CookieCheck::None;
         }
         let (iss, irs) = (segment.ack - 1, segment.seq - 1);
         let ts = segment.options.timestamps;
-        let returned = Returned { number: iss, irs, echo: ts.map(|t| t.echo) };
+        let returned = ReturnedCookie { number: iss, irs, echo: ts.map(|t| t.echo) };
         self.cookies.advance(cx.now);
         let clock = || timestamp(cx.now, self.key.timestamp_offset(cx.config, tuple));
         let Some(found) = self.cookies.check(cx.now, clock, tuple, &returned) else {
             cx.out.counters.tcp_syn_cookies_failed += 1;
-            return CookieFate::None;
+            return CookieCheck::None;
         };
         let options = Negotiated {
             timestamps: cx.config.timestamps && ts.is_some(),
@@ -258,7 +258,7 @@ impl Accept {
             ts_offset: self.key.timestamp_offset(cx.config, tuple),
             ts_recent: TsRecent::new(cx.now, ts.map_or(0, |t| t.value)),
         };
-        let entry = HalfOpen::new(
+        let entry = SynCacheEntry::new(
             cx.now,
             (*tuple, listener),
             (iss, irs),
@@ -266,9 +266,11 @@ impl Accept {
             options,
             found.peer_scale,
         );
-        let Some(id) = self.establish(streams, cx, &entry, None) else { return CookieFate::NoRoom };
+        let Some(id) = self.establish(streams, cx, &entry, None) else {
+            return CookieCheck::NoRoom;
+        };
         cx.out.counters.tcp_syn_cookies_accepted += 1;
-        CookieFate::Accepted(id)
+        CookieCheck::Accepted(id)
     }
 
     /// Creates the connection of a finished handshake. Returns `None` if there is no room. `before`
@@ -276,18 +278,18 @@ impl Accept {
     pub(crate) fn establish(
         &mut self,
         streams: &mut Streams,
-        cx: &mut Cx<'_>,
-        entry: &HalfOpen,
-        before: Option<Place>,
+        cx: &mut TcpEnv<'_>,
+        entry: &SynCacheEntry,
+        before: Option<TupleOwner>,
     ) -> Option<SocketId> {
         let listener = *streams.listeners.get(entry.listener)?;
-        if listener.waiting >= listener.backlog || !self.has_room(streams) {
+        if listener.accept_queue_len >= listener.backlog || !self.has_room(streams) {
             cx.out.counters.tcp_listen_drops += 1;
             return None;
         }
         let id = streams.table.next_id();
         let scale = if entry.peer_scale.is_some() { cx.config.window_scale() } else { 0 };
-        let begin = Begin {
+        let begin = ConnParams {
             tuple: entry.tuple,
             flow: id.into(),
             iss: entry.iss,
@@ -298,8 +300,8 @@ impl Accept {
             options: entry.options,
             mtu: cx.out.net.mtu,
         };
-        let mut conn = Connection::established(begin, cx.config, cx.now);
-        conn.modes.notify = true;
+        let mut conn = L5pConnection::established(begin, cx.config, cx.now);
+        conn.modes.notify_app = true;
         conn.modes.teardown = listener.teardown;
         // A difference of zero is no measurement: the clock has not advanced.
         let rtt =
@@ -313,10 +315,10 @@ impl Accept {
         slot.accepted_by = Some(entry.listener);
         let server = self.tls_servers.get(&entry.listener);
         if let Some(server) = server {
-            slot.attach(Session::server(server, listener.cleartext));
+            slot.attach(HostTlsSession::server(server, listener.cleartext));
         }
         if let Some(l) = streams.listeners.get_mut(entry.listener) {
-            l.waiting += 1;
+            l.accept_queue_len += 1;
         }
         cx.out.counters.tcp_passive_opens += 1;
         Some(id)
@@ -326,11 +328,11 @@ impl Accept {
     pub(crate) fn handle_half_open(
         &mut self,
         streams: &mut Streams,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         slot: u32,
-        arrival: Arrival,
+        arrival: RxTcpSegment,
     ) {
-        let Some(entry) = streams.table.syn_cache.at(slot).copied() else {
+        let Some(entry) = streams.table.syn_cache.get(slot).copied() else {
             internal_error!(cx.out.counters.internal_errors, "a route to no half-open connection");
             return;
         };
@@ -343,7 +345,7 @@ impl Accept {
             }
         } else if flags.has(Flags::SYN) && segment.seq == entry.irs {
             cx.out.counters.tcp_syn_acks_resent += 1;
-            streams.table.syn_cache.resend(slot);
+            streams.table.syn_cache.note_syn_ack_resent(slot);
             send_syn_ack(&streams.listeners, cx, &entry);
         } else if flags.has(Flags::SYN)
             || !entry.is_acceptable(
@@ -356,9 +358,9 @@ impl Accept {
             challenge_half_open(streams, cx, slot, &entry);
         } else if flags.has(Flags::ACK) {
             if segment.ack != entry.iss + 1 {
-                cx.out.refuse_ack(cx.now, &entry.tuple, segment.ack);
+                cx.out.reset_unmatched_ack(cx.now, &entry.tuple, segment.ack);
             } else if let Some(id) =
-                self.establish(streams, cx, &entry, Some(Place::HalfOpen(slot)))
+                self.establish(streams, cx, &entry, Some(TupleOwner::HalfOpen(slot)))
             {
                 release_half_open(streams, slot);
                 streams.deliver(cx, id.index, arrival);
@@ -369,13 +371,13 @@ impl Accept {
     }
 
     /// Retransmits SYN-ACKs, and drops half-open connections whose retries are exhausted.
-    pub(crate) fn handle_timeout(streams: &mut Streams, cx: &mut Cx<'_>) {
+    pub(crate) fn handle_timeout(streams: &mut Streams, cx: &mut TcpEnv<'_>) {
         if streams.table.syn_cache.poll_timeout().is_none_or(|at| at > cx.now) {
             return;
         }
         let (again, dead) = streams.table.syn_cache.expire(cx.now, cx.config.syn_ack_retries);
         for slot in again {
-            if let Some(entry) = streams.table.syn_cache.at(slot).copied() {
+            if let Some(entry) = streams.table.syn_cache.get(slot).copied() {
                 cx.out.counters.tcp_syn_acks_resent += 1;
                 send_syn_ack(&streams.listeners, cx, &entry);
             }
@@ -390,26 +392,26 @@ impl Accept {
     pub(crate) fn handle_time_wait(
         &mut self,
         streams: &mut Streams,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         slot: u32,
         tuple: &Tuple,
-        arrival: Arrival,
+        arrival: RxTcpSegment,
     ) {
-        let Some(remains) = streams.table.time_wait.at(slot).copied() else {
+        let Some(remains) = streams.table.time_wait.get(slot).copied() else {
             internal_error!(cx.out.counters.internal_errors, "a route to nothing in TIME-WAIT");
             return;
         };
         let segment = arrival.segment;
         match (remains.tcb.judge(&segment, arrival.payload.len()), streams.listeners.find(tuple)) {
-            (Verdict::Reuse, Some(listener)) => {
+            (TimeWaitVerdict::Reuse, Some(listener)) => {
                 streams.table.time_wait.remove(slot);
-                streams.table.unroute(tuple, Place::TimeWait(slot));
+                streams.table.unroute(tuple, TupleOwner::TimeWait(slot));
                 cx.out.counters.tcp_time_wait_reused += 1;
                 let iss = remains.tcb.next_iss();
                 self.handle_syn(streams, cx, listener, tuple, &segment, Some(iss));
             }
-            (Verdict::Ignore, _) => {}
-            (Verdict::Acknowledge | Verdict::Reuse, _) => {
+            (TimeWaitVerdict::Ignore, _) => {}
+            (TimeWaitVerdict::Acknowledge | TimeWaitVerdict::Reuse, _) => {
                 let reply = Segment {
                     source: tuple.local.port,
                     destination: tuple.remote.port,
@@ -436,7 +438,7 @@ impl Accept {
 }
 
 /// Answers a segment of no connection with a reset, unless it is a reset itself.
-fn refuse(cx: &mut Cx<'_>, tuple: &Tuple, arrival: &Arrival) {
+fn reset_unknown(cx: &mut TcpEnv<'_>, tuple: &Tuple, arrival: &RxTcpSegment) {
     cx.out.counters.tcp_no_connection += 1;
     let segment = &arrival.segment;
     if !segment.flags.has(Flags::RST) {
@@ -444,18 +446,23 @@ fn refuse(cx: &mut Cx<'_>, tuple: &Tuple, arrival: &Arrival) {
             u32::from(segment.flags.has(Flags::SYN)) + u32::from(segment.flags.has(Flags::FIN));
         // A frame is at most 66 KiB.
         let len = u32::try_from(arrival.payload.len()).unwrap_or(0) + controls;
-        cx.out.refuse_tcp(cx.now, tuple, segment, len);
+        cx.out.reset_unmatched(cx.now, tuple, segment, len);
     }
 }
 
 /// Sends the SYN-ACK of an entry, with the current timestamp.
-fn send_syn_ack(listeners: &Listeners, cx: &mut Cx<'_>, entry: &HalfOpen) {
+fn send_syn_ack(listeners: &Listeners, cx: &mut TcpEnv<'_>, entry: &SynCacheEntry) {
     let clock = timestamp(cx.now, entry.options.ts_offset);
     send_syn_ack_with(listeners, cx, entry, clock);
 }
 
 /// As [`send_syn_ack`], with a timestamp that may encode options for a cookie.
-fn send_syn_ack_with(listeners: &Listeners, cx: &mut Cx<'_>, entry: &HalfOpen, ts_value: u32) {
+fn send_syn_ack_with(
+    listeners: &Listeners,
+    cx: &mut TcpEnv<'_>,
+    entry: &SynCacheEntry,
+    ts_value: u32,
+) {
     let options = &entry.options;
     let mut flags = Flags::SYN.with(Flags::ACK);
     if options.ecn {
@@ -486,7 +493,12 @@ fn send_syn_ack_with(listeners: &Listeners, cx: &mut Cx<'_>, entry: &HalfOpen, t
 /// Sends a challenge acknowledgment to the peer of a half-open connection, at a limited rate. A SYN
 /// with another number is answered in this way as well (RFC 5961 section 4.2): a peer that really
 /// restarted answers with the reset that removes the entry, but a stranger cannot remove it.
-fn challenge_half_open(streams: &mut Streams, cx: &mut Cx<'_>, slot: u32, entry: &HalfOpen) {
+fn challenge_half_open(
+    streams: &mut Streams,
+    cx: &mut TcpEnv<'_>,
+    slot: u32,
+    entry: &SynCacheEntry,
+) {
     if !streams.table.syn_cache.may_challenge(cx.now, slot) {
         cx.out.counters.tcp_challenge_acks_limited += 1;
         return;
@@ -515,12 +527,12 @@ fn challenge_half_open(streams: &mut Streams, cx: &mut Cx<'_>, slot: u32, entry:
 /// Removes an entry of the SYN cache and its route.
 pub(super) fn drop_half_open(streams: &mut Streams, slot: u32) {
     if let Some(entry) = release_half_open(streams, slot) {
-        streams.table.unroute(&entry.tuple, Place::HalfOpen(slot));
+        streams.table.unroute(&entry.tuple, TupleOwner::HalfOpen(slot));
     }
 }
 
 /// Removes an entry of the SYN cache whose route now leads to the connection.
-fn release_half_open(streams: &mut Streams, slot: u32) -> Option<HalfOpen> {
+fn release_half_open(streams: &mut Streams, slot: u32) -> Option<SynCacheEntry> {
     let entry = streams.table.syn_cache.remove(slot)?;
     if let Some(l) = streams.listeners.get_mut(entry.listener) {
         l.half_open -= 1;

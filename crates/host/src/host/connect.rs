@@ -8,13 +8,13 @@ use wire::{Endpoint, Tuple};
 
 use super::{Host, Services};
 use crate::api::{ConnectError, SocketId};
-use crate::l5p::Connection;
-use crate::l5p::tls::{Session, TlsClient};
-use crate::stream::table::Place;
-use crate::tcp::conn::{Begin, Cx, Negotiated};
+use crate::l5p::L5pConnection;
+use crate::l5p::tls::{HostTlsSession, TlsClient};
+use crate::stream::table::TupleOwner;
+use crate::tcp::conn::{ConnParams, Negotiated, TcpEnv};
 
 /// How long a tuple must have been in TIME-WAIT before an active open reuses it.
-const REUSE: Duration = Duration::from_secs(1);
+const TIME_WAIT_REUSE_MIN: Duration = Duration::from_secs(1);
 
 impl Host {
     /// Begins an active open; a notice reports when the connection is established or has failed.
@@ -22,7 +22,7 @@ impl Host {
     /// # Errors
     /// [`ConnectError`]: no route, no free port, or no room in the table.
     pub fn connect(&mut self, now: Instant, remote: Endpoint) -> Result<SocketId, ConnectError> {
-        let (mut cx, services) = self.parts(now);
+        let (mut cx, services) = self.context_and_services(now);
         services.connect(&mut cx, remote)
     }
 
@@ -40,17 +40,17 @@ impl Host {
         let id = self.connect(now, remote)?;
         let table = &mut self.services.streams.table;
         if let Some(slot) = table.slot_mut(id) {
-            slot.attach(Session::client(client));
+            slot.attach(HostTlsSession::client(client));
         }
         if let Some(conn) = table.get_mut(id) {
-            conn.modes.session_waits = true;
+            conn.modes.session_has_work = true;
         }
         Ok(id)
     }
 }
 
 impl Services {
-    fn connect(&mut self, cx: &mut Cx<'_>, remote: Endpoint) -> Result<SocketId, ConnectError> {
+    fn connect(&mut self, cx: &mut TcpEnv<'_>, remote: Endpoint) -> Result<SocketId, ConnectError> {
         let addr = cx.out.net.source_for(remote.addr).ok_or(ConnectError::NoRoute)?;
         if !self.accept.has_room(&self.streams) {
             return Err(ConnectError::TableFull);
@@ -60,9 +60,9 @@ impl Services {
         let config = cx.config;
         let ts_offset = key.timestamp_offset(config, &tuple);
         let fresh = key.sequence(cx.now, config, &tuple);
-        let iss = self.take_over(cx, &tuple).unwrap_or(fresh);
+        let iss = self.take_from_time_wait(cx, &tuple).unwrap_or(fresh);
         let id = self.streams.table.next_id();
-        let begin = Begin {
+        let begin = ConnParams {
             tuple,
             flow: id.into(),
             iss,
@@ -81,10 +81,10 @@ impl Services {
             },
             mtu: cx.out.net.mtu,
         };
-        let conn = Connection::new(begin, config, cx.now);
+        let conn = L5pConnection::new(begin, config, cx.now);
         self.streams.table.insert(id, conn, None);
         cx.out.counters.tcp_active_opens += 1;
-        self.streams.touch(id);
+        self.streams.mark_dirty(id);
         Ok(id)
     }
 
@@ -112,12 +112,13 @@ impl Services {
             let local = Endpoint { port: first.saturating_add(offset), ..local };
             let tuple = Tuple { local, remote };
             match table.find(&tuple) {
-                None if self.splices.takes(&tuple) => {}
+                None if self.splices.relays_tuple(&tuple) => {}
                 None => return Ok(tuple),
-                Some(Place::TimeWait(slot)) => {
-                    let remains = table.time_wait.at(slot);
-                    if remains.is_some_and(|r| r.tcb.ts_recent.is_some() && r.since + REUSE <= now)
-                    {
+                Some(TupleOwner::TimeWait(slot)) => {
+                    let remains = table.time_wait.get(slot);
+                    if remains.is_some_and(|r| {
+                        r.tcb.ts_recent.is_some() && r.since + TIME_WAIT_REUSE_MIN <= now
+                    }) {
                         return Ok(tuple);
                     }
                 }
@@ -129,10 +130,10 @@ impl Services {
 
     /// Removes a tuple from TIME-WAIT, if it is there. Returns the initial sequence number for its
     /// reuse.
-    fn take_over(&mut self, cx: &mut Cx<'_>, tuple: &Tuple) -> Option<SeqNum> {
+    fn take_from_time_wait(&mut self, cx: &mut TcpEnv<'_>, tuple: &Tuple) -> Option<SeqNum> {
         let table = &mut self.streams.table;
-        let Some(Place::TimeWait(slot)) = table.find(tuple) else { return None };
-        table.unroute(tuple, Place::TimeWait(slot));
+        let Some(TupleOwner::TimeWait(slot)) = table.find(tuple) else { return None };
+        table.unroute(tuple, TupleOwner::TimeWait(slot));
         let remains = table.time_wait.remove(slot)?;
         cx.out.counters.tcp_time_wait_reused += 1;
         Some(remains.tcb.next_iss())

@@ -10,17 +10,17 @@
 //! | [`Streams`] | connections, their TLS sessions, listeners, tear-down offload |
 //! | [`Accept`] | passive opens: SYN cookies, set-up offload |
 //! | [`Splices`] | pairs of connections that the device relays between |
-//! | [`Udp`] | UDP sockets |
+//! | [`UdpSockets`] | UDP sockets |
 //! | [`Files`] | file handles, reads and writes of the host's own disk |
 //! | [`Extents`] | users of that disk other than the send streams |
 //!
 //! `receive` dispatches received packets; `connect`, `sockets`, `storage`, `udp`, `splice` and
-//! `nvme` are the application's calls; `ending` is the shutdown.
+//! `nvme` are the application's calls; `shutdown` is the shutdown.
 
 mod connect;
-mod ending;
 mod nvme;
 mod receive;
+mod shutdown;
 mod sockets;
 mod splice;
 mod storage;
@@ -37,19 +37,19 @@ use crate::accept::Accept;
 use crate::api::{Notice, SocketId};
 use crate::config::{Config, TcpConfig};
 use crate::counters::HostCounters;
-use crate::hash::Keyed;
+use crate::hash::KeyedHashBuilder;
 use crate::net::arp;
 use crate::net::outbox::Outbox;
 use crate::splice::Splices;
 use crate::storage::extents::Extents;
-use crate::storage::files::{DiskOwner, FileWork, Files};
+use crate::storage::files::{DiskOwner, FileCompletion, Files};
 use crate::stream::Streams;
-use crate::stream::hand_over::HandOver;
-use crate::stream::table::Table;
-use crate::tcp::conn::Cx;
-use crate::udp::Udp;
+use crate::stream::table::SocketTable;
+use crate::stream::teardown_offload::TeardownOffloadState;
+use crate::tcp::conn::TcpEnv;
+use crate::udp::UdpSockets;
 
-use ending::Ending;
+use shutdown::ShutdownStage;
 
 /// A host stack.
 ///
@@ -71,9 +71,9 @@ pub(crate) struct Services {
     pub(crate) streams: Streams,
     accept: Accept,
     splices: Splices,
-    udp: Udp,
+    udp: UdpSockets,
     extents: Extents,
-    ending: Ending,
+    ending: ShutdownStage,
     /// Local ports of active opens.
     ports: RangeInclusive<u16>,
     /// Local ports tried for active opens, over all peers.
@@ -94,19 +94,19 @@ impl Host {
             (Err(why), _) | (Ok(()), Err(why)) => Err(why),
             (Ok(()), Ok(_)) => Ok(()),
         };
-        let files = Files::new(config.files_max, offload, Keyed::random(&mut prng));
+        let files = Files::new(config.files_max, offload, KeyedHashBuilder::random(&mut prng));
         let addrs = config.addrs.iter().map(|cidr| cidr.addr).collect();
-        let table = Table::new(&mut prng, addrs);
+        let table = SocketTable::new(&mut prng, addrs);
         Self {
             out: Outbox::new(&config, capabilities),
             files,
             services: Services {
-                streams: Streams::new(table, HandOver::new(&config, capabilities)),
+                streams: Streams::new(table, TeardownOffloadState::new(&config, capabilities)),
                 accept: Accept::new(&config, capabilities, &mut prng),
                 splices: Splices::new(config.splice_offload.and(capabilities.splice).map(drop)),
-                udp: Udp::new(&config, capabilities),
+                udp: UdpSockets::new(&config, capabilities),
                 extents: Extents::default(),
-                ending: Ending::default(),
+                ending: ShutdownStage::default(),
                 ports: config.ports,
                 ports_tried: 0,
             },
@@ -115,21 +115,21 @@ impl Host {
     }
 
     /// Returns the services and their context.
-    pub(crate) fn parts(&mut self, now: Instant) -> (Cx<'_>, &mut Services) {
-        let cx = Cx { now, config: &self.config, out: &mut self.out, files: &mut self.files };
+    pub(crate) fn context_and_services(&mut self, now: Instant) -> (TcpEnv<'_>, &mut Services) {
+        let cx = TcpEnv { now, config: &self.config, out: &mut self.out, files: &mut self.files };
         (cx, &mut self.services)
     }
 
     /// Handles an event of the device.
     pub fn handle_event(&mut self, now: Instant, event: Event) {
-        let (mut cx, services) = self.parts(now);
+        let (mut cx, services) = self.context_and_services(now);
         services.handle_event(&mut cx, event);
         services.splices.settle(&mut services.streams, &mut cx);
     }
 
     /// Handles a completion of the host's own disk.
     pub fn handle_disk(&mut self, now: Instant, completion: DiskCompletion) {
-        let (mut cx, services) = self.parts(now);
+        let (mut cx, services) = self.context_and_services(now);
         if let Some(work) = cx.files.handle_disk(cx.out, completion) {
             services.handle_file_work(&mut cx, work);
         }
@@ -138,11 +138,11 @@ impl Host {
 
     /// Handles expired timers.
     pub fn handle_timeout(&mut self, now: Instant) {
-        let (mut cx, services) = self.parts(now);
+        let (mut cx, services) = self.context_and_services(now);
         let streams = &mut services.streams;
         streams.handle_timeout(&mut cx);
         for dropped in cx.out.net.neighbors.handle_timeout(now) {
-            cx.out.give_up(&dropped);
+            cx.out.drop_transmit(&dropped);
         }
         Accept::handle_timeout(streams, &mut cx);
         services.splices.settle(streams, &mut cx);
@@ -165,7 +165,7 @@ impl Host {
     /// first.
     pub fn poll_op(&mut self, now: Instant) -> Option<Op> {
         if self.out.ops.is_empty() {
-            let (mut cx, services) = self.parts(now);
+            let (mut cx, services) = self.context_and_services(now);
             services.produce_ops(&mut cx);
             let out = &mut self.out;
             arp::solicit(out);
@@ -191,8 +191,8 @@ impl Host {
         let Services { streams, splices, udp, .. } = &self.services;
         self.out.counters.visit(f);
         f("connections", streams.table.len() as u64);
-        f("connections_quasi", streams.table.quasis() as u64);
-        f("connections_closing_on_device", u64::from(streams.hand_over.closing()));
+        f("connections_quasi", streams.table.lazy_tcb_count() as u64);
+        f("connections_closing_on_device", u64::from(streams.teardown.closing()));
         f("connections_half_open", streams.table.syn_cache.len() as u64);
         f("connections_time_wait", streams.table.time_wait.len() as u64);
         f("udp_receive_queue", udp.queued() as u64);
@@ -209,7 +209,7 @@ impl Host {
 impl Services {
     // Inlined here and below: an event is large, and each call by value may copy it.
     #[inline]
-    fn handle_event(&mut self, cx: &mut Cx<'_>, event: Event) {
+    fn handle_event(&mut self, cx: &mut TcpEnv<'_>, event: Event) {
         let streams = &mut self.streams;
         match event {
             Event::Received(received) => self.handle_received(cx, received),
@@ -234,12 +234,12 @@ impl Services {
                     streams.session_refused(cx, &refused);
                 }
             }
-            Event::DdpTeardownDone(done) => streams.nvme_buffer_back(cx, *done),
+            Event::DdpTeardownDone(done) => streams.nvme_buffer_returned(cx, *done),
             Event::ListenRefused { listener, why } => {
                 Accept::handle_refused(streams, cx, listener, why);
             }
             Event::TeardownDone(done) => {
-                streams.hand_over.handle_done(&mut cx.out.counters, done);
+                streams.teardown.handle_done(&mut cx.out.counters, done);
             }
             Event::TeardownRefused(refused) => streams.handle_teardown_refused(cx, refused),
             Event::Spliced { id, result } => {
@@ -249,60 +249,60 @@ impl Services {
             Event::QuicStatus(status) => cx.out.notices.push_back(Notice::Quic(status)),
             // The host counts its flows itself.
             Event::FlowCounted { .. } => {}
-            Event::Load(load) => streams.hand_over.handle_load(&mut cx.out.counters, load),
+            Event::Load(load) => streams.teardown.handle_load(&mut cx.out.counters, load),
             Event::Quiesced => self.handle_quiesced(),
             Event::Reset => self.handle_device_reset(cx),
         }
     }
 
-    fn handle_transmit_done(&mut self, cx: &mut Cx<'_>, done: &TransmitDone) {
-        if !Udp::handle_transmit_done(cx.out, done) {
+    fn handle_transmit_done(&mut self, cx: &mut TcpEnv<'_>, done: &TransmitDone) {
+        if !UdpSockets::handle_transmit_done(cx.out, done) {
             self.streams.handle_transmit_done(cx, done);
         }
     }
 
     /// Handles a reset of the device: nothing is lost, and the host continues in software
     /// (ARCHITECTURE.md, property 7).
-    fn handle_device_reset(&mut self, cx: &mut Cx<'_>) {
+    fn handle_device_reset(&mut self, cx: &mut TcpEnv<'_>) {
         let streams = &mut self.streams;
         cx.out.counters.device_resets += 1;
         cx.files.handle_reset(cx.out);
-        streams.hand_over.handle_device_reset(&mut cx.out.counters);
+        streams.teardown.handle_device_reset(&mut cx.out.counters);
         Accept::handle_device_reset(streams, cx);
         self.splices.handle_device_reset(streams, cx);
         self.ending.handle_device_reset();
         streams.handle_device_reset(cx);
-        if self.udp.is_used() {
+        if self.udp.has_sockets() {
             cx.out.notices.push_back(Notice::DeviceReset);
         }
     }
 
-    fn handle_file_work(&mut self, cx: &mut Cx<'_>, work: FileWork) {
+    fn handle_file_work(&mut self, cx: &mut TcpEnv<'_>, work: FileCompletion) {
         match work {
-            FileWork::Opened(file) => {
+            FileCompletion::Opened(file) => {
                 cx.out.notices.push_back(Notice::File(file));
                 self.extents.resume(cx.files, cx.out, file, None);
             }
-            FileWork::Read { owner: DiskOwner::User(token), result } => {
+            FileCompletion::Read { owner: DiskOwner::User(token), result } => {
                 self.extents.finish_read(cx.out, token, result);
             }
-            FileWork::Read { owner: DiskOwner::Stream { flow, position }, result } => {
+            FileCompletion::Read { owner: DiskOwner::Stream { flow, position }, result } => {
                 let id = SocketId::of_flow(flow);
                 self.streams.with(cx, id, |conn, cx| match result {
                     Ok(bytes) => conn.handle_file_bytes(cx, position, bytes),
                     Err(fault) => conn.fail_file(cx, fault),
                 });
             }
-            FileWork::Changed { token, buffer, result } => {
+            FileCompletion::Changed { token, buffer, result } => {
                 self.extents.finish_change(cx.out, token, buffer, result);
             }
-            FileWork::Reopened { file, fault } => self.handle_reopened(cx, file, fault),
+            FileCompletion::Reopened { file, fault } => self.handle_reopened(cx, file, fault),
         }
     }
 
     /// Handles the reopening on the host's own disk of a file that the device had open: connections
     /// that send it continue, or are reset if it failed.
-    fn handle_reopened(&mut self, cx: &mut Cx<'_>, file: FileId, fault: Option<FileFault>) {
+    fn handle_reopened(&mut self, cx: &mut TcpEnv<'_>, file: FileId, fault: Option<FileFault>) {
         self.extents.resume(cx.files, cx.out, file, fault);
         if fault.is_some() {
             // An application that keeps the handle for the next request must open the file again.
@@ -313,9 +313,9 @@ impl Services {
 
     /// Lets connections send until there is an operation, or nothing to send.
     #[inline]
-    fn produce_ops(&mut self, cx: &mut Cx<'_>) {
-        self.streams.settle_quasis(cx);
-        while let Some((flow, tag)) = cx.out.unsent.pop() {
+    fn produce_ops(&mut self, cx: &mut TcpEnv<'_>) {
+        self.streams.promote_or_route_touched(cx);
+        while let Some((flow, tag)) = cx.out.lost_echoes.pop() {
             let (delay, outcome) = (Duration::ZERO, TransmitOutcome::Sent);
             self.handle_transmit_done(cx, &TransmitDone { flow, tag, delay, outcome });
         }
@@ -330,7 +330,7 @@ impl Services {
             }
             self.splices.advance(&mut self.streams, cx);
             let idle = cx.out.ops.is_empty() && !self.streams.is_dirty();
-            if idle && !self.advance_end(cx) {
+            if idle && !self.advance_shutdown(cx) {
                 break;
             }
         }

@@ -13,10 +13,10 @@ use bytes::Bytes;
 
 use super::Host;
 use crate::api::{SendError, SocketId};
-use crate::l5p::nvme_tcp::pdus::PduData;
+use crate::l5p::nvme_tcp::tx_pdus::PduData;
 use crate::net::outbox::Outbox;
 use crate::stream::Streams;
-use crate::tcp::conn::Cx;
+use crate::tcp::conn::TcpEnv;
 
 impl Host {
     /// Begins to send PDUs with data digests on a connection; `crypto` computes those that the
@@ -33,7 +33,7 @@ impl Host {
         state: NvmeTcpState,
         crypto: Arc<dyn CryptoProvider>,
     ) -> Result<L5oId, Refusal> {
-        let (mut cx, services) = self.parts(now);
+        let (mut cx, services) = self.context_and_services(now);
         services.streams.nvme_tx_context(&mut cx, socket, state, crypto)
     }
 
@@ -52,7 +52,7 @@ impl Host {
         data: PduData,
         digest: bool,
     ) -> Result<u64, SendError> {
-        let (mut cx, services) = self.parts(now);
+        let (mut cx, services) = self.context_and_services(now);
         services.streams.send_pdu(&mut cx, socket, header, data, digest)
     }
 
@@ -70,8 +70,8 @@ impl Host {
 
     /// Returns the stream sockets and their context, for the transport, whose per-connection state
     /// is there.
-    pub(crate) fn streams(&mut self, now: Instant) -> (Cx<'_>, &mut Streams) {
-        let (cx, services) = self.parts(now);
+    pub(crate) fn streams(&mut self, now: Instant) -> (TcpEnv<'_>, &mut Streams) {
+        let (cx, services) = self.context_and_services(now);
         (cx, &mut services.streams)
     }
 }

@@ -12,18 +12,18 @@ use wire::{Endpoint, Tuple};
 
 use super::Services;
 use crate::api::SocketError;
-use crate::l5p::Connection;
-use crate::net::icmp::{ErrorKind, TcpError};
+use crate::l5p::L5pConnection;
+use crate::net::icmp::{IcmpErrorKind, IcmpTcpError};
 use crate::net::outbox::Outbox;
 use crate::net::{arp, icmp};
-use crate::stream::table::{Place, Relayed};
-use crate::tcp::conn::Cx;
-use crate::tcp::input::Arrival;
-use crate::tcp::state::State;
+use crate::stream::table::{SplicePhase, TupleOwner};
+use crate::tcp::conn::TcpEnv;
+use crate::tcp::input::RxTcpSegment;
+use crate::tcp::state::TcpState;
 
 impl Services {
     #[inline]
-    pub(super) fn handle_received(&mut self, cx: &mut Cx<'_>, received: Received) {
+    pub(super) fn handle_received(&mut self, cx: &mut TcpEnv<'_>, received: Received) {
         cx.out.counters.received_frames += 1;
         let frame = received.packet.as_slice();
         match wire::frame::parse(frame) {
@@ -42,10 +42,10 @@ impl Services {
         cx.out.recycle.push_back(received.packet);
     }
 
-    fn handle_other_ip(&mut self, cx: &mut Cx<'_>, frame: &[u8], ip: &IpPacket) {
+    fn handle_other_ip(&mut self, cx: &mut TcpEnv<'_>, frame: &[u8], ip: &IpPacket) {
         match ip.protocol {
             protocol::ICMP | protocol::ICMPV6 => {
-                if let Some(error) = icmp::handle(cx.out, cx.now, ip, frame) {
+                if let Some(error) = icmp::handle_icmp(cx.out, cx.now, ip, frame) {
                     self.handle_icmp_error(cx, &error);
                 }
             }
@@ -55,21 +55,21 @@ impl Services {
 
     /// Dispatches a TCP segment by its tuple.
     #[inline]
-    fn handle_tcp(&mut self, cx: &mut Cx<'_>, received: Received, ip: &IpPacket) {
+    fn handle_tcp(&mut self, cx: &mut TcpEnv<'_>, received: Received, ip: &IpPacket) {
         let Some((segment, tuple, payload)) = check_tcp(cx.out, &received, ip) else {
             cx.out.recycle.push_back(received.packet);
             return;
         };
         let streams = &mut self.streams;
         let (hash, place) = streams.table.look_up(&tuple);
-        streams.hand_over.note_taken(received.teardowns);
-        if place.is_none() && streams.hand_over.is_fresh(hash) {
+        streams.teardown.ack_teardowns(received.teardowns);
+        if place.is_none() && streams.teardown.may_be_untaken(hash) {
             cx.out.counters.hand_over_frames_returned += 1;
             let Received { packet, checksum, segment_size, .. } = received;
             cx.out.ops.push_back(Op::Return(RxFrame { packet, checksum, segment_size }));
             return;
         }
-        let mut arrival = Arrival {
+        let mut arrival = RxTcpSegment {
             segment,
             packets: packets_in(payload.len(), received.segment_size),
             packet: received.packet,
@@ -85,15 +85,17 @@ impl Services {
             }
         }
         match place {
-            Some(Place::Connection(index)) if streams.table.relayed(index) != Relayed::No => {
+            Some(TupleOwner::Connection(index))
+                if streams.table.splice_phase(index) != SplicePhase::No =>
+            {
                 let (checksum, size) = (received.checksum, received.segment_size);
                 self.splices.handle_segment(streams, cx, index, arrival, checksum, size);
             }
-            Some(Place::Connection(index)) => streams.deliver(cx, index, arrival),
-            Some(Place::HalfOpen(slot)) => {
+            Some(TupleOwner::Connection(index)) => streams.deliver(cx, index, arrival),
+            Some(TupleOwner::HalfOpen(slot)) => {
                 self.accept.handle_half_open(streams, cx, slot, arrival);
             }
-            Some(Place::TimeWait(slot)) => {
+            Some(TupleOwner::TimeWait(slot)) => {
                 self.accept.handle_time_wait(streams, cx, slot, &tuple, arrival);
             }
             None => self.accept.handle_unknown(streams, cx, &tuple, arrival),
@@ -101,10 +103,10 @@ impl Services {
     }
 
     /// Handles an ICMP error. It is ignored unless it refers to bytes in flight (RFC 5927).
-    fn handle_icmp_error(&mut self, cx: &mut Cx<'_>, error: &TcpError) {
+    fn handle_icmp_error(&mut self, cx: &mut TcpEnv<'_>, error: &IcmpTcpError) {
         let streams = &mut self.streams;
         let counted = match streams.table.find(&error.tuple) {
-            Some(Place::Connection(index)) => {
+            Some(TupleOwner::Connection(index)) => {
                 let id = streams.table.id_of(index);
                 streams.with(cx, id, |conn, cx| conn.handle_icmp(cx, error)).unwrap_or(false)
             }
@@ -170,31 +172,31 @@ fn packets_in(payload: usize, segment_size: u16) -> u8 {
     u8::try_from(payload.div_ceil(usize::from(segment_size))).unwrap_or(u8::MAX)
 }
 
-impl Connection {
+impl L5pConnection {
     /// Handles an ICMP error (RFC 1191, RFC 8201, RFC 5461). Returns whether it refers to bytes in
     /// flight.
-    fn handle_icmp(&mut self, cx: &mut Cx<'_>, error: &TcpError) -> bool {
+    fn handle_icmp(&mut self, cx: &mut TcpEnv<'_>, error: &IcmpTcpError) -> bool {
         let ahead = error.seq.distance(self.seq(self.snd.una));
         let in_flight = ahead >= 0 && u64::from(ahead.unsigned_abs()) < self.snd.nxt - self.snd.una;
         if !in_flight {
             return false;
         }
         match error.kind {
-            ErrorKind::TooBig(mtu) => self.lower_mtu(cx, mtu),
+            IcmpErrorKind::TooBig(mtu) => self.lower_mtu(cx, mtu),
             // RFC 5461: hard errors abort a connection attempt only; an established connection
             // keeps retransmitting.
-            ErrorKind::Refused if self.state == State::SynSent => {
+            IcmpErrorKind::Refused if self.state == TcpState::SynSent => {
                 self.abort(cx, SocketError::Refused);
             }
-            ErrorKind::Unreachable if self.state == State::SynSent => {
+            IcmpErrorKind::Unreachable if self.state == TcpState::SynSent => {
                 self.abort(cx, SocketError::Unreachable);
             }
-            ErrorKind::Refused | ErrorKind::Unreachable => {}
+            IcmpErrorKind::Refused | IcmpErrorKind::Unreachable => {}
         }
         true
     }
 
-    fn lower_mtu(&mut self, cx: &mut Cx<'_>, mtu: u32) {
+    fn lower_mtu(&mut self, cx: &mut TcpEnv<'_>, mtu: u32) {
         // RFC 8201 section 4 and RFC 791: never below the minimum that every link must carry.
         let least = if self.tuple.local.addr.is_ipv4() { 576 } else { 1280 };
         let mtu = u16::try_from(mtu).unwrap_or(u16::MAX).max(least);

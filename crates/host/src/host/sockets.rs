@@ -28,13 +28,13 @@ impl Host {
             let (Notice::Accepted(_, id) | Notice::Socket(id)) = notice else {
                 return Some(notice);
             };
-            if !streams.table.holds(id) {
+            if !streams.table.contains(id) {
                 continue;
             }
             let slot = &mut streams.table.slots[id.index()];
-            slot.noticed = false;
+            slot.notice_queued = false;
             if let Some(listener) = slot.accepted_by.take() {
-                streams.listeners.note_taken(listener);
+                streams.listeners.backlog_dec(listener);
             }
             return Some(notice);
         }
@@ -89,7 +89,7 @@ impl Host {
     /// Why not.
     pub fn setup_offload(&self, listener: ListenerId) -> Result<(), Refusal> {
         let listener = self.services.streams.listeners.get(listener.0);
-        listener.map_or(Err(Refusal::Disabled), |listener| listener.setup)
+        listener.map_or(Err(Refusal::Disabled), |listener| listener.setup_offload)
     }
 
     /// Returns the readiness of a socket.
@@ -98,7 +98,7 @@ impl Host {
         let config = &self.config;
         match self.services.streams.table.socket(socket) {
             None => Readiness { error: Some(SocketError::Closed), ..Readiness::default() },
-            Some(StreamRef::Quasi(quasi)) => quasi.readiness(),
+            Some(StreamRef::LazyTcb(quasi)) => quasi.readiness(),
             Some(StreamRef::Tcp(conn)) => conn.readiness(config),
             Some(StreamRef::Tls(conn, session)) => session.readiness(conn.readiness(config)),
         }
@@ -162,15 +162,15 @@ impl Host {
         socket: SocketId,
         bytes: Bytes,
     ) -> Result<usize, SendError> {
-        let (mut cx, Services { streams, .. }) = self.parts(now);
-        if let Some(quasi) = streams.table.quasi_mut(socket) {
+        let (mut cx, Services { streams, .. }) = self.context_and_services(now);
+        if let Some(quasi) = streams.table.lazy_tcb_mut(socket) {
             if quasi.write(&bytes, cx.config) {
                 return Ok(bytes.len());
             }
-            streams.make_whole(&mut cx, socket);
+            streams.promote(&mut cx, socket);
         }
         streams.check_open(socket)?;
-        streams.touch(socket);
+        streams.mark_dirty(socket);
         if streams.has_session(socket) {
             return Ok(streams.session_send(&mut cx, socket, bytes));
         }
@@ -183,7 +183,7 @@ impl Host {
         let config = &self.config;
         match self.services.streams.table.socket(socket) {
             None => 0,
-            Some(StreamRef::Quasi(quasi)) => {
+            Some(StreamRef::LazyTcb(quasi)) => {
                 config.send_bytes_max.saturating_sub(quasi.written() as usize)
             }
             Some(StreamRef::Tcp(conn) | StreamRef::Tls(conn, _)) => conn.send_room(config),
@@ -195,7 +195,7 @@ impl Host {
     pub fn send_queue(&self, socket: SocketId) -> u64 {
         match self.services.streams.table.socket(socket) {
             None => 0,
-            Some(StreamRef::Quasi(quasi)) => quasi.written().into(),
+            Some(StreamRef::LazyTcb(quasi)) => quasi.written().into(),
             Some(StreamRef::Tcp(conn)) => conn.send_queue(),
             Some(StreamRef::Tls(conn, session)) => conn.send_queue() + session.queued(),
         }
@@ -203,9 +203,9 @@ impl Host {
 
     /// Closes our direction after everything written has been sent.
     pub fn shutdown(&mut self, now: Instant, socket: SocketId) {
-        let (mut cx, Services { streams, .. }) = self.parts(now);
-        streams.make_whole(&mut cx, socket);
-        streams.touch(socket);
+        let (mut cx, Services { streams, .. }) = self.context_and_services(now);
+        streams.promote(&mut cx, socket);
+        streams.mark_dirty(socket);
         if !streams.session_shutdown(socket) {
             if let Some(conn) = streams.table.get_mut(socket) {
                 conn.shutdown();
@@ -217,13 +217,13 @@ impl Host {
     /// discarded, and the socket behaves as if the peer had closed its direction. Once our
     /// direction is closed as well, more data is answered with a reset (RFC 1122 section 4.2.2.13).
     pub fn shutdown_read(&mut self, now: Instant, socket: SocketId) {
-        let (mut cx, Services { streams, .. }) = self.parts(now);
-        streams.make_whole(&mut cx, socket);
+        let (mut cx, Services { streams, .. }) = self.context_and_services(now);
+        streams.promote(&mut cx, socket);
         if let Some(conn) = streams.table.get_mut(socket) {
             conn.modes.read_shut = true;
-            conn.modes.notify = true;
+            conn.modes.notify_app = true;
             streams.discard_unread(cx.out, cx.config, socket);
-            streams.touch(socket);
+            streams.mark_dirty(socket);
         }
     }
 
@@ -231,7 +231,7 @@ impl Host {
     /// (RFC 2525 section 2.17), and later data from the peer is answered with one.
     /// [`Host::close_lingering`] discards both instead.
     pub fn close(&mut self, now: Instant, socket: SocketId) {
-        let (mut cx, services) = self.parts(now);
+        let (mut cx, services) = self.context_and_services(now);
         services.streams.close(&mut cx, socket, LateData::Reset);
     }
 
@@ -239,13 +239,13 @@ impl Host {
     /// bytes that the peer sends from now on; more is answered with a reset. For servers that close
     /// first, whose response a reset could destroy.
     pub fn close_lingering(&mut self, now: Instant, socket: SocketId, bytes_max: u32) {
-        let (mut cx, services) = self.parts(now);
+        let (mut cx, services) = self.context_and_services(now);
         services.streams.close(&mut cx, socket, LateData::Discard { bytes_max });
     }
 
     /// Resets the connection and closes the socket.
     pub fn abort(&mut self, now: Instant, socket: SocketId) {
-        let (mut cx, services) = self.parts(now);
+        let (mut cx, services) = self.context_and_services(now);
         services.streams.abort(&mut cx, socket);
     }
 
@@ -265,19 +265,20 @@ impl Host {
         socket: SocketId,
         keys: &TlsKeys,
     ) -> Result<(), SendError> {
-        let (mut cx, services) = self.parts(now);
+        let (mut cx, services) = self.context_and_services(now);
         services.streams.attach_tls(&mut cx, socket, keys)
     }
 
     /// Sets an option of a connection.
     pub fn set_option(&mut self, now: Instant, socket: SocketId, option: SocketOption) {
-        let (mut cx, Services { streams, .. }) = self.parts(now);
-        if let (SocketOption::NoDelay(on), Some(quasi)) = (option, streams.table.quasi_mut(socket))
+        let (mut cx, Services { streams, .. }) = self.context_and_services(now);
+        if let (SocketOption::NoDelay(on), Some(quasi)) =
+            (option, streams.table.lazy_tcb_mut(socket))
         {
             quasi.no_delay = on;
             return;
         }
-        streams.make_whole(&mut cx, socket);
+        streams.promote(&mut cx, socket);
         streams.with(&mut cx, socket, |conn, cx| conn.set_option(option, cx.now));
     }
 
@@ -285,7 +286,7 @@ impl Host {
     #[must_use]
     pub fn info(&self, socket: SocketId) -> Option<SocketInfo> {
         let (conn, tls) = match self.services.streams.table.socket(socket)? {
-            StreamRef::Quasi(quasi) => {
+            StreamRef::LazyTcb(quasi) => {
                 let tuple = quasi.tcb.tuple(&self.services.streams.table.addrs);
                 return Some(quasi.info(&tuple, self.file_offload(), &self.config));
             }
@@ -318,10 +319,10 @@ impl Host {
         offset: u64,
         len: u64,
     ) -> Result<(), SendError> {
-        let (mut cx, Services { streams, .. }) = self.parts(now);
-        streams.make_whole(&mut cx, socket);
+        let (mut cx, Services { streams, .. }) = self.context_and_services(now);
+        streams.promote(&mut cx, socket);
         streams.check_open(socket)?;
-        streams.touch(socket);
+        streams.mark_dirty(socket);
         if streams.has_session(socket) {
             return streams.session_send_file(&mut cx, socket, file, offset, len);
         }

@@ -24,7 +24,7 @@ impl Host {
         b: SocketId,
         idle_timeout: Duration,
     ) -> Result<SpliceId, SpliceError> {
-        let (mut cx, services) = self.parts(now);
+        let (mut cx, services) = self.context_and_services(now);
         services.splices.begin(&mut services.streams, &mut cx, a, b, idle_timeout)
     }
 

@@ -7,7 +7,7 @@ use abi::{FileFault, FileId, FileStat, Refusal};
 use super::Host;
 use crate::api::{DiskToken, DiskUser};
 use crate::storage::extents::{ExtentDone, ExtentRead};
-use crate::storage::namespaces::Change;
+use crate::storage::namespaces::NamespaceChange;
 
 impl Host {
     /// Opens a file beneath the root; [`crate::Notice::File`] reports the completion. Returns
@@ -112,13 +112,13 @@ impl Host {
         len: u32,
         fua: bool,
     ) {
-        self.change(token, file, Change::Write { offset, buffer, len, fua });
+        self.change(token, file, NamespaceChange::Write { offset, buffer, len, fua });
     }
 
     /// Begins to make all completed writes and zeroings durable; completes as
     /// [`Self::extent_write`] does.
     pub fn extent_flush(&mut self, token: DiskToken, file: FileId) {
-        self.change(token, file, Change::Flush);
+        self.change(token, file, NamespaceChange::Flush);
     }
 
     /// Begins to zero a range of a namespace, and to free its storage if `deallocate`; completes as
@@ -131,7 +131,7 @@ impl Host {
         len: u64,
         deallocate: bool,
     ) {
-        self.change(token, file, Change::Zero { offset, len, deallocate });
+        self.change(token, file, NamespaceChange::Zero { offset, len, deallocate });
     }
 
     /// Returns the next completed write, flush or zeroing of a user.
@@ -139,7 +139,7 @@ impl Host {
         self.services.extents.poll_change(user)
     }
 
-    fn change(&mut self, token: DiskToken, file: FileId, change: Change) {
+    fn change(&mut self, token: DiskToken, file: FileId, change: NamespaceChange) {
         self.services.extents.change(&mut self.files, &mut self.out, token, file, change);
     }
 

@@ -11,10 +11,10 @@ pub(crate) mod nvme_tcp;
 pub(crate) mod tls;
 pub(crate) mod transforms;
 
-use transforms::Transforms;
+use transforms::L5pTransforms;
 
 /// A connection with the transforms of these protocols.
-pub(crate) type Connection = crate::tcp::conn::Connection<Transforms>;
+pub(crate) type L5pConnection = crate::tcp::conn::TcpConnection<L5pTransforms>;
 
 #[cfg(test)]
 mod tests {
@@ -24,7 +24,7 @@ mod tests {
     /// entry.
     #[test]
     fn a_connection_is_small() {
-        let bytes = size_of::<Connection>();
+        let bytes = size_of::<L5pConnection>();
         assert!(bytes <= 792, "{bytes} bytes");
     }
 }

@@ -6,8 +6,8 @@
 //! Each unit is completed by a context of the device or made on the host: digests first, then
 //! encryption (Autonomous NIC Offloads, section 5.3).
 //!
-//! Called by the connection's span map ([`crate::tcp::spans`]). The keys are in [`Sealer`], the
-//! digests in [`Pdus`].
+//! Called by the connection's span map ([`crate::tcp::spans`]). The keys are in [`TlsTxKeys`], the
+//! digests in [`NvmeTxPdus`].
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -18,52 +18,52 @@ use bytes::Bytes;
 use smallvec::smallvec;
 use wire::tls::Run;
 
-use super::nvme_tcp::pdus::{Pdu, Pdus, Text};
+use super::nvme_tcp::tx_pdus::{NvmeTxPdus, TxContent, TxDigestPdu};
 use super::tls::record::content;
-use super::tls::sealer::{Records, Sealer};
+use super::tls::tx_keys::{RecordRun, TlsTxKeys};
 use crate::net::outbox::Outbox;
-use crate::storage::source::{Source, Unread};
+use crate::storage::source::{StreamSource, UnreadRange};
 use crate::tcp::spans::{SpanMap, TakenBack};
-use crate::tcp::transform::{Pieces, SpanBytes};
+use crate::tcp::transform::{SpanBytes, SpanPieces};
 use crate::tcp::transform::{TxTransforms, TxUnit};
 
 /// A range of the stream that is made from other bytes.
 #[derive(Clone, Debug)]
-pub(crate) enum Unit {
-    Records { records: Records, text: Text },
-    Pdu(Box<Pdu>),
+pub(crate) enum L5pUnit {
+    Records { records: RecordRun, text: TxContent },
+    Pdu(Box<TxDigestPdu>),
 }
 
 /// Application data that was taken back from the end of a stream, to be written again in other
 /// records.
 #[derive(Debug, Default)]
-pub(crate) struct Unsent {
+pub(crate) struct UnsentRecords {
     /// Number of the first record.
     pub(crate) number: u64,
     pub(crate) records: u64,
     /// Sources of the content and their lengths, in order.
-    pub(crate) content: Vec<(Source, u64)>,
+    pub(crate) content: Vec<(StreamSource, u64)>,
 }
 
 /// State of a connection's transforms: keys, digests and contexts.
 #[derive(Debug, Default)]
-pub(crate) struct Transforms {
+pub(crate) struct L5pTransforms {
     /// Keys of the records, on TLS connections.
-    pub(crate) sealer: Option<Box<Sealer>>,
+    pub(crate) tx_keys: Option<Box<TlsTxKeys>>,
     /// State of the PDUs, on connections that send any.
-    pub(crate) pdus: Option<Box<Pdus>>,
+    pub(crate) pdus: Option<Box<NvmeTxPdus>>,
 }
 
 /// Kinds of contexts that a connection lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LostContexts {
     /// Contexts that encrypt.
-    pub(crate) seals: bool,
+    pub(crate) encryption: bool,
     /// The digest context.
     pub(crate) digests: bool,
 }
 
-impl Text {
+impl TxContent {
     fn memory(&self) -> usize {
         match self {
             Self::Plain(source) => source.memory(),
@@ -71,7 +71,7 @@ impl Text {
         }
     }
 
-    fn source(&self) -> &Source {
+    fn source(&self) -> &StreamSource {
         match self {
             Self::Plain(source) => source,
             Self::Pdu(pdu) => &pdu.data,
@@ -79,16 +79,16 @@ impl Text {
     }
 }
 
-impl Unit {
+impl L5pUnit {
     /// Returns the PDU that the unit is or carries; such a unit is kept whole.
-    fn pdu(&self) -> Option<&Pdu> {
+    fn pdu(&self) -> Option<&TxDigestPdu> {
         match self {
-            Self::Pdu(pdu) | Self::Records { text: Text::Pdu(pdu), .. } => Some(pdu),
-            Self::Records { text: Text::Plain(_), .. } => None,
+            Self::Pdu(pdu) | Self::Records { text: TxContent::Pdu(pdu), .. } => Some(pdu),
+            Self::Records { text: TxContent::Plain(_), .. } => None,
         }
     }
 
-    fn source(&self) -> &Source {
+    fn source(&self) -> &StreamSource {
         match self {
             Self::Records { text, .. } => text.source(),
             Self::Pdu(pdu) => &pdu.data,
@@ -99,7 +99,7 @@ impl Unit {
     /// is none, if the unit has other keys than `epoch`, or if it is not application data that can
     /// be split.
     fn first_unsent(&self, offset: u64, epoch: u32) -> Option<u64> {
-        let Self::Records { records, text: Text::Plain(_) } = self else { return None };
+        let Self::Records { records, text: TxContent::Plain(_) } = self else { return None };
         if records.epoch != epoch || records.kind != content::APPLICATION_DATA {
             return None;
         }
@@ -109,9 +109,10 @@ impl Unit {
     }
 
     /// Moves the content of the records that [`Self::first_unsent`] finds to `unsent`.
-    fn take_unsent(&mut self, offset: u64, epoch: u32, unsent: &mut Unsent) -> TakenBack {
+    fn take_unsent(&mut self, offset: u64, epoch: u32, unsent: &mut UnsentRecords) -> TakenBack {
         let first = self.first_unsent(offset, epoch);
-        let (Some(first), Self::Records { records, text: Text::Plain(source) }) = (first, self)
+        let (Some(first), Self::Records { records, text: TxContent::Plain(source) }) =
+            (first, self)
         else {
             return TakenBack::Nothing;
         };
@@ -122,33 +123,33 @@ impl Unit {
         let taken = core::mem::replace(source, before);
         unsent.content.push((taken, records.run.content - kept));
         records.run.content = kept;
-        if first > 0 { TakenBack::Rest } else { TakenBack::All }
+        if first > 0 { TakenBack::Tail } else { TakenBack::All }
     }
 }
 
 /// Returns whether unencrypted records of application data under the keys `epoch` begin at `from`
 /// or after it.
-pub(crate) fn has_unsent(spans: &SpanMap<Unit>, from: u64, epoch: u32) -> bool {
+pub(crate) fn has_unsent(spans: &SpanMap<L5pUnit>, from: u64, epoch: u32) -> bool {
     spans.units_from(from).any(|(unit, offset)| unit.first_unsent(offset, epoch).is_some())
 }
 
 /// Takes back the records that [`has_unsent`] finds, and the last `behind` bytes of the stream, if
 /// only these follow the records. Returns `None` if there are no such records.
 pub(crate) fn take_unsent(
-    spans: &mut SpanMap<Unit>,
+    spans: &mut SpanMap<L5pUnit>,
     from: u64,
     epoch: u32,
     behind: u64,
-) -> Option<Unsent> {
+) -> Option<UnsentRecords> {
     let (unit, offset) = spans.last_unit(from, behind)?;
     unit.first_unsent(offset, epoch)?;
-    let mut unsent = Unsent::default();
+    let mut unsent = UnsentRecords::default();
     spans.take_back(from, behind, |unit, offset| unit.take_unsent(offset, epoch, &mut unsent));
     unsent.content.reverse();
     Some(unsent)
 }
 
-impl TxUnit for Unit {
+impl TxUnit for L5pUnit {
     fn len(&self) -> u64 {
         match self {
             Self::Records { records, .. } => records.run.wire_len(),
@@ -173,7 +174,7 @@ impl TxUnit for Unit {
 
     fn piece_end(&self, offset: u64) -> u64 {
         match self {
-            Self::Records { records, text: Text::Plain(_) } => {
+            Self::Records { records, text: TxContent::Plain(_) } => {
                 let place = records.run.place(offset);
                 if place.offset == 0 { offset } else { records.run.start_of(place.index + 1) }
             }
@@ -182,75 +183,75 @@ impl TxUnit for Unit {
         }
     }
 
-    fn forget(&mut self, offset: u64, release: &mut dyn FnMut(FileId, u64, u64)) -> usize {
+    fn release_before(&mut self, offset: u64, release: &mut dyn FnMut(FileId, u64, u64)) -> usize {
         let is_whole = offset >= self.len();
         match self {
-            Self::Records { records, text: Text::Plain(source) } => {
+            Self::Records { records, text: TxContent::Plain(source) } => {
                 let content = if is_whole {
                     records.run.content
                 } else {
                     records.forget(records.run.place(offset).index)
                 };
-                if content > 0 { source.forget(content, release) } else { 0 }
+                if content > 0 { source.release_front(content, release) } else { 0 }
             }
-            Self::Records { text: Text::Pdu(pdu), .. } | Self::Pdu(pdu) if is_whole => {
-                pdu.header.len() + pdu.data.forget(pdu.data_len.into(), release)
+            Self::Records { text: TxContent::Pdu(pdu), .. } | Self::Pdu(pdu) if is_whole => {
+                pdu.header.len() + pdu.data.release_front(pdu.data_len.into(), release)
             }
             _ => 0,
         }
     }
 
-    fn first_unread(&self, offset: u64) -> Option<Unread> {
+    fn first_unread(&self, offset: u64) -> Option<UnreadRange> {
         let (file, file_offset) = self.source().unread()?;
-        let Self::Records { records, text: Text::Plain(_) } = self else {
+        let Self::Records { records, text: TxContent::Plain(_) } = self else {
             // The digest is computed from all of the data.
             let bytes = u64::from(self.pdu()?.data_len);
-            return Some(Unread { at: 0, file, offset: file_offset, bytes, least: bytes });
+            return Some(UnreadRange { at: 0, file, offset: file_offset, bytes, bytes_min: bytes });
         };
         let run = records.run;
         let record = run.place(offset).index;
         let before = record * u64::from(run.record_content);
-        Some(Unread {
+        Some(UnreadRange {
             at: run.start_of(record),
             file,
             offset: file_offset + before,
             bytes: run.content - before,
-            least: run.record_content.into(),
+            bytes_min: run.record_content.into(),
         })
     }
 }
 
-impl Transforms {
+impl L5pTransforms {
     /// Returns whether the device completes these records.
-    fn is_offloaded(&self, records: &Records) -> bool {
-        self.sealer.as_ref().is_some_and(|sealer| sealer.is_offloaded(records))
+    fn is_offloaded(&self, records: &RecordRun) -> bool {
+        self.tx_keys.as_ref().is_some_and(|sealer| sealer.is_offloaded(records))
     }
 
     /// Makes memory of a unit with a PDU whose data is in memory. If the device encrypts its
     /// records, it still does.
-    fn complete(&mut self, unit: &Unit, data: Bytes) -> Option<Pieces<Unit>> {
+    fn complete(&mut self, unit: &L5pUnit, data: Bytes) -> Option<SpanPieces<L5pUnit>> {
         let made = self.pdus.as_mut()?.complete(&unit.pdu()?.header, data);
-        let Unit::Records { records, .. } = unit else {
+        let L5pUnit::Records { records, .. } = unit else {
             return Some(made.into_iter().map(memory).collect());
         };
         let text = Bytes::from(made.concat());
-        let sealer = self.sealer.as_ref().filter(|sealer| !sealer.is_offloaded(records));
+        let sealer = self.tx_keys.as_ref().filter(|sealer| !sealer.is_offloaded(records));
         let Some(sealer) = sealer else {
-            let text = Text::Plain(Source::Memory(text));
-            let unit = Unit::Records { records: *records, text };
-            return Some(smallvec![(SpanBytes::Made(unit), records.run.wire_len())]);
+            let text = TxContent::Plain(StreamSource::Memory(text));
+            let unit = L5pUnit::Records { records: *records, text };
+            return Some(smallvec![(SpanBytes::Transformed(unit), records.run.wire_len())]);
         };
-        Some(smallvec![memory(sealer.seal(records, &text).into())])
+        Some(smallvec![memory(sealer.encrypt(records, &text).into())])
     }
 
     /// Encrypts the complete records of which the host has read the content: `bytes`, for `offset`,
     /// the start of a record. An incomplete last record is read again with its rest.
     fn fill_records(
         &self,
-        (records, source): (&Records, &Source),
+        (records, source): (&RecordRun, &StreamSource),
         offset: u64,
         bytes: &[u8],
-    ) -> Option<(u64, Pieces<Unit>)> {
+    ) -> Option<(u64, SpanPieces<L5pUnit>)> {
         let place = records.run.place(offset);
         let mut here = *records;
         let skipped = here.forget(place.index);
@@ -260,19 +261,20 @@ impl Transforms {
         if place.offset != 0 || len == 0 {
             return None;
         }
-        let sealed = self.sealer.as_ref()?.seal(&here, bytes.get(..usize::try_from(len).ok()?)?);
+        let sealed =
+            self.tx_keys.as_ref()?.encrypt(&here, bytes.get(..usize::try_from(len).ok()?)?);
         let mut rest = source.clone();
-        let first = Text::Plain(rest.split_to(skipped));
+        let first = TxContent::Plain(rest.split_to(skipped));
         let _sealed = rest.split_to(len);
         let run = Run { content: skipped, ..records.run };
-        let before = Unit::Records { records: Records { run, ..*records }, text: first };
+        let before = L5pUnit::Records { records: RecordRun { run, ..*records }, text: first };
         here.forget(len.div_ceil(per_record));
         let left = records.run.wire_len() - offset - sealed.len() as u64;
-        let after = Unit::Records { records: here, text: Text::Plain(rest) };
-        let mut pieces: Pieces<Unit> = smallvec![
-            (SpanBytes::Made(before), offset),
+        let after = L5pUnit::Records { records: here, text: TxContent::Plain(rest) };
+        let mut pieces: SpanPieces<L5pUnit> = smallvec![
+            (SpanBytes::Transformed(before), offset),
             memory(sealed.into()),
-            (SpanBytes::Made(after), left),
+            (SpanBytes::Transformed(after), left),
         ];
         pieces.retain(|(_, len)| *len > 0);
         Some((len, pieces))
@@ -296,34 +298,39 @@ impl Transforms {
 }
 
 /// Returns a piece of memory.
-fn memory(bytes: Bytes) -> (SpanBytes<Unit>, u64) {
+fn memory(bytes: Bytes) -> (SpanBytes<L5pUnit>, u64) {
     let len = bytes.len() as u64;
-    (SpanBytes::Plain(Source::Memory(bytes)), len)
+    (SpanBytes::Plain(StreamSource::Memory(bytes)), len)
 }
 
-impl TxTransforms for Transforms {
-    type Unit = Unit;
+impl TxTransforms for L5pTransforms {
+    type Unit = L5pUnit;
     type Lost = LostContexts;
 
-    fn part(&mut self, unit: &Unit, start: u64, offset: u64, len: u32) -> Option<Part> {
+    fn part(&mut self, unit: &L5pUnit, start: u64, offset: u64, len: u32) -> Option<Part> {
         let pdus = self.pdus.as_mut();
         match unit {
-            Unit::Records { records, text } => {
+            L5pUnit::Records { records, text } => {
                 let content = |from, to| match text {
-                    Text::Pdu(pdu) => pdus?.content(pdu, from, to),
-                    Text::Plain(source) => source.content(from, to),
+                    TxContent::Pdu(pdu) => pdus?.content(pdu, from, to),
+                    TxContent::Plain(source) => source.content(from, to),
                 };
-                self.sealer.as_mut()?.part(records, start, (offset, len), content)
+                self.tx_keys.as_mut()?.part(records, start, (offset, len), content)
             }
-            Unit::Pdu(pdu) => {
+            L5pUnit::Pdu(pdu) => {
                 let range = pdus?.range(pdu, offset, offset + u64::from(len))?;
                 Some(Part::Pdu(Box::new(range)))
             }
         }
     }
 
-    fn fill(&mut self, unit: &Unit, offset: u64, bytes: Bytes) -> Option<(u64, Pieces<Unit>)> {
-        if let Unit::Records { records, text: Text::Plain(source) } = unit {
+    fn fill(
+        &mut self,
+        unit: &L5pUnit,
+        offset: u64,
+        bytes: Bytes,
+    ) -> Option<(u64, SpanPieces<L5pUnit>)> {
+        if let L5pUnit::Records { records, text: TxContent::Plain(source) } = unit {
             return self.fill_records((records, source), offset, &bytes);
         }
         let len = u64::from(unit.pdu()?.data_len);
@@ -333,13 +340,13 @@ impl TxTransforms for Transforms {
         Some((len, self.complete(unit, bytes)?))
     }
 
-    fn read_on_host(&mut self, unit: &mut Unit) -> Option<Pieces<Unit>> {
+    fn read_on_host(&mut self, unit: &mut L5pUnit) -> Option<SpanPieces<L5pUnit>> {
         let offloaded = match &*unit {
-            Unit::Records { records, .. } => self.is_offloaded(records),
-            Unit::Pdu(_) => true,
+            L5pUnit::Records { records, .. } => self.is_offloaded(records),
+            L5pUnit::Pdu(_) => true,
         };
         match unit {
-            Unit::Records { text: Text::Pdu(pdu), .. } | Unit::Pdu(pdu) => {
+            L5pUnit::Records { text: TxContent::Pdu(pdu), .. } | L5pUnit::Pdu(pdu) => {
                 if offloaded && self.pdus.as_ref()?.context().is_some() {
                     return None;
                 }
@@ -347,12 +354,12 @@ impl TxTransforms for Transforms {
                 let data = pdu.data.bytes()?.clone();
                 self.complete(unit, data)
             }
-            Unit::Records { records, text: Text::Plain(source) } => {
+            L5pUnit::Records { records, text: TxContent::Plain(source) } => {
                 if offloaded {
                     return None;
                 }
                 source.read_on_host();
-                let sealed = self.sealer.as_ref()?.seal(records, source.bytes()?);
+                let sealed = self.tx_keys.as_ref()?.encrypt(records, source.bytes()?);
                 Some(smallvec![memory(sealed.into())])
             }
         }
@@ -362,7 +369,7 @@ impl TxTransforms for Transforms {
         if let (true, Some(pdus)) = (again, &mut self.pdus) {
             pdus.note_reread(start, tag);
         }
-        if let Some(sealer) = &mut self.sealer {
+        if let Some(sealer) = &mut self.tx_keys {
             sealer.note_echo_asked(tag, parts);
         }
     }
@@ -371,19 +378,19 @@ impl TxTransforms for Transforms {
         if let Some(pdus) = &mut self.pdus {
             pdus.note_left(tag);
         }
-        if let (true, Some(sealer)) = (sent, &mut self.sealer) {
+        if let (true, Some(sealer)) = (sent, &mut self.tx_keys) {
             sealer.note_echo(tag);
         }
     }
 
-    fn note_all_left(&mut self) {
+    fn note_all_canceled(&mut self) {
         if let Some(pdus) = &mut self.pdus {
             pdus.note_all_left();
         }
     }
 
-    fn distrust(&mut self) {
-        if let Some(sealer) = &mut self.sealer {
+    fn forget_expected_positions(&mut self) {
+        if let Some(sealer) = &mut self.tx_keys {
             sealer.distrust();
         }
         if let Some(pdus) = &mut self.pdus {
@@ -391,44 +398,48 @@ impl TxTransforms for Transforms {
         }
     }
 
-    fn acknowledged(&mut self, una: u64, out: &mut Outbox) {
-        if let Some(sealer) = &mut self.sealer {
+    fn drop_acked_keys(&mut self, una: u64, out: &mut Outbox) {
+        if let Some(sealer) = &mut self.tx_keys {
             sealer.acknowledged(una, |context| out.ops.push_back(Op::L5oDestroy { context }));
         }
     }
 
-    fn is_proven(&self, part: &Part, una: u64) -> bool {
+    fn device_has_context(&self, part: &Part, una: u64) -> bool {
         match part {
             // Hand-over is for connections that end with a response, as those of NVMe/TCP do not,
             // so descriptions of PDUs are never handed over.
             Part::Sealed(sealed) if matches!(sealed.content, Content::Pdu(_)) => false,
             Part::Pdu(_) => false,
             Part::Sealed(sealed) => {
-                self.sealer.as_ref().is_some_and(|s| s.is_proven(sealed.context, una))
+                self.tx_keys.as_ref().is_some_and(|s| s.is_proven(sealed.context, una))
             }
             Part::Host(_) | Part::File(_) => true,
         }
     }
 
-    fn lose(&mut self, out: &mut Outbox, refused: Option<(L5oId, Refusal)>) -> LostContexts {
+    fn drop_contexts(
+        &mut self,
+        out: &mut Outbox,
+        refused: Option<(L5oId, Refusal)>,
+    ) -> LostContexts {
         let mut lost = LostContexts::default();
-        if let Some(sealer) = &mut self.sealer {
+        if let Some(sealer) = &mut self.tx_keys {
             if refused.is_none() {
                 out.ops.extend(sealer.contexts().map(|context| Op::L5oDestroy { context }));
             }
-            lost.seals = sealer.lose(refused.map(|(context, _)| context));
-            out.counters.tls_tx_device_lost += u64::from(refused.is_none() && lost.seals);
+            lost.encryption = sealer.lose(refused.map(|(context, _)| context));
+            out.counters.tls_tx_device_lost += u64::from(refused.is_none() && lost.encryption);
         }
-        lost.digests = self.lose_digests(out, refused.filter(|_| !lost.seals));
+        lost.digests = self.lose_digests(out, refused.filter(|_| !lost.encryption));
         lost
     }
 
     fn take_contexts(&mut self) -> impl Iterator<Item = L5oId> {
         let digests = self.pdus.as_mut().and_then(|pdus| pdus.take_context());
-        self.sealer.iter_mut().flat_map(|sealer| sealer.take_contexts()).chain(digests)
+        self.tx_keys.iter_mut().flat_map(|sealer| sealer.take_contexts()).chain(digests)
     }
 
-    fn count(&mut self, out: &mut Outbox) {
+    fn add_to_counters(&mut self, out: &mut Outbox) {
         let computed = self.pdus.as_mut().map_or(0, |pdus| pdus.take_computed());
         out.counters.nvme_tx_digests_host += computed;
     }

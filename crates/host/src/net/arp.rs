@@ -42,7 +42,7 @@ pub(crate) fn handle_arp(out: &mut Outbox, now: Instant, packet: &[u8]) {
     if mac[0] & 1 == 0 && !source_protocol_addr.is_unspecified() {
         learn(out, now, source_protocol_addr.into(), mac, asked);
     }
-    if asked && out.net.answers {
+    if asked && out.net.answers_requests {
         let (to, ip) = (EthernetAddress(mac), source_protocol_addr);
         send_arp(out, ArpOperation::Reply, target_protocol_addr, to, ip);
         out.counters.neighbor_replies += 1;
@@ -83,7 +83,7 @@ fn send_arp(
 
 /// Solicits the link address of every neighbor that the table wants to resolve.
 pub(crate) fn solicit(out: &mut Outbox) {
-    while let Some(hop) = out.net.neighbors.poll_ask() {
+    while let Some(hop) = out.net.neighbors.poll_solicitation() {
         let Some(ours) = out.net.source_for(hop) else { continue };
         out.counters.neighbor_solicitations += 1;
         match (ours, hop) {
@@ -128,7 +128,7 @@ pub(crate) fn handle_ndisc(
                 learn(out, now, source.into(), mac, true);
                 (source, mac, NdiscNeighborFlags::SOLICITED)
             };
-            if !out.net.answers {
+            if !out.net.answers_requests {
                 return;
             }
             let repr = NdiscRepr::NeighborAdvert {

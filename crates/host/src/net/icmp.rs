@@ -17,7 +17,7 @@ use wire::{Endpoint, IPV4_BYTES, IPV6_BYTES, Tuple};
 
 use super::arp;
 use super::outbox::{HOP_LIMIT, Outbox};
-use crate::limit::PerSecond;
+use crate::rate_limit::RateLimiter;
 
 /// Most errors that we send per second.
 const ERRORS_PER_SECOND: u32 = 100;
@@ -26,17 +26,17 @@ const QUOTED_BYTES: usize = 8;
 
 /// An ICMP error about a TCP segment of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TcpError {
+pub(crate) struct IcmpTcpError {
     /// The tuple of the connection, seen from this host.
     pub(crate) tuple: Tuple,
     /// Sequence number of the segment that caused the error.
     pub(crate) seq: SeqNum,
-    pub(crate) kind: ErrorKind,
+    pub(crate) kind: IcmpErrorKind,
 }
 
 /// Kinds of errors that matter to TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ErrorKind {
+pub(crate) enum IcmpErrorKind {
     /// The packet was too big for the next hop; its MTU in bytes, or 0 if the error does not tell
     /// it.
     TooBig(u32),
@@ -47,12 +47,12 @@ pub(crate) enum ErrorKind {
 }
 
 /// Handles an ICMP or ICMPv6 packet. Returns an error about a TCP segment if the packet is one.
-pub(crate) fn handle(
+pub(crate) fn handle_icmp(
     out: &mut Outbox,
     now: Instant,
     ip: &IpPacket,
     frame: &[u8],
-) -> Option<TcpError> {
+) -> Option<IcmpTcpError> {
     let body = &frame[ip.l4..ip.end];
     if !checksum_holds(ip, body) {
         out.counters.received_bad_checksum += 1;
@@ -71,20 +71,23 @@ pub(crate) fn handle(
         (protocol::ICMP, 3) => {
             let mtu = u32::from(u16::from_be_bytes([*body.get(6)?, *body.get(7)?]));
             let kind = match code {
-                4 => ErrorKind::TooBig(mtu),
-                2 | 3 | 10 | 13 => ErrorKind::Refused,
-                _ => ErrorKind::Unreachable,
+                4 => IcmpErrorKind::TooBig(mtu),
+                2 | 3 | 10 | 13 => IcmpErrorKind::Refused,
+                _ => IcmpErrorKind::Unreachable,
             };
-            quoted(body.get(8..)?, kind)
+            parse_quoted_segment(body.get(8..)?, kind)
         }
         (protocol::ICMPV6, 2) => {
             let mtu = u32::from_be_bytes(body.get(4..8)?.try_into().ok()?);
-            quoted(body.get(8..)?, ErrorKind::TooBig(mtu))
+            parse_quoted_segment(body.get(8..)?, IcmpErrorKind::TooBig(mtu))
         }
         (protocol::ICMPV6, 1) => {
-            let kind =
-                if matches!(code, 1 | 4) { ErrorKind::Refused } else { ErrorKind::Unreachable };
-            quoted(body.get(8..)?, kind)
+            let kind = if matches!(code, 1 | 4) {
+                IcmpErrorKind::Refused
+            } else {
+                IcmpErrorKind::Unreachable
+            };
+            parse_quoted_segment(body.get(8..)?, kind)
         }
         (protocol::ICMPV6, 135 | 136) => {
             handle_neighbor(out, now, ip, frame);
@@ -122,7 +125,7 @@ fn checksum_holds(ip: &IpPacket, body: &[u8]) -> bool {
 
 fn reply_echo(out: &mut Outbox, now: Instant, ip: &IpPacket, body: &[u8]) {
     let fits = body.len() + IPV6_BYTES <= usize::from(out.net.mtu);
-    let for_us = out.net.answers && out.net.is_ours(ip.destination);
+    let for_us = out.net.answers_requests && out.net.is_ours(ip.destination);
     if body.len() < 8 || !fits || !for_us {
         return;
     }
@@ -135,13 +138,13 @@ fn reply_echo(out: &mut Outbox, now: Instant, ip: &IpPacket, body: &[u8]) {
         ecn: 0,
         hop_limit: HOP_LIMIT,
     };
-    seal(&header, &mut reply);
+    write_checksum(&header, &mut reply);
     out.send_ip(now, &header, Bytes::from(reply));
     out.counters.icmp_echo_replies += 1;
 }
 
 /// Computes and writes the checksum.
-fn seal(ip: &IpHeader, body: &mut [u8]) {
+fn write_checksum(ip: &IpHeader, body: &mut [u8]) {
     body[2..4].fill(0);
     let mut sum = if ip.protocol == protocol::ICMPV6 {
         pseudo_header(ip.source, ip.destination, protocol::ICMPV6, body.len())
@@ -153,7 +156,7 @@ fn seal(ip: &IpHeader, body: &mut [u8]) {
 }
 
 /// Parses the TCP segment that an error quotes: its IP header and at least 8 bytes behind it.
-fn quoted(packet: &[u8], kind: ErrorKind) -> Option<TcpError> {
+fn parse_quoted_segment(packet: &[u8], kind: IcmpErrorKind) -> Option<IcmpTcpError> {
     let (source, destination, tcp) = match packet.first()? >> 4 {
         4 => {
             let header = packet.get(..IPV4_BYTES)?;
@@ -181,18 +184,18 @@ fn quoted(packet: &[u8], kind: ErrorKind) -> Option<TcpError> {
         remote: Endpoint { addr: destination, port: port(2) },
     };
     let seq = SeqNum(u32::from_be_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]));
-    Some(TcpError { tuple, seq, kind })
+    Some(IcmpTcpError { tuple, seq, kind })
 }
 
 /// Returns the rate limiter for [`send_port_unreachable`].
-pub(crate) const fn error_limit() -> PerSecond {
-    PerSecond::new(ERRORS_PER_SECOND)
+pub(crate) const fn error_limit() -> RateLimiter {
+    RateLimiter::new(ERRORS_PER_SECOND)
 }
 
 /// Reports to the sender of a UDP datagram that its port is not bound: RFC 1122 section 4.1.3.1.
 pub(crate) fn send_port_unreachable(
     out: &mut Outbox,
-    limit: &mut PerSecond,
+    limit: &mut RateLimiter,
     now: Instant,
     ip: &IpPacket,
     frame: &[u8],
@@ -212,7 +215,7 @@ pub(crate) fn send_port_unreachable(
         ecn: 0,
         hop_limit: HOP_LIMIT,
     };
-    seal(&header, &mut body);
+    write_checksum(&header, &mut body);
     out.send_ip(now, &header, Bytes::from(body));
     out.counters.icmp_errors_sent += 1;
 }

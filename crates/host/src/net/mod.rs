@@ -12,7 +12,7 @@ pub(crate) mod icmp;
 pub(crate) mod neighbor;
 pub(crate) mod outbox;
 
-use neighbor::Neighbors;
+use neighbor::NeighborTable;
 
 /// Addresses and routes of a host.
 #[derive(Debug)]
@@ -23,8 +23,8 @@ pub(crate) struct Net {
     gateways: Vec<IpAddr>,
     /// This host answers ARP requests, neighbor solicitations and echo requests, which every host
     /// of the device receives.
-    pub(crate) answers: bool,
-    pub(crate) neighbors: Neighbors,
+    pub(crate) answers_requests: bool,
+    pub(crate) neighbors: NeighborTable,
 }
 
 impl Net {
@@ -34,8 +34,8 @@ impl Net {
             mtu,
             addrs: config.addrs.clone(),
             gateways: config.gateways.clone(),
-            answers: config.answers,
-            neighbors: Neighbors::new(),
+            answers_requests: config.answers,
+            neighbors: NeighborTable::new(),
         }
     }
 

@@ -28,7 +28,7 @@ const RETRY: Duration = Duration::from_secs(1);
 const REACHABLE: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
-struct Entry {
+struct NeighborEntry {
     mac: Option<[u8; 6]>,
     confirmed: Instant,
     tries: u8,
@@ -38,8 +38,8 @@ struct Entry {
 
 /// The neighbor table.
 #[derive(Debug)]
-pub(crate) struct Neighbors {
-    entries: BTreeMap<IpAddr, Entry>,
+pub(crate) struct NeighborTable {
+    entries: BTreeMap<IpAddr, NeighborEntry>,
     /// The neighbor used last with its address and the end of its validity: nearly always the next
     /// one too.
     last: Option<(IpAddr, [u8; 6], Instant)>,
@@ -47,20 +47,20 @@ pub(crate) struct Neighbors {
     /// have answered or were removed.
     unanswered: VecDeque<IpAddr>,
     /// Neighbors to solicit.
-    ask: Vec<IpAddr>,
+    to_solicit: Vec<IpAddr>,
     /// Earliest time at which an unanswered neighbor is solicited again.
     retry_at: Option<Instant>,
     /// Transmits that were parked for displaced neighbors.
     displaced: Vec<Transmit>,
 }
 
-impl Neighbors {
+impl NeighborTable {
     pub(crate) const fn new() -> Self {
         Self {
             entries: BTreeMap::new(),
             last: None,
             unanswered: VecDeque::new(),
-            ask: Vec::new(),
+            to_solicit: Vec::new(),
             retry_at: None,
             displaced: Vec::new(),
         }
@@ -80,7 +80,7 @@ impl Neighbors {
             // The address stays in use meanwhile: RFC 4861 section 7.3.3, DELAY and PROBE.
             entry.tries += 1;
             entry.retry_at = now + RETRY;
-            self.ask.push(hop);
+            self.to_solicit.push(hop);
             if entry.tries > TRIES_MAX {
                 self.entries.remove(&hop);
                 self.last = None;
@@ -102,14 +102,15 @@ impl Neighbors {
         hop: IpAddr,
         transmit: Transmit,
     ) -> Result<(), Box<Transmit>> {
-        self.make_room(hop);
-        let (ask, unanswered, first) = (&mut self.ask, &mut self.unanswered, &mut self.retry_at);
+        self.evict_for(hop);
+        let (ask, unanswered, first) =
+            (&mut self.to_solicit, &mut self.unanswered, &mut self.retry_at);
         let entry = self.entries.entry(hop).or_insert_with(|| {
             ask.push(hop);
             unanswered.push_back(hop);
             let (confirmed, retry_at) = (Instant::ZERO, now + RETRY);
             *first = first.or(Some(retry_at));
-            Entry { mac: None, confirmed, tries: 1, retry_at, parked: Vec::new() }
+            NeighborEntry { mac: None, confirmed, tries: 1, retry_at, parked: Vec::new() }
         });
         if entry.parked.len() >= PARKED_MAX {
             return Err(Box::new(transmit));
@@ -129,14 +130,19 @@ impl Neighbors {
         create: bool,
     ) -> Vec<Transmit> {
         if create {
-            self.make_room(addr);
+            self.evict_for(addr);
         } else if !self.entries.contains_key(&addr) {
             return Vec::new();
         }
         self.last = None;
         let parked = self.entries.get_mut(&addr).map(|e| core::mem::take(&mut e.parked));
-        let entry =
-            Entry { mac: Some(mac), confirmed: now, tries: 0, retry_at: now, parked: Vec::new() };
+        let entry = NeighborEntry {
+            mac: Some(mac),
+            confirmed: now,
+            tries: 0,
+            retry_at: now,
+            parked: Vec::new(),
+        };
         self.entries.insert(addr, entry);
         let mut parked = parked.unwrap_or_default();
         for transmit in &mut parked {
@@ -151,7 +157,7 @@ impl Neighbors {
         if self.retry_at.is_none_or(|at| at > now) {
             return dropped;
         }
-        let ask = &mut self.ask;
+        let ask = &mut self.to_solicit;
         self.entries.retain(|addr, entry| {
             if entry.mac.is_some() || entry.retry_at > now {
                 return true;
@@ -178,8 +184,8 @@ impl Neighbors {
     }
 
     /// Removes and returns a neighbor to solicit.
-    pub(crate) fn poll_ask(&mut self) -> Option<IpAddr> {
-        self.ask.pop()
+    pub(crate) fn poll_solicitation(&mut self) -> Option<IpAddr> {
+        self.to_solicit.pop()
     }
 
     /// Removes and returns the transmits of neighbors displaced since the last call; they are lost.
@@ -187,7 +193,7 @@ impl Neighbors {
         core::mem::take(&mut self.displaced)
     }
 
-    fn make_room(&mut self, newcomer: IpAddr) {
+    fn evict_for(&mut self, newcomer: IpAddr) {
         if self.entries.len() < ENTRIES_MAX || self.entries.contains_key(&newcomer) {
             return;
         }
@@ -228,8 +234,8 @@ mod tests {
     /// Nonexistent addresses displace each other, oldest first, and no neighbor that has answered;
     /// transmits parked for them are given up at once, and nothing grows.
     #[test]
-    fn a_flood_displaces_its_own() {
-        let mut table = Neighbors::new();
+    fn a_flood_displaces_its_own_entries() {
+        let mut table = NeighborTable::new();
         let now = Instant::from_millis(5);
         let known: Vec<IpAddr> = (0..8).map(|i| Ipv4Addr::new(10, 255, 0, i).into()).collect();
         for &addr in &known {
@@ -239,7 +245,7 @@ mod tests {
         for i in 0..100_000_u32 {
             assert!(table.park(now, Ipv4Addr::from(0x0a00_0000 + i).into(), transmit()).is_ok());
             (parked, given_up) = (parked + 1, given_up + table.take_displaced().len());
-            while table.poll_ask().is_some() {}
+            while table.poll_solicitation().is_some() {}
             assert_eq!(parked - given_up, (parked).min(ENTRIES_MAX - known.len()));
             assert!(table.unanswered.len() <= ENTRIES_MAX);
         }

@@ -21,8 +21,8 @@ use wire::{ETHERNET_BYTES, Tuple};
 use crate::api::Notice;
 use crate::config::Config;
 use crate::counters::HostCounters;
-use crate::limit::PerSecond;
 use crate::net::Net;
+use crate::rate_limit::RateLimiter;
 
 /// Hop limit of our packets: Linux's default.
 pub(crate) const HOP_LIMIT: u8 = 64;
@@ -39,11 +39,11 @@ pub(crate) struct Outbox {
     pub(crate) net: Net,
     pub(crate) offloads: Offloads,
     /// Flows and tags of transmits that never left and whose echo the host awaits.
-    pub(crate) unsent: Vec<(FlowId, u32)>,
+    pub(crate) lost_echoes: Vec<(FlowId, u32)>,
     /// Number of context identifiers assigned so far.
-    contexts: u64,
+    contexts_named: u64,
     /// Rate limit of resets that answer segments of no connection.
-    resets: PerSecond,
+    reset_limiter: RateLimiter,
 }
 
 /// The device's capabilities that connections of this host use.
@@ -86,16 +86,16 @@ impl Outbox {
                     .and(capabilities.l5o)
                     .map(|limits| limits.nvme_tcp),
             },
-            unsent: Vec::new(),
-            contexts: 0,
-            resets: PerSecond::new(config.tcp.resets_per_s_max),
+            lost_echoes: Vec::new(),
+            contexts_named: 0,
+            reset_limiter: RateLimiter::new(config.tcp.resets_per_s_max),
         }
     }
 
     /// Returns a new identifier of a context.
     pub(crate) const fn new_context(&mut self) -> L5oId {
-        self.contexts += 1;
-        L5oId(self.contexts)
+        self.contexts_named += 1;
+        L5oId(self.contexts_named)
     }
 
     /// Sends a TCP segment, or a run of them.
@@ -168,9 +168,15 @@ impl Outbox {
     /// Answers a segment that belongs to no connection by a reset: RFC 9293 section 3.10.7.1.
     /// Limited in rate: a reset costs more than the segment did, and goes to an address that may be
     /// forged.
-    pub(crate) fn refuse_tcp(&mut self, now: Instant, tuple: &Tuple, segment: &Segment, len: u32) {
+    pub(crate) fn reset_unmatched(
+        &mut self,
+        now: Instant,
+        tuple: &Tuple,
+        segment: &Segment,
+        len: u32,
+    ) {
         if segment.flags.has(Flags::ACK) {
-            self.refuse_ack(now, tuple, segment.ack);
+            self.reset_unmatched_ack(now, tuple, segment.ack);
             return;
         }
         if !self.may_reset(now) {
@@ -188,15 +194,15 @@ impl Outbox {
     }
 
     /// Answers an acknowledgment of something that we never sent, within the limit of
-    /// [`Self::refuse_tcp`].
-    pub(crate) fn refuse_ack(&mut self, now: Instant, tuple: &Tuple, ack: SeqNum) {
+    /// [`Self::reset_unmatched`].
+    pub(crate) fn reset_unmatched_ack(&mut self, now: Instant, tuple: &Tuple, ack: SeqNum) {
         if self.may_reset(now) {
             self.send_tcp_reset(now, tuple, ack);
         }
     }
 
     fn may_reset(&mut self, now: Instant) -> bool {
-        let may = self.resets.allows(now);
+        let may = self.reset_limiter.allows(now);
         self.counters.tcp_out_rsts_limited += u64::from(!may);
         may
     }
@@ -220,26 +226,26 @@ impl Outbox {
         let Ok(mut header) = Header::zeroed(l4, ETHERNET_BYTES, l4) else { return };
         let link = Link { source: self.net.mac, destination: [0; 6] };
         emit::ethernet_ip(&link, ip, body.len(), header.as_mut_slice());
-        self.route(now, ip.destination, plain(header, body));
+        self.route(now, ip.destination, plain_transmit(header, body));
     }
 
     /// Sends a frame as it is: ARP, or one with a link address.
     pub(crate) fn send_frame(&mut self, header: Header, body: Bytes) {
-        self.ops.push_back(Op::Transmit(plain(header, body)));
+        self.ops.push_back(Op::Transmit(plain_transmit(header, body)));
     }
 
     /// Drops a transmit that can never leave. For its connection that is a loss like any other,
     /// except that an awaited echo has to be reported.
-    pub(crate) fn give_up(&mut self, transmit: &Transmit) {
+    pub(crate) fn drop_transmit(&mut self, transmit: &Transmit) {
         self.counters.neighbor_drops += 1;
-        self.unsent.extend(transmit.echo.map(|tag| (transmit.flow, tag)));
+        self.lost_echoes.extend(transmit.echo.map(|tag| (transmit.flow, tag)));
     }
 
     /// Fills in the next hop's link address and sends the transmit, or parks it until the address
     /// is known.
     pub(crate) fn route(&mut self, now: Instant, destination: IpAddr, mut transmit: Transmit) {
         let Some(hop) = self.net.next_hop(destination) else {
-            return self.give_up(&transmit);
+            return self.drop_transmit(&transmit);
         };
         match self.net.neighbors.lookup(now, hop) {
             Some(mac) => {
@@ -248,17 +254,17 @@ impl Outbox {
             }
             None => {
                 if let Err(transmit) = self.net.neighbors.park(now, hop, transmit) {
-                    self.give_up(&transmit);
+                    self.drop_transmit(&transmit);
                 }
                 for displaced in self.net.neighbors.take_displaced() {
-                    self.give_up(&displaced);
+                    self.drop_transmit(&displaced);
                 }
             }
         }
     }
 }
 
-fn plain(header: Header, body: Bytes) -> Transmit {
+fn plain_transmit(header: Header, body: Bytes) -> Transmit {
     let mut parts = Parts::new();
     if !body.is_empty() {
         parts.push(abi::Part::Host(body));

@@ -1,7 +1,7 @@
 //! Buffers for received data, by tag.
 //!
 //! Called by [`super::Transport`]. A buffer is here, or registered with the device. While the
-//! device has it, data that the device did not place is kept aside (`stash`), so that only one side
+//! device has it, data that the device did not place is kept aside (`unplaced`), so that only one side
 //! writes to the memory. A digest that the device did not verify waits for the buffer as well, and
 //! so do all later PDUs. If a peer causes too many to wait ([`WAITING_MAX`]), the buffer is
 //! reclaimed early.
@@ -23,7 +23,7 @@ const WAITING_MAX: usize = 256;
 
 /// A PDU whose data has arrived completely, but that was not reported yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Unchecked {
+pub(super) struct UncheckedRxPdu {
     pub(super) data: DataHeader,
     /// The received digest.
     pub(super) digest: u32,
@@ -33,16 +33,16 @@ pub(super) struct Unchecked {
 
 /// Where a buffer is.
 #[derive(Debug)]
-enum Place {
+enum RxBufferLocation {
     Here(AlignedBuf),
-    Lent,
+    Registered,
     /// Registered with the device, and reclaimed.
-    Coming,
+    Reclaimed,
 }
 
 /// Data awaited under a tag.
 #[derive(Debug)]
-pub(super) struct Awaited {
+pub(super) struct AwaitedRxBuffer {
     /// Identifier of the command that the data belongs to.
     pub(super) cccid: u16,
     /// Offset of the buffer in the command's data.
@@ -51,20 +51,20 @@ pub(super) struct Awaited {
     /// Bytes received, from the start of the buffer.
     pub(super) received: u32,
     /// Bytes at the start of the buffer that had arrived when the device got it.
-    there: u32,
+    arrived_before: u32,
     /// Bytes that the device has placed since then.
     placed: u32,
     /// Identifier of the last registration.
-    lent_as: Option<DdpId>,
-    place: Place,
+    registered_as: Option<DdpId>,
+    place: RxBufferLocation,
     /// Pieces that do not touch, in order of offset.
-    stash: Vec<(u32, Vec<u8>)>,
-    pub(super) unchecked: VecDeque<Unchecked>,
+    unplaced: Vec<(u32, Vec<u8>)>,
+    pub(super) unchecked: VecDeque<UncheckedRxPdu>,
     /// The owner has reclaimed the buffer, complete or not.
-    pub(super) unwanted: bool,
+    pub(super) given_up: bool,
 }
 
-impl Awaited {
+impl AwaitedRxBuffer {
     /// Returns the range of the buffer for data at `offset` of the command; `None` if it does not
     /// fit.
     fn range(&self, offset: u32, len: usize) -> Option<core::ops::Range<usize>> {
@@ -82,7 +82,7 @@ impl Awaited {
     /// reclaimed the buffer. The device may then have the buffer for a while, which the peer must
     /// not notice.
     pub(super) const fn is_open(&self) -> bool {
-        self.received < self.len && !self.unwanted
+        self.received < self.len && !self.given_up
     }
 
     /// Returns whether `len` more bytes are all that is awaited.
@@ -98,57 +98,59 @@ impl Awaited {
     /// Returns whether the device claims to have placed a byte where it belongs: in this buffer,
     /// not in an earlier one with the same tag, and at the right offset.
     pub(super) fn holds(&self, placed: Option<(DdpId, u32)>, offset: u32) -> bool {
-        placed.is_some_and(|(id, at)| self.lent_as == Some(id) && at == offset)
+        placed.is_some_and(|(id, at)| self.registered_as == Some(id) && at == offset)
     }
 
     /// Returns whether the device has the buffer, registered with this identifier.
-    pub(super) fn is_lent_as(&self, id: DdpId) -> bool {
-        !self.is_here() && self.lent_as == Some(id)
+    pub(super) fn is_registered_as(&self, id: DdpId) -> bool {
+        !self.is_here() && self.registered_as == Some(id)
     }
 
     /// Sets the identifier of the registration.
-    pub(super) const fn note_lent(&mut self, id: DdpId) {
-        self.lent_as = Some(id);
+    pub(super) const fn set_registration(&mut self, id: DdpId) {
+        self.registered_as = Some(id);
     }
 
-    /// Returns whether the device has placed everything after `there`, so that it returns the
+    /// Returns whether the device has placed everything after `arrived_before`, so that it returns the
     /// buffer by itself.
-    pub(super) const fn was_placed(&self) -> bool {
-        self.placed == self.len - self.there
+    pub(super) const fn is_fully_placed(&self) -> bool {
+        self.placed == self.len - self.arrived_before
     }
 
     /// Returns whether the buffer is needed now: no more data arrives (`last`, or everything is
     /// received), and a digest must be computed.
-    pub(super) fn is_wanted(&self, last: bool) -> bool {
+    pub(super) fn is_needed_now(&self, last: bool) -> bool {
         let open = || self.unchecked.iter().any(|unchecked| unchecked.verdict.is_none());
         (last || self.received == self.len) && open()
     }
 
     /// Returns whether too many PDUs or pieces wait for the buffer.
     pub(super) fn is_crowded(&self) -> bool {
-        self.unchecked.len() > WAITING_MAX || self.stash.len() > WAITING_MAX
+        self.unchecked.len() > WAITING_MAX || self.unplaced.len() > WAITING_MAX
     }
 
     /// Returns whether all data has arrived, and all PDUs are reported.
-    pub(super) fn is_whole(&self) -> bool {
+    pub(super) fn is_complete(&self) -> bool {
         self.received == self.len && self.unchecked.is_empty()
     }
 
-    /// Writes bytes to the buffer, or to `stash` if the device has it.
+    /// Writes bytes to the buffer, or to `unplaced` if the device has it.
     pub(super) fn write(&mut self, offset: u32, bytes: &[u8]) {
         let Some(range) = self.range(offset, bytes.len()) else { return };
         match &mut self.place {
-            Place::Here(buffer) => {
+            RxBufferLocation::Here(buffer) => {
                 if let Some(room) = buffer.as_mut_slice().get_mut(range) {
                     room.copy_from_slice(bytes);
                 }
             }
-            Place::Lent | Place::Coming => match self.stash.last_mut() {
-                Some((at, piece)) if *at as usize + piece.len() == offset as usize => {
-                    piece.extend_from_slice(bytes);
+            RxBufferLocation::Registered | RxBufferLocation::Reclaimed => {
+                match self.unplaced.last_mut() {
+                    Some((at, piece)) if *at as usize + piece.len() == offset as usize => {
+                        piece.extend_from_slice(bytes);
+                    }
+                    _ => self.unplaced.push((offset, bytes.into())),
                 }
-                _ => self.stash.push((offset, bytes.into())),
-            },
+            }
         }
     }
 
@@ -156,53 +158,55 @@ impl Awaited {
     pub(super) fn bytes(&self, offset: u32, len: u32) -> Option<&[u8]> {
         let range = self.range(offset, len as usize)?;
         match &self.place {
-            Place::Here(buffer) => buffer.as_slice().get(range),
-            Place::Lent | Place::Coming => None,
+            RxBufferLocation::Here(buffer) => buffer.as_slice().get(range),
+            RxBufferLocation::Registered | RxBufferLocation::Reclaimed => None,
         }
     }
 
     /// Marks the buffer as reclaimed. Returns true if the device has it and it was not reclaimed
     /// before.
-    pub(super) fn ask(&mut self) -> bool {
-        let lent = matches!(self.place, Place::Lent);
+    pub(super) fn mark_reclaimed(&mut self) -> bool {
+        let lent = matches!(self.place, RxBufferLocation::Registered);
         if lent {
-            self.place = Place::Coming;
+            self.place = RxBufferLocation::Reclaimed;
         }
         lent
     }
 
     /// Returns whether the device has the buffer and was asked to return it.
-    pub(super) const fn is_coming(&self) -> bool {
-        matches!(self.place, Place::Coming)
+    pub(super) const fn is_reclaimed(&self) -> bool {
+        matches!(self.place, RxBufferLocation::Reclaimed)
     }
 
     /// Takes a buffer that is here, to register it for the data after the next `under_way` bytes.
     /// Returns with it the tag, offset, length, and number of bytes that have arrived.
-    pub(super) fn lend(
+    pub(super) fn take_for_registration(
         &mut self,
         tag: u16,
         under_way: u32,
     ) -> Option<((u16, u32, u32, u32), AlignedBuf)> {
         let there = self.received.saturating_add(under_way);
-        if there >= self.len || self.unwanted || !self.is_here() {
+        if there >= self.len || self.given_up || !self.is_here() {
             return None;
         }
-        let Place::Here(buffer) = core::mem::replace(&mut self.place, Place::Lent) else {
+        let RxBufferLocation::Here(buffer) =
+            core::mem::replace(&mut self.place, RxBufferLocation::Registered)
+        else {
             return None;
         };
-        (self.there, self.placed) = (there, 0);
+        (self.arrived_before, self.placed) = (there, 0);
         Some(((tag, self.offset, self.len, there), buffer))
     }
 
     /// Returns whether the buffer is here.
     pub(super) const fn is_here(&self) -> bool {
-        matches!(self.place, Place::Here(_))
+        matches!(self.place, RxBufferLocation::Here(_))
     }
 
-    /// Stores the buffer that the device returned, and writes the bytes of `stash` to it.
-    pub(super) fn give_back(&mut self, buffer: AlignedBuf) {
-        self.place = Place::Here(buffer);
-        for (offset, bytes) in core::mem::take(&mut self.stash) {
+    /// Stores the buffer that the device returned, and writes the bytes of `unplaced` to it.
+    pub(super) fn return_buffer(&mut self, buffer: AlignedBuf) {
+        self.place = RxBufferLocation::Here(buffer);
+        for (offset, bytes) in core::mem::take(&mut self.unplaced) {
             self.write(offset, &bytes);
         }
     }
@@ -210,13 +214,13 @@ impl Awaited {
 
 /// All buffers of a connection.
 #[derive(Debug, Default)]
-pub(super) struct Buffers {
+pub(super) struct NvmeRxBuffers {
     /// By tag; this side assigns the tags, small and dense.
-    by_tag: Vec<Option<Box<Awaited>>>,
+    by_tag: Vec<Option<Box<AwaitedRxBuffer>>>,
     count: usize,
 }
 
-impl Buffers {
+impl NvmeRxBuffers {
     /// Adds a buffer under a tag. `lent` is the identifier of its registration with the device, or
     /// the buffer.
     pub(super) fn insert(
@@ -228,18 +232,18 @@ impl Buffers {
         if self.by_tag.len() <= usize::from(tag) {
             self.by_tag.resize_with(usize::from(tag) + 1, || None);
         }
-        let awaited = Awaited {
+        let awaited = AwaitedRxBuffer {
             cccid,
             offset,
             len,
             received: 0,
-            there: 0,
+            arrived_before: 0,
             placed: 0,
-            lent_as: lent.as_ref().ok().copied(),
-            place: lent.map_or_else(Place::Here, |_| Place::Lent),
-            stash: Vec::new(),
+            registered_as: lent.as_ref().ok().copied(),
+            place: lent.map_or_else(RxBufferLocation::Here, |_| RxBufferLocation::Registered),
+            unplaced: Vec::new(),
             unchecked: VecDeque::new(),
-            unwanted: false,
+            given_up: false,
         };
         if let Some(place) = self.by_tag.get_mut(usize::from(tag)) {
             self.count += usize::from(place.is_none());
@@ -248,12 +252,12 @@ impl Buffers {
     }
 
     /// Returns the entry of a tag.
-    pub(super) fn get_mut(&mut self, tag: u16) -> Option<&mut Awaited> {
+    pub(super) fn get_mut(&mut self, tag: u16) -> Option<&mut AwaitedRxBuffer> {
         self.by_tag.get_mut(usize::from(tag))?.as_deref_mut()
     }
 
     /// As [`Self::get_mut`], shared.
-    pub(super) fn get(&self, tag: u16) -> Option<&Awaited> {
+    pub(super) fn get(&self, tag: u16) -> Option<&AwaitedRxBuffer> {
         self.by_tag.get(usize::from(tag))?.as_deref()
     }
 
@@ -270,8 +274,8 @@ impl Buffers {
         }
         self.count -= 1;
         match place.take()?.place {
-            Place::Here(buffer) => Some(buffer),
-            Place::Lent | Place::Coming => None,
+            RxBufferLocation::Here(buffer) => Some(buffer),
+            RxBufferLocation::Registered | RxBufferLocation::Reclaimed => None,
         }
     }
 }
@@ -283,20 +287,20 @@ mod tests {
     /// Data that continues a piece joins it. Other data begins a new piece, and the pieces are
     /// bounded.
     #[test]
-    fn pieces_that_were_not_placed() {
-        let mut buffers = Buffers::default();
+    fn unplaced_data_waits_for_the_buffer() {
+        let mut buffers = NvmeRxBuffers::default();
         buffers.insert((9, 3), (0, 1 << 16), Ok(DdpId(1)));
         let awaited = buffers.get_mut(3).unwrap();
         for offset in (0..4096).step_by(4) {
             awaited.write(offset, &offset.to_le_bytes());
         }
-        assert_eq!((awaited.stash.len(), awaited.is_crowded()), (1, false));
+        assert_eq!((awaited.unplaced.len(), awaited.is_crowded()), (1, false));
         for piece in 1..=256 {
             assert!(!awaited.is_crowded(), "{piece}");
             awaited.write(4096 + piece * 8, &piece.to_le_bytes());
         }
-        assert!(awaited.is_crowded() && awaited.ask());
-        awaited.give_back(AlignedBuf::new(16));
+        assert!(awaited.is_crowded() && awaited.mark_reclaimed());
+        awaited.return_buffer(AlignedBuf::new(16));
         assert!(awaited.is_here() && !awaited.is_crowded());
         let word = |at| u32::from_le_bytes(awaited.bytes(at, 4).unwrap().try_into().unwrap());
         assert!((0..4096).step_by(4).all(|at| word(at) == at));

@@ -5,7 +5,7 @@
 //! [`Transport::poll`] after each notice about the socket, and passes in what is to be sent. The
 //! transport builds and parses PDUs, computes and verifies digests, and writes data to the buffers
 //! registered for it ([`Transport::expect`]). The device does as much of that as it can
-//! (`l5p::nvme_tcp::port` has the host's state of it), and software does the rest; the bytes on the
+//! (`l5p::nvme_tcp::rx_offload` has the host's state of it), and software does the rest; the bytes on the
 //! link are the same.
 //!
 //! Claims of the device are checked against the headers, which the host always reads. A byte counts
@@ -31,12 +31,12 @@ use wire::nvme::pdu::{Fault, Rules};
 
 use crate::api::{SocketError, SocketId};
 use crate::host::Host;
-use crate::l5p::nvme_tcp::port::Port;
+use crate::l5p::nvme_tcp::rx_offload::NvmeRxOffload;
 
-use self::buffers::Buffers;
-use self::receive::Receiver;
+use self::buffers::NvmeRxBuffers;
+use self::receive::NvmePduParser;
 pub use self::send::Source;
-pub use crate::l5p::nvme_tcp::pdus::PduData;
+pub use crate::l5p::nvme_tcp::tx_pdus::PduData;
 
 /// Time-out for the peer's ICReq or ICResp.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -71,7 +71,7 @@ pub struct Serve {
 
 /// Parameters negotiated by ICReq and ICResp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Negotiated {
+pub struct NvmeNegotiated {
     /// PDUs have header digests.
     pub header_digest: bool,
     /// PDUs have data digests.
@@ -176,7 +176,7 @@ pub enum Ended {
 
 /// Phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum NvmeTransportPhase {
     /// The socket is not known to be established yet.
     Connecting,
     /// The peer's ICReq or ICResp is awaited.
@@ -190,7 +190,7 @@ enum Phase {
 
 /// Role of this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
+enum NvmeTransportRole {
     Initiator(Initiate),
     Target(Serve),
 }
@@ -199,19 +199,19 @@ enum Role {
 pub struct Transport {
     socket: SocketId,
     crypto: Arc<dyn CryptoProvider>,
-    role: Role,
-    phase: Phase,
-    negotiated: Option<Negotiated>,
+    role: NvmeTransportRole,
+    phase: NvmeTransportPhase,
+    negotiated: Option<NvmeNegotiated>,
     /// Rules of the PDUs that are sent.
     send: Rules,
-    receiver: Receiver,
-    buffers: Buffers,
+    receiver: NvmePduParser,
+    buffers: NvmeRxBuffers,
     /// Events that were not polled yet.
-    came: VecDeque<Incoming>,
+    events: VecDeque<Incoming>,
     /// Mark of the PDU written last.
     written: u64,
     /// The read command whose invalid data terminated the connection.
-    culprit: Option<u16>,
+    faulty_command: Option<u16>,
     /// Time of the current call.
     now: Instant,
 }
@@ -227,27 +227,27 @@ impl Transport {
     /// established.
     #[must_use]
     pub fn initiate(socket: SocketId, crypto: Arc<dyn CryptoProvider>, params: Initiate) -> Self {
-        Self::new(socket, crypto, Role::Initiator(params))
+        Self::new(socket, crypto, NvmeTransportRole::Initiator(params))
     }
 
     /// Creates the target's end of an accepted socket.
     #[must_use]
     pub fn serve(socket: SocketId, crypto: Arc<dyn CryptoProvider>, params: Serve) -> Self {
-        Self::new(socket, crypto, Role::Target(params))
+        Self::new(socket, crypto, NvmeTransportRole::Target(params))
     }
 
-    fn new(socket: SocketId, crypto: Arc<dyn CryptoProvider>, role: Role) -> Self {
+    fn new(socket: SocketId, crypto: Arc<dyn CryptoProvider>, role: NvmeTransportRole) -> Self {
         Self {
             socket,
             crypto,
             role,
-            phase: Phase::Connecting,
+            phase: NvmeTransportPhase::Connecting,
             negotiated: None,
             send: Rules::NONE,
-            receiver: Receiver::new(),
-            buffers: Buffers::default(),
-            came: VecDeque::new(),
-            culprit: None,
+            receiver: NvmePduParser::new(),
+            buffers: NvmeRxBuffers::default(),
+            events: VecDeque::new(),
+            faulty_command: None,
             written: 0,
             now: Instant::ZERO,
         }
@@ -261,7 +261,7 @@ impl Transport {
 
     /// Returns the negotiated parameters, after the exchange of ICReq and ICResp.
     #[must_use]
-    pub const fn negotiated(&self) -> Option<&Negotiated> {
+    pub const fn negotiated(&self) -> Option<&NvmeNegotiated> {
         self.negotiated.as_ref()
     }
 
@@ -269,27 +269,30 @@ impl Transport {
     /// socket and at [`Self::poll_timeout`].
     pub fn poll(&mut self, now: Instant, host: &mut Host) -> Option<Incoming> {
         self.now = now;
-        if self.came.is_empty() {
-            self.begin(host);
-            self.take_back(host);
-            while self.came.is_empty() && self.phase != Phase::Ended && self.step(host) {}
+        if self.events.is_empty() {
+            self.start_if_ready(host);
+            self.take_returned_buffers(host);
+            while self.events.is_empty()
+                && self.phase != NvmeTransportPhase::Ended
+                && self.step(host)
+            {}
             // The peer's FIN may have arrived with bytes that were consumed without an event.
-            if self.came.is_empty() {
-                self.note_end(host);
+            if self.events.is_empty() {
+                self.check_end(host);
             }
             self.answer_device(host);
-            if self.phase == Phase::Ended {
+            if self.phase == NvmeTransportPhase::Ended {
                 self.discard(host);
             }
         }
-        self.came.pop_front()
+        self.events.pop_front()
     }
 
     /// Returns when to call [`Self::poll`] again if nothing happens before.
     #[must_use]
     pub const fn poll_timeout(&self) -> Option<Instant> {
         match self.phase {
-            Phase::Setup { until } => Some(until),
+            NvmeTransportPhase::Setup { until } => Some(until),
             _ => None,
         }
     }
@@ -326,25 +329,25 @@ impl Transport {
     /// Returns the identifier in the read data that terminated the connection, as the peer sent it;
     /// `None` if another PDU did, or none.
     #[must_use]
-    pub const fn culprit(&self) -> Option<u16> {
-        self.culprit
+    pub const fn faulty_command(&self) -> Option<u16> {
+        self.faulty_command
     }
 
     /// Reclaims a buffer, complete or not: [`Incoming::Buffer`] follows. Later data under the tag
     /// is a protocol error.
     pub fn reclaim(&mut self, host: &mut Host, tag: u16) {
         let Some(awaited) = self.buffers.get_mut(tag) else { return };
-        awaited.unwanted = true;
-        if awaited.ask() {
+        awaited.given_up = true;
+        if awaited.mark_reclaimed() {
             reclaim(host, self.socket, tag);
         }
-        self.settle(host, tag);
+        self.report_and_return(host, tag);
     }
 
     /// Gives the connection up for a reason other than a fault of the peer: later data is discarded
     /// without events. Buffers are still returned.
-    pub fn give_up(&mut self) {
-        self.phase = Phase::Ended;
+    pub fn abandon(&mut self) {
+        self.phase = NvmeTransportPhase::Ended;
     }
 
     /// Returns the mark up to which the peer's TCP has acknowledged everything; the `send`
@@ -356,27 +359,29 @@ impl Transport {
 
     /// Sends an initiator's first PDU once the socket is ready, and checks the time-out and the
     /// connection.
-    fn begin(&mut self, host: &mut Host) {
-        if self.phase == Phase::Ended {
+    fn start_if_ready(&mut self, host: &mut Host) {
+        if self.phase == NvmeTransportPhase::Ended {
             return;
         }
         let ready = host.readiness(self.socket);
         match self.phase {
-            Phase::Connecting if ready.writable || ready.readable => {
-                self.phase = Phase::Setup { until: self.now + SETUP_TIMEOUT };
-                if let Role::Initiator(params) = self.role {
+            NvmeTransportPhase::Connecting if ready.writable || ready.readable => {
+                self.phase = NvmeTransportPhase::Setup { until: self.now + SETUP_TIMEOUT };
+                if let NvmeTransportRole::Initiator(params) = self.role {
                     self.send_setup_request(host, params);
                 }
             }
-            Phase::Setup { until } if self.now >= until => return self.end(Ended::Silent),
+            NvmeTransportPhase::Setup { until } if self.now >= until => {
+                return self.end(Ended::Silent);
+            }
             _ => {}
         }
-        self.note_end(host);
+        self.check_end(host);
     }
 
     /// Ends if the peer has closed or the connection was lost, after everything received before has
     /// been read.
-    fn note_end(&mut self, host: &Host) {
+    fn check_end(&mut self, host: &Host) {
         let ready = host.readiness(self.socket);
         if !ready.readable && host.peek(self.socket).is_empty() {
             if let Some(error) = ready.error {
@@ -400,76 +405,77 @@ impl Transport {
     }
 
     fn end(&mut self, how: Ended) {
-        if self.phase != Phase::Ended {
-            self.phase = Phase::Ended;
-            self.came.push_back(Incoming::Ended(how));
+        if self.phase != NvmeTransportPhase::Ended {
+            self.phase = NvmeTransportPhase::Ended;
+            self.events.push_back(Incoming::Ended(how));
         }
     }
 
     /// Enters the phase of commands, requests the receive context and the digest context.
-    fn open(&mut self, host: &mut Host, negotiated: Negotiated, ours: u8) {
-        let Negotiated { header_digest, data_digest, pda, .. } = negotiated;
+    fn enter_open(&mut self, host: &mut Host, negotiated: NvmeNegotiated, ours: u8) {
+        let NvmeNegotiated { header_digest, data_digest, pda, .. } = negotiated;
         self.negotiated = Some(negotiated);
         self.send = Rules { header_digest, data_digest, pda, plen_max: u32::MAX };
         let plen_max = receive::PLEN_MAX;
         self.receiver.rules = Rules { header_digest, data_digest, pda: ours, plen_max };
-        self.phase = Phase::Open;
+        self.phase = NvmeTransportPhase::Open;
         let _followed = self.receiver.attach(self.now, host, self.socket);
         if data_digest {
             let (now, crypto) = (self.now, Arc::clone(&self.crypto));
             // What the device refuses the host does; the counters show which.
             let _ = host.nvme_tx_context(now, self.socket, self.receiver.state(), crypto);
         }
-        self.came.push_back(Incoming::Ready);
+        self.events.push_back(Incoming::Ready);
     }
 
     /// Takes the buffers that the device has returned.
-    fn take_back(&mut self, host: &mut Host) {
-        while let Some(done) = self.port(host).and_then(Port::poll_buffer) {
+    fn take_returned_buffers(&mut self, host: &mut Host) {
+        while let Some(done) = self.port(host).and_then(NvmeRxOffload::poll_buffer) {
             let tag = done.tag;
-            let Some(awaited) = self.buffers.get_mut(tag).filter(|a| a.is_lent_as(done.id)) else {
+            let Some(awaited) = self.buffers.get_mut(tag).filter(|a| a.is_registered_as(done.id))
+            else {
                 continue;
             };
-            let asked = awaited.is_coming();
-            awaited.give_back(done.buffer);
-            self.settle(host, tag);
+            let asked = awaited.is_reclaimed();
+            awaited.return_buffer(done.buffer);
+            self.report_and_return(host, tag);
             // The buffer was not reclaimed: its context is gone, and there may be a new one.
             if !asked && host.nvme_streams().1.nvme_context(self.socket) != Some(done.context) {
-                self.lend_again(host, tag);
+                self.register_again(host, tag);
             }
         }
     }
 
     /// Follows a change of a buffer's state: reports checked PDUs, and returns the buffer if it is
     /// complete.
-    fn settle(&mut self, host: &mut Host, tag: u16) {
+    fn report_and_return(&mut self, host: &mut Host, tag: u16) {
         self.check_digests(host, tag);
         let Some(awaited) = self.buffers.get_mut(tag) else { return };
-        if !awaited.is_whole() && !awaited.unwanted {
+        if !awaited.is_complete() && !awaited.given_up {
             return;
         }
-        if !awaited.is_here() && !awaited.was_placed() && awaited.ask() {
+        if !awaited.is_here() && !awaited.is_fully_placed() && awaited.mark_reclaimed() {
             reclaim(host, self.socket, tag);
         }
         if let Some(buffer) = self.buffers.take(tag) {
-            self.came.push_back(Incoming::Buffer { tag, buffer });
+            self.events.push_back(Incoming::Buffer { tag, buffer });
         }
     }
 
     /// Answers the device's question, once the answer is known.
     fn answer_device(&mut self, host: &mut Host) {
         let Some(asked) = self.port(host).and_then(|port| port.asked()) else { return };
-        if let Some(begins) = self.receiver.begins(asked) {
+        if let Some(begins) = self.receiver.is_pdu_start(asked) {
             let (out, streams) = host.nvme_streams();
-            if let Some(port) = streams.nvme_port(self.socket) {
+            if let Some(port) = streams.nvme_rx_offload(self.socket) {
                 port.answer(out, asked, begins);
             }
         }
     }
 
     /// Returns the receive offload of the connection.
-    fn port<'a>(&self, host: &'a mut Host) -> Option<&'a mut Port> {
-        host.nvme_streams().1.nvme_port(self.socket)
+    fn port<'a>(&self, host: &'a mut Host) -> Option<&'a mut NvmeRxOffload> {
+        host.nvme_streams().1.nvme_rx_offload(self.socket)
     }
 }
 
@@ -477,7 +483,7 @@ impl Transport {
 /// way back.
 fn reclaim(host: &mut Host, socket: SocketId, tag: u16) {
     let (out, streams) = host.nvme_streams();
-    if let Some(port) = streams.nvme_port(socket) {
+    if let Some(port) = streams.nvme_rx_offload(socket) {
         port.reclaim(out, tag);
     }
 }

@@ -10,10 +10,12 @@ use base::{Instant, SeqNum};
 use bytes::Bytes;
 use core::ops::Range;
 use smallvec::SmallVec;
-use wire::nvme::pdu::{COMMON_BYTES, Common, DIGEST_BYTES, Fault, Header, Kind, Rules, at};
+use wire::nvme::pdu::{COMMON_BYTES, Common, DIGEST_BYTES, Fault, Header, PduKind, Rules, at};
 
-use super::buffers::Unchecked;
-use super::{Ended, Incoming, Negotiated, Phase, Role, Transport, reclaim};
+use super::buffers::UncheckedRxPdu;
+use super::{
+    Ended, Incoming, NvmeNegotiated, NvmeTransportPhase, NvmeTransportRole, Transport, reclaim,
+};
 use crate::api::SocketId;
 use crate::host::Host;
 
@@ -28,7 +30,7 @@ const VERIFIED_MAX: usize = 256;
 
 /// A PDU whose header was read.
 #[derive(Debug)]
-struct Pdu {
+struct NvmeRxPdu {
     header: Header,
     common: Common,
     /// Position of its first byte in the stream.
@@ -48,13 +50,13 @@ struct Pdu {
 
 /// State of the parser.
 #[derive(Debug)]
-pub(super) struct Receiver {
+pub(super) struct NvmePduParser {
     /// Rules of the PDUs that are received.
     pub(super) rules: Rules,
     /// The received part of a header or a digest.
     front: [u8; FRONT_BYTES_MAX],
     have: usize,
-    pdu: Option<Pdu>,
+    pdu: Option<NvmeRxPdu>,
     /// Position of the next byte, in the stream that the device counts.
     position: SeqNum,
     /// A receive context was requested.
@@ -66,7 +68,7 @@ pub(super) struct Receiver {
     verified: SmallVec<[SeqNum; 4]>,
 }
 
-impl Receiver {
+impl NvmePduParser {
     pub(super) fn new() -> Self {
         Self {
             rules: Rules::NONE,
@@ -123,7 +125,7 @@ impl Receiver {
     }
 
     /// Returns whether a PDU begins at a position; `None` if that is not known yet.
-    pub(super) fn begins(&self, position: SeqNum) -> Option<bool> {
+    pub(super) fn is_pdu_start(&self, position: SeqNum) -> Option<bool> {
         let at_boundary = self.pdu.is_none() && self.have == 0;
         if position.ge(self.position) && !(at_boundary && position == self.position) {
             return None;
@@ -135,7 +137,7 @@ impl Receiver {
 
     /// Returns whether the device verified a PDU's digest over the same bytes that the host read:
     /// of retransmitted bytes it may have summed another copy.
-    fn is_verified(&self, pdu: &Pdu) -> bool {
+    fn is_verified(&self, pdu: &NvmeRxPdu) -> bool {
         pdu.summed && self.verified.contains(&pdu.begin)
     }
 
@@ -146,7 +148,7 @@ impl Receiver {
 
     /// Collects bytes of a header or a digest until there are `wanted`. Returns how many were
     /// taken.
-    fn gather(&mut self, bytes: &[u8], wanted: usize) -> usize {
+    fn collect_front(&mut self, bytes: &[u8], wanted: usize) -> usize {
         let take = bytes.len().min(wanted.saturating_sub(self.have));
         let end = self.have + take;
         if let Some(room) = self.front.get_mut(self.have..end) {
@@ -162,7 +164,7 @@ impl Receiver {
 }
 
 /// The longest run of the next bytes for which the device's claims are uniform.
-struct Run {
+struct PlacedRun {
     len: usize,
     /// Buffer and offset in the command's data at which the device placed the bytes.
     placed: Option<(DdpId, u32)>,
@@ -171,7 +173,7 @@ struct Run {
 }
 
 /// Returns the run that begins with byte `at` of a payload.
-fn run_at(placed: &Placed, at: usize, len: usize) -> Run {
+fn run_at(placed: &Placed, at: usize, len: usize) -> PlacedRun {
     let at = u32::try_from(at).unwrap_or(u32::MAX);
     // Offset in a range that has begun, if it has, and the distance to its next boundary.
     let turn = |range: &Range<u32>| match at.checked_sub(range.start) {
@@ -183,7 +185,7 @@ fn run_at(placed: &Placed, at: usize, len: usize) -> Run {
     let here = next.zip(inside).map(|(next, inside)| (next.id, next.offset.saturating_add(inside)));
     let sums = placed.summed.iter().find(|range| range.end > at);
     let (summed, until) = sums.map_or((None, u32::MAX), turn);
-    Run { len: len.min(most.min(until) as usize), placed: here, summed: summed.is_some() }
+    PlacedRun { len: len.min(most.min(until) as usize), placed: here, summed: summed.is_some() }
 }
 
 impl Transport {
@@ -194,7 +196,7 @@ impl Transport {
             self.attach_again(host);
             return false;
         }
-        let mut run = Run { len, placed: None, summed: false };
+        let mut run = PlacedRun { len, placed: None, summed: false };
         if self.receiver.attached {
             if let Some((placed, at)) = host.nvme_streams().1.nvme_placed(self.socket) {
                 run = run_at(placed, at, len);
@@ -213,7 +215,7 @@ impl Transport {
         host.consume(self.socket, taken);
         self.receiver.advance(taken);
         self.finish(host);
-        if self.phase == Phase::Ended {
+        if self.phase == NvmeTransportPhase::Ended {
             self.discard(host);
         }
         true
@@ -222,7 +224,7 @@ impl Transport {
     /// Requests a receive context again if there is none, and registers the awaited buffers with
     /// it.
     fn attach_again(&mut self, host: &mut Host) {
-        if self.phase != Phase::Open {
+        if self.phase != NvmeTransportPhase::Open {
             return;
         }
         let (out, streams) = host.nvme_streams();
@@ -230,20 +232,20 @@ impl Transport {
             && self.receiver.attach(self.now, host, self.socket)
         {
             for tag in self.buffers.tags() {
-                self.lend_again(host, tag);
+                self.register_again(host, tag);
             }
         }
     }
 
     /// Registers a buffer that is here, for the data whose header has not arrived.
-    pub(super) fn lend_again(&mut self, host: &mut Host, tag: u16) {
+    pub(super) fn register_again(&mut self, host: &mut Host, tag: u16) {
         let under_way = self.receiver.under_way(tag);
         let Some(awaited) = self.buffers.get_mut(tag) else { return };
-        let Some((range, buffer)) = awaited.lend(tag, under_way) else { return };
+        let Some((range, buffer)) = awaited.take_for_registration(tag, under_way) else { return };
         let (out, streams) = host.nvme_streams();
         match streams.nvme_register(out, self.socket, range, buffer) {
-            Ok(id) => awaited.note_lent(id),
-            Err(buffer) => awaited.give_back(buffer),
+            Ok(id) => awaited.set_registration(id),
+            Err(buffer) => awaited.return_buffer(buffer),
         }
     }
 
@@ -254,19 +256,19 @@ impl Transport {
             receiver.note_boundary();
         }
         let bytes = &host.peek(self.socket)[..len];
-        let mut taken = receiver.gather(bytes, COMMON_BYTES);
+        let mut taken = receiver.collect_front(bytes, COMMON_BYTES);
         if let Some(first) = receiver.front.first_chunk().filter(|_| receiver.have >= COMMON_BYTES)
         {
             // An invalid header is reported by `finish`.
             if let Ok(common) = Common::parse(first, &receiver.rules) {
-                taken += receiver.gather(&bytes[taken..], front_bytes(&common));
+                taken += receiver.collect_front(&bytes[taken..], front_bytes(&common));
             }
         }
         taken
     }
 
     /// Reads data. Returns how many bytes were taken.
-    fn read_data(&mut self, host: &mut Host, run: &Run) -> usize {
+    fn read_data(&mut self, host: &mut Host, run: &PlacedRun) -> usize {
         let Some(pdu) = &mut self.receiver.pdu else { return 0 };
         let left = (pdu.common.data_len - pdu.done) as usize;
         let take = run.len.min(left);
@@ -303,14 +305,14 @@ impl Transport {
         };
         *bytes += u64::from(here);
         if let Some(tag) = early {
-            self.ask_early(host, tag);
+            self.reclaim_early(host, tag);
         }
         take
     }
 
     /// Collects bytes of a data digest. Returns how many were taken.
     fn read_digest(&mut self, host: &Host, len: usize) -> usize {
-        self.receiver.gather(&host.peek(self.socket)[..len], DIGEST_BYTES as usize)
+        self.receiver.collect_front(&host.peek(self.socket)[..len], DIGEST_BYTES as usize)
     }
 
     /// Processes a header or a PDU that is complete.
@@ -323,7 +325,7 @@ impl Transport {
                 return;
             };
             let have = receiver.have;
-            let kind = Kind::from_byte(first[0]);
+            let kind = PduKind::from_byte(first[0]);
             // The type is checked before any other field: the fields of a PDU that must not arrive
             // have no meaning.
             let parsed = kind
@@ -338,7 +340,7 @@ impl Transport {
                     }
                 }
                 Ok((_, false)) => {}
-                Err(fault) => self.reject(host, fault, kind.unwrap_or(Kind::CapsuleCmd)),
+                Err(fault) => self.reject(host, fault, kind.unwrap_or(PduKind::CapsuleCmd)),
             }
             return;
         };
@@ -357,10 +359,10 @@ impl Transport {
     }
 
     /// Terminates the connection for an invalid PDU; an invalid terminate request is not answered.
-    fn reject(&mut self, host: &mut Host, fault: Fault, kind: Kind) {
+    fn reject(&mut self, host: &mut Host, fault: Fault, kind: PduKind) {
         let header = self.receiver.front;
         let have = self.receiver.have;
-        if matches!(kind, Kind::H2CTermReq | Kind::C2HTermReq) {
+        if matches!(kind, PduKind::H2CTermReq | PduKind::C2HTermReq) {
             host.shutdown(self.now, self.socket);
             return self.end(Ended::TerminatedByPeer(fault));
         }
@@ -382,7 +384,7 @@ impl Transport {
         let header = Header::parse(&common, &self.receiver.front[..bare])?;
         if let Err(fault) = self.check_data(&header, &common) {
             if let Header::C2HData(data) = &header {
-                self.culprit = Some(data.cccid);
+                self.faulty_command = Some(data.cccid);
             }
             return Err(fault);
         }
@@ -397,8 +399,16 @@ impl Transport {
             _ => Vec::new(),
         };
         receiver.have = 0;
-        receiver.pdu =
-            Some(Pdu { header, common, begin, done: 0, placed: 0, summed: true, sum, capsule });
+        receiver.pdu = Some(NvmeRxPdu {
+            header,
+            common,
+            begin,
+            done: 0,
+            placed: 0,
+            summed: true,
+            sum,
+            capsule,
+        });
         host.out.counters.nvme_rx_pdus += 1;
         // A PDU without data is complete.
         if common.data_len == 0 {
@@ -408,14 +418,14 @@ impl Transport {
     }
 
     /// Checks whether a PDU of this type may arrive now, at this end (NVMe/TCP section 3.3.1).
-    fn check_kind(&self, kind: Kind) -> Result<(), Fault> {
-        let target = matches!(self.role, Role::Target(_));
+    fn check_kind(&self, kind: PduKind) -> Result<(), Fault> {
+        let target = matches!(self.role, NvmeTransportRole::Target(_));
         if kind.from_host() != target {
             return Err(Fault::field(at::TYPE));
         }
-        let setup = matches!(kind, Kind::ICReq | Kind::ICResp);
-        let ends = matches!(kind, Kind::H2CTermReq | Kind::C2HTermReq);
-        let open = self.phase == Phase::Open;
+        let setup = matches!(kind, PduKind::ICReq | PduKind::ICResp);
+        let ends = matches!(kind, PduKind::H2CTermReq | PduKind::C2HTermReq);
+        let open = self.phase == NvmeTransportPhase::Open;
         if ends || setup != open { Ok(()) } else { Err(Fault::SEQUENCE) }
     }
 
@@ -426,14 +436,14 @@ impl Transport {
             Header::H2CData(data) => (data.ttag, data, at::TTAG),
             Header::CapsuleCmd(_) => {
                 let most = match self.role {
-                    Role::Target(serve) => serve.in_capsule_max,
-                    Role::Initiator(_) => 0,
+                    NvmeTransportRole::Target(serve) => serve.in_capsule_max,
+                    NvmeTransportRole::Initiator(_) => 0,
                 };
                 return if common.data_len <= most { Ok(()) } else { Err(Fault::LIMIT_EXCEEDED) };
             }
             _ => return Ok(()),
         };
-        if let Role::Target(serve) = self.role {
+        if let NvmeTransportRole::Target(serve) = self.role {
             if data.len > serve.maxh2cdata {
                 return Err(Fault::LIMIT_EXCEEDED);
             }
@@ -464,39 +474,39 @@ impl Transport {
     }
 
     /// Processes a complete PDU.
-    fn handle_pdu(&mut self, host: &mut Host, pdu: Pdu) {
+    fn handle_pdu(&mut self, host: &mut Host, pdu: NvmeRxPdu) {
         match pdu.header {
             Header::ICReq(request) => {
-                let Role::Target(serve) = self.role else { return };
+                let NvmeTransportRole::Target(serve) = self.role else { return };
                 let digests = (
                     request.header_digest && serve.header_digest,
                     request.data_digest && serve.data_digest,
                 );
                 self.send_setup_response(host, serve, digests);
-                let negotiated = Negotiated {
+                let negotiated = NvmeNegotiated {
                     header_digest: digests.0,
                     data_digest: digests.1,
                     pda: request.hpda,
                     maxh2cdata: serve.maxh2cdata,
                     maxr2t: request.maxr2t,
                 };
-                self.open(host, negotiated, serve.cpda);
+                self.enter_open(host, negotiated, serve.cpda);
             }
             Header::ICResp(response) => {
-                let Role::Initiator(params) = self.role else { return };
+                let NvmeTransportRole::Initiator(params) = self.role else { return };
                 let more = response.header_digest && !params.header_digest
                     || response.data_digest && !params.data_digest;
                 if more {
                     return self.terminate_for(host, Fault::field(at::DGST), &[]);
                 }
-                let negotiated = Negotiated {
+                let negotiated = NvmeNegotiated {
                     header_digest: response.header_digest,
                     data_digest: response.data_digest,
                     pda: response.cpda,
                     maxh2cdata: response.maxh2cdata,
                     maxr2t: params.maxr2t,
                 };
-                self.open(host, negotiated, params.hpda);
+                self.enter_open(host, negotiated, params.hpda);
             }
             Header::H2CTermReq(fault) | Header::C2HTermReq(fault) => {
                 host.shutdown(self.now, self.socket);
@@ -505,12 +515,12 @@ impl Transport {
             Header::CapsuleCmd(sqe) => {
                 let digest_ok = self.capsule_is_right(host, &pdu);
                 let data = Bytes::from(pdu.capsule);
-                self.came.push_back(Incoming::Command { sqe, data, digest_ok });
+                self.events.push_back(Incoming::Command { sqe, data, digest_ok });
             }
-            Header::CapsuleResp(cqe) => self.came.push_back(Incoming::Response(cqe)),
+            Header::CapsuleResp(cqe) => self.events.push_back(Incoming::Response(cqe)),
             Header::R2T(r2t) => {
                 let wire::nvme::pdu::R2t { cccid, ttag, offset, len } = r2t;
-                self.came.push_back(Incoming::R2t { cccid, ttag, offset, len });
+                self.events.push_back(Incoming::R2t { cccid, ttag, offset, len });
             }
             Header::H2CData(_) | Header::C2HData(_) => self.handle_data(host, &pdu),
         }
@@ -518,7 +528,7 @@ impl Transport {
 
     /// Returns whether a PDU's digest is right: verified by the device, or equal to `sum` or to the
     /// sum computed while reading. `None` if no sum is known.
-    fn judge(&mut self, host: &mut Host, pdu: &Pdu, sum: Option<u32>) -> Option<bool> {
+    fn check_digest(&mut self, host: &mut Host, pdu: &NvmeRxPdu, sum: Option<u32>) -> Option<bool> {
         if pdu.common.data_digest().is_none() {
             return Some(true);
         }
@@ -537,8 +547,8 @@ impl Transport {
         self.receiver.front.first_chunk().map_or(0, |digest| u32::from_le_bytes(*digest))
     }
 
-    fn capsule_is_right(&mut self, host: &mut Host, pdu: &Pdu) -> bool {
-        self.judge(host, pdu, None).unwrap_or_else(|| {
+    fn capsule_is_right(&mut self, host: &mut Host, pdu: &NvmeRxPdu) -> bool {
+        self.check_digest(host, pdu, None).unwrap_or_else(|| {
             let right = self.crypto.crc32c(0, &pdu.capsule) == self.digest();
             count_digest(host, right);
             right
@@ -546,38 +556,38 @@ impl Transport {
     }
 
     /// Processes a data PDU whose data has arrived completely.
-    fn handle_data(&mut self, host: &mut Host, pdu: &Pdu) {
+    fn handle_data(&mut self, host: &mut Host, pdu: &NvmeRxPdu) {
         let (tag, data) = match &pdu.header {
             Header::C2HData(data) => (data.cccid, *data),
             Header::H2CData(data) => (data.ttag, *data),
             _ => return,
         };
         self.count_offload(host, pdu);
-        let verdict = self.judge(host, pdu, None);
+        let verdict = self.check_digest(host, pdu, None);
         let digest = self.digest();
         let Some(awaited) = self.buffers.get_mut(tag) else { return };
         awaited.received += data.len;
-        awaited.unchecked.push_back(Unchecked { data, digest, verdict });
+        awaited.unchecked.push_back(UncheckedRxPdu { data, digest, verdict });
         // The host can compute a digest only with the buffer. It reclaims the buffer after the last
         // data, so that the device continues to place until then.
-        if awaited.is_wanted(data.last) && awaited.ask() {
+        if awaited.is_needed_now(data.last) && awaited.mark_reclaimed() {
             reclaim(host, self.socket, tag);
         }
-        self.ask_early(host, tag);
-        self.settle(host, tag);
+        self.reclaim_early(host, tag);
+        self.report_and_return(host, tag);
     }
 
     /// Reclaims a buffer for which too many PDUs or pieces wait.
-    fn ask_early(&mut self, host: &mut Host, tag: u16) {
+    fn reclaim_early(&mut self, host: &mut Host, tag: u16) {
         let Some(awaited) = self.buffers.get_mut(tag) else { return };
-        if awaited.is_crowded() && awaited.ask() {
+        if awaited.is_crowded() && awaited.mark_reclaimed() {
             host.out.counters.nvme_ddp_early += 1;
             reclaim(host, self.socket, tag);
         }
     }
 
     /// Counts whether the device processed a data PDU completely, partially, or not at all.
-    fn count_offload(&self, host: &mut Host, pdu: &Pdu) {
+    fn count_offload(&self, host: &mut Host, pdu: &NvmeRxPdu) {
         let verified = self.receiver.is_verified(pdu);
         let checked = pdu.common.data_digest().is_none() || verified;
         let counters = &mut host.out.counters;
@@ -591,9 +601,9 @@ impl Transport {
 
     /// Reports the PDUs of a tag, in order, up to the first whose digest cannot be checked yet.
     pub(super) fn check_digests(&mut self, host: &mut Host, tag: u16) {
-        let target = matches!(self.role, Role::Target(_));
+        let target = matches!(self.role, NvmeTransportRole::Target(_));
         while let Some(awaited) = self.buffers.get_mut(tag) {
-            let Some(&Unchecked { data, digest, verdict }) = awaited.unchecked.front() else {
+            let Some(&UncheckedRxPdu { data, digest, verdict }) = awaited.unchecked.front() else {
                 return;
             };
             let sum = |bytes: &[u8]| self.crypto.crc32c(0, bytes) == digest;
@@ -606,7 +616,7 @@ impl Transport {
                 count_digest(host, digest_ok);
             }
             let wire::nvme::pdu::DataHeader { cccid, ttag, offset, len, last, success } = data;
-            self.came.push_back(if target {
+            self.events.push_back(if target {
                 Incoming::WriteData { cccid, ttag, offset, len, last, digest_ok }
             } else {
                 Incoming::ReadData { cccid, offset, len, last, success, digest_ok }
@@ -625,7 +635,7 @@ fn count_digest(host: &mut Host, right: bool) {
 /// terminate request only the header's length.
 fn front_bytes(common: &Common) -> usize {
     let end = match common.kind {
-        Kind::H2CTermReq | Kind::C2HTermReq => common.header_bytes,
+        PduKind::H2CTermReq | PduKind::C2HTermReq => common.header_bytes,
         _ if common.data_len == 0 => common.plen,
         _ => common.data().start,
     };

@@ -11,10 +11,10 @@ use bytes::Bytes;
 use smallvec::{SmallVec, smallvec};
 use wire::nvme::pdu::{DataHeader, Fault, HEADER_BYTES_MAX, Header, IcReq, IcResp, PFV, R2t};
 
-use super::{Ended, Initiate, Role, Serve, Transport};
+use super::{Ended, Initiate, NvmeTransportRole, Serve, Transport};
 use crate::api::FileId;
 use crate::host::Host;
-use crate::l5p::nvme_tcp::pdus::PduData;
+use crate::l5p::nvme_tcp::tx_pdus::PduData;
 
 /// Maximum data of a C2HData: the bytes that must be summed again if its end is lost. The host's
 /// cost of a PDU hardly depends on its length, and a transmit is as long.
@@ -83,13 +83,13 @@ impl Transport {
         self.now = now;
         let len = u32::try_from(data.len()).unwrap_or(u32::MAX);
         let data = if data.is_empty() { PduData::None } else { PduData::Memory(data) };
-        self.put(host, &Header::CapsuleCmd(*sqe), data, len)
+        self.write_pdu(host, &Header::CapsuleCmd(*sqe), data, len)
     }
 
     /// Sends a completion. Returns a mark.
     pub fn send_response(&mut self, now: Instant, host: &mut Host, cqe: &[u8; 16]) -> u64 {
         self.now = now;
-        self.put(host, &Header::CapsuleResp(*cqe), PduData::None, 0)
+        self.write_pdu(host, &Header::CapsuleResp(*cqe), PduData::None, 0)
     }
 
     /// Sends all data of a read, in one PDU or several. With `success` no response follows. Returns
@@ -106,7 +106,7 @@ impl Transport {
         self.send_data(data, C2H_DATA_MAX, |transport, from, len, end| {
             let success = end && success;
             let header = DataHeader { cccid, ttag: 0, offset: from, len, last: end, success };
-            transport.put(host, &Header::C2HData(header), data.part(from, len), len)
+            transport.write_pdu(host, &Header::C2HData(header), data.part(from, len), len)
         })
     }
 
@@ -128,7 +128,7 @@ impl Transport {
             let offset = offset.saturating_add(from);
             let last = last && end;
             let header = DataHeader { cccid, ttag, offset, len, last, success: false };
-            transport.put(host, &Header::H2CData(header), data.part(from, len), len)
+            transport.write_pdu(host, &Header::H2CData(header), data.part(from, len), len)
         })
     }
 
@@ -157,7 +157,7 @@ impl Transport {
         len: u32,
     ) -> u64 {
         self.now = now;
-        self.put(host, &Header::R2T(R2t { cccid, ttag, offset, len }), PduData::None, 0)
+        self.write_pdu(host, &Header::R2T(R2t { cccid, ttag, offset, len }), PduData::None, 0)
     }
 
     /// Terminates the connection because the peer violated the specification.
@@ -169,8 +169,8 @@ impl Transport {
     /// As [`Self::terminate`], with the header that was wrong.
     pub(super) fn terminate_for(&mut self, host: &mut Host, why: Fault, header: &[u8]) {
         let request = match self.role {
-            Role::Initiator(_) => Header::H2CTermReq(why),
-            Role::Target(_) => Header::C2HTermReq(why),
+            NvmeTransportRole::Initiator(_) => Header::H2CTermReq(why),
+            NvmeTransportRole::Target(_) => Header::C2HTermReq(why),
         };
         let header = &header[..header.len().min(HEADER_BYTES_MAX)];
         let len = u32::try_from(header.len()).unwrap_or(0);
@@ -178,7 +178,7 @@ impl Transport {
             0 => PduData::None,
             _ => PduData::Memory(Bytes::copy_from_slice(header)),
         };
-        self.put(host, &request, data, len);
+        self.write_pdu(host, &request, data, len);
         host.out.counters.nvme_terminations += 1;
         host.shutdown(self.now, self.socket);
         self.end(Ended::Terminated(why));
@@ -188,7 +188,7 @@ impl Transport {
     pub(super) fn send_setup_request(&mut self, host: &mut Host, params: Initiate) {
         let Initiate { header_digest, data_digest, hpda, maxr2t } = params;
         let request = IcReq { pfv: PFV, hpda, header_digest, data_digest, maxr2t };
-        self.put(host, &Header::ICReq(request), PduData::None, 0);
+        self.write_pdu(host, &Header::ICReq(request), PduData::None, 0);
     }
 
     /// Sends a target's first PDU.
@@ -200,11 +200,11 @@ impl Transport {
     ) {
         let Serve { cpda, maxh2cdata, .. } = params;
         let response = IcResp { pfv: PFV, cpda, header_digest, data_digest, maxh2cdata };
-        self.put(host, &Header::ICResp(response), PduData::None, 0);
+        self.write_pdu(host, &Header::ICResp(response), PduData::None, 0);
     }
 
     /// Writes a PDU. Returns its mark.
-    fn put(&mut self, host: &mut Host, header: &Header, data: PduData, data_len: u32) -> u64 {
+    fn write_pdu(&mut self, host: &mut Host, header: &Header, data: PduData, data_len: u32) -> u64 {
         let mut room = [0; HEADER_BYTES_MAX];
         let Some(common) = header.write(data_len, &self.send, &mut room) else {
             return self.written;

@@ -14,8 +14,8 @@ use abi::{FileExtent, FileFault, FileId};
 use bytes::Bytes;
 
 use super::files::{DiskOwner, Files};
-use super::namespaces::Change;
-use super::source::Unread;
+use super::namespaces::NamespaceChange;
+use super::source::UnreadRange;
 use crate::api::{DiskToken, DiskUser, Notice};
 use crate::net::outbox::Outbox;
 
@@ -44,14 +44,14 @@ pub struct ExtentDone {
 #[derive(Debug, Default)]
 pub(crate) struct Extents {
     /// Reads that wait for their file to be opened.
-    waiting: Vec<(DiskToken, FileExtent)>,
+    waiting_for_open: Vec<(DiskToken, FileExtent)>,
     /// Completed operations of each user.
-    users: Vec<Ended>,
+    users: Vec<CompletedDiskOps>,
 }
 
 /// Completed operations of a user.
 #[derive(Debug, Default)]
-struct Ended {
+struct CompletedDiskOps {
     reads: VecDeque<ExtentRead>,
     changes: VecDeque<ExtentDone>,
 }
@@ -63,7 +63,7 @@ impl Extents {
     /// If there are 256 already.
     pub(crate) fn new_user(&mut self) -> DiskUser {
         let user = u8::try_from(self.users.len()).expect("at most 256 users of a disk");
-        self.users.push(Ended::default());
+        self.users.push(CompletedDiskOps::default());
         DiskUser(user)
     }
 
@@ -80,10 +80,15 @@ impl Extents {
             self.finish_read(out, token, Err(fault));
             return;
         }
-        let unread =
-            Unread { at: token.number, file, offset, bytes: u64::from(len.max(1)), least: 1 };
+        let unread = UnreadRange {
+            at: token.number,
+            file,
+            offset,
+            bytes: u64::from(len.max(1)),
+            bytes_min: 1,
+        };
         if !files.read(out, DiskOwner::User(token), &unread) {
-            self.waiting.push((token, extent));
+            self.waiting_for_open.push((token, extent));
         }
     }
 
@@ -94,7 +99,7 @@ impl Extents {
         out: &mut Outbox,
         token: DiskToken,
         file: FileId,
-        change: Change,
+        change: NamespaceChange,
     ) {
         if let Err((change, fault)) = files.change(out, token, file, change) {
             self.finish_change(out, token, change.into_buffer(), Err(fault));
@@ -147,10 +152,10 @@ impl Extents {
         file: FileId,
         fault: Option<FileFault>,
     ) {
-        let waiting = core::mem::take(&mut self.waiting);
+        let waiting = core::mem::take(&mut self.waiting_for_open);
         for (token, extent) in waiting {
             match fault {
-                _ if extent.file != file => self.waiting.push((token, extent)),
+                _ if extent.file != file => self.waiting_for_open.push((token, extent)),
                 Some(fault) => self.finish_read(out, token, Err(fault)),
                 None => self.read(files, out, token, extent),
             }

@@ -17,9 +17,9 @@ use base::internal_error;
 use bytes::Bytes;
 use hashbrown::HashMap;
 
-use super::source::{Source, Unread};
+use super::source::{StreamSource, UnreadRange};
 use crate::api::DiskToken;
-use crate::hash::Keyed;
+use crate::hash::KeyedHashBuilder;
 use crate::net::outbox::Outbox;
 
 /// Boundaries of the host's reads: a read ends at a multiple of this.
@@ -27,7 +27,7 @@ const READ_BYTES: u64 = 128 * 1024;
 
 /// Reader of the content that is sent from now on.
 #[derive(Debug)]
-pub(crate) enum Reader {
+pub(crate) enum FileReader {
     Device,
     /// The host reads, for this reason.
     Host(Refusal),
@@ -35,7 +35,7 @@ pub(crate) enum Reader {
 
 /// State of the file on the host's own disk.
 #[derive(Debug)]
-pub(crate) enum OnDisk {
+pub(crate) enum HostDiskState {
     No,
     Opening,
     Open(DiskFile),
@@ -43,25 +43,25 @@ pub(crate) enum OnDisk {
 
 /// An open file.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct FileEntry {
     pub(crate) path: Box<[u8]>,
     pub(crate) access: FileAccess,
     /// A namespace that is never written: its file may be read-only.
     pub(crate) read_only: bool,
-    pub(crate) reader: Reader,
+    pub(crate) reader: FileReader,
     /// Needed if the host reads or writes the file, or has to encrypt what a connection sends.
-    pub(crate) disk: OnDisk,
+    pub(crate) disk: HostDiskState,
     pub(crate) stat: Option<Result<FileStat, FileFault>>,
     /// The device's metadata of a namespace that the host's own disk has not opened yet.
-    pub(crate) at_device: Option<FileStat>,
+    pub(crate) device_stat: Option<FileStat>,
     /// Bytes that spans refer to.
-    queued: u64,
+    referenced_bytes: u64,
     pub(crate) closed: bool,
     /// The device has yet to answer the open.
     pub(crate) opening: bool,
 }
 
-impl Entry {
+impl FileEntry {
     /// Returns the access for which the host's own disk opens the file.
     fn disk_access(&self) -> DiskAccess {
         match self.access {
@@ -74,7 +74,7 @@ impl Entry {
 
 /// A request to the host's own disk.
 #[derive(Debug)]
-pub(crate) enum Pending {
+pub(crate) enum PendingDiskRequest {
     Open(FileId),
     /// A change of a namespace, within `range` (offset and bytes) unless it is a flush.
     Change {
@@ -101,7 +101,7 @@ pub(crate) enum DiskOwner {
 
 /// Result of a completion of the disk, for the rest of the host.
 #[derive(Debug)]
-pub(crate) enum FileWork {
+pub(crate) enum FileCompletion {
     Opened(FileId),
     /// A read has completed.
     Read {
@@ -124,19 +124,23 @@ pub(crate) enum FileWork {
 /// The table of open files.
 #[derive(Debug)]
 pub(crate) struct Files {
-    entries: Vec<Option<Entry>>,
+    entries: Vec<Option<FileEntry>>,
     free: Vec<u32>,
     files_max: usize,
-    pending: HashMap<RequestId, Pending, Keyed>,
+    pending: HashMap<RequestId, PendingDiskRequest, KeyedHashBuilder>,
     next_request: u64,
     /// Requests to the disk that are in progress for each file, except opens.
-    in_flight: HashMap<FileId, u32, Keyed>,
+    in_flight: HashMap<FileId, u32, KeyedHashBuilder>,
     /// Whether new files are opened by the device, or why not.
     pub(crate) offload: Result<(), Refusal>,
 }
 
 impl Files {
-    pub(crate) fn new(files_max: usize, offload: Result<(), Refusal>, hash: Keyed) -> Self {
+    pub(crate) fn new(
+        files_max: usize,
+        offload: Result<(), Refusal>,
+        hash: KeyedHashBuilder,
+    ) -> Self {
         Self {
             entries: Vec::new(),
             free: Vec::new(),
@@ -153,13 +157,13 @@ impl Files {
         let access = FileAccess::Content;
         match self.offload {
             Ok(()) => {
-                let file = self.insert(path, access, Reader::Device)?;
+                let file = self.insert(path, access, FileReader::Device)?;
                 self.entry(file)?.opening = true;
                 out.ops.push_back(Op::FileOpen { file, path: path.into(), access });
                 Some(file)
             }
             Err(why) => {
-                let file = self.insert(path, access, Reader::Host(why))?;
+                let file = self.insert(path, access, FileReader::Host(why))?;
                 self.open_on_host(out, file);
                 Some(file)
             }
@@ -171,7 +175,7 @@ impl Files {
         &mut self,
         path: &[u8],
         access: FileAccess,
-        reader: Reader,
+        reader: FileReader,
     ) -> Option<FileId> {
         let index = match self.free.pop() {
             Some(index) => index,
@@ -181,15 +185,15 @@ impl Files {
             }
             None => return None,
         };
-        *self.entries.get_mut(index as usize)? = Some(Entry {
+        *self.entries.get_mut(index as usize)? = Some(FileEntry {
             path: path.into(),
             access,
             read_only: false,
             reader,
-            disk: OnDisk::No,
+            disk: HostDiskState::No,
             stat: None,
-            at_device: None,
-            queued: 0,
+            device_stat: None,
+            referenced_bytes: 0,
             closed: false,
             opening: false,
         });
@@ -198,12 +202,12 @@ impl Files {
 
     /// Makes the host's own disk open a file.
     pub(crate) fn open_on_host(&mut self, out: &mut Outbox, file: FileId) {
-        let id = self.request(Pending::Open(file));
+        let id = self.request(PendingDiskRequest::Open(file));
         let Some(entry) = self.entry(file) else {
             internal_error!(out.counters.internal_errors, "no such file is opened");
             return;
         };
-        entry.disk = OnDisk::Opening;
+        entry.disk = HostDiskState::Opening;
         let (path, access) = (entry.path.clone(), entry.disk_access());
         // Namespaces are always opened here: no fallback.
         out.counters.file_fallback_opens += u64::from(access == DiskAccess::Content);
@@ -211,7 +215,7 @@ impl Files {
     }
 
     /// Records a request to the disk and returns its identifier.
-    pub(crate) fn request(&mut self, pending: Pending) -> RequestId {
+    pub(crate) fn request(&mut self, pending: PendingDiskRequest) -> RequestId {
         let id = RequestId(self.next_request);
         self.next_request += 1;
         self.pending.insert(id, pending);
@@ -219,12 +223,12 @@ impl Files {
     }
 
     /// Counts a request that the disk works on for a file.
-    pub(crate) fn begin_request(&mut self, file: FileId) {
+    pub(crate) fn count_request(&mut self, file: FileId) {
         *self.in_flight.entry(file).or_insert(0) += 1;
     }
 
     /// Counts the completion of a request.
-    pub(crate) fn finish_request(&mut self, file: FileId) {
+    pub(crate) fn uncount_request(&mut self, file: FileId) {
         if let Some(count) = self.in_flight.get_mut(&file) {
             *count -= 1;
             if *count == 0 {
@@ -234,7 +238,7 @@ impl Files {
     }
 
     /// Returns an open file.
-    pub(crate) fn entry(&mut self, file: FileId) -> Option<&mut Entry> {
+    pub(crate) fn entry(&mut self, file: FileId) -> Option<&mut FileEntry> {
         self.entries.get_mut(file.0 as usize)?.as_mut()
     }
 
@@ -259,22 +263,22 @@ impl Files {
         if let Some(entry) = self.entry(file) {
             entry.closed = true;
         }
-        self.reap(out, file);
+        self.remove_if_unused(out, file);
     }
 
     /// Returns a span source for `len` bytes at `offset`, which counts as a reference to the file.
     /// `None` if there is no such range.
-    pub(crate) fn source(&mut self, file: FileId, offset: u64, len: u64) -> Option<Source> {
+    pub(crate) fn source(&mut self, file: FileId, offset: u64, len: u64) -> Option<StreamSource> {
         let entry = self.entry(file).filter(|e| !e.closed)?;
         let Some(Ok(stat)) = entry.stat else { return None };
         let end = offset.checked_add(len)?;
         if !DiskAccess::from(entry.access).takes(stat.kind) || end > stat.size {
             return None;
         }
-        entry.queued += len;
+        entry.referenced_bytes += len;
         Some(match entry.reader {
-            Reader::Device => Source::Device { file, offset },
-            Reader::Host(_) => Source::Unread { file, offset },
+            FileReader::Device => StreamSource::Device { file, offset },
+            FileReader::Host(_) => StreamSource::Unread { file, offset },
         })
     }
 
@@ -292,9 +296,9 @@ impl Files {
             internal_error!(out.counters.internal_errors, "bytes of no file are released");
             return;
         };
-        debug_assert!(entry.queued >= len, "spans release what they took");
-        entry.queued = entry.queued.saturating_sub(len);
-        if sent && matches!(entry.reader, Reader::Device) {
+        debug_assert!(entry.referenced_bytes >= len, "spans release what they took");
+        entry.referenced_bytes = entry.referenced_bytes.saturating_sub(len);
+        if sent && matches!(entry.reader, FileReader::Device) {
             let mut at = offset;
             while at < offset + len {
                 let len = u32::try_from(offset + len - at).unwrap_or(1 << 31);
@@ -302,25 +306,25 @@ impl Files {
                 at += u64::from(len);
             }
         }
-        self.reap(out, file);
+        self.remove_if_unused(out, file);
     }
 
     /// Removes a closed file that has no references.
-    pub(crate) fn reap(&mut self, out: &mut Outbox, file: FileId) {
+    pub(crate) fn remove_if_unused(&mut self, out: &mut Outbox, file: FileId) {
         let busy = self.in_flight.contains_key(&file);
         let Some(entry) = self.entry(file) else { return };
-        let opening = entry.opening || matches!(entry.disk, OnDisk::Opening);
-        if !entry.closed || entry.queued > 0 || opening || busy {
+        let opening = entry.opening || matches!(entry.disk, HostDiskState::Opening);
+        if !entry.closed || entry.referenced_bytes > 0 || opening || busy {
             return;
         }
         // A file found changed is open as well: no open fails with that error. The device reads a
         // namespace only after it has opened it.
         let was_open = matches!(entry.stat, Some(Ok(_) | Err(FileFault::Changed)))
             || entry.access == FileAccess::Namespace;
-        if matches!(entry.reader, Reader::Device) && was_open {
+        if matches!(entry.reader, FileReader::Device) && was_open {
             out.ops.push_back(Op::FileClose { file });
         }
-        if let OnDisk::Open(disk) = entry.disk {
+        if let HostDiskState::Open(disk) = entry.disk {
             out.disk.push_back(DiskRequest::Close { file: disk });
         }
         self.entries[file.0 as usize] = None;
@@ -330,8 +334,9 @@ impl Files {
     /// Handles the device's answer to an open. Returns whether to notify the application; not so if
     /// the host takes over.
     pub(crate) fn handle_opened(&mut self, out: &mut Outbox, opened: &FileOpened) -> bool {
-        let asked = |e: &&mut Entry| {
-            e.opening && (matches!(e.reader, Reader::Device) || e.access == FileAccess::Namespace)
+        let asked = |e: &&mut FileEntry| {
+            e.opening
+                && (matches!(e.reader, FileReader::Device) || e.access == FileAccess::Namespace)
         };
         let Some(entry) = self.entry(opened.file).filter(asked) else {
             // Requested before the device was reset and answered after: the host reads the file by
@@ -347,22 +352,22 @@ impl Files {
             return false;
         }
         if let Err(FileFault::Refused(why)) = opened.result {
-            entry.reader = Reader::Host(why);
+            entry.reader = FileReader::Host(why);
             entry.opening = false;
             self.open_on_host(out, opened.file);
             return false;
         }
         entry.opening = false;
         entry.stat = Some(opened.result);
-        self.reap(out, opened.file);
+        self.remove_if_unused(out, opened.file);
         true
     }
 
     /// Handles the device's event that a file has changed. Returns whether to notify the
     /// application.
     pub(crate) fn handle_changed(&mut self, out: &mut Outbox, file: FileId) -> bool {
-        let open = |e: &&mut Entry| {
-            let device = !e.opening && matches!(e.reader, Reader::Device);
+        let open = |e: &&mut FileEntry| {
+            let device = !e.opening && matches!(e.reader, FileReader::Device);
             device && e.access == FileAccess::Content
         };
         let Some(entry) = self.entry(file).filter(open) else {
@@ -375,16 +380,21 @@ impl Files {
     }
 
     /// Asks the disk for the bytes of `unread`. Returns whether it was asked; if not, the file has
-    /// to be opened first, and [`FileWork::Reopened`] follows.
-    pub(crate) fn read(&mut self, out: &mut Outbox, owner: DiskOwner, unread: &Unread) -> bool {
-        let &Unread { file, offset, bytes, least, .. } = unread;
+    /// to be opened first, and [`FileCompletion::Reopened`] follows.
+    pub(crate) fn read(
+        &mut self,
+        out: &mut Outbox,
+        owner: DiskOwner,
+        unread: &UnreadRange,
+    ) -> bool {
+        let &UnreadRange { file, offset, bytes, bytes_min: least, .. } = unread;
         let disk = match self.entry(file).map(|entry| &entry.disk) {
-            Some(&OnDisk::Open(disk)) => disk,
-            Some(OnDisk::No) => {
+            Some(&HostDiskState::Open(disk)) => disk,
+            Some(HostDiskState::No) => {
                 self.open_on_host(out, file);
                 return false;
             }
-            Some(OnDisk::Opening) | None => return false,
+            Some(HostDiskState::Opening) | None => return false,
         };
         let page = PAGE_BYTES as u64;
         let aligned = offset / page * page;
@@ -399,8 +409,8 @@ impl Files {
         else {
             return false;
         };
-        let id = self.request(Pending::Read { file, owner, skip, len });
-        self.begin_request(file);
+        let id = self.request(PendingDiskRequest::Read { file, owner, skip, len });
+        self.count_request(file);
         let buf = AlignedBuf::new(pages);
         out.disk.push_back(DiskRequest::Read { id, file: disk, offset: aligned, buf });
         true
@@ -411,7 +421,7 @@ impl Files {
         &mut self,
         out: &mut Outbox,
         completion: DiskCompletion,
-    ) -> Option<FileWork> {
+    ) -> Option<FileCompletion> {
         match completion {
             DiskCompletion::Opened { id, result } => self.handle_disk_opened(out, id, result),
             DiskCompletion::Written { id, buf, result } => {
@@ -423,17 +433,18 @@ impl Files {
                 self.finish_change(out, pending, None, result)
             }
             DiskCompletion::Read { id, buf, result } => {
-                let Some(Pending::Read { file, owner, skip, len }) = self.pending.remove(&id)
+                let Some(PendingDiskRequest::Read { file, owner, skip, len }) =
+                    self.pending.remove(&id)
                 else {
                     return None;
                 };
-                self.finish_request(file);
+                self.uncount_request(file);
                 let result = self.check_read(file, skip + len, result).map(|()| {
                     out.counters.file_fallback_bytes += len as u64;
                     Bytes::from_owner(buf).slice(skip..skip + len)
                 });
-                self.reap(out, file);
-                Some(FileWork::Read { owner, result })
+                self.remove_if_unused(out, file);
+                Some(FileCompletion::Read { owner, result })
             }
         }
     }
@@ -443,10 +454,10 @@ impl Files {
         out: &mut Outbox,
         id: RequestId,
         result: Result<(DiskFile, FileStat), FileFault>,
-    ) -> Option<FileWork> {
-        let Some(Pending::Open(file)) = self.pending.remove(&id) else { return None };
+    ) -> Option<FileCompletion> {
+        let Some(PendingDiskRequest::Open(file)) = self.pending.remove(&id) else { return None };
         let entry = self.entry(file)?;
-        entry.disk = result.ok().map_or(OnDisk::No, |(disk, _)| OnDisk::Open(disk));
+        entry.disk = result.ok().map_or(HostDiskState::No, |(disk, _)| HostDiskState::Open(disk));
         let result = result.map(|(_, stat)| stat);
         let work = match entry.stat {
             // Bytes that were sent are of the version that was opened then.
@@ -458,20 +469,20 @@ impl Files {
                     // Whatever the fault, the device may have the file open.
                     entry.stat = Some(Err(FileFault::Changed));
                 }
-                FileWork::Reopened { file, fault }
+                FileCompletion::Reopened { file, fault }
             }
             // The device found the file changed while it was being opened here: the disk no longer
             // has the version that was opened first.
             Some(Err(fault)) if entry.access == FileAccess::Content => {
-                FileWork::Reopened { file, fault: Some(fault) }
+                FileCompletion::Reopened { file, fault: Some(fault) }
             }
             _ => {
                 entry.stat = Some(result);
-                self.settle_namespace(out, file);
-                FileWork::Opened(file)
+                self.apply_device_stat(out, file);
+                FileCompletion::Opened(file)
             }
         };
-        self.reap(out, file);
+        self.remove_if_unused(out, file);
         Some(work)
     }
 
@@ -496,7 +507,7 @@ impl Files {
     /// Returns whether the device sends this file, or why not.
     pub(crate) fn offload_of(&self, file: FileId) -> Result<(), Refusal> {
         match self.entries.get(file.0 as usize).and_then(Option::as_ref).map(|e| &e.reader) {
-            Some(Reader::Host(why)) => Err(*why),
+            Some(FileReader::Host(why)) => Err(*why),
             _ => Ok(()),
         }
     }
@@ -514,10 +525,10 @@ impl Files {
             }
             // A file that could not be opened stays as it is.
             let failed = matches!(entry.stat, Some(Err(_)));
-            if matches!(entry.reader, Reader::Device) && !failed {
-                entry.reader = Reader::Host(Refusal::DeviceReset);
+            if matches!(entry.reader, FileReader::Device) && !failed {
+                entry.reader = FileReader::Host(Refusal::DeviceReset);
                 entry.opening = false;
-                if matches!(entry.disk, OnDisk::No) {
+                if matches!(entry.disk, HostDiskState::No) {
                     self.open_on_host(out, file);
                 }
             }

@@ -14,14 +14,16 @@ use abi::aligned::AlignedBuf;
 use abi::disk::{DiskAccess, DiskFile, DiskRequest};
 use abi::{FileAccess, FileFault, FileId, FileOpened, Op, Refusal};
 
-use super::files::{Entry, FileWork, Files, OnDisk, Pending, Reader};
+use super::files::{
+    FileCompletion, FileEntry, FileReader, Files, HostDiskState, PendingDiskRequest,
+};
 use crate::api::DiskToken;
 use crate::net::outbox::Outbox;
 use base::internal_error;
 
 /// A change of a namespace.
 #[derive(Debug)]
-pub(crate) enum Change {
+pub(crate) enum NamespaceChange {
     /// Writes the first `len` bytes of the buffer.
     Write {
         offset: u64,
@@ -37,7 +39,7 @@ pub(crate) enum Change {
     },
 }
 
-impl Change {
+impl NamespaceChange {
     /// Returns offset and length in bytes of the changed range; `None` for a flush.
     const fn range(&self) -> Option<(u64, u64)> {
         match *self {
@@ -66,19 +68,19 @@ impl Files {
     ) -> Option<FileId> {
         // The device has not answered yet.
         let why = self.offload.err().unwrap_or(Refusal::Unanswered);
-        let file = self.insert(path, FileAccess::Namespace, Reader::Host(why))?;
+        let file = self.insert(path, FileAccess::Namespace, FileReader::Host(why))?;
         if let Some(entry) = self.entry(file) {
             entry.read_only = read_only;
         }
         if self.offload.is_ok() {
-            self.ask_device(out, file);
+            self.open_namespace_on_device(out, file);
         }
         self.open_on_host(out, file);
         Some(file)
     }
 
     /// Asks the device to open a namespace.
-    pub(crate) fn ask_device(&mut self, out: &mut Outbox, file: FileId) {
+    pub(crate) fn open_namespace_on_device(&mut self, out: &mut Outbox, file: FileId) {
         let Some(entry) = self.entry(file) else {
             internal_error!(out.counters.internal_errors, "no such namespace");
             return;
@@ -101,27 +103,27 @@ impl Files {
             // Kind and size agree: the device has the same file, as well as can be checked. While
             // the host's own disk has not answered, nothing is sent.
             (Ok(stat), Some(Ok(ours))) if (stat.kind, stat.size) == (ours.kind, ours.size) => {
-                entry.reader = Reader::Device;
+                entry.reader = FileReader::Device;
             }
-            (Ok(stat), None) => entry.at_device = Some(stat),
+            (Ok(stat), None) => entry.device_stat = Some(stat),
             (Ok(_), Some(_)) => {
-                entry.reader = Reader::Host(Refusal::DoesNotFit);
+                entry.reader = FileReader::Host(Refusal::DoesNotFit);
                 out.ops.push_back(Op::FileClose { file });
             }
-            (Err(FileFault::Refused(why)), _) => entry.reader = Reader::Host(why),
-            (Err(_), _) => entry.reader = Reader::Host(Refusal::NotSupported),
+            (Err(FileFault::Refused(why)), _) => entry.reader = FileReader::Host(why),
+            (Err(_), _) => entry.reader = FileReader::Host(Refusal::NotSupported),
         }
-        self.reap(out, file);
+        self.remove_if_unused(out, file);
     }
 
     /// Handles the device's earlier answer once the host's own disk has opened the namespace.
-    pub(crate) fn settle_namespace(&mut self, out: &mut Outbox, file: FileId) {
-        if let Some(stat) = self.entry(file).and_then(|entry| entry.at_device.take()) {
+    pub(crate) fn apply_device_stat(&mut self, out: &mut Outbox, file: FileId) {
+        if let Some(stat) = self.entry(file).and_then(|entry| entry.device_stat.take()) {
             self.namespace_opened(out, &FileOpened { file, result: Ok(stat) });
         }
     }
 
-    /// Starts a change of a namespace; [`FileWork::Changed`] follows.
+    /// Starts a change of a namespace; [`FileCompletion::Changed`] follows.
     ///
     /// # Errors
     /// Returns the change if it cannot be made: the file is not an open, writable namespace or has
@@ -131,31 +133,31 @@ impl Files {
         out: &mut Outbox,
         token: DiskToken,
         file: FileId,
-        change: Change,
-    ) -> Result<(), (Change, FileFault)> {
+        change: NamespaceChange,
+    ) -> Result<(), (NamespaceChange, FileFault)> {
         let disk = match self.writable(file, &change) {
             Ok(disk) => disk,
             Err(fault) => return Err((change, fault)),
         };
-        let id = self.request(Pending::Change { file, token, range: change.range() });
-        self.begin_request(file);
+        let id = self.request(PendingDiskRequest::Change { file, token, range: change.range() });
+        self.count_request(file);
         out.disk.push_back(match change {
-            Change::Write { offset, buffer: buf, len, fua } => {
+            NamespaceChange::Write { offset, buffer: buf, len, fua } => {
                 DiskRequest::Write { id, file: disk, offset, buf, len, fua }
             }
-            Change::Flush => DiskRequest::Flush { id, file: disk },
-            Change::Zero { offset, len, deallocate } => {
+            NamespaceChange::Flush => DiskRequest::Flush { id, file: disk },
+            NamespaceChange::Zero { offset, len, deallocate } => {
                 DiskRequest::Zero { id, file: disk, offset, len, deallocate }
             }
         });
         Ok(())
     }
 
-    fn writable(&mut self, file: FileId, change: &Change) -> Result<DiskFile, FileFault> {
+    fn writable(&mut self, file: FileId, change: &NamespaceChange) -> Result<DiskFile, FileFault> {
         let namespace =
-            |e: &&mut Entry| e.access == FileAccess::Namespace && !e.read_only && !e.closed;
+            |e: &&mut FileEntry| e.access == FileAccess::Namespace && !e.read_only && !e.closed;
         let entry = self.entry(file).filter(namespace).ok_or(FileFault::BadExtent)?;
-        let (Some(stat), OnDisk::Open(disk)) = (entry.stat, &entry.disk) else {
+        let (Some(stat), HostDiskState::Open(disk)) = (entry.stat, &entry.disk) else {
             return Err(FileFault::BadExtent);
         };
         let stat = stat?;
@@ -163,8 +165,8 @@ impl Files {
             len > 0 && offset.checked_add(len).is_some_and(|end| end <= stat.size)
         });
         let in_buffer = match change {
-            Change::Write { buffer, len, .. } => *len as usize <= buffer.len(),
-            Change::Flush | Change::Zero { .. } => true,
+            NamespaceChange::Write { buffer, len, .. } => *len as usize <= buffer.len(),
+            NamespaceChange::Flush | NamespaceChange::Zero { .. } => true,
         };
         let takes = DiskAccess::NamespaceWrite.takes(stat.kind);
         if takes && in_file && in_buffer { Ok(*disk) } else { Err(FileFault::BadExtent) }
@@ -178,38 +180,38 @@ impl Files {
             internal_error!(out.counters.internal_errors, "no such namespace");
             return;
         };
-        (entry.opening, entry.at_device) = (false, None);
+        (entry.opening, entry.device_stat) = (false, None);
         if offload {
-            entry.reader = Reader::Host(Refusal::DeviceReset);
+            entry.reader = FileReader::Host(Refusal::DeviceReset);
         }
         let failed = matches!(entry.stat, Some(Err(_)));
         if offload && !entry.closed && !failed {
-            self.ask_device(out, file);
+            self.open_namespace_on_device(out, file);
         }
-        self.reap(out, file);
+        self.remove_if_unused(out, file);
     }
 
     /// Handles the completion of a change.
     pub(crate) fn finish_change(
         &mut self,
         out: &mut Outbox,
-        pending: Pending,
+        pending: PendingDiskRequest,
         buffer: Option<AlignedBuf>,
         result: Result<(), FileFault>,
-    ) -> Option<FileWork> {
-        let Pending::Change { file, token, range } = pending else {
+    ) -> Option<FileCompletion> {
+        let PendingDiskRequest::Change { file, token, range } = pending else {
             internal_error!(out.counters.internal_errors, "no change of a namespace");
             return None;
         };
-        self.finish_request(file);
+        self.uncount_request(file);
         // After an error, any part of the range may have changed.
-        let device = |e: &mut Entry| e.opening || matches!(e.reader, Reader::Device);
+        let device = |e: &mut FileEntry| e.opening || matches!(e.reader, FileReader::Device);
         if let (Some((offset, len)), true) = (range, self.entry(file).is_some_and(device)) {
             out.counters.file_invalidations += 1;
             out.ops.push_back(Op::FileInvalidate { file, offset, len });
         }
         out.counters.file_write_errors += u64::from(result.is_err());
-        self.reap(out, file);
-        Some(FileWork::Changed { token, buffer, result })
+        self.remove_if_unused(out, file);
+        Some(FileCompletion::Changed { token, buffer, result })
     }
 }

@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 /// Source of a range of bytes.
 #[derive(Clone, Debug)]
-pub(crate) enum Source {
+pub(crate) enum StreamSource {
     /// Host memory.
     Memory(Bytes),
     /// A file from this offset on, read by the device.
@@ -18,9 +18,9 @@ pub(crate) enum Source {
     Unread { file: FileId, offset: u64 },
 }
 
-impl Source {
+impl StreamSource {
     /// Releases the first `bytes`; returns how many of them were host memory.
-    pub(crate) fn forget(
+    pub(crate) fn release_front(
         &mut self,
         bytes: u64,
         release: &mut dyn FnMut(FileId, u64, u64),
@@ -119,7 +119,7 @@ impl Source {
 
 /// A file range that the host has to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Unread {
+pub(crate) struct UnreadRange {
     /// Position in the stream at which the bytes are needed.
     pub(crate) at: u64,
     pub(crate) file: FileId,
@@ -127,5 +127,5 @@ pub(crate) struct Unread {
     /// Bytes of the file that follow in the span.
     pub(crate) bytes: u64,
     /// Least number of bytes that are of use, unless no more follow.
-    pub(crate) least: u64,
+    pub(crate) bytes_min: u64,
 }

@@ -8,14 +8,14 @@ use super::table::{StreamMut, StreamRef};
 use crate::api::{SendError, SocketError, SocketId};
 use crate::config::TcpConfig;
 use crate::net::outbox::Outbox;
-use crate::tcp::conn::Cx;
+use crate::tcp::conn::TcpEnv;
 
 impl Streams {
     /// Returns the first contiguous run of received bytes; empty if there are none.
     pub(crate) fn peek(&self, socket: SocketId) -> &[u8] {
         match self.table.socket(socket) {
             None => &[],
-            Some(StreamRef::Quasi(quasi)) => quasi.peek(),
+            Some(StreamRef::LazyTcb(quasi)) => quasi.peek(),
             Some(StreamRef::Tcp(conn)) => conn.rcv.peek(),
             Some(StreamRef::Tls(conn, session)) => session.peek(&conn.rcv),
         }
@@ -31,7 +31,7 @@ impl Streams {
     ) {
         match self.table.socket_mut(socket) {
             None => return,
-            Some(StreamMut::Quasi(quasi)) => {
+            Some(StreamMut::LazyTcb(quasi)) => {
                 return out.recycle.extend(quasi.consume(bytes));
             }
             Some(StreamMut::Tcp(conn)) => out.recycle.extend(conn.rcv.consume(bytes)),
@@ -39,11 +39,11 @@ impl Streams {
                 // There is room for more records, which are decrypted at the next event or in
                 // `poll_op`.
                 session.consume(conn, out, config, bytes);
-                conn.modes.session_waits = session.waits();
+                conn.modes.session_has_work = session.has_work();
             }
         }
         // The window may have opened.
-        self.touch(socket);
+        self.mark_dirty(socket);
     }
 
     /// Returns an error unless a connection can be written.
@@ -51,7 +51,7 @@ impl Streams {
         let (conn, shut) = match self.table.socket(socket) {
             Some(StreamRef::Tcp(conn)) => (conn, false),
             Some(StreamRef::Tls(conn, session)) => (conn, session.is_shut()),
-            Some(StreamRef::Quasi(_)) | None => {
+            Some(StreamRef::LazyTcb(_)) | None => {
                 return Err(SendError::NotConnected(SocketError::Closed));
             }
         };
@@ -63,9 +63,9 @@ impl Streams {
     }
 
     /// Discards received bytes that no application will read.
-    pub(super) fn discard_unwanted(&mut self, cx: &mut Cx<'_>, id: SocketId) {
+    pub(super) fn discard_unwanted(&mut self, cx: &mut TcpEnv<'_>, id: SocketId) {
         let Some(conn) = self.table.get(id) else { return };
-        let (read_shut, held) = (conn.modes.read_shut, conn.modes.held);
+        let (read_shut, held) = (conn.modes.read_shut, conn.modes.held_by_app);
         if read_shut {
             self.discard_unread(cx.out, cx.config, id);
         }

@@ -22,40 +22,40 @@ use tcp_rules::paws::TsRecent;
 use tcp_rules::time_wait::TimeWaitTcb;
 
 use super::Streams;
-use super::hand_over::count_kept;
-use super::table::Place;
+use super::table::TupleOwner;
+use super::teardown_offload::count_kept;
 use crate::api::{SocketError, SocketId};
-use crate::l5p::Connection;
+use crate::l5p::L5pConnection;
 use crate::tcp::ack::timestamp;
-use crate::tcp::conn::{Begin, Cx, Negotiated};
-use crate::tcp::hand_over::file_bytes;
-use crate::tcp::state::State;
-use crate::tcp::time_wait::Remains;
-use crate::tcp::timers::Timer;
+use crate::tcp::conn::{ConnParams, Negotiated, TcpEnv};
+use crate::tcp::state::TcpState;
+use crate::tcp::teardown::teardown_file_bytes;
+use crate::tcp::time_wait::TimeWaitEntry;
+use crate::tcp::timers::TcpTimer;
 
 impl Streams {
     /// Closes a socket. `late` says how data that arrives later is treated.
-    pub(crate) fn close(&mut self, cx: &mut Cx<'_>, socket: SocketId, late: LateData) {
-        if self.close_quasi(cx, socket, late) {
+    pub(crate) fn close(&mut self, cx: &mut TcpEnv<'_>, socket: SocketId, late: LateData) {
+        if self.close_lazy(cx, socket, late) {
             return;
         }
         // The unread bytes may be a close_notify and not data.
-        self.session_turn(cx, socket);
+        self.run_session(cx, socket);
         let Some(conn) = self.table.get_mut(socket) else { return };
-        conn.modes.held = false;
+        conn.modes.held_by_app = false;
         conn.late_data = late;
         let state = conn.state;
         self.discard_late_data(cx, socket);
         let Some(conn) = self.table.get(socket) else { return };
         let unread = conn.rcv.ready_bytes() > 0 || !self.peek(socket).is_empty();
         match state {
-            State::Closed | State::TimeWait => self.free(cx, socket),
-            State::SynSent => self.abort(cx, socket),
+            TcpState::Closed | TcpState::TimeWait => self.free(cx, socket),
+            TcpState::SynSent => self.abort(cx, socket),
             // If lingering, the bytes left are the beginning of an incomplete record.
             _ if unread && late == LateData::Reset => self.abort(cx, socket),
             _ if self.session_shutdown(socket) => {
-                self.touch(socket);
-                self.session_turn(cx, socket);
+                self.mark_dirty(socket);
+                self.run_session(cx, socket);
                 self.try_tear_down(cx, socket);
             }
             _ => {
@@ -66,18 +66,18 @@ impl Streams {
     }
 
     /// Resets the connection and closes the socket.
-    pub(crate) fn abort(&mut self, cx: &mut Cx<'_>, socket: SocketId) {
-        self.make_whole(cx, socket);
+    pub(crate) fn abort(&mut self, cx: &mut TcpEnv<'_>, socket: SocketId) {
+        self.promote(cx, socket);
         let Some(conn) = self.table.get_mut(socket) else { return };
-        conn.modes.held = false;
+        conn.modes.held_by_app = false;
         self.with(cx, socket, |conn, cx| conn.abort(cx, SocketError::Closed));
     }
 
     /// Discards received bytes of a connection in lingering close.
-    pub(super) fn discard_late_data(&mut self, cx: &mut Cx<'_>, id: SocketId) {
+    pub(super) fn discard_late_data(&mut self, cx: &mut TcpEnv<'_>, id: SocketId) {
         let Some(conn) = self.table.get(id) else { return };
         let before = conn.rcv.ready_bytes();
-        if conn.modes.held || conn.refuses_data() || before == 0 {
+        if conn.modes.held_by_app || conn.resets_late_data() || before == 0 {
             return;
         }
         if !self.session_discard(cx, id) {
@@ -89,14 +89,14 @@ impl Streams {
         }
         // Discarding may have opened the window. The beginning of an incomplete record stays.
         if self.table.get(id).is_some_and(|conn| conn.rcv.ready_bytes() < before) {
-            self.touch(id);
+            self.mark_dirty(id);
         }
     }
 
     /// Hands the connection to the device if no application holds it and it fits. Returns whether
     /// it did; the connection is then removed.
-    pub(super) fn try_tear_down(&mut self, cx: &mut Cx<'_>, id: SocketId) -> bool {
-        let wants = |conn: &Connection| conn.modes.teardown && conn.is_left();
+    pub(super) fn try_tear_down(&mut self, cx: &mut TcpEnv<'_>, id: SocketId) -> bool {
+        let wants = |conn: &L5pConnection| conn.modes.teardown && conn.is_ready_for_teardown();
         let Some(conn) = self.table.get_mut(id).filter(|conn| wants(conn)) else { return false };
         let tuple = conn.tuple;
         // The device reports only how many connections have ended, not which. So a port that the
@@ -105,43 +105,47 @@ impl Streams {
         if self.listeners.find(&tuple).is_none() {
             return false;
         }
-        let limits = match self.hand_over.room() {
+        let limits = match self.teardown.room() {
             Ok(limits) => limits,
             Err(why) => {
                 count_kept(&mut cx.out.counters, why);
                 return false;
             }
         };
-        let Some(teardown) = conn.hand_over(cx, &limits) else { return false };
-        let handed = file_bytes(&teardown.parts);
+        let Some(teardown) = conn.make_teardown(cx, &limits) else { return false };
+        let handed = teardown_file_bytes(&teardown.parts);
         let hash = self.table.hash_of(&tuple);
-        self.hand_over.push(cx.out, hash, teardown);
+        self.teardown.push(cx.out, hash, teardown);
         if let Some(conn) = self.table.get_mut(id) {
-            conn.release_left(cx, handed);
+            conn.release_after_teardown(cx, handed);
         }
         self.forget(cx, id);
         true
     }
 
     /// Removes a connection that the device now owns: a TCB has one owner.
-    pub(crate) fn forget(&mut self, cx: &mut Cx<'_>, id: SocketId) {
+    pub(crate) fn forget(&mut self, cx: &mut TcpEnv<'_>, id: SocketId) {
         self.session_ended(cx, id);
         let Some(conn) = self.table.get(id) else { return };
         let tuple = conn.tuple;
-        self.table.unroute(&tuple, Place::Connection(id.index));
+        self.table.unroute(&tuple, TupleOwner::Connection(id.index));
         self.free(cx, id);
     }
 
     /// Handles a connection that the device refused to tear down: takes it back if everything left
     /// to send is in host memory, and resets it otherwise.
-    pub(crate) fn handle_teardown_refused(&mut self, cx: &mut Cx<'_>, refused: TeardownRefused) {
+    pub(crate) fn handle_teardown_refused(
+        &mut self,
+        cx: &mut TcpEnv<'_>,
+        refused: TeardownRefused,
+    ) {
         let TeardownRefused { teardown, why } = refused;
-        self.hand_over.note_refused(why);
+        self.teardown.note_refused(why);
         cx.out.counters.hand_over_refused += 1;
         let ours = teardown.parts.iter().all(|part| matches!(part, Part::Host(_)));
         let contexts = teardown.contexts.iter();
         cx.out.ops.extend(contexts.map(|&context| Op::L5oDestroy { context }));
-        let Some(begin) = begin_again(cx, &teardown) else {
+        let Some(begin) = params_of_refused(cx, &teardown) else {
             // The device did not return the headers that it was given.
             cx.out.counters.events_ignored += 1;
             return;
@@ -152,34 +156,34 @@ impl Streams {
             return;
         }
         let id = self.table.next_id();
-        let begin = Begin { flow: id.into(), ..begin };
-        let conn = Connection::take_back(begin, &teardown, cx.config, cx.now);
+        let begin = ConnParams { flow: id.into(), ..begin };
+        let conn = L5pConnection::from_returned_teardown(begin, &teardown, cx.config, cx.now);
         self.table.insert(id, conn, None);
-        self.with(cx, id, |conn, _| conn.modes.held = false);
+        self.with(cx, id, |conn, _| conn.modes.held_by_app = false);
     }
 
     /// Moves the tuple of a connection to TIME-WAIT. The TCB is kept only while the application
     /// holds the socket.
-    pub(super) fn enter_time_wait(&mut self, cx: &mut Cx<'_>, id: SocketId) {
+    pub(super) fn enter_time_wait(&mut self, cx: &mut TcpEnv<'_>, id: SocketId) {
         self.session_ended(cx, id);
         let Some(conn) = self.table.get_mut(id) else {
             internal_error!(cx.out.counters.internal_errors, "no such connection ends");
             return;
         };
         let tuple = conn.tuple;
-        let held = conn.modes.held;
-        let remains = conn.remains(cx.now);
+        let held = conn.modes.held_by_app;
+        let remains = conn.time_wait_entry(cx.now);
         conn.timers.stop_all();
-        conn.acknowledge_last(cx);
+        conn.send_due_ack(cx);
         conn.release_files(cx);
-        if self.table.find(&tuple) == Some(Place::Connection(id.index)) {
+        if self.table.find(&tuple) == Some(TupleOwner::Connection(id.index)) {
             let until = cx.now + cx.config.time_wait;
             let (slot, evicted) = self.table.time_wait.insert(remains, until);
             if let Some((slot, evicted)) = evicted {
-                self.table.unroute(&evicted.tuple, Place::TimeWait(slot));
+                self.table.unroute(&evicted.tuple, TupleOwner::TimeWait(slot));
             }
-            let before = Place::Connection(id.index);
-            self.table.route(&tuple, Place::TimeWait(slot), Some(before));
+            let before = TupleOwner::Connection(id.index);
+            self.table.route(&tuple, TupleOwner::TimeWait(slot), Some(before));
         }
         if !held {
             self.free(cx, id);
@@ -189,27 +193,27 @@ impl Streams {
     /// Removes the tuples whose TIME-WAIT is over.
     pub(super) fn expire_time_wait(&mut self, now: Instant) {
         while let Some((slot, remains)) = self.table.time_wait.poll_expired(now) {
-            self.table.unroute(&remains.tuple, Place::TimeWait(slot));
+            self.table.unroute(&remains.tuple, TupleOwner::TimeWait(slot));
         }
     }
 
     /// Removes the route of a closed connection, and the connection unless the application holds
     /// it.
-    pub(super) fn part_with(&mut self, cx: &mut Cx<'_>, id: SocketId) {
+    pub(super) fn close_and_unroute(&mut self, cx: &mut TcpEnv<'_>, id: SocketId) {
         self.session_ended(cx, id);
         let Some(conn) = self.table.get(id) else {
             internal_error!(cx.out.counters.internal_errors, "no such connection ends");
             return;
         };
-        let (tuple, held) = (conn.tuple, conn.modes.held);
-        self.table.unroute(&tuple, Place::Connection(id.index));
+        let (tuple, held) = (conn.tuple, conn.modes.held_by_app);
+        self.table.unroute(&tuple, TupleOwner::Connection(id.index));
         if !held {
             self.free(cx, id);
         }
     }
 
     /// Frees a connection and its slot.
-    fn free(&mut self, cx: &mut Cx<'_>, id: SocketId) {
+    fn free(&mut self, cx: &mut TcpEnv<'_>, id: SocketId) {
         let Some(conn) = self.table.get_mut(id) else { return };
         conn.rcv.clear(&mut cx.out.recycle);
         if conn.awaits_device() {
@@ -221,24 +225,24 @@ impl Streams {
     /// Frees a slot, and its entry in a listener's backlog.
     pub(super) fn empty_slot(&mut self, id: SocketId) {
         if let Some(listener) = self.table.slots[id.index()].accepted_by.take() {
-            self.listeners.note_taken(listener);
+            self.listeners.backlog_dec(listener);
         }
         self.table.remove(id.index);
     }
 }
 
-impl Connection {
+impl L5pConnection {
     /// Closes a connection that no application holds from now on.
-    fn close(&mut self, cx: &mut Cx<'_>) {
+    fn close(&mut self, cx: &mut TcpEnv<'_>) {
         self.shutdown();
-        if self.state == State::FinWait2 {
-            self.timers.set(Timer::Linger, cx.now + cx.config.time_wait);
+        if self.state == TcpState::FinWait2 {
+            self.timers.set(TcpTimer::Linger, cx.now + cx.config.time_wait);
         }
     }
 
     /// Returns the state that TIME-WAIT keeps.
-    fn remains(&self, now: Instant) -> Remains {
-        Remains {
+    fn time_wait_entry(&self, now: Instant) -> TimeWaitEntry {
+        TimeWaitEntry {
             tuple: self.tuple,
             tcb: TimeWaitTcb {
                 snd_nxt: self.seq(self.snd.nxt),
@@ -253,14 +257,14 @@ impl Connection {
 
 /// Returns the parameters of a connection that the device gave back; `None` if the headers are not
 /// those of the host.
-fn begin_again(cx: &Cx<'_>, teardown: &Teardown) -> Option<Begin> {
-    let (tuple, segment) = crate::tcp::hand_over::parse(&teardown.header)?;
+fn params_of_refused(cx: &TcpEnv<'_>, teardown: &Teardown) -> Option<ConnParams> {
+    let (tuple, segment) = crate::tcp::teardown::parse_tcp_header(&teardown.header)?;
     let ts = segment.options.timestamps;
     let scale = cx.config.window_scale();
-    Some(Begin {
+    Some(ConnParams {
         tuple,
         flow: teardown.flow,
-        // See `Connection::take_back`.
+        // See `L5pConnection::from_returned_teardown`.
         iss: teardown.una - 1 - u32::from(teardown.state == ClosingState::FinWait2),
         irs: teardown.rcv_nxt - 1,
         window: u32::from(segment.window) << scale,

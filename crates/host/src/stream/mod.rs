@@ -11,89 +11,89 @@
 //! |---|---|
 //! | `table` | slots, and the routes from tuples to them |
 //! | `listeners` | listeners |
-//! | `quasi` | connections of one transaction, without a TCB |
-//! | `lazy` | their promotion to connections with a TCB |
+//! | `lazy_tcb` | connections of one transaction, without a TCB |
+//! | `promotion` | their promotion to connections with a TCB |
 //! | `bytes` | reading, discarding, and whether a socket can be written |
 //! | `sessions` | work of TLS sessions |
 //! | `nvme` | PDUs, and the device's contexts for NVMe/TCP |
 //! | `closing` | closing and removal of connections |
-//! | `hand_over` | tear-down offload |
+//! | `teardown` | tear-down offload |
 
 mod bytes;
 mod closing;
-pub(crate) mod hand_over;
-mod lazy;
+pub(crate) mod lazy_tcb;
 pub(crate) mod listeners;
 mod nvme;
-pub(crate) mod quasi;
+mod promotion;
 mod sessions;
 pub(crate) mod table;
+pub(crate) mod teardown_offload;
 
 use alloc::collections::VecDeque;
 
 use abi::{FileFault, FileId, TransmitDone};
-use base::{Alarms, Instant};
+use base::{DeadlineHeap, Instant};
 
 use crate::api::{ListenerId, Notice, SocketId};
-use crate::l5p::Connection;
-use crate::tcp::conn::Cx;
-use crate::tcp::input::Arrival;
-use crate::tcp::state::State;
+use crate::l5p::L5pConnection;
+use crate::tcp::conn::TcpEnv;
+use crate::tcp::input::RxTcpSegment;
+use crate::tcp::state::TcpState;
 
-use self::hand_over::HandOver;
 use self::listeners::Listeners;
-use self::table::{Relayed, Table};
+use self::table::{SocketTable, SplicePhase};
+use self::teardown_offload::TeardownOffloadState;
 
 /// The stream sockets.
 #[derive(Debug)]
 pub(crate) struct Streams {
-    pub(crate) table: Table,
+    pub(crate) table: SocketTable,
     pub(crate) listeners: Listeners,
-    pub(crate) hand_over: HandOver,
+    pub(crate) teardown: TeardownOffloadState,
     /// Slots of connections that may have something to send.
     dirty: VecDeque<u32>,
-    alarms: Alarms,
+    alarms: DeadlineHeap,
     /// Sockets that are draining before a splice, and on which there was work.
-    relayed: VecDeque<SocketId>,
+    draining: VecDeque<SocketId>,
 }
 
 impl Streams {
-    pub(crate) fn new(table: Table, hand_over: HandOver) -> Self {
+    pub(crate) fn new(table: SocketTable, hand_over: TeardownOffloadState) -> Self {
         Self {
             table,
             listeners: Listeners::default(),
-            hand_over,
+            teardown: hand_over,
             dirty: VecDeque::new(),
-            alarms: Alarms::default(),
-            relayed: VecDeque::new(),
+            alarms: DeadlineHeap::default(),
+            draining: VecDeque::new(),
         }
     }
 
     /// Works on a connection, settles the changes, and lets it send at the next `poll_op`.
     pub(crate) fn with<R>(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         id: SocketId,
-        work: impl FnOnce(&mut Connection, &mut Cx<'_>) -> R,
+        work: impl FnOnce(&mut L5pConnection, &mut TcpEnv<'_>) -> R,
     ) -> Option<R> {
-        self.touch(id);
-        self.with_clean(cx, id, work)
+        self.mark_dirty(id);
+        self.with_unmarked(cx, id, work)
     }
 
     /// As [`Self::with`], without marking the connection dirty.
-    fn with_clean<R>(
+    fn with_unmarked<R>(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         id: SocketId,
-        work: impl FnOnce(&mut Connection, &mut Cx<'_>) -> R,
+        work: impl FnOnce(&mut L5pConnection, &mut TcpEnv<'_>) -> R,
     ) -> Option<R> {
         let result = work(self.table.get_mut(id)?, cx);
-        self.settle(cx, id);
+        self.finish_work(cx, id);
         Some(result)
     }
 
     /// Marks a connection dirty: it may have something to send.
-    pub(crate) fn touch(&mut self, id: SocketId) {
+    pub(crate) fn mark_dirty(&mut self, id: SocketId) {
         if self.table.get(id).is_some() {
             let slot = &mut self.table.slots[id.index()];
             if !slot.dirty {
@@ -105,25 +105,25 @@ impl Streams {
 
     /// Follows work on a connection: notifies the application, sets the timer, and removes a
     /// connection that has ended.
-    fn settle(&mut self, cx: &mut Cx<'_>, id: SocketId) {
+    fn finish_work(&mut self, cx: &mut TcpEnv<'_>, id: SocketId) {
         let Some(slot) = self.table.slots.get(id.index()) else { return };
         let Some(conn) = slot.stream.conn() else { return };
         if conn.may_be_read() || conn.modes.read_shut {
-            let unwanted = conn.modes.read_shut || !conn.modes.held;
+            let unwanted = conn.modes.read_shut || !conn.modes.held_by_app;
             if slot.stream.session().is_some() {
-                self.session_turn(cx, id);
+                self.run_session(cx, id);
             }
             if unwanted {
                 self.discard_unwanted(cx, id);
             }
         }
         let Some(slot) = self.table.slots.get_mut(id.index()) else { return };
-        let relayed = slot.relayed;
+        let relayed = slot.splice_phase;
         let Some(conn) = slot.stream.conn_mut() else { return };
-        if conn.modes.notify {
-            conn.modes.notify = false;
-            if conn.modes.held && !slot.noticed {
-                slot.noticed = true;
+        if conn.modes.notify_app {
+            conn.modes.notify_app = false;
+            if conn.modes.held_by_app && !slot.notice_queued {
+                slot.notice_queued = true;
                 cx.out.notices.push_back(match slot.accepted_by {
                     Some(listener) => Notice::Accepted(ListenerId(listener), id),
                     None => Notice::Socket(id),
@@ -136,61 +136,61 @@ impl Streams {
             self.alarms.set(id.index, conn.timers.next());
         }
         match conn.state {
-            State::TimeWait => self.enter_time_wait(cx, id),
-            State::Closed => self.part_with(cx, id),
-            _ if conn.is_left() && !slot.dirty => {
+            TcpState::TimeWait => self.enter_time_wait(cx, id),
+            TcpState::Closed => self.close_and_unroute(cx, id),
+            _ if conn.is_ready_for_teardown() && !slot.dirty => {
                 self.try_tear_down(cx, id);
             }
             _ => {}
         }
-        if relayed == Relayed::Draining {
-            self.relayed.push_back(id);
+        if relayed == SplicePhase::Draining {
+            self.draining.push_back(id);
         }
     }
 
     /// Sets the phase of a socket that is being spliced.
-    pub(crate) fn set_relayed(&mut self, id: SocketId, relayed: Relayed) {
+    pub(crate) fn set_splice_phase(&mut self, id: SocketId, relayed: SplicePhase) {
         if let Some(slot) = self.table.slot_mut(id) {
-            slot.relayed = relayed;
+            slot.splice_phase = relayed;
         }
     }
 
     /// Returns the next socket that is draining before a splice and on which there was work.
     #[inline]
-    pub(crate) fn poll_relayed(&mut self) -> Option<SocketId> {
-        self.relayed.pop_front()
+    pub(crate) fn poll_draining(&mut self) -> Option<SocketId> {
+        self.draining.pop_front()
     }
 
     /// Delivers a segment to its connection.
     #[inline]
-    pub(crate) fn deliver(&mut self, cx: &mut Cx<'_>, index: u32, arrival: Arrival) {
+    pub(crate) fn deliver(&mut self, cx: &mut TcpEnv<'_>, index: u32, arrival: RxTcpSegment) {
         let id = self.table.id_of(index);
         if self.table.get(id).is_none() {
-            self.deliver_to_quasi(cx, id, arrival);
+            self.deliver_to_lazy_tcb(cx, id, arrival);
             return;
         }
         self.with(cx, id, |conn, cx| conn.handle_segment(cx, arrival));
     }
 
     /// Handles the echo of a transmit.
-    pub(crate) fn handle_transmit_done(&mut self, cx: &mut Cx<'_>, done: &TransmitDone) {
+    pub(crate) fn handle_transmit_done(&mut self, cx: &mut TcpEnv<'_>, done: &TransmitDone) {
         let id = SocketId::of_flow(done.flow);
         if self.table.get(id).is_none() {
             // The connection has ended meanwhile: nothing waits for the echo.
             cx.out.counters.events_late += 1;
             return;
         }
-        self.with_clean(cx, id, |conn, cx| {
+        self.with_unmarked(cx, id, |conn, cx| {
             conn.handle_echo(cx, done.tag, done.delay, done.outcome);
         });
     }
 
     /// Handles expired timers.
-    pub(crate) fn handle_timeout(&mut self, cx: &mut Cx<'_>) {
+    pub(crate) fn handle_timeout(&mut self, cx: &mut TcpEnv<'_>) {
         while let Some(index) = self.alarms.pop(cx.now) {
             let slot = &self.table.slots[index as usize];
             let Some(conn) = slot.stream.conn() else { continue };
-            if slot.relayed == Relayed::Asked {
+            if slot.splice_phase == SplicePhase::Requested {
                 continue; // The timer is set again if the device refuses.
             }
             let next = conn.timers.next();
@@ -199,7 +199,7 @@ impl Streams {
                 self.alarms.set(index, next);
             } else {
                 let id = self.table.id_of(index);
-                self.with(cx, id, Connection::handle_timeout);
+                self.with(cx, id, L5pConnection::handle_timeout);
             }
         }
         self.expire_time_wait(cx.now);
@@ -217,15 +217,15 @@ impl Streams {
 
     /// Lets the next dirty connection send. Returns whether there was one.
     #[inline]
-    pub(crate) fn send_next(&mut self, cx: &mut Cx<'_>) -> bool {
+    pub(crate) fn send_next(&mut self, cx: &mut TcpEnv<'_>) -> bool {
         let Some(index) = self.dirty.pop_front() else { return false };
         let id = self.table.id_of(index);
         // Output of the session goes into the same transmits.
-        self.session_turn(cx, id);
+        self.run_session(cx, id);
         let slot = &mut self.table.slots[index as usize];
         slot.dirty = false;
-        if slot.relayed != Relayed::Asked {
-            self.with_clean(cx, id, Connection::output);
+        if slot.splice_phase != SplicePhase::Requested {
+            self.with_unmarked(cx, id, L5pConnection::output);
         }
         true
     }
@@ -235,18 +235,18 @@ impl Streams {
         let slots = self.table.slots.iter().enumerate();
         slots
             .filter_map(|(index, _)| u32::try_from(index).ok().map(|index| self.table.id_of(index)))
-            .filter(|&id| self.table.holds(id))
+            .filter(|&id| self.table.contains(id))
     }
 
     /// Handles a reset of the device: nothing is lost, and the host continues in software
     /// (ARCHITECTURE.md, property 7).
-    pub(crate) fn handle_device_reset(&mut self, cx: &mut Cx<'_>) {
+    pub(crate) fn handle_device_reset(&mut self, cx: &mut TcpEnv<'_>) {
         for index in 0..self.table.slots.len() {
             let Ok(index) = u32::try_from(index) else { break };
             let id = self.table.id_of(index);
             self.with(cx, id, |conn, cx| conn.handle_device_reset(cx));
             self.session_device_reset(cx, id);
-            self.renew_digests(cx, id);
+            self.reinstall_digests(cx, id);
             self.nvme_device_reset(cx, id);
         }
     }
@@ -255,7 +255,7 @@ impl Streams {
     /// resets them if it could not be opened.
     pub(crate) fn handle_reopened(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         file: FileId,
         fault: Option<FileFault>,
     ) {

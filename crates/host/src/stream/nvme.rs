@@ -3,7 +3,7 @@
 //! Called by users of NVMe/TCP on a socket, plain or TLS. A PDU is appended to the send stream
 //! whole and at once, in the order of the calls, regardless of the room: the caller bounds its
 //! outstanding PDUs. If the device computes digests, the stream holds a description of the PDU
-//! (`pdus`). Otherwise the host computes the digest: of memory at once, of a file when it has read
+//! (`tx_pdus`). Otherwise the host computes the digest: of memory at once, of a file when it has read
 //! all of the data. This module neither parses PDUs nor knows their types.
 
 use alloc::boxed::Box;
@@ -18,15 +18,15 @@ use base::{SeqNum, internal_error};
 use bytes::Bytes;
 
 use super::Streams;
-use super::table::Slot;
+use super::table::SocketSlot;
 use crate::api::{Notice, NvmeInfo, SendError, SocketError, SocketId};
-use crate::l5p::Connection;
-use crate::l5p::nvme_tcp::pdus::{PduData, Pdus, Text, Written};
-use crate::l5p::nvme_tcp::port::Port;
-use crate::l5p::transforms::Unit;
+use crate::l5p::L5pConnection;
+use crate::l5p::nvme_tcp::rx_offload::NvmeRxOffload;
+use crate::l5p::nvme_tcp::tx_pdus::{NvmeTxPdus, OutgoingPdu, PduData, TxContent};
+use crate::l5p::transforms::L5pUnit;
 use crate::net::outbox::Outbox;
-use crate::storage::source::Source;
-use crate::tcp::conn::Cx;
+use crate::storage::source::StreamSource;
+use crate::tcp::conn::TcpEnv;
 
 impl Streams {
     /// Begins to send PDUs with data digests on a connection; `crypto` computes those that the
@@ -38,12 +38,12 @@ impl Streams {
     /// Why no context was requested. PDUs can be sent nevertheless.
     pub(crate) fn nvme_tx_context(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         socket: SocketId,
         state: NvmeTcpState,
         crypto: Arc<dyn CryptoProvider>,
     ) -> Result<L5oId, Refusal> {
-        self.make_whole(cx, socket);
+        self.promote(cx, socket);
         let conn = self.table.get_mut(socket).ok_or(Refusal::Ended)?;
         let pdus = conn.snd.transforms.pdus.get_or_insert_default();
         pdus.begin(state, crypto);
@@ -55,7 +55,7 @@ impl Streams {
 
     /// Requests a digest context from the device, if it supports that and the connection has
     /// digests. Records the reason if not.
-    fn install_digests(&mut self, cx: &mut Cx<'_>, socket: SocketId) -> Result<L5oId, Refusal> {
+    fn install_digests(&mut self, cx: &mut TcpEnv<'_>, socket: SocketId) -> Result<L5oId, Refusal> {
         let installed = self.try_digests(cx, socket);
         let pdus =
             self.table.get_mut(socket).and_then(|conn| conn.snd.transforms.pdus.as_deref_mut());
@@ -65,7 +65,7 @@ impl Streams {
         installed
     }
 
-    fn try_digests(&mut self, cx: &mut Cx<'_>, socket: SocketId) -> Result<L5oId, Refusal> {
+    fn try_digests(&mut self, cx: &mut TcpEnv<'_>, socket: SocketId) -> Result<L5oId, Refusal> {
         let over = if self.has_session(socket) {
             // The digest context needs the device's TLS context: if the host encrypts, the digest
             // must be known before.
@@ -74,7 +74,7 @@ impl Streams {
         } else {
             None
         };
-        let install = |conn: &mut Connection, cx: &mut Cx<'_>| {
+        let install = |conn: &mut L5pConnection, cx: &mut TcpEnv<'_>| {
             let (flow, tcpsn) = (conn.flow, conn.seq(conn.snd.spans.end()));
             let may_write = conn.state.may_write();
             let pdus = conn.snd.transforms.pdus.as_deref_mut().filter(|_| may_write);
@@ -95,9 +95,10 @@ impl Streams {
     }
 
     /// Requests a digest context again after a reset of the device, for PDUs written from now on.
-    pub(crate) fn renew_digests(&mut self, cx: &mut Cx<'_>, socket: SocketId) {
-        let pdus =
-            |conn: &Connection| conn.snd.transforms.pdus.as_ref().is_some_and(|p| p.has_digests());
+    pub(crate) fn reinstall_digests(&mut self, cx: &mut TcpEnv<'_>, socket: SocketId) {
+        let pdus = |conn: &L5pConnection| {
+            conn.snd.transforms.pdus.as_ref().is_some_and(|p| p.has_digests())
+        };
         if self.table.get(socket).is_some_and(pdus) {
             // If it is refused, the host continues to compute digests.
             let _refused = self.install_digests(cx, socket);
@@ -113,13 +114,13 @@ impl Streams {
     /// range, or a digest is requested without [`Self::nvme_tx_context`].
     pub(crate) fn send_pdu(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         socket: SocketId,
         header: Bytes,
         data: PduData,
         digest: bool,
     ) -> Result<u64, SendError> {
-        self.make_whole(cx, socket);
+        self.promote(cx, socket);
         self.check_open(socket)?;
         let gone = SendError::NotConnected(SocketError::Closed);
         let conn = self.table.get_mut(socket).ok_or(gone)?;
@@ -128,10 +129,10 @@ impl Streams {
             return Err(SendError::NoDigests);
         }
         let (data, data_len) = match data {
-            PduData::None => (Source::Memory(Bytes::new()), 0),
+            PduData::None => (StreamSource::Memory(Bytes::new()), 0),
             PduData::Memory(bytes) => {
                 let len = u32::try_from(bytes.len()).map_err(|_| SendError::BadExtent)?;
-                (Source::Memory(bytes), len)
+                (StreamSource::Memory(bytes), len)
             }
             PduData::File { len, .. } if digest && len > PREFIX_BYTES_MAX => {
                 return Err(SendError::BadExtent);
@@ -141,19 +142,19 @@ impl Streams {
                 (source.ok_or(SendError::BadExtent)?, len)
             }
         };
-        let mut pdu = Written { header, data, data_len, digest, mark: 0 };
+        let mut pdu = OutgoingPdu { header, data, data_len, digest, mark: 0 };
         pdu.mark = pdus.mark(pdu.len());
         let mark = pdu.mark;
         self.write_pdu(cx, socket, pdu);
         Ok(mark)
     }
 
-    fn write_pdu(&mut self, cx: &mut Cx<'_>, socket: SocketId, pdu: Written) {
+    fn write_pdu(&mut self, cx: &mut TcpEnv<'_>, socket: SocketId, pdu: OutgoingPdu) {
         if self.has_session(socket) {
             self.with_session(cx, socket, |session, conn, cx| session.send_pdu(conn, cx, pdu));
-            self.touch(socket);
+            self.mark_dirty(socket);
         } else {
-            self.touch(socket);
+            self.mark_dirty(socket);
             if let Some(conn) = self.table.get_mut(socket) {
                 conn.write_pdu(cx, pdu);
             }
@@ -169,42 +170,42 @@ impl Streams {
         pdus.map_or(0, |(pdus, una)| pdus.acknowledged(una))
     }
 
-    /// Requests a receive context from the device: [`Port::attach`].
+    /// Requests a receive context from the device: [`NvmeRxOffload::attach`].
     pub(crate) fn nvme_attach(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         socket: SocketId,
         state: NvmeTcpState,
         skip: u32,
     ) -> Option<SeqNum> {
         let (conn, session, port) = self.table.slot_mut(socket)?.layers_mut()?;
-        Port::attach(port, conn, session.as_deref(), cx, state, skip)
+        NvmeRxOffload::attach(port, conn, session.as_deref(), cx, state, skip)
     }
 
-    /// Returns whether a receive context is missing and may be requested: [`Port::is_to_attach`].
+    /// Returns whether a receive context is missing and may be requested: [`NvmeRxOffload::needs_context`].
     pub(crate) fn nvme_is_to_attach(
         &mut self,
         out: &mut Outbox,
         socket: SocketId,
         position: SeqNum,
     ) -> bool {
-        let layers = self.table.slot_mut(socket).and_then(Slot::layers_mut);
+        let layers = self.table.slot_mut(socket).and_then(SocketSlot::layers_mut);
         let Some((conn, session, Some(port))) = layers else { return false };
-        port.is_to_attach(conn, session.as_deref(), out, position)
+        port.needs_context(conn, session.as_deref(), out, position)
     }
 
     /// Returns the state of a connection's receive offload, if it has one.
-    pub(crate) fn nvme_port(&mut self, socket: SocketId) -> Option<&mut Port> {
+    pub(crate) fn nvme_rx_offload(&mut self, socket: SocketId) -> Option<&mut NvmeRxOffload> {
         let (_, _, port) = self.table.slot_mut(socket)?.layers_mut()?;
         port.as_deref_mut()
     }
 
     /// Returns the current receive context.
     pub(crate) fn nvme_context(&mut self, socket: SocketId) -> Option<L5oId> {
-        self.nvme_port(socket)?.context().ok()
+        self.nvme_rx_offload(socket)?.context().ok()
     }
 
-    /// Registers a buffer with the device: [`Port::register`].
+    /// Registers a buffer with the device: [`NvmeRxOffload::register`].
     pub(crate) fn nvme_register(
         &mut self,
         out: &mut Outbox,
@@ -212,7 +213,7 @@ impl Streams {
         range: (u16, u32, u32, u32),
         buffer: AlignedBuf,
     ) -> Result<DdpId, AlignedBuf> {
-        match self.table.slot_mut(socket).and_then(Slot::layers_mut) {
+        match self.table.slot_mut(socket).and_then(SocketSlot::layers_mut) {
             Some((conn, _, Some(port))) => port.register(conn.flow, out, range, buffer),
             _ => Err(buffer),
         }
@@ -223,7 +224,7 @@ impl Streams {
     pub(crate) fn nvme_placed(&mut self, socket: SocketId) -> Option<(&mut Placed, usize)> {
         let (conn, session, port) = self.table.slot_mut(socket)?.layers_mut()?;
         let context = port.as_deref()?.context().ok()?;
-        if session.is_some_and(|session| !session.shows_packets()) {
+        if session.is_some_and(|session| !session.peeks_in_place()) {
             return None;
         }
         let (metadata, at) = conn.rcv.metadata_mut()?;
@@ -235,16 +236,16 @@ impl Streams {
     pub(crate) fn nvme_info(&self, socket: SocketId) -> Option<NvmeInfo> {
         let slot = self.table.slot(socket)?;
         let (conn, port) = (slot.stream.conn()?, slot.nvme.as_deref()?);
-        let tx_offload = conn.snd.transforms.pdus.as_deref().and_then(Pdus::offload);
+        let tx_offload = conn.snd.transforms.pdus.as_deref().and_then(NvmeTxPdus::offload);
         Some(NvmeInfo { tx_offload, rx_offload: port.context().map(drop) })
     }
 
     /// Handles the return of a buffer.
-    pub(crate) fn nvme_buffer_back(&mut self, cx: &mut Cx<'_>, done: DdpTeardownDone) {
+    pub(crate) fn nvme_buffer_returned(&mut self, cx: &mut TcpEnv<'_>, done: DdpTeardownDone) {
         let id = SocketId::of_flow(done.flow);
-        match self.nvme_port(id) {
+        match self.nvme_rx_offload(id) {
             Some(port) => {
-                port.handle_buffer(cx.out, done);
+                port.handle_buffer_returned(cx.out, done);
                 cx.out.notices.push_back(Notice::Socket(id));
             }
             None => cx.out.counters.events_ignored += 1,
@@ -255,13 +256,14 @@ impl Streams {
     /// context is not one of NVMe/TCP.
     pub(crate) fn nvme_resync(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         flow: FlowId,
         context: L5oId,
         request: ResyncRequest,
     ) -> bool {
         let id = SocketId::of_flow(flow);
-        let Some(port) = self.nvme_port(id).filter(|port| port.context() == Ok(context)) else {
+        let Some(port) = self.nvme_rx_offload(id).filter(|port| port.context() == Ok(context))
+        else {
             return false;
         };
         if port.handle_resync(request) {
@@ -272,33 +274,33 @@ impl Streams {
 
     /// Handles the refusal of a context. Returns false if the context is not one of NVMe/TCP
     /// reception.
-    pub(crate) fn nvme_refused(&mut self, cx: &mut Cx<'_>, refused: &L5oRefused) -> bool {
+    pub(crate) fn nvme_refused(&mut self, cx: &mut TcpEnv<'_>, refused: &L5oRefused) -> bool {
         let id = SocketId::of_flow(refused.flow);
-        let known = |port: &&mut Port| port.context() == Ok(refused.context);
-        let Some(port) = self.nvme_port(id).filter(known) else { return false };
+        let known = |port: &&mut NvmeRxOffload| port.context() == Ok(refused.context);
+        let Some(port) = self.nvme_rx_offload(id).filter(known) else { return false };
         port.handle_refused(cx.out, refused.why);
         cx.out.notices.push_back(Notice::Socket(id));
         true
     }
 
     /// Handles a reset of the device.
-    pub(super) fn nvme_device_reset(&mut self, cx: &mut Cx<'_>, id: SocketId) {
-        if self.nvme_port(id).is_some_and(|port| port.handle_device_reset(cx.out)) {
+    pub(super) fn nvme_device_reset(&mut self, cx: &mut TcpEnv<'_>, id: SocketId) {
+        if self.nvme_rx_offload(id).is_some_and(|port| port.handle_device_reset(cx.out)) {
             cx.out.notices.push_back(Notice::Socket(id));
         }
     }
 
     /// Destroys the receive context of a connection that has ended.
-    pub(super) fn nvme_ended(&mut self, cx: &mut Cx<'_>, id: SocketId) {
-        if let Some(port) = self.nvme_port(id) {
+    pub(super) fn nvme_ended(&mut self, cx: &mut TcpEnv<'_>, id: SocketId) {
+        if let Some(port) = self.nvme_rx_offload(id) {
             port.end(cx.out);
         }
     }
 }
 
-impl Connection {
+impl L5pConnection {
     /// Appends a PDU to the send stream of a connection without a TLS session.
-    fn write_pdu(&mut self, cx: &mut Cx<'_>, pdu: Written) {
+    fn write_pdu(&mut self, cx: &mut TcpEnv<'_>, pdu: OutgoingPdu) {
         let Some(pdus) = &mut self.snd.transforms.pdus else {
             internal_error!(
                 cx.out.counters.internal_errors,
@@ -307,10 +309,10 @@ impl Connection {
             return;
         };
         let mark = pdu.mark;
-        for (text, len) in pdus.make(pdu, true, &mut cx.out.counters) {
+        for (text, len) in pdus.stream_content(pdu, true, &mut cx.out.counters) {
             match text {
-                Text::Plain(source) => self.snd.spans.push_plain(source, len),
-                Text::Pdu(pdu) => self.snd.spans.push_unit(Unit::Pdu(pdu)),
+                TxContent::Plain(source) => self.snd.spans.push_plain(source, len),
+                TxContent::Pdu(pdu) => self.snd.spans.push_unit(L5pUnit::Pdu(pdu)),
             }
         }
         pdus.note(mark, self.snd.spans.end(), self.snd.una);

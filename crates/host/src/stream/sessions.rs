@@ -1,7 +1,7 @@
 //! Work of TLS sessions after events and calls that may have given them something to do.
 //!
 //! Called by [`Streams`] and by the application through [`crate::Host`]. Work on a session goes
-//! through [`Streams::with_session`] or updates `session_waits` itself, so that the connection
+//! through [`Streams::with_session`] or updates `session_has_work` itself, so that the connection
 //! knows whether its session has work.
 
 use abi::FlowId;
@@ -10,14 +10,14 @@ use bytes::Bytes;
 
 use super::Streams;
 use crate::api::{FileId, SendError, SocketError, SocketId};
-use crate::l5p::Connection;
-use crate::l5p::tls::{Session, TlsKeys};
-use crate::tcp::conn::Cx;
+use crate::l5p::L5pConnection;
+use crate::l5p::tls::{HostTlsSession, TlsKeys};
+use crate::tcp::conn::TcpEnv;
 
 impl Streams {
     /// Lets the session of a connection do all work that it can.
-    pub(crate) fn session_turn(&mut self, cx: &mut Cx<'_>, id: SocketId) {
-        if !self.table.get(id).is_some_and(Connection::may_be_read) {
+    pub(crate) fn run_session(&mut self, cx: &mut TcpEnv<'_>, id: SocketId) {
+        if !self.table.get(id).is_some_and(L5pConnection::may_be_read) {
             return;
         }
         let wrote = self.with_session(cx, id, |session, conn, cx| {
@@ -25,21 +25,21 @@ impl Streams {
                 return None;
             }
             let before = (conn.snd.spans.end(), conn.snd.fin);
-            session.turn(conn, cx);
+            session.make_progress(conn, cx);
             Some((conn.snd.spans.end(), conn.snd.fin) != before)
         });
         match wrote {
             Some(None) => self.detach_cleartext(cx, id),
-            Some(Some(true)) => self.touch(id),
+            Some(Some(true)) => self.mark_dirty(id),
             Some(Some(false)) | None => {}
         }
     }
 
     /// Removes the session from a connection whose client does not speak TLS; its listener accepts
     /// cleartext.
-    fn detach_cleartext(&mut self, cx: &mut Cx<'_>, id: SocketId) {
+    fn detach_cleartext(&mut self, cx: &mut TcpEnv<'_>, id: SocketId) {
         if let Some(conn) = self.table.get_mut(id) {
-            (conn.modes.session_waits, conn.modes.notify) = (false, true);
+            (conn.modes.session_has_work, conn.modes.notify_app) = (false, true);
         }
         self.table.slots[id.index()].detach_session();
         cx.out.counters.tls_cleartext += 1;
@@ -48,13 +48,13 @@ impl Streams {
     /// Works on a session and its connection. Returns `None` if there is no session.
     pub(super) fn with_session<R>(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         id: SocketId,
-        work: impl FnOnce(&mut Session, &mut Connection, &mut Cx<'_>) -> R,
+        work: impl FnOnce(&mut HostTlsSession, &mut L5pConnection, &mut TcpEnv<'_>) -> R,
     ) -> Option<R> {
         let (session, conn) = self.table.with_session(id)?;
         let result = work(session, conn, cx);
-        conn.modes.session_waits = session.waits();
+        conn.modes.session_has_work = session.has_work();
         Some(result)
     }
 
@@ -67,19 +67,24 @@ impl Streams {
     /// must be answered before the response (RFC 8446 section 4.6.3).
     fn session_write<R>(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         id: SocketId,
-        write: impl FnOnce(&mut Session, &mut Connection, &mut Cx<'_>) -> R,
+        write: impl FnOnce(&mut HostTlsSession, &mut L5pConnection, &mut TcpEnv<'_>) -> R,
     ) -> Option<R> {
         let (session, conn) = self.table.with_session(id)?;
         if conn.rcv.ready_bytes() > 0 && session.peek(&conn.rcv).is_empty() {
-            self.session_turn(cx, id);
+            self.run_session(cx, id);
         }
         self.with_session(cx, id, write)
     }
 
     /// Appends bytes to the output of a session. Returns how many were accepted.
-    pub(crate) fn session_send(&mut self, cx: &mut Cx<'_>, id: SocketId, bytes: Bytes) -> usize {
+    pub(crate) fn session_send(
+        &mut self,
+        cx: &mut TcpEnv<'_>,
+        id: SocketId,
+        bytes: Bytes,
+    ) -> usize {
         let sent = self.session_write(cx, id, |session, conn, cx| {
             session.send(conn, &mut cx.out.counters, cx.config, bytes)
         });
@@ -92,7 +97,7 @@ impl Streams {
     /// [`SendError::BadExtent`]: the file has no such range.
     pub(crate) fn session_send_file(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         id: SocketId,
         file: FileId,
         offset: u64,
@@ -110,20 +115,20 @@ impl Streams {
     pub(crate) fn session_shutdown(&mut self, id: SocketId) -> bool {
         let Some((session, conn)) = self.table.with_session(id) else { return false };
         let follows = session.shutdown();
-        conn.modes.session_waits = session.waits();
+        conn.modes.session_has_work = session.has_work();
         follows
     }
 
     /// Discards bytes received by a session that no application will read. Returns false if there
     /// is no session.
-    pub(super) fn session_discard(&mut self, cx: &mut Cx<'_>, id: SocketId) -> bool {
-        self.with_session(cx, id, Session::discard).is_some()
+    pub(super) fn session_discard(&mut self, cx: &mut TcpEnv<'_>, id: SocketId) -> bool {
+        self.with_session(cx, id, HostTlsSession::discard).is_some()
     }
 
     /// Handles the device's question whether a record begins at a position.
     pub(crate) fn session_resync(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         flow: FlowId,
         context: L5oId,
         request: ResyncRequest,
@@ -138,22 +143,22 @@ impl Streams {
     }
 
     /// Handles the refusal of a context.
-    pub(crate) fn session_refused(&mut self, cx: &mut Cx<'_>, refused: &L5oRefused) {
+    pub(crate) fn session_refused(&mut self, cx: &mut TcpEnv<'_>, refused: &L5oRefused) {
         let id = SocketId::of_flow(refused.flow);
         let known = self.with_session(cx, id, |session, conn, cx| {
             session.handle_refused(conn, cx, refused.context, refused.why);
         });
-        let digests = |conn: &mut Connection, cx: &mut Cx<'_>| {
-            conn.lose_context(cx, Some((refused.context, refused.why))).digests
+        let digests = |conn: &mut L5pConnection, cx: &mut TcpEnv<'_>| {
+            conn.drop_contexts(cx, Some((refused.context, refused.why))).digests
         };
         if known.is_none() && self.with(cx, id, digests) != Some(true) {
             cx.out.counters.events_late += 1;
         }
-        self.touch(id);
+        self.mark_dirty(id);
     }
 
     /// Handles a reset of the device.
-    pub(super) fn session_device_reset(&mut self, cx: &mut Cx<'_>, id: SocketId) {
+    pub(super) fn session_device_reset(&mut self, cx: &mut TcpEnv<'_>, id: SocketId) {
         self.with_session(cx, id, |session, conn, cx| session.handle_device_reset(conn, cx));
     }
 
@@ -163,23 +168,23 @@ impl Streams {
     /// [`SendError::NotConnected`]: there is no such connection, or it already uses TLS.
     pub(crate) fn attach_tls(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         socket: SocketId,
         keys: &TlsKeys,
     ) -> Result<(), SendError> {
         let gone = SendError::NotConnected(SocketError::Closed);
-        self.make_whole(cx, socket);
+        self.promote(cx, socket);
         let slot = self.table.slot_mut(socket).ok_or(gone)?;
         let Some((conn, None, _)) = slot.layers_mut() else { return Err(gone) };
-        let session = Session::attached(conn, cx, keys);
-        conn.modes.session_waits = true;
+        let session = HostTlsSession::attached(conn, cx, keys);
+        conn.modes.session_has_work = true;
         slot.attach(session);
-        self.touch(socket);
+        self.mark_dirty(socket);
         Ok(())
     }
 
     /// Releases the files and the device's contexts of the session of a connection that has ended.
-    pub(super) fn session_ended(&mut self, cx: &mut Cx<'_>, id: SocketId) {
+    pub(super) fn session_ended(&mut self, cx: &mut TcpEnv<'_>, id: SocketId) {
         self.nvme_ended(cx, id);
         if let Some((session, _)) = self.table.with_session(id) {
             session.release(cx.out, cx.files);
@@ -187,9 +192,9 @@ impl Streams {
     }
 }
 
-impl Connection {
+impl L5pConnection {
     /// Returns whether there are unread bytes, or the session has work.
     pub(super) fn may_be_read(&self) -> bool {
-        self.modes.session_waits || self.rcv.ready_bytes() > 0
+        self.modes.session_has_work || self.rcv.ready_bytes() > 0
     }
 }

@@ -13,21 +13,21 @@ use hashbrown::HashTable;
 use wire::Tuple;
 
 use crate::api::SocketId;
-use crate::hash::Keyed;
-use crate::l5p::Connection;
-use crate::l5p::nvme_tcp::port::Port;
-use crate::l5p::tls::Session;
+use crate::hash::KeyedHashBuilder;
+use crate::l5p::L5pConnection;
+use crate::l5p::nvme_tcp::rx_offload::NvmeRxOffload;
+use crate::l5p::tls::HostTlsSession;
 use crate::tcp::listen::SynCache;
-use crate::tcp::time_wait::TimeWait;
+use crate::tcp::time_wait::HostTimeWaitTable;
 
-use super::quasi::Quasi;
+use super::lazy_tcb::LazyTcb;
 
 /// Slots by which the table grows.
 const GROW_SLOTS: usize = 1024;
 
 /// What a tuple belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum TupleOwner {
     Connection(u32),
     HalfOpen(u32),
     TimeWait(u32),
@@ -35,9 +35,9 @@ pub(crate) enum Place {
 
 /// A tuple's hash and place; the tuple itself is stored there.
 #[derive(Debug)]
-struct Route {
+struct TupleRoute {
     hash: u64,
-    place: Place,
+    place: TupleOwner,
 }
 
 /// Content of a slot.
@@ -46,48 +46,49 @@ pub(crate) enum StreamSocket {
     #[default]
     Vacant,
     /// A connection of one transaction: the index of its quasi-TCB.
-    Quasi(NonZeroU32),
-    Tcp(Box<Connection>),
+    LazyTcb(NonZeroU32),
+    Tcp(Box<L5pConnection>),
     /// A connection with a TLS session between it and the application.
-    Tls(Box<Connection>, Box<Session>),
+    Tls(Box<L5pConnection>, Box<HostTlsSession>),
 }
 
 /// Shared reference to a stream socket.
 pub(crate) enum StreamRef<'a> {
-    Quasi(&'a Quasi),
-    Tcp(&'a Connection),
-    Tls(&'a Connection, &'a Session),
+    LazyTcb(&'a LazyTcb),
+    Tcp(&'a L5pConnection),
+    Tls(&'a L5pConnection, &'a HostTlsSession),
 }
 
 /// Exclusive reference to a stream socket.
 pub(crate) enum StreamMut<'a> {
-    Quasi(&'a mut Quasi),
-    Tcp(&'a mut Connection),
-    Tls(&'a mut Connection, &'a mut Session),
+    LazyTcb(&'a mut LazyTcb),
+    Tcp(&'a mut L5pConnection),
+    Tls(&'a mut L5pConnection, &'a mut HostTlsSession),
 }
 
 /// A connection, its TLS session and its contexts for NVMe/TCP.
-type Layers<'a> = (&'a mut Connection, Option<&'a mut Session>, &'a mut Option<Box<Port>>);
+type ConnectionLayers<'a> =
+    (&'a mut L5pConnection, Option<&'a mut HostTlsSession>, &'a mut Option<Box<NvmeRxOffload>>);
 
 /// A slot of the table.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub(crate) struct SocketSlot {
     pub(crate) stream: StreamSocket,
     /// The device's contexts for NVMe/TCP.
-    pub(crate) nvme: Option<Box<Port>>,
+    pub(crate) nvme: Option<Box<NvmeRxOffload>>,
     generation: u32,
     /// The slot is in the list of dirty connections.
     pub(crate) dirty: bool,
     /// A notice about the socket is queued.
-    pub(crate) noticed: bool,
+    pub(crate) notice_queued: bool,
     /// The listener in whose backlog the connection counts, until the application takes the notice.
     pub(crate) accepted_by: Option<u32>,
-    pub(crate) relayed: Relayed,
+    pub(crate) splice_phase: SplicePhase,
 }
 
 /// Phase of a connection on its way to a splice (`nsplice`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) enum Relayed {
+pub(crate) enum SplicePhase {
     /// The socket is not being spliced.
     #[default]
     No,
@@ -95,28 +96,28 @@ pub(crate) enum Relayed {
     Draining,
     /// The device was asked, and may own the connection already: the host sends nothing on it and
     /// ignores its timers.
-    Asked,
+    Requested,
 }
 
 impl StreamSocket {
     /// Returns the connection, if it has a TCB.
-    pub(crate) fn conn(&self) -> Option<&Connection> {
+    pub(crate) fn conn(&self) -> Option<&L5pConnection> {
         match self {
-            Self::Vacant | Self::Quasi(_) => None,
+            Self::Vacant | Self::LazyTcb(_) => None,
             Self::Tcp(conn) | Self::Tls(conn, _) => Some(conn),
         }
     }
 
     /// As [`Self::conn`], mutable.
-    pub(crate) fn conn_mut(&mut self) -> Option<&mut Connection> {
+    pub(crate) fn conn_mut(&mut self) -> Option<&mut L5pConnection> {
         match self {
-            Self::Vacant | Self::Quasi(_) => None,
+            Self::Vacant | Self::LazyTcb(_) => None,
             Self::Tcp(conn) | Self::Tls(conn, _) => Some(conn),
         }
     }
 
     /// Returns the TLS session.
-    pub(crate) fn session(&self) -> Option<&Session> {
+    pub(crate) fn session(&self) -> Option<&HostTlsSession> {
         match self {
             Self::Tls(_, session) => Some(session),
             _ => None,
@@ -124,18 +125,18 @@ impl StreamSocket {
     }
 }
 
-impl Slot {
+impl SocketSlot {
     /// Returns the connection, its TLS session and its contexts for NVMe/TCP.
-    pub(crate) fn layers_mut(&mut self) -> Option<Layers<'_>> {
+    pub(crate) fn layers_mut(&mut self) -> Option<ConnectionLayers<'_>> {
         match &mut self.stream {
-            StreamSocket::Vacant | StreamSocket::Quasi(_) => None,
+            StreamSocket::Vacant | StreamSocket::LazyTcb(_) => None,
             StreamSocket::Tcp(conn) => Some((conn, None, &mut self.nvme)),
             StreamSocket::Tls(conn, session) => Some((conn, Some(session), &mut self.nvme)),
         }
     }
 
     /// Inserts a TLS session between a connection without one and its socket.
-    pub(crate) fn attach(&mut self, session: Session) {
+    pub(crate) fn attach(&mut self, session: HostTlsSession) {
         self.stream = match core::mem::take(&mut self.stream) {
             StreamSocket::Tcp(conn) => StreamSocket::Tls(conn, Box::new(session)),
             other => other,
@@ -151,21 +152,21 @@ impl Slot {
     }
 }
 
-/// Words of the filter of [`Stirred`]: 16,384 bits, for the hundreds of connections that begin in a
+/// Words of the filter of [`TouchedSet`]: 16,384 bits, for the hundreds of connections that begin in a
 /// turn.
 const FILTER_WORDS: usize = 256;
 
 /// Quasi-TCBs that were created or received their request in this turn of the application. New ones
 /// have no route yet: most end within the turn and need none.
 #[derive(Debug)]
-struct Stirred {
+struct TouchedSet {
     list: Vec<(u64, SocketId)>,
     /// A bit for each hash in the list (a Bloom filter with one hash function), so that most misses
     /// do not search the list.
     filter: Box<[u64; FILTER_WORDS]>,
 }
 
-impl Stirred {
+impl TouchedSet {
     fn new() -> Self {
         Self { list: Vec::new(), filter: Box::new([0; FILTER_WORDS]) }
     }
@@ -204,39 +205,39 @@ impl Stirred {
 
 /// Stream sockets by slot, and their places by tuple.
 #[derive(Debug)]
-pub(crate) struct Table {
-    pub(crate) slots: Vec<Slot>,
+pub(crate) struct SocketTable {
+    pub(crate) slots: Vec<SocketSlot>,
     free: Vec<u32>,
     pub(crate) syn_cache: SynCache,
-    pub(crate) time_wait: TimeWait,
-    routes: HashTable<Route>,
+    pub(crate) time_wait: HostTimeWaitTable,
+    routes: HashTable<TupleRoute>,
     /// Tuple, hash and slot of the connection that was looked up last, since most segments arrive
     /// in runs of one connection. `None` if a route has changed since.
     last: Option<(Tuple, u64, u32)>,
-    hash: Keyed,
+    hash: KeyedHashBuilder,
     /// Quasi-TCBs by index, and the free indices.
-    quasis: Vec<Option<Quasi>>,
-    free_quasis: Vec<NonZeroU32>,
-    stirred: Stirred,
+    lazy_tcbs: Vec<Option<LazyTcb>>,
+    free_lazy_tcbs: Vec<NonZeroU32>,
+    touched: TouchedSet,
     /// Local addresses, which quasi-TCBs store as an index.
     pub(crate) addrs: Box<[IpAddr]>,
 }
 
-impl Table {
+impl SocketTable {
     pub(crate) fn new(prng: &mut Prng, addrs: Box<[IpAddr]>) -> Self {
-        let hash = Keyed::random(prng);
+        let hash = KeyedHashBuilder::random(prng);
         Self {
             slots: Vec::new(),
             free: Vec::new(),
             syn_cache: SynCache::default(),
-            time_wait: TimeWait::default(),
+            time_wait: HostTimeWaitTable::default(),
             routes: HashTable::new(),
             last: None,
             hash,
             // Index 0 is unused.
-            quasis: vec![None],
-            free_quasis: Vec::new(),
-            stirred: Stirred::new(),
+            lazy_tcbs: vec![None],
+            free_lazy_tcbs: Vec::new(),
+            touched: TouchedSet::new(),
             addrs,
         }
     }
@@ -253,14 +254,14 @@ impl Table {
                 // In steps, not by doubling: half of a large table would be empty.
                 self.slots.reserve_exact(GROW_SLOTS);
             }
-            self.slots.push(Slot {
+            self.slots.push(SocketSlot {
                 stream: StreamSocket::Vacant,
                 nvme: None,
                 generation: 0,
                 dirty: false,
-                noticed: false,
+                notice_queued: false,
                 accepted_by: None,
-                relayed: Relayed::No,
+                splice_phase: SplicePhase::No,
             });
             self.free.push(u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX));
         }
@@ -270,59 +271,59 @@ impl Table {
 
     /// Inserts a connection under the identifier that [`Self::next_id`] returned. `before` is the
     /// previous place of its tuple.
-    pub(crate) fn insert(&mut self, id: SocketId, conn: Connection, before: Option<Place>) {
+    pub(crate) fn insert(&mut self, id: SocketId, conn: L5pConnection, before: Option<TupleOwner>) {
         let taken = self.free.pop();
         debug_assert_eq!(taken, Some(id.index));
-        self.route(&conn.tuple, Place::Connection(id.index), before);
+        self.route(&conn.tuple, TupleOwner::Connection(id.index), before);
         self.slots[id.index as usize].stream = StreamSocket::Tcp(Box::new(conn));
     }
 
     /// Inserts a quasi-TCB under the identifier that [`Self::next_id`] returned. It has no route
     /// yet.
-    pub(crate) fn insert_quasi(&mut self, id: SocketId, quasi: Quasi) {
+    pub(crate) fn insert_lazy_tcb(&mut self, id: SocketId, quasi: LazyTcb) {
         let taken = self.free.pop();
         debug_assert_eq!(taken, Some(id.index));
-        let place = self.free_quasis.pop().unwrap_or_else(|| {
-            self.quasis.push(None);
-            let last = u32::try_from(self.quasis.len() - 1).unwrap_or(u32::MAX);
+        let place = self.free_lazy_tcbs.pop().unwrap_or_else(|| {
+            self.lazy_tcbs.push(None);
+            let last = u32::try_from(self.lazy_tcbs.len() - 1).unwrap_or(u32::MAX);
             NonZeroU32::new(last).unwrap_or(NonZeroU32::MAX)
         });
-        self.stirred.push(quasi.hash, id);
-        self.quasis[place.get() as usize] = Some(quasi);
-        self.slots[id.index as usize].stream = StreamSocket::Quasi(place);
+        self.touched.push(quasi.hash, id);
+        self.lazy_tcbs[place.get() as usize] = Some(quasi);
+        self.slots[id.index as usize].stream = StreamSocket::LazyTcb(place);
     }
 
     /// Notes that a quasi-TCB received its request.
-    pub(crate) fn stir(&mut self, id: SocketId) {
-        if let Some(hash) = self.quasi(id).map(|quasi| quasi.hash) {
-            self.stirred.push(hash, id);
+    pub(crate) fn note_request(&mut self, id: SocketId) {
+        if let Some(hash) = self.lazy_tcb(id).map(|quasi| quasi.hash) {
+            self.touched.push(hash, id);
         }
     }
 
     /// Removes and returns a quasi-TCB that was created or received its request in this turn.
-    pub(crate) fn poll_stirred(&mut self) -> Option<SocketId> {
-        self.stirred.pop()
+    pub(crate) fn poll_touched(&mut self) -> Option<SocketId> {
+        self.touched.pop()
     }
 
     /// Returns the number of quasi-TCBs.
-    pub(crate) fn quasis(&self) -> usize {
-        self.quasis.len() - 1 - self.free_quasis.len()
+    pub(crate) fn lazy_tcb_count(&self) -> usize {
+        self.lazy_tcbs.len() - 1 - self.free_lazy_tcbs.len()
     }
 
     fn quasi_place(&self, id: SocketId) -> Option<usize> {
         match self.slot(id)?.stream {
-            StreamSocket::Quasi(place) => Some(place.get() as usize),
+            StreamSocket::LazyTcb(place) => Some(place.get() as usize),
             _ => None,
         }
     }
 
     /// Returns the slot of an identifier, unless it is stale.
-    pub(crate) fn slot(&self, id: SocketId) -> Option<&Slot> {
+    pub(crate) fn slot(&self, id: SocketId) -> Option<&SocketSlot> {
         self.slots.get(id.index as usize).filter(|slot| slot.generation == id.generation)
     }
 
     /// As [`Self::slot`], mutable.
-    pub(crate) fn slot_mut(&mut self, id: SocketId) -> Option<&mut Slot> {
+    pub(crate) fn slot_mut(&mut self, id: SocketId) -> Option<&mut SocketSlot> {
         self.slots.get_mut(id.index as usize).filter(|slot| slot.generation == id.generation)
     }
 
@@ -330,8 +331,8 @@ impl Table {
     pub(crate) fn socket(&self, id: SocketId) -> Option<StreamRef<'_>> {
         Some(match &self.slot(id)?.stream {
             StreamSocket::Vacant => return None,
-            StreamSocket::Quasi(place) => {
-                StreamRef::Quasi(self.quasis.get(place.get() as usize)?.as_ref()?)
+            StreamSocket::LazyTcb(place) => {
+                StreamRef::LazyTcb(self.lazy_tcbs.get(place.get() as usize)?.as_ref()?)
             }
             StreamSocket::Tcp(conn) => StreamRef::Tcp(conn),
             StreamSocket::Tls(conn, session) => StreamRef::Tls(conn, session),
@@ -346,8 +347,8 @@ impl Table {
         }
         Some(match &mut slot.stream {
             StreamSocket::Vacant => return None,
-            StreamSocket::Quasi(place) => {
-                StreamMut::Quasi(self.quasis.get_mut(place.get() as usize)?.as_mut()?)
+            StreamSocket::LazyTcb(place) => {
+                StreamMut::LazyTcb(self.lazy_tcbs.get_mut(place.get() as usize)?.as_mut()?)
             }
             StreamSocket::Tcp(conn) => StreamMut::Tcp(conn),
             StreamSocket::Tls(conn, session) => StreamMut::Tls(conn, session),
@@ -355,49 +356,51 @@ impl Table {
     }
 
     /// Returns the quasi-TCB with this identifier.
-    pub(crate) fn quasi(&self, id: SocketId) -> Option<&Quasi> {
-        self.quasis.get(self.quasi_place(id)?)?.as_ref()
+    pub(crate) fn lazy_tcb(&self, id: SocketId) -> Option<&LazyTcb> {
+        self.lazy_tcbs.get(self.quasi_place(id)?)?.as_ref()
     }
 
-    /// As [`Self::quasi`], mutable.
-    pub(crate) fn quasi_mut(&mut self, id: SocketId) -> Option<&mut Quasi> {
+    /// As [`Self::lazy_tcb`], mutable.
+    pub(crate) fn lazy_tcb_mut(&mut self, id: SocketId) -> Option<&mut LazyTcb> {
         let place = self.quasi_place(id)?;
-        self.quasis.get_mut(place)?.as_mut()
+        self.lazy_tcbs.get_mut(place)?.as_mut()
     }
 
     /// Removes a quasi-TCB from its slot, and its route.
-    pub(crate) fn take_quasi(&mut self, id: SocketId) -> Option<Quasi> {
+    pub(crate) fn take_lazy_tcb(&mut self, id: SocketId) -> Option<LazyTcb> {
         let place = self.quasi_place(id)?;
-        let quasi = self.quasis[place].take()?;
+        let quasi = self.lazy_tcbs[place].take()?;
         let stream = core::mem::take(&mut self.slots[id.index as usize].stream);
-        if let StreamSocket::Quasi(place) = stream {
-            self.free_quasis.push(place);
+        if let StreamSocket::LazyTcb(place) = stream {
+            self.free_lazy_tcbs.push(place);
         }
         if quasi.routed {
             let tuple = quasi.tcb.tuple(&self.addrs);
-            self.unroute(&tuple, Place::Connection(id.index));
+            self.unroute(&tuple, TupleOwner::Connection(id.index));
         }
         Some(quasi)
     }
 
     /// Adds the route of a quasi-TCB.
-    pub(crate) fn route_quasi(&mut self, id: SocketId) {
+    pub(crate) fn route_lazy_tcb(&mut self, id: SocketId) {
         let Some(place) = self.quasi_place(id) else { return };
-        let Some(quasi) = self.quasis[place].as_mut().filter(|quasi| !quasi.routed) else { return };
+        let Some(quasi) = self.lazy_tcbs[place].as_mut().filter(|quasi| !quasi.routed) else {
+            return;
+        };
         quasi.routed = true;
         self.last = None;
-        let (hash, place) = (quasi.hash, Place::Connection(id.index));
-        self.routes.insert_unique(hash, Route { hash, place }, |r| r.hash);
+        let (hash, place) = (quasi.hash, TupleOwner::Connection(id.index));
+        self.routes.insert_unique(hash, TupleRoute { hash, place }, |r| r.hash);
     }
 
     /// Stores the connection that a quasi-TCB was promoted to.
-    pub(crate) fn make_whole(&mut self, id: SocketId, conn: Connection) {
-        self.route(&conn.tuple, Place::Connection(id.index), None);
+    pub(crate) fn insert_promoted(&mut self, id: SocketId, conn: L5pConnection) {
+        self.route(&conn.tuple, TupleOwner::Connection(id.index), None);
         self.slots[id.index as usize].stream = StreamSocket::Tcp(Box::new(conn));
     }
 
     /// Returns whether the identifier is that of a connection, with a TCB or a quasi-TCB.
-    pub(crate) fn holds(&self, id: SocketId) -> bool {
+    pub(crate) fn contains(&self, id: SocketId) -> bool {
         self.slot(id).is_some_and(|slot| !matches!(slot.stream, StreamSocket::Vacant))
     }
 
@@ -407,15 +410,15 @@ impl Table {
         let slot = &mut self.slots[index as usize];
         (slot.stream, slot.nvme) = (StreamSocket::Vacant, None);
         slot.generation = slot.generation.wrapping_add(1);
-        slot.noticed = false;
+        slot.notice_queued = false;
         slot.accepted_by = None;
-        slot.relayed = Relayed::No;
+        slot.splice_phase = SplicePhase::No;
         self.free.push(index);
     }
 
     /// Returns the splice phase of the connection in a slot.
-    pub(crate) fn relayed(&self, index: u32) -> Relayed {
-        self.slots[index as usize].relayed
+    pub(crate) fn splice_phase(&self, index: u32) -> SplicePhase {
+        self.slots[index as usize].splice_phase
     }
 
     /// Returns the identifier of the connection in a slot.
@@ -424,12 +427,15 @@ impl Table {
     }
 
     /// Returns the connection with this identifier, if it still exists and has a TCB.
-    pub(crate) fn get(&self, id: SocketId) -> Option<&Connection> {
+    pub(crate) fn get(&self, id: SocketId) -> Option<&L5pConnection> {
         self.slot(id)?.stream.conn()
     }
 
     /// Returns a connection and its TLS session.
-    pub(crate) fn with_session(&mut self, id: SocketId) -> Option<(&mut Session, &mut Connection)> {
+    pub(crate) fn with_session(
+        &mut self,
+        id: SocketId,
+    ) -> Option<(&mut HostTlsSession, &mut L5pConnection)> {
         match &mut self.slot_mut(id)?.stream {
             StreamSocket::Tls(conn, session) => Some((session, conn)),
             _ => None,
@@ -437,21 +443,21 @@ impl Table {
     }
 
     /// As [`Self::get`], mutable.
-    pub(crate) fn get_mut(&mut self, id: SocketId) -> Option<&mut Connection> {
+    pub(crate) fn get_mut(&mut self, id: SocketId) -> Option<&mut L5pConnection> {
         self.slot_mut(id)?.stream.conn_mut()
     }
 
     /// Returns the hash and the place of a segment's tuple. Adds the route of a new quasi-TCB if
     /// the tuple is its.
-    pub(crate) fn look_up(&mut self, tuple: &Tuple) -> (u64, Option<Place>) {
+    pub(crate) fn look_up(&mut self, tuple: &Tuple) -> (u64, Option<TupleOwner>) {
         if let Some((last, hash, index)) = &self.last {
             if last == tuple {
-                return (*hash, Some(Place::Connection(*index)));
+                return (*hash, Some(TupleOwner::Connection(*index)));
             }
         }
         let hash = self.hash.tuple(tuple);
-        let place = self.place_of(tuple, hash);
-        if let Some(Place::Connection(index)) = place {
+        let place = self.owner_of(tuple, hash);
+        if let Some(TupleOwner::Connection(index)) = place {
             self.last = Some((*tuple, hash, index));
         }
         (hash, place)
@@ -463,60 +469,60 @@ impl Table {
     }
 
     /// Returns the place of a tuple.
-    pub(crate) fn find(&self, tuple: &Tuple) -> Option<Place> {
+    pub(crate) fn find(&self, tuple: &Tuple) -> Option<TupleOwner> {
         self.find_hashed(tuple, self.hash.tuple(tuple))
     }
 
-    fn find_hashed(&self, tuple: &Tuple, hash: u64) -> Option<Place> {
+    fn find_hashed(&self, tuple: &Tuple, hash: u64) -> Option<TupleOwner> {
         self.routes.find(hash, |r| self.leads(r, hash, tuple)).map(|r| r.place)
     }
 
-    fn place_of(&mut self, tuple: &Tuple, hash: u64) -> Option<Place> {
+    fn owner_of(&mut self, tuple: &Tuple, hash: u64) -> Option<TupleOwner> {
         if let Some(place) = self.find_hashed(tuple, hash) {
             return Some(place);
         }
-        let id = self.stirred.find(hash)?;
-        self.route_quasi(id);
+        let id = self.touched.find(hash)?;
+        self.route_lazy_tcb(id);
         self.find_hashed(tuple, hash)
     }
 
-    fn leads(&self, route: &Route, hash: u64, tuple: &Tuple) -> bool {
+    fn leads(&self, route: &TupleRoute, hash: u64, tuple: &Tuple) -> bool {
         route.hash == hash && self.tuple_at(route.place).as_ref() == Some(tuple)
     }
 
-    fn tuple_at(&self, place: Place) -> Option<Tuple> {
+    fn tuple_at(&self, place: TupleOwner) -> Option<Tuple> {
         match place {
-            Place::Connection(index) => {
+            TupleOwner::Connection(index) => {
                 self.socket(self.id_of(index)).map(|socket| self.tuple_of(&socket))
             }
-            Place::HalfOpen(slot) => self.syn_cache.at(slot).map(|e| e.tuple),
-            Place::TimeWait(slot) => self.time_wait.at(slot).map(|r| r.tuple),
+            TupleOwner::HalfOpen(slot) => self.syn_cache.get(slot).map(|e| e.tuple),
+            TupleOwner::TimeWait(slot) => self.time_wait.get(slot).map(|r| r.tuple),
         }
     }
 
     /// Returns the tuple of a socket.
     pub(crate) fn tuple_of(&self, socket: &StreamRef<'_>) -> Tuple {
         match socket {
-            StreamRef::Quasi(quasi) => quasi.tcb.tuple(&self.addrs),
+            StreamRef::LazyTcb(quasi) => quasi.tcb.tuple(&self.addrs),
             StreamRef::Tcp(conn) | StreamRef::Tls(conn, _) => conn.tuple,
         }
     }
 
     /// Sets the place of a tuple; `before` is its previous place.
-    pub(crate) fn route(&mut self, tuple: &Tuple, place: Place, before: Option<Place>) {
+    pub(crate) fn route(&mut self, tuple: &Tuple, place: TupleOwner, before: Option<TupleOwner>) {
         self.last = None;
         let hash = self.hash.tuple(tuple);
-        let old = |r: &Route| r.hash == hash && Some(r.place) == before;
+        let old = |r: &TupleRoute| r.hash == hash && Some(r.place) == before;
         match self.routes.find_mut(hash, old) {
             Some(route) => route.place = place,
             None => {
-                self.routes.insert_unique(hash, Route { hash, place }, |r| r.hash);
+                self.routes.insert_unique(hash, TupleRoute { hash, place }, |r| r.hash);
             }
         }
     }
 
     /// Removes the route of a tuple, if it leads to `place`.
-    pub(crate) fn unroute(&mut self, tuple: &Tuple, place: Place) {
+    pub(crate) fn unroute(&mut self, tuple: &Tuple, place: TupleOwner) {
         self.last = None;
         let hash = self.hash.tuple(tuple);
         if let Ok(entry) = self.routes.find_entry(hash, |r| r.hash == hash && r.place == place) {

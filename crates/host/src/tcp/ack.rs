@@ -8,17 +8,17 @@ use alloc::boxed::Box;
 use base::{Instant, SeqNum, low32};
 use wire::tcp::{Flags, SackBlock, Segment};
 
-use super::conn::{AckedRange, Connection, Cx};
-use super::flight::Delivered;
-use super::recovery::{Episode, Phase, Undo};
-use super::state::State;
-use super::timers::Timer;
+use super::conn::{AckedFileRange, TcpConnection, TcpEnv};
+use super::recovery::{CongestCwndUndohase, CwndReduction, Undo};
+use super::scoreboard::DeliveredBytes;
+use super::state::TcpState;
+use super::timers::TcpTimer;
 use super::transform::TxTransforms;
 
 /// Effects of one acknowledgment, gathered while it is processed.
 #[derive(Debug, Default)]
-struct Ack {
-    delivered: Delivered,
+struct AckEffects {
+    delivered: DeliveredBytes,
     /// The acknowledged position moved.
     progressed: bool,
     /// Bytes that a DSACK reports as received twice (RFC 2883).
@@ -35,7 +35,7 @@ struct Ack {
     echoes_mark: bool,
 }
 
-impl<T: TxTransforms> Connection<T> {
+impl<T: TxTransforms> TcpConnection<T> {
     /// Returns the position that a segment acknowledges, if it is acceptable by RFC 5961 section
     /// 5.2: not beyond what was sent, not older than a window, and, as in Linux, not before our
     /// first byte.
@@ -51,13 +51,13 @@ impl<T: TxTransforms> Connection<T> {
     /// handshake is complete, else with a challenge acknowledgment.
     pub(crate) fn check_acknowledgment(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         segment: &Segment,
     ) -> Option<u64> {
         let position = self.acknowledged_position(segment);
         if position.is_none() {
-            if self.state == State::SynReceived {
-                cx.out.refuse_ack(cx.now, &self.tuple, segment.ack);
+            if self.state == TcpState::SynReceived {
+                cx.out.reset_unmatched_ack(cx.now, &self.tuple, segment.ack);
             } else {
                 self.challenge(cx);
             }
@@ -68,7 +68,7 @@ impl<T: TxTransforms> Connection<T> {
     /// Processes a segment's acceptable acknowledgment of everything before `una`.
     pub(crate) fn handle_acknowledgment(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         segment: &Segment,
         una: u64,
         with_payload: bool,
@@ -79,7 +79,8 @@ impl<T: TxTransforms> Connection<T> {
         // older, too. ECE on a SYN-ACK agrees to ECN (RFC 3168 section 6.1.1).
         let echo = segment.flags.has(Flags::ECE) && !segment.flags.has(Flags::SYN);
         let echoes_mark = self.options.ecn && echo && una >= self.snd.una;
-        let mut ack = Ack { una, ts_echo, with_payload, echoes_mark, ..Ack::default() };
+        let mut ack =
+            AckEffects { una, ts_echo, with_payload, echoes_mark, ..AckEffects::default() };
         let edge = self.snd.edge;
         self.update_window(segment, una);
         ack.progressed = una > self.snd.una;
@@ -92,13 +93,13 @@ impl<T: TxTransforms> Connection<T> {
             // for an unnecessary retransmission (RFC 2883).
             self.snd.probes = 0;
             self.snd.progress_at = cx.now;
-            self.deliver(cx.now, segment, &mut ack);
+            self.mark_delivered(cx.now, segment, &mut ack);
             self.process_tail_probe(cx, &ack);
             self.try_undo(cx, &ack);
             self.arm_retransmit(cx, None);
             return;
         }
-        self.deliver(cx.now, segment, &mut ack);
+        self.mark_delivered(cx.now, segment, &mut ack);
         self.sample_rtt(cx.now, &ack);
         if ack.progressed {
             self.advance_una(cx, una);
@@ -107,11 +108,11 @@ impl<T: TxTransforms> Connection<T> {
         self.process_tail_probe(cx, &ack);
         let undone = self.try_undo(cx, &ack);
         let wait = self.process_loss(cx, &mut ack, undone);
-        self.grow(cx.now, &ack);
-        if matches!(self.snd.phase, Phase::Cwr(_)) && self.snd.flight.is_empty() {
+        self.grow_cwnd(cx.now, &ack);
+        if matches!(self.snd.phase, CongestionPhase::Cwr(_)) && self.snd.flight.is_empty() {
             // No acknowledgment is on its way that could repeat the echo.
             self.snd.cc.cwnd = self.snd.cc.ssthresh;
-            self.snd.phase = Phase::Open;
+            self.snd.phase = CongestionPhase::Open;
         }
         self.advance_state(cx);
         self.arm_retransmit(cx, wait);
@@ -136,13 +137,13 @@ impl<T: TxTransforms> Connection<T> {
     }
 
     /// Marks ranges delivered, cumulatively and selectively, and passes them to RACK.
-    fn deliver(&mut self, now: Instant, segment: &Segment, ack: &mut Ack) {
+    fn mark_delivered(&mut self, now: Instant, segment: &Segment, ack: &mut AckEffects) {
         let offset = self.options.ts_offset;
         let (una_before, iss) = (self.snd.una, self.snd.iss);
-        let super::conn::Send { flight, rack, rtt, nxt, .. } = &mut self.snd;
+        let super::conn::TcpSendState { flight, rack, rtt, nxt, .. } = &mut self.snd;
         // RFC 8985 section 6.2 step 2: a timestamp echo older than the retransmission belongs to
         // the original.
-        let spurious = |sent: &super::flight::Sent, echo: Option<u32>| {
+        let spurious = |sent: &super::scoreboard::SentRange, echo: Option<u32>| {
             echo.is_some_and(|e| SeqNum(e).lt(SeqNum(timestamp(sent.xmit, offset))))
         };
         let echo = ack.ts_echo;
@@ -180,7 +181,7 @@ impl<T: TxTransforms> Connection<T> {
     /// Takes a sample of the round-trip time (RFC 6298 section 3, RFC 7323 section 4.1): from a
     /// range that was sent once; else from the echoed timestamp if the acknowledgment made
     /// progress.
-    fn sample_rtt(&mut self, now: Instant, ack: &Ack) {
+    fn sample_rtt(&mut self, now: Instant, ack: &AckEffects) {
         let sample = match (ack.delivered.first_rtt, ack.ts_echo) {
             (Some(rtt), _) if ack.delivered.resent_at.is_none() => Some(rtt),
             (_, Some(echo))
@@ -203,14 +204,14 @@ impl<T: TxTransforms> Connection<T> {
     /// Returns whether the echoed timestamp may be that of a first arrival whose own acknowledgment
     /// was lost: the time since then contains the time-out and is no round trip. With SACK, the
     /// peer reports this by a DSACK (RFC 2883 section 4); without, Karn's rule applies.
-    fn echoes_first_arrival(&self, ack: &Ack, echo: u32) -> bool {
+    fn echoes_first_arrival(&self, ack: &AckEffects, echo: u32) -> bool {
         let older = |at: Instant| SeqNum(echo).lt(SeqNum(timestamp(at, self.options.ts_offset)));
         ack.dsack_bytes > 0 || !self.options.sack && ack.delivered.resent_at.is_some_and(older)
     }
 
     /// Frees acknowledged bytes, and reports acknowledged file ranges to the device a threshold at
     /// a time (IO-TCP section 3.5).
-    fn advance_una(&mut self, cx: &mut Cx<'_>, una: u64) {
+    fn advance_una(&mut self, cx: &mut TcpEnv<'_>, una: u64) {
         /// The paper has 32 KB; a transmit is eight times that, and each report costs the host an
         /// operation.
         const REPORT_BYTES: u64 = 256 * 1024;
@@ -218,37 +219,38 @@ impl<T: TxTransforms> Connection<T> {
         self.snd.progress_at = cx.now;
         self.snd.probes = 0;
         self.snd.window_probes = 0;
-        let mut unreported = core::mem::replace(&mut self.snd.unreported, AckedRange::NONE);
-        let mut report = |done: AckedRange| done.report(cx.files, cx.out);
+        let mut unreported =
+            core::mem::replace(&mut self.snd.unreported_acked, AckedFileRange::NONE);
+        let mut report = |done: AckedFileRange| done.report(cx.files, cx.out);
         self.snd.spans.advance(una, |file, offset, len| {
             if unreported.file == file && unreported.offset + unreported.len == offset {
                 unreported.len += len;
             } else {
                 report(unreported);
-                unreported = AckedRange { file, offset, len };
+                unreported = AckedFileRange { file, offset, len };
             }
         });
         let idle = self.snd.flight.is_empty();
-        if idle && !self.timers.is_set(Timer::Idle) {
+        if idle && !self.timers.is_set(TcpTimer::Idle) {
             self.arm_idle(cx.now);
         }
         if idle || unreported.len >= REPORT_BYTES {
             report(unreported);
         } else {
-            self.snd.unreported = unreported;
+            self.snd.unreported_acked = unreported;
         }
-        self.snd.transforms.acknowledged(una, cx.out);
-        if self.modes.wants_room && self.send_room(cx.config) * 3 >= cx.config.send_bytes_max {
-            self.modes.wants_room = false;
-            self.modes.notify = true;
+        self.snd.transforms.drop_acked_keys(una, cx.out);
+        if self.modes.wants_send_room && self.send_room(cx.config) * 3 >= cx.config.send_bytes_max {
+            self.modes.wants_send_room = false;
+            self.modes.notify_app = true;
         }
         // The application is notified when everything has been delivered.
-        self.modes.notify |= una == self.send_end();
+        self.modes.notify_app |= una == self.send_end();
     }
 
     /// RFC 8985 section 7.4: detects that a tail loss probe repaired a loss that nothing else
     /// showed.
-    fn process_tail_probe(&mut self, cx: &mut Cx<'_>, ack: &Ack) {
+    fn process_tail_probe(&mut self, cx: &mut TcpEnv<'_>, ack: &AckEffects) {
         let Some((end, resent)) = self.snd.probe else { return };
         if ack.una < end {
             return;
@@ -258,8 +260,8 @@ impl<T: TxTransforms> Connection<T> {
         } else if ack.una > end {
             self.snd.probe = None;
             cx.out.counters.tcp_tail_probe_repairs += 1;
-            if self.snd.phase == Phase::Open {
-                self.reduce(Phase::Cwr, ack.delivered.bytes);
+            if self.snd.phase == CongestionPhase::Open {
+                self.begin_reduction(CongestionPhase::Cwr, ack.delivered.bytes);
             }
         } else if !ack.progressed && !ack.with_payload {
             // The original had arrived: the peer, without SACK, answers the probe by a duplicate
@@ -269,7 +271,7 @@ impl<T: TxTransforms> Connection<T> {
     }
 
     /// Undoes a reduction of the window that proves to have been spurious. Returns whether it did.
-    fn try_undo(&mut self, cx: &mut Cx<'_>, ack: &Ack) -> bool {
+    fn try_undo(&mut self, cx: &mut TcpEnv<'_>, ack: &AckEffects) -> bool {
         if ack.dsack_bytes > 0 {
             cx.out.counters.tcp_dsacks += 1;
         }
@@ -277,7 +279,7 @@ impl<T: TxTransforms> Connection<T> {
         // Eifel (RFC 3522): the acknowledgment echoes a timestamp older than the first
         // retransmission, so the original caused it.
         let eifel = ack.progressed
-            && matches!(self.snd.phase, Phase::Recovery(_) | Phase::Loss(_))
+            && matches!(self.snd.phase, CongestionPhase::Recovery(_) | CongestionPhase::Loss(_))
             && match (undo.resent_at, ack.ts_echo) {
                 (Some(resent), Some(echo)) => SeqNum(echo).lt(SeqNum(resent)),
                 _ => false,
@@ -293,9 +295,9 @@ impl<T: TxTransforms> Connection<T> {
         let before = undo.cc;
         self.snd.undo = None;
         self.snd.cc.undo(before);
-        self.snd.flight.forgive();
+        self.snd.flight.clear_loss_marks();
         self.snd.rtt.backoff = 0;
-        self.snd.phase = Phase::Open;
+        self.snd.phase = CongestionPhase::Open;
         cx.out.counters.tcp_undos += 1;
         true
     }
@@ -304,12 +306,13 @@ impl<T: TxTransforms> Connection<T> {
     /// its timer to expire.
     fn process_loss(
         &mut self,
-        cx: &mut Cx<'_>,
-        ack: &mut Ack,
+        cx: &mut TcpEnv<'_>,
+        ack: &mut AckEffects,
         undone: bool,
     ) -> Option<base::Duration> {
         self.leave_phase(cx, ack.delivered.bytes);
-        let recovering = matches!(self.snd.phase, Phase::Recovery(_) | Phase::Loss(_));
+        let recovering =
+            matches!(self.snd.phase, CongestionPhase::Recovery(_) | CongestionPhase::Loss(_));
         let snd = &mut self.snd;
         let (lost, wait) = if self.options.sack && !undone {
             snd.rack.detect(cx.now, &mut snd.flight, &snd.rtt, snd.mss, recovering)
@@ -329,14 +332,15 @@ impl<T: TxTransforms> Connection<T> {
     /// Detects losses by RFC 6582 section 3.2, for a peer without SACK: three duplicate
     /// acknowledgments mean that the first segment is lost, a partial acknowledgment that the next
     /// one is. Returns whether a loss was found.
-    fn detect_without_sack(&mut self, ack: &mut Ack) -> bool {
+    fn detect_without_sack(&mut self, ack: &mut AckEffects) -> bool {
         /// RFC 5681 section 3.2.
         const DUP_THRESH: u8 = 3;
         let snd = &mut self.snd;
         let mss = u64::from(snd.mss);
         if ack.progressed {
             snd.dup_acks = 0;
-            let partial = matches!(snd.phase, Phase::Recovery(_)) && !snd.flight.is_empty();
+            let partial =
+                matches!(snd.phase, CongestionPhase::Recovery(_)) && !snd.flight.is_empty();
             if partial {
                 // The bytes that the duplicates stood for were counted when these came.
                 ack.delivered.bytes = ack.delivered.bytes.min(mss);
@@ -348,12 +352,12 @@ impl<T: TxTransforms> Connection<T> {
         }
         snd.dup_acks = snd.dup_acks.saturating_add(1);
         match snd.phase {
-            Phase::Recovery(_) => {
+            CongestionPhase::Recovery(_) => {
                 // Each duplicate means that a segment has left the network.
                 ack.delivered.bytes = mss;
                 false
             }
-            Phase::Open | Phase::Cwr(_) if snd.dup_acks == DUP_THRESH => {
+            CongestionPhase::Open | CongestionPhase::Cwr(_) if snd.dup_acks == DUP_THRESH => {
                 // Duplicates below the last recovery's end answer its own retransmissions.
                 snd.una > snd.recover && snd.flight.mark_first_lost(mss)
             }
@@ -364,7 +368,9 @@ impl<T: TxTransforms> Connection<T> {
     /// Sets the window during a reduction (RFC 6937), after `delivered` bytes have arrived.
     pub(crate) fn reduce_in_proportion(&mut self, delivered: u64, safe: bool) {
         let (pipe, mss, ssthresh) = (self.snd.flight.pipe(), self.snd.mss, self.snd.cc.ssthresh);
-        if let Phase::Recovery(episode) | Phase::Cwr(episode) = &mut self.snd.phase {
+        if let CongestionPhase::Recovery(episode) | CongestionPhase::Cwr(episode) =
+            &mut self.snd.phase
+        {
             let window = episode.window(delivered, pipe, ssthresh, mss, safe);
             self.snd.cc.cwnd = window.max(mss);
         }
@@ -372,25 +378,26 @@ impl<T: TxTransforms> Connection<T> {
 
     /// Leaves a phase when everything that had been sent at its beginning is acknowledged. CWR
     /// lasts until some of the new data that carries CWR is, as in Linux: until then the peer
-    /// repeats its echo. `delivered` is as in [`Self::reduce`].
-    fn leave_phase(&mut self, cx: &mut Cx<'_>, delivered: u64) {
+    /// repeats its echo. `delivered` is as in [`Self::begin_reduction`].
+    fn leave_phase(&mut self, cx: &mut TcpEnv<'_>, delivered: u64) {
         let over = match &self.snd.phase {
-            Phase::Open => false,
-            Phase::Cwr(e) => self.snd.una > e.end,
-            Phase::Recovery(e) => self.snd.una >= e.end,
-            Phase::Loss(time_out) => self.snd.una >= time_out.end,
+            CongestionPhase::Open => false,
+            CongestionPhase::Cwr(e) => self.snd.una > e.end,
+            CongestionPhase::Recovery(e) => self.snd.una >= e.end,
+            CongestionPhase::Loss(time_out) => self.snd.una >= time_out.end,
         };
         if over {
-            if matches!(self.snd.phase, Phase::Cwr(_) | Phase::Recovery(_)) {
+            if matches!(self.snd.phase, CongestionPhase::Cwr(_) | CongestionPhase::Recovery(_)) {
                 // RFC 6937 section 3: the window at the end of recovery.
                 self.snd.cc.cwnd = self.snd.cc.ssthresh;
             }
-            if !matches!(self.snd.phase, Phase::Cwr(_)) {
+            if !matches!(self.snd.phase, CongestionPhase::Cwr(_)) {
                 self.snd.rack.on_recovery_end();
             }
             self.snd.recover = self.snd.una;
-            let again = matches!(self.snd.phase, Phase::Recovery(_)) && self.snd.flight.has_lost();
-            self.snd.phase = Phase::Open;
+            let again = matches!(self.snd.phase, CongestionPhase::Recovery(_))
+                && self.snd.flight.has_lost();
+            self.snd.phase = CongestionPhase::Open;
             if again {
                 // Data sent after the beginning of the recovery is lost too: another window,
                 // another reduction (RFC 6675 section 5).
@@ -399,55 +406,61 @@ impl<T: TxTransforms> Connection<T> {
         }
     }
 
-    /// Enters recovery after a loss was found. `delivered` is as in [`Self::reduce`].
-    pub(crate) fn enter_recovery(&mut self, cx: &mut Cx<'_>, delivered: u64) {
-        match core::mem::replace(&mut self.snd.phase, Phase::Open) {
-            Phase::Open => {
+    /// Enters recovery after a loss was found. `delivered` is as in [`Self::begin_reduction`].
+    pub(crate) fn enter_recovery(&mut self, cx: &mut TcpEnv<'_>, delivered: u64) {
+        match core::mem::replace(&mut self.snd.phase, CongestionPhase::Open) {
+            CongestionPhase::Open => {
                 cx.out.counters.tcp_recoveries += 1;
-                self.reduce(Phase::Recovery, delivered);
+                self.begin_reduction(CongestionPhase::Recovery, delivered);
             }
             // The window is being reduced already: one reduction per round trip is enough.
-            Phase::Cwr(episode) => {
+            CongestionPhase::Cwr(episode) => {
                 cx.out.counters.tcp_recoveries += 1;
-                self.snd.phase = Phase::Recovery(episode);
+                self.snd.phase = CongestionPhase::Recovery(episode);
             }
-            before @ (Phase::Recovery(_) | Phase::Loss(_)) => self.snd.phase = before,
+            before @ (CongestionPhase::Recovery(_) | CongestionPhase::Loss(_)) => {
+                self.snd.phase = before
+            }
         }
     }
 
     /// Begins a reduction of the window at an acknowledgment that delivered `delivered` bytes.
-    fn reduce(&mut self, phase: impl FnOnce(Box<Episode>) -> Phase, delivered: u64) {
-        self.remember_for_undo();
+    fn begin_reduction(
+        &mut self,
+        phase: impl FnOnce(Box<CwndReduction>) -> CongestionPhase,
+        delivered: u64,
+    ) {
+        self.save_undo_state();
         let snd = &mut self.snd;
         snd.cc.on_congestion(snd.mss);
         // RFC 9937 section 6.1, RecoverFS: bytes that were selectively acknowledged before are not
         // delivered during the reduction; those of this acknowledgment are.
         let flight = snd.flight.total() - snd.flight.sacked() + delivered;
-        snd.phase = phase(Box::new(Episode::new(snd.nxt, flight)));
+        snd.phase = phase(Box::new(CwndReduction::new(snd.nxt, flight)));
         snd.send_cwr = self.options.ecn;
     }
 
     /// Saves the state of congestion control before a reduction.
-    pub(crate) fn remember_for_undo(&mut self) {
+    pub(crate) fn save_undo_state(&mut self) {
         let snd = &mut self.snd;
-        snd.undo = Some(Box::new(Undo { cc: snd.cc, resent_at: None, resent: 0, any: false }));
+        snd.undo = Some(Box::new(CwndUndo { cc: snd.cc, resent_at: None, resent: 0, any: false }));
     }
 
     /// Reduces the window once per window of data, as for a lost packet (RFC 3168 section 6.1.2).
-    fn process_ecn_echo(&mut self, cx: &mut Cx<'_>, delivered: u64) {
-        if self.snd.phase == Phase::Open {
+    fn process_ecn_echo(&mut self, cx: &mut TcpEnv<'_>, delivered: u64) {
+        if self.snd.phase == CongestionPhase::Open {
             cx.out.counters.tcp_ecn_reductions += 1;
-            self.reduce(Phase::Cwr, delivered);
+            self.begin_reduction(CongestionPhase::Cwr, delivered);
         }
     }
 
-    fn grow(&mut self, now: Instant, ack: &Ack) {
-        let open = matches!(self.snd.phase, Phase::Open | Phase::Loss(_));
+    fn grow_cwnd(&mut self, now: Instant, ack: &AckEffects) {
+        let open = matches!(self.snd.phase, CongestionPhase::Open | CongestionPhase::Loss(_));
         if !open || !ack.progressed {
             return;
         }
         let snd = &mut self.snd;
-        snd.cc.watch_round_trips(snd.una, snd.nxt, ack.delivered.last_rtt);
+        snd.cc.on_ack_for_hystart(snd.una, snd.nxt, ack.delivered.last_rtt);
         if snd.usage.allows_growth(&snd.cc) {
             let acked = u32::try_from(ack.delivered.bytes).unwrap_or(u32::MAX);
             snd.cc.on_ack(now, acked, snd.mss, snd.rtt.srtt());

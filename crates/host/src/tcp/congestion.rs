@@ -24,14 +24,14 @@ pub struct Congestion {
     pub ssthresh: u32,
     /// Bytes acknowledged toward the next increase in congestion avoidance.
     credit: u32,
-    law: Law,
+    law: CongestionAlgorithm,
     hystart: HyStart,
 }
 
 /// Use of the congestion window in the last round trip: RFC 7661's condition, decided as by Linux's
 /// `tcp_cwnd_validate`. A window that was not used says nothing about the path.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct WindowUse {
+pub(crate) struct CwndUsage {
     /// The congestion window limited sending.
     limited: bool,
     /// The most bytes that were outstanding, if the window was not the limit.
@@ -40,7 +40,7 @@ pub(crate) struct WindowUse {
     until: u64,
 }
 
-impl WindowUse {
+impl CwndUsage {
     /// Notes the outstanding bytes after something was sent or the window prevented it.
     pub(crate) const fn note(&mut self, limited: bool, outstanding: u64, una: u64, nxt: u64) {
         let over = una >= self.until;
@@ -80,14 +80,14 @@ impl RenoGrowth {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Law {
+enum CongestionAlgorithm {
     NewReno,
-    Cubic(Cubic),
+    Cubic(CubicState),
 }
 
 /// State of CUBIC. Connections are small: 32 bits suffice for values that are not accumulated.
 #[derive(Clone, Copy, Debug, Default)]
-struct Cubic {
+struct CubicState {
     /// The plateau in segments: the window before the last reduction, or less by fast convergence.
     /// Zero if the window at the start of congestion avoidance becomes the plateau.
     w_max: f32,
@@ -98,10 +98,10 @@ struct Cubic {
     /// Seconds from the epoch's start until the window reaches `w_max`.
     k: f32,
     /// An acknowledgment has begun the current congestion avoidance, at `epoch`.
-    begun: bool,
+    epoch_begun: bool,
     epoch: Instant,
     /// When an acknowledgment last counted in this epoch.
-    counted: Instant,
+    last_ack_at: Instant,
     reno_growth: RenoGrowth,
 }
 
@@ -110,8 +110,8 @@ impl Congestion {
     #[must_use]
     pub fn new(config: &TcpConfig, mss: u32) -> Self {
         let law = match config.algorithm {
-            Algorithm::NewReno => Law::NewReno,
-            Algorithm::Cubic => Law::Cubic(Cubic::default()),
+            Algorithm::NewReno => CongestionAlgorithm::NewReno,
+            Algorithm::Cubic => CongestionAlgorithm::Cubic(CubicState::default()),
         };
         let hystart = HyStart::new(config.hystart);
         Self { cwnd: config.initial_window * mss, ssthresh: u32::MAX, credit: 0, law, hystart }
@@ -119,7 +119,7 @@ impl Congestion {
 
     /// Sets the growth of CUBIC's estimate of Reno's window from now on; has no effect on NewReno.
     pub const fn set_reno_growth(&mut self, growth: RenoGrowth) {
-        if let Law::Cubic(cubic) = &mut self.law {
+        if let CongestionAlgorithm::Cubic(cubic) = &mut self.law {
             cubic.reno_growth = growth;
         }
     }
@@ -132,7 +132,7 @@ impl Congestion {
 
     /// Passes an acknowledgment of everything before `una` to HyStart++, which may end the first
     /// slow start. `nxt` is the send position, `rtt` the acknowledgment's sample.
-    pub fn watch_round_trips(&mut self, una: u64, nxt: u64, rtt: Option<Duration>) {
+    pub fn on_ack_for_hystart(&mut self, una: u64, nxt: u64, rtt: Option<Duration>) {
         if self.hystart.on_ack(una, nxt, rtt) {
             // CUBIC then begins at its plateau: RFC 9438 section 4.10.
             self.ssthresh = self.cwnd;
@@ -155,8 +155,10 @@ impl Congestion {
             return;
         }
         let per_increase = match &mut self.law {
-            Law::NewReno => self.cwnd,
-            Law::Cubic(cubic) => cubic.bytes_per_segment(now, self.cwnd, acked, mss, srtt),
+            CongestionAlgorithm::NewReno => self.cwnd,
+            CongestionAlgorithm::Cubic(cubic) => {
+                cubic.bytes_per_segment(now, self.cwnd, acked, mss, srtt)
+            }
         };
         self.credit = self.credit.saturating_add(acked);
         if self.credit >= per_increase {
@@ -171,8 +173,8 @@ impl Congestion {
         let floor = 2 * mss;
         self.ssthresh = match &mut self.law {
             // RFC 5681 equation 4; the window is used for the flight size, as in Linux.
-            Law::NewReno => (self.cwnd / 2).max(floor),
-            Law::Cubic(cubic) => cubic.reduce(self.cwnd, mss).max(floor),
+            CongestionAlgorithm::NewReno => (self.cwnd / 2).max(floor),
+            CongestionAlgorithm::Cubic(cubic) => cubic.reduce(self.cwnd, mss).max(floor),
         };
         self.credit = 0;
         self.hystart.stop();
@@ -182,10 +184,10 @@ impl Congestion {
     /// protocol's equivalent, such as QUIC's persistent congestion.
     pub const fn on_timeout(&mut self) {
         self.hystart.stop();
-        if let Law::Cubic(cubic) = &mut self.law {
+        if let CongestionAlgorithm::Cubic(cubic) = &mut self.law {
             // RFC 9438 section 4.8: the next congestion avoidance begins at its own plateau.
             cubic.w_max = 0.0;
-            cubic.begun = false;
+            cubic.epoch_begun = false;
         }
     }
 
@@ -200,8 +202,8 @@ impl Congestion {
             idle = idle - rto;
         }
         self.cwnd = self.cwnd.max(restart);
-        if let Law::Cubic(cubic) = &mut self.law {
-            cubic.begun = false;
+        if let CongestionAlgorithm::Cubic(cubic) = &mut self.law {
+            cubic.epoch_begun = false;
         }
     }
 
@@ -216,7 +218,7 @@ impl Congestion {
     clippy::cast_sign_loss,
     reason = "windows are clamped to 1..=u32::MAX before they are converted"
 )]
-impl Cubic {
+impl CubicState {
     /// Returns the bytes to be acknowledged per segment of growth: RFC 9438 sections 4.2 to 4.5.
     fn bytes_per_segment(
         &mut self,
@@ -227,20 +229,20 @@ impl Cubic {
         srtt: Duration,
     ) -> u32 {
         let segments = f64::from(cwnd) / f64::from(mss);
-        if !self.begun {
+        if !self.epoch_begun {
             // RFC 9438 section 4.2, equation 2
             self.k = libm::cbrt((f64::from(self.w_max) - segments).max(0.0) / C) as f32;
             self.w_max = self.w_max.max(segments as f32);
             self.w_est = segments;
-            (self.begun, self.epoch, self.counted) = (true, now, now);
+            (self.epoch_begun, self.epoch, self.last_ack_at) = (true, now, now);
         }
         // Section 5.8: the curve is stopped while the window is not used. While it is used,
         // acknowledgments come in each round trip.
-        let gap = now.since(self.counted);
+        let gap = now.since(self.last_ack_at);
         if gap > srtt * 2 {
             self.epoch += gap - srtt;
         }
-        self.counted = now;
+        self.last_ack_at = now;
         let t = (now.since(self.epoch) + srtt).as_nanos() as f64 / 1e9;
         // Equation 1; the target is clamped as in section 4.4.
         let d = t - f64::from(self.k);
@@ -265,7 +267,7 @@ impl Cubic {
         let converges = segments < f64::from(self.w_max);
         let w_max = if converges { segments * (1.0 + BETA_CUBIC) / 2.0 } else { segments };
         (self.w_max, self.cwnd_prior) = (w_max as f32, segments as f32);
-        self.begun = false;
+        self.epoch_begun = false;
         (f64::from(cwnd) * BETA_CUBIC) as u32
     }
 }
@@ -372,12 +374,12 @@ mod tests {
         cc.on_congestion(MSS);
         cc.cwnd = 60 * MSS;
         cc.on_congestion(MSS);
-        let Law::Cubic(cubic) = &cc.law else { panic!("it is CUBIC") };
+        let CongestionAlgorithm::Cubic(cubic) = &cc.law else { panic!("it is CUBIC") };
         assert!((cubic.w_max - 51.0).abs() < 0.1 && (cubic.cwnd_prior - 60.0).abs() < 0.1);
         cc.cwnd = cc.ssthresh;
         let estimate = |cc: &Congestion| match &cc.law {
-            Law::Cubic(cubic) => cubic.w_est,
-            Law::NewReno => 0.0,
+            CongestionAlgorithm::Cubic(cubic) => cubic.w_est,
+            CongestionAlgorithm::NewReno => 0.0,
         };
         let mut now = Instant::ZERO;
         let mut last = 0.0;
@@ -432,7 +434,7 @@ mod tests {
 
     /// RFC 9438 section 4.9: the whole state is restored.
     #[test]
-    fn a_reduction_is_undone_whole() {
+    fn a_reduction_is_undone_completely() {
         let mut cc = cc(Algorithm::Cubic, 100);
         cc.on_congestion(MSS);
         cc.cwnd = cc.ssthresh;
@@ -442,7 +444,10 @@ mod tests {
         cc.on_timeout();
         cc.cwnd = MSS;
         cc.undo(before);
-        let (Law::Cubic(a), Law::Cubic(b)) = (&cc.law, &before.law) else { panic!("CUBIC") };
+        let (CongestionAlgorithm::Cubic(a), CongestionAlgorithm::Cubic(b)) = (&cc.law, &before.law)
+        else {
+            panic!("CUBIC")
+        };
         assert_eq!((cc.cwnd, cc.ssthresh, a.epoch), (before.cwnd, before.ssthresh, b.epoch));
         assert!((a.w_max, a.k, a.w_est) == (b.w_max, b.k, b.w_est));
     }
@@ -459,7 +464,7 @@ mod tests {
             let (window, nxt) = (cc.cwnd, una + u64::from(cc.cwnd));
             for _ in 0..10 {
                 una += u64::from(window / 10);
-                cc.watch_round_trips(una, nxt + u64::from(window), Some(rtt));
+                cc.on_ack_for_hystart(una, nxt + u64::from(window), Some(rtt));
                 cc.on_ack(now, window / 10, MSS, rtt);
             }
             sizes.push(cc.cwnd / MSS);

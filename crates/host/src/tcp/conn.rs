@@ -2,7 +2,7 @@
 //!
 //! The work is done in the sibling modules, one for each function. This file has the state of a
 //! connection and its creation, writes, close and end, and the device's echoes and resets. Calls of
-//! the application never send; they leave work for [`Connection::output`].
+//! the application never send; they leave work for [`TcpConnection::output`].
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -16,25 +16,25 @@ use tcp_rules::challenge::ChallengeLimiter;
 use tcp_rules::paws::TsRecent;
 use wire::Tuple;
 
-use super::congestion::{Congestion, WindowUse};
+use super::congestion::{Congestion, CwndUsage};
 use super::delivery::DeliveryRate;
-use super::flight::Flight;
 use super::rack::Rack;
-use super::rcv::Receive;
-use super::recovery::{Phase, Undo};
-use super::rtt::Rtt;
+use super::rcv::TcpReceiveState;
+use super::recovery::{CongestCwndUndohase, Undo};
+use super::rtt::TcpRttEstimator;
+use super::scoreboard::RetransmitQueue;
 use super::spans::SpanMap;
-use super::state::{State, StateEvent};
-use super::timers::{Retransmit, Timers};
+use super::state::{TcpState, TcpStateEvent};
+use super::timers::{RetransmitPurpose, TcpTimers};
 use super::transform::TxTransforms;
 use crate::api::SocketError;
 use crate::config::TcpConfig;
 use crate::net::outbox::Outbox;
 use crate::storage::files::Files;
-use crate::storage::source::Source;
+use crate::storage::source::StreamSource;
 
 /// What the methods of a connection need from the host: time, configuration, output, files.
-pub(crate) struct Cx<'a> {
+pub(crate) struct TcpEnv<'a> {
     pub(crate) now: Instant,
     pub(crate) config: &'a TcpConfig,
     pub(crate) out: &'a mut Outbox,
@@ -62,18 +62,18 @@ pub(crate) struct Negotiated {
 
 /// Flags of a connection.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Modes {
+pub(crate) struct ConnFlags {
     pub(crate) no_delay: bool,
     pub(crate) cork: bool,
     /// The application holds the socket.
-    pub(crate) held: bool,
+    pub(crate) held_by_app: bool,
     /// A change of readiness has not been reported to the application.
-    pub(crate) notify: bool,
+    pub(crate) notify_app: bool,
     /// The application filled the send buffer, and is to be notified when a third of it is free.
-    pub(crate) wants_room: bool,
+    pub(crate) wants_send_room: bool,
     /// The session above has work to do though nothing was received. Kept here so that an
     /// acknowledgment need not look into the session.
-    pub(crate) session_waits: bool,
+    pub(crate) session_has_work: bool,
     /// `TCP_TEARDOWN_OFFLOAD`: the device is asked to tear the connection down.
     pub(crate) teardown: bool,
     /// `SHUT_RD`: received bytes are discarded.
@@ -86,7 +86,7 @@ pub(crate) struct Modes {
 /// Whether the file ranges of a send stream were released. A connection in CLOSED stays until they
 /// are.
 #[derive(Debug)]
-enum Release {
+enum FileRangesRelease {
     /// The stream may still need its bytes.
     NotYet,
     /// The connection has ended, and the device has yet to send these ranges.
@@ -101,7 +101,7 @@ struct FileRanges(Vec<(FileId, u64, u64)>);
 
 /// The sending half of a connection. Positions count from the SYN, which is 0; the first byte is 1.
 #[derive(Debug)]
-pub(crate) struct Send<T: TxTransforms> {
+pub(crate) struct TcpSendState<T: TxTransforms> {
     pub(crate) iss: SeqNum,
     /// Position of the first unacknowledged byte; 0 until the SYN is acknowledged.
     pub(crate) una: u64,
@@ -120,27 +120,27 @@ pub(crate) struct Send<T: TxTransforms> {
     pub(crate) transforms: T,
     /// The application has closed this direction: a FIN follows the last byte.
     pub(crate) fin: bool,
-    pub(crate) flight: Flight,
-    pub(crate) rtt: Rtt,
+    pub(crate) flight: RetransmitQueue,
+    pub(crate) rtt: TcpRttEstimator,
     pub(crate) rack: Rack,
     pub(crate) cc: Congestion,
-    pub(crate) phase: Phase,
+    pub(crate) phase: CongestionPhase,
     /// Congestion state before the last reduction. Boxed, since most connections never need it.
-    pub(crate) undo: Option<Box<Undo>>,
+    pub(crate) undo: Option<Box<CwndUndo>>,
     /// An outstanding tail loss probe: the send position after it, and whether it retransmitted old
     /// bytes.
     pub(crate) probe: Option<(u64, bool)>,
     pub(crate) next_tag: u32,
     /// Transmits with tags before this one were handed over before the device was reset or a
     /// context was lost: that they were dropped is no error.
-    pub(crate) void_before: u32,
+    pub(crate) void_tags_before: u32,
     /// The acknowledgment number in the last transmit that may wait for a disk, with the tag of the
     /// transmit.
-    pub(crate) carried: Option<(u32, SeqNum)>,
+    pub(crate) carried_ack: Option<(u32, SeqNum)>,
     /// The congestion window limited sending in the last call of `output`.
     pub(crate) cwnd_limited: bool,
     /// Use of the congestion window in the last round trip.
-    pub(crate) usage: WindowUse,
+    pub(crate) usage: CwndUsage,
     /// The next new data carries CWR, which tells the peer that the window was reduced (RFC 3168).
     pub(crate) send_cwr: bool,
     /// A CE mark was seen and the peer has not yet answered with CWR: segments carry ECE (RFC
@@ -150,9 +150,9 @@ pub(crate) struct Send<T: TxTransforms> {
     /// Time before which pacing holds the next segment back.
     pub(crate) pace_at: Instant,
     /// Pacing limited sending in the last call of `output`.
-    pub(crate) paced: bool,
+    pub(crate) pacing_limited: bool,
     /// End of the last segment that was less than full: Minshall's variant of Nagle's algorithm.
-    pub(crate) small_end: u64,
+    pub(crate) small_segment_end: u64,
     /// Keep-alive probes sent since the peer's last answer.
     pub(crate) probes: u8,
     /// Zero-window probes since the window closed: the exponent of their back-off.
@@ -165,21 +165,21 @@ pub(crate) struct Send<T: TxTransforms> {
     /// When the peer last made progress, for the user time-out (RFC 5482).
     pub(crate) progress_at: Instant,
     /// Acknowledged bytes of a file that have not been reported to the device.
-    pub(crate) unreported: AckedRange,
-    release: Release,
+    pub(crate) unreported_acked: AckedFileRange,
+    release: FileRangesRelease,
     /// The host is reading a file for this stream.
-    pub(crate) reading: bool,
+    pub(crate) host_reads_file: bool,
     pub(crate) resent_bytes: u64,
     pub(crate) file_bytes: u64,
     pub(crate) rate: DeliveryRate,
 }
 
-impl<T: TxTransforms> Send<T> {
+impl<T: TxTransforms> TcpSendState<T> {
     /// Bytes that may be sent beyond the congestion window: RFC 3042 limited transmit, a segment
     /// for each of the first two duplicate acknowledgments. Zero with SACK, where the pipe shrinks
     /// instead.
     pub(crate) fn limited_transmit(&self) -> u64 {
-        if self.phase == Phase::Open {
+        if self.phase == CongestionPhase::Open {
             u64::from(self.dup_acks.min(2)) * u64::from(self.mss)
         } else {
             0
@@ -195,19 +195,19 @@ impl<T: TxTransforms> Send<T> {
     /// Makes the host read files and make units that the device no longer can.
     fn read_on_host(&mut self, out: &mut Outbox) {
         self.spans.read_on_host(&mut self.transforms);
-        self.transforms.count(out);
+        self.transforms.add_to_counters(out);
     }
 }
 
 /// Acknowledged bytes of a file; `len` is 0 if there are none.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct AckedRange {
+pub(crate) struct AckedFileRange {
     pub(crate) file: FileId,
     pub(crate) offset: u64,
     pub(crate) len: u64,
 }
 
-impl AckedRange {
+impl AckedFileRange {
     pub(crate) const NONE: Self = Self { file: FileId(0), offset: 0, len: 0 };
 
     /// Tells the device that it need no longer hold these bytes.
@@ -220,20 +220,20 @@ impl AckedRange {
 
 /// A TCP connection (TCB).
 #[derive(Debug)]
-pub(crate) struct Connection<T: TxTransforms> {
+pub(crate) struct TcpConnection<T: TxTransforms> {
     pub(crate) tuple: Tuple,
     pub(crate) flow: FlowId,
-    pub(crate) state: State,
+    pub(crate) state: TcpState,
     pub(crate) error: Option<SocketError>,
-    pub(crate) modes: Modes,
+    pub(crate) modes: ConnFlags,
     /// Response to data that arrives after the application has closed the connection.
     pub(crate) late_data: LateData,
     pub(crate) options: Negotiated,
-    pub(crate) snd: Send<T>,
-    pub(crate) rcv: Receive,
-    pub(crate) timers: Timers,
+    pub(crate) snd: TcpSendState<T>,
+    pub(crate) rcv: TcpReceiveState,
+    pub(crate) timers: TcpTimers,
     /// Purpose for which the retransmission timer is set.
-    pub(crate) retransmit_for: Retransmit,
+    pub(crate) retransmit_for: RetransmitPurpose,
     /// Acknowledgment number last sent: RFC 7323 Last.ACK.sent.
     pub(crate) last_ack_sent: SeqNum,
     /// The timestamp of ours that the peer last echoed: the peer's TS.Recent.
@@ -245,7 +245,7 @@ pub(crate) struct Connection<T: TxTransforms> {
 }
 
 /// Parameters of a new connection.
-pub(crate) struct Begin {
+pub(crate) struct ConnParams {
     pub(crate) tuple: Tuple,
     pub(crate) flow: FlowId,
     pub(crate) iss: SeqNum,
@@ -260,11 +260,11 @@ pub(crate) struct Begin {
     pub(crate) mtu: u16,
 }
 
-impl<T: TxTransforms> Connection<T> {
+impl<T: TxTransforms> TcpConnection<T> {
     /// Returns a connection whose handshake is complete.
-    pub(crate) fn established(begin: Begin, config: &TcpConfig, now: Instant) -> Self {
+    pub(crate) fn established(begin: ConnParams, config: &TcpConfig, now: Instant) -> Self {
         let mut conn = Self::new(begin, config, now);
-        conn.state = State::Established;
+        conn.state = TcpState::Established;
         conn.snd.una = 1;
         conn.snd.nxt = 1;
         conn.snd.edge += 1;
@@ -273,18 +273,18 @@ impl<T: TxTransforms> Connection<T> {
     }
 
     /// Returns a connection that we open; its SYN is sent by [`Self::output`].
-    pub(crate) fn new(begin: Begin, config: &TcpConfig, now: Instant) -> Self {
-        let Begin { tuple, flow, iss, irs, window, scale, peer_window, options, mtu } = begin;
+    pub(crate) fn new(begin: ConnParams, config: &TcpConfig, now: Instant) -> Self {
+        let ConnParams { tuple, flow, iss, irs, window, scale, peer_window, options, mtu } = begin;
         let mss = segment_size(mtu, &tuple, &options);
         Self {
             tuple,
             flow,
-            state: State::SynSent,
+            state: TcpState::SynSent,
             error: None,
-            modes: Modes { held: true, defer: config.defer, ..Modes::default() },
+            modes: ConnFlags { held_by_app: true, defer: config.defer, ..ConnFlags::default() },
             late_data: LateData::Reset,
             options,
-            snd: Send {
+            snd: TcpSendState {
                 iss,
                 una: 0,
                 nxt: 0,
@@ -295,39 +295,39 @@ impl<T: TxTransforms> Connection<T> {
                 spans: SpanMap::new(),
                 transforms: T::default(),
                 fin: false,
-                flight: Flight::new(),
-                rtt: Rtt::new(),
+                flight: RetransmitQueue::new(),
+                rtt: TcpRttEstimator::new(),
                 rack: Rack::new(),
                 cc: Congestion::new(config, mss),
-                phase: Phase::Open,
+                phase: CongestionPhase::Open,
                 undo: None,
                 probe: None,
                 next_tag: 0,
-                void_before: 0,
-                carried: None,
+                void_tags_before: 0,
+                carried_ack: None,
                 cwnd_limited: false,
-                usage: WindowUse::default(),
+                usage: CwndUsage::default(),
                 send_cwr: false,
                 echo_ce: false,
                 last_sent: now,
                 pace_at: Instant::ZERO,
-                paced: false,
-                small_end: 0,
+                pacing_limited: false,
+                small_segment_end: 0,
                 probes: 0,
                 window_probes: 0,
                 dup_acks: 0,
                 recover: 0,
                 progress_at: now,
-                unreported: AckedRange::NONE,
-                release: Release::NotYet,
-                reading: false,
+                unreported_acked: AckedFileRange::NONE,
+                release: FileRangesRelease::NotYet,
+                host_reads_file: false,
                 resent_bytes: 0,
                 file_bytes: 0,
                 rate: DeliveryRate::default(),
             },
-            rcv: Receive::new(irs, scale, window).heard_at(now),
-            timers: Timers::new(),
-            retransmit_for: Retransmit::TimeOut,
+            rcv: TcpReceiveState::new(irs, scale, window).with_last_arrival(now),
+            timers: TcpTimers::new(),
+            retransmit_for: RetransmitPurpose::TimeOut,
             last_ack_sent: irs + 1,
             ts_echoed: 0,
             keep_alive: Duration::ZERO,
@@ -363,19 +363,19 @@ impl<T: TxTransforms> Connection<T> {
         let taken = bytes.len().min(self.send_room(config));
         bytes.truncate(taken);
         self.snd.spans.push_memory(bytes);
-        self.modes.wants_room = self.send_room(config) == 0;
+        self.modes.wants_send_room = self.send_room(config) == 0;
         taken
     }
 
     /// Appends bytes of a session without checking for room: the session did before it made them.
-    pub(crate) fn write_all(&mut self, bytes: Bytes) {
+    pub(crate) fn write_unbounded(&mut self, bytes: Bytes) {
         if self.state.may_write() && !self.snd.fin && !bytes.is_empty() {
             self.snd.spans.push_memory(bytes);
         }
     }
 
     /// Appends `len` bytes of a file.
-    pub(crate) fn write_file(&mut self, source: Source, len: u64) {
+    pub(crate) fn write_file(&mut self, source: StreamSource, len: u64) {
         self.snd.spans.push_plain(source, len);
     }
 
@@ -383,8 +383,8 @@ impl<T: TxTransforms> Connection<T> {
     pub(crate) fn shutdown(&mut self) {
         if self.state.may_write() && !self.snd.fin {
             self.snd.fin = true;
-            self.state = self.state.next(StateEvent::Close).unwrap_or(self.state);
-            if self.state == State::Closed {
+            self.state = self.state.next(TcpStateEvent::Close).unwrap_or(self.state);
+            if self.state == TcpState::Closed {
                 // RFC 9293 section 3.10.4: an attempt to open that is not complete is deleted.
                 self.error = Some(SocketError::Closed);
                 self.timers.stop_all();
@@ -393,21 +393,21 @@ impl<T: TxTransforms> Connection<T> {
     }
 
     /// Aborts the connection: resets the peer if it has a connection too, and enters CLOSED.
-    pub(crate) fn abort(&mut self, cx: &mut Cx<'_>, error: SocketError) {
-        let synchronized = self.state.is_synchronized() || self.state == State::SynReceived;
+    pub(crate) fn abort(&mut self, cx: &mut TcpEnv<'_>, error: SocketError) {
+        let synchronized = self.state.is_synchronized() || self.state == TcpState::SynReceived;
         if synchronized && error != SocketError::Reset {
             self.send_reset(cx);
         }
         if self.state.is_synchronized() {
             cx.out.counters.tcp_estab_resets += 1;
-        } else if self.state != State::Closed {
+        } else if self.state != TcpState::Closed {
             cx.out.counters.tcp_attempt_fails += 1;
         }
         self.finish(cx, Some(error));
     }
 
     /// Enters the state that an event leads to. The table must have a transition.
-    pub(crate) fn enter(&mut self, out: &mut Outbox, event: StateEvent) {
+    pub(crate) fn enter(&mut self, out: &mut Outbox, event: TcpStateEvent) {
         match self.state.next(event) {
             Some(next) => self.state = next,
             None => internal_error!(out.counters.internal_errors, "an event in the wrong state"),
@@ -415,20 +415,20 @@ impl<T: TxTransforms> Connection<T> {
     }
 
     /// Enters CLOSED: releases files and destroys the device's contexts.
-    pub(crate) fn finish(&mut self, cx: &mut Cx<'_>, error: Option<SocketError>) {
-        self.enter(cx.out, StateEvent::End);
+    pub(crate) fn finish(&mut self, cx: &mut TcpEnv<'_>, error: Option<SocketError>) {
+        self.enter(cx.out, TcpStateEvent::End);
         if self.error.is_none() {
             self.error = error.or(Some(SocketError::Closed));
         }
         self.timers.stop_all();
         self.release_files(cx);
-        self.modes.notify = true;
+        self.modes.notify_app = true;
     }
 
     /// Releases the file ranges of the send stream and destroys its contexts. Runs once: nothing is
     /// appended to the stream afterwards.
-    pub(crate) fn release_files(&mut self, cx: &mut Cx<'_>) {
-        if !matches!(self.snd.release, Release::NotYet) {
+    pub(crate) fn release_files(&mut self, cx: &mut TcpEnv<'_>) {
+        if !matches!(self.snd.release, FileRangesRelease::NotYet) {
             return;
         }
         self.report_acked(cx);
@@ -436,7 +436,7 @@ impl<T: TxTransforms> Connection<T> {
         let mut spans = core::mem::replace(&mut self.snd.spans, SpanMap::new());
         // If a piece of a unit has left in part, the device holds all of its content.
         let sent = spans.piece_end(sent.min(end));
-        let left = self.snd.flight.first_waiting().map_or(sent, |(start, _)| start);
+        let left = self.snd.flight.first_not_departed().map_or(sent, |(start, _)| start);
         spans.advance(left.min(end), |file, offset, len| {
             cx.files.release(cx.out, file, offset, len, true);
         });
@@ -445,35 +445,35 @@ impl<T: TxTransforms> Connection<T> {
         let mut waiting = Vec::new();
         spans.advance(sent, |file, offset, len| waiting.push((file, offset, len)));
         self.snd.release = if waiting.is_empty() {
-            Release::Done
+            FileRangesRelease::Done
         } else {
-            Release::AwaitsDevice(Box::new(FileRanges(waiting)))
+            FileRangesRelease::AwaitsDevice(Box::new(FileRanges(waiting)))
         };
         // Bytes that were queued and never handed over need no report to the device.
         spans.advance(end, |file, offset, len| {
             cx.files.release(cx.out, file, offset, len, false);
         });
-        self.release_waiting(cx);
+        self.release_awaited_files(cx);
         self.snd.destroy_contexts(cx.out);
     }
 
     /// Drops the context that the device refused, or all of them: the host then does their work.
     /// Returns the kinds of contexts that the connection had.
-    pub(crate) fn lose_context(
+    pub(crate) fn drop_contexts(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         refused: Option<(L5oId, Refusal)>,
     ) -> T::Lost {
-        let lost = self.snd.transforms.lose(cx.out, refused);
+        let lost = self.snd.transforms.drop_contexts(cx.out, refused);
         if lost != T::Lost::default() {
             self.snd.read_on_host(cx.out);
             // The device drops bytes that need the context, so everything handed over counts as
             // lost and is retransmitted. Transmits that still wait for a disk are canceled: they
             // must not leave after their bytes were acknowledged.
-            self.snd.void_before = self.snd.next_tag;
+            self.snd.void_tags_before = self.snd.next_tag;
             cx.out.ops.push_back(Op::Cancel { flow: self.flow });
-            self.snd.transforms.note_all_left();
-            self.snd.flight.depart_all(cx.now);
+            self.snd.transforms.note_all_canceled();
+            self.snd.flight.mark_all_departed(cx.now);
             self.snd.flight.mark_lost(|_| true);
             self.rearm_retransmit(cx);
         }
@@ -482,46 +482,47 @@ impl<T: TxTransforms> Connection<T> {
 
     /// Releases the file ranges that the device had yet to send when the connection ended, once no
     /// transmit is pending.
-    fn release_waiting(&mut self, cx: &mut Cx<'_>) {
-        if let Release::AwaitsDevice(ranges) = &mut self.snd.release {
+    fn release_awaited_files(&mut self, cx: &mut TcpEnv<'_>) {
+        if let FileRangesRelease::AwaitsDevice(ranges) = &mut self.snd.release {
             if self.snd.flight.any_pending() {
                 return;
             }
             for (file, offset, len) in ranges.0.drain(..) {
                 cx.files.release(cx.out, file, offset, len, true);
             }
-            self.snd.release = Release::Done;
+            self.snd.release = FileRangesRelease::Done;
         }
-        self.snd.flight = Flight::new();
+        self.snd.flight = RetransmitQueue::new();
     }
 
     /// Returns whether the connection, though it has ended, has to stay for an echo of the device.
     pub(crate) const fn awaits_device(&self) -> bool {
-        matches!(self.snd.release, Release::AwaitsDevice(_))
+        matches!(self.snd.release, FileRangesRelease::AwaitsDevice(_))
     }
 
     /// Reports acknowledged bytes of a file that have not been reported yet.
-    pub(crate) fn report_acked(&mut self, cx: &mut Cx<'_>) {
-        core::mem::replace(&mut self.snd.unreported, AckedRange::NONE).report(cx.files, cx.out);
+    pub(crate) fn report_acked(&mut self, cx: &mut TcpEnv<'_>) {
+        core::mem::replace(&mut self.snd.unreported_acked, AckedFileRange::NONE)
+            .report(cx.files, cx.out);
     }
 
     /// Handles the device's echo of a transmit: it has left, or was dropped.
     pub(crate) fn handle_echo(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TcpEnv<'_>,
         tag: u32,
         delay: Duration,
         outcome: TransmitOutcome,
     ) {
         self.snd.transforms.note_echo(tag, outcome == TransmitOutcome::Sent);
-        if self.state == State::Closed {
+        if self.state == TcpState::Closed {
             self.snd.flight.echo(tag, delay);
-            self.release_waiting(cx);
+            self.release_awaited_files(cx);
             return;
         }
         match outcome {
             TransmitOutcome::Sent => {
-                self.note_carried(tag);
+                self.handle_carried_ack_sent(tag);
                 self.snd.rate.on_departed(cx.now, self.snd.nxt);
                 if self.snd.flight.echo(tag, delay) {
                     self.rearm_retransmit(cx);
@@ -529,18 +530,18 @@ impl<T: TxTransforms> Connection<T> {
             }
             // Handed over before the device was reset, it met a device that did not know the file.
             // Its bytes are sent again.
-            TransmitOutcome::Dropped(_) if self.is_void(tag) => {}
+            TransmitOutcome::Dropped(_) if self.is_void_tag(tag) => {}
             // An earlier transmit of the flow was dropped; the echo of that one reports the cause,
             // if there is one.
             TransmitOutcome::Dropped(FileFault::FlowFailed) => {
                 self.snd.flight.echo(tag, delay);
                 self.snd.flight.mark_lost(|sent| sent.tag == tag);
-                self.snd.transforms.distrust();
+                self.snd.transforms.forget_expected_positions();
                 self.rearm_retransmit(cx);
             }
             // The device lacks the context that the transmit named.
             TransmitOutcome::Dropped(FileFault::Refused(Refusal::Encrypted)) => {
-                self.lose_context(cx, None);
+                self.drop_contexts(cx, None);
             }
             TransmitOutcome::Dropped(fault) => {
                 // The order matters: the reset has to carry the position at which this transmit
@@ -548,33 +549,33 @@ impl<T: TxTransforms> Connection<T> {
                 // challenged (RFC 5961 section 3.2).
                 self.fail_file(cx, fault);
                 self.snd.flight.echo(tag, delay);
-                self.release_waiting(cx);
+                self.release_awaited_files(cx);
             }
         }
     }
 
     /// Returns whether the transmit `tag` was handed over before the device was reset or a context
     /// lost.
-    const fn is_void(&self, tag: u32) -> bool {
-        SeqNum(tag).lt(SeqNum(self.snd.void_before))
+    const fn is_void_tag(&self, tag: u32) -> bool {
+        SeqNum(tag).lt(SeqNum(self.snd.void_tags_before))
     }
 
     /// Aborts the connection because a file failed: the peer must not take a truncated stream for a
     /// complete one.
-    pub(crate) fn fail_file(&mut self, cx: &mut Cx<'_>, fault: FileFault) {
-        if self.state != State::Closed {
+    pub(crate) fn fail_file(&mut self, cx: &mut TcpEnv<'_>, fault: FileFault) {
+        if self.state != TcpState::Closed {
             cx.out.counters.file_aborts += 1;
             self.abort(cx, SocketError::File(fault));
         }
     }
 
     /// Fills in bytes of a file that the host has read for the stream.
-    pub(crate) fn handle_file_bytes(&mut self, cx: &mut Cx<'_>, position: u64, bytes: Bytes) {
-        self.snd.reading = false;
+    pub(crate) fn handle_file_bytes(&mut self, cx: &mut TcpEnv<'_>, position: u64, bytes: Bytes) {
+        self.snd.host_reads_file = false;
         if let Some(unread) = self.snd.spans.first_unread(position) {
             if unread.at == position {
                 let len = self.snd.spans.fill(position, bytes, &mut self.snd.transforms);
-                self.snd.transforms.count(cx.out);
+                self.snd.transforms.add_to_counters(cx.out);
                 // The span holds memory now and no longer refers to the file. If its bytes have
                 // left, under a context that was lost since, the device still holds them.
                 let sent = position < self.snd.nxt;
@@ -585,21 +586,21 @@ impl<T: TxTransforms> Connection<T> {
 
     /// Handles the loss of the device's state: pending transmits count as sent, and files are read
     /// by the host from now on.
-    pub(crate) fn handle_device_reset(&mut self, cx: &mut Cx<'_>) {
+    pub(crate) fn handle_device_reset(&mut self, cx: &mut TcpEnv<'_>) {
         if self.awaits_device() {
-            self.snd.flight.depart_all(cx.now);
-            self.release_waiting(cx);
+            self.snd.flight.mark_all_departed(cx.now);
+            self.release_awaited_files(cx);
         }
         if !self.state.is_synchronized() {
             return;
         }
-        self.snd.void_before = self.snd.next_tag;
+        self.snd.void_tags_before = self.snd.next_tag;
         // Operations in the ring at the reset were executed after it, so contexts may exist again.
         self.snd.destroy_contexts(cx.out);
-        self.snd.transforms.note_all_left();
+        self.snd.transforms.note_all_canceled();
         self.snd.read_on_host(cx.out);
-        self.snd.flight.depart_all(cx.now);
-        self.snd.reading = false;
+        self.snd.flight.mark_all_departed(cx.now);
+        self.snd.host_reads_file = false;
         self.rearm_retransmit(cx);
     }
 
@@ -609,7 +610,7 @@ impl<T: TxTransforms> Connection<T> {
     }
 
     /// Sets segment size and initial window by the options of the handshake.
-    pub(crate) fn renegotiate(&mut self, cx: &Cx<'_>) {
+    pub(crate) fn apply_negotiated_options(&mut self, cx: &TcpEnv<'_>) {
         self.snd.mss = segment_size(cx.out.net.mtu, &self.tuple, &self.options);
         self.snd.cc.cwnd = cx.config.initial_window * self.snd.mss;
     }

@@ -26,7 +26,7 @@ pub(crate) struct DeliveryRate {
 
 impl DeliveryRate {
     /// Returns the rate in bytes per second, and whether the application limited it.
-    pub(crate) fn get(&self) -> (u64, bool) {
+    pub(crate) fn rate(&self) -> (u64, bool) {
         let (bytes, micros) = self.sample;
         let rate = (u64::from(bytes) * 1_000_000).checked_div(micros.into());
         (rate.unwrap_or(0), self.rate_app_limited)
@@ -106,25 +106,25 @@ mod tests {
         for n in 1..=30 {
             rate.on_ack(ms(90 + n * 10), 1000, 1 + n * 1000, 10_001 + n * 1000);
         }
-        assert_eq!(rate.get(), (100_000, false));
+        assert_eq!(rate.rate(), (100_000, false));
     }
 
     #[test]
-    fn what_the_application_does_not_send_proves_little() {
+    fn app_limited_samples_only_raise_the_rate() {
         let mut rate = DeliveryRate::default();
         rate.on_first_sent(ms(0), 10_001);
         rate.on_ack(ms(100), 10_000, 10_001, 10_001);
-        assert_eq!(rate.get(), (100_000, false));
+        assert_eq!(rate.rate(), (100_000, false));
         rate.on_first_sent(ms(200), 10_101);
         rate.on_app_limited();
         rate.on_ack(ms(300), 100, 10_101, 10_101);
-        assert_eq!(rate.get(), (100_000, false), "less, for want of bytes");
+        assert_eq!(rate.rate(), (100_000, false), "less, for want of bytes");
         rate.on_first_sent(ms(400), 30_101);
         rate.on_app_limited();
         rate.on_ack(ms(500), 20_000, 30_101, 30_101);
-        assert_eq!(rate.get(), (200_000, true));
+        assert_eq!(rate.rate(), (200_000, true));
         rate.on_first_sent(ms(600), 30_201);
         rate.on_ack(ms(600), 100, 30_201, 30_201);
-        assert_eq!(rate.get(), (200_000, true), "no time has passed");
+        assert_eq!(rate.rate(), (200_000, true), "no time has passed");
     }
 }

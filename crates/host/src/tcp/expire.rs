@@ -4,10 +4,10 @@ use alloc::boxed::Box;
 
 use base::{Duration, Instant, internal_error};
 
-use super::conn::{Connection, Cx};
-use super::flight::Sending;
-use super::recovery::{Phase, TimeOut};
-use super::timers::{Retransmit, Timer};
+use super::conn::{TcpConnection, TcpEnv};
+use super::recovery::{CongestionPhase, RtoExpiry};
+use super::scoreboard::SentRangeInfo;
+use super::timers::{RetransmitPurpose, TcpTimer};
 use super::transform::TxTransforms;
 use crate::api::SocketError;
 
@@ -19,35 +19,35 @@ const KEEPALIVE_RETRY: Duration = Duration::from_secs(75);
 /// Time without a segment after which a connection releases spare memory.
 const SHRINK_AFTER: Duration = Duration::from_secs(1);
 
-impl<T: TxTransforms> Connection<T> {
+impl<T: TxTransforms> TcpConnection<T> {
     /// Handles every timer that has expired.
-    pub(crate) fn handle_timeout(&mut self, cx: &mut Cx<'_>) {
-        if self.timers.take(Timer::Retransmit, cx.now) {
+    pub(crate) fn handle_timeout(&mut self, cx: &mut TcpEnv<'_>) {
+        if self.timers.take(TcpTimer::Retransmit, cx.now) {
             match self.retransmit_for {
-                Retransmit::TimeOut => self.on_retransmission_timeout(cx),
-                Retransmit::TailProbe => self.on_tail_probe(cx),
-                Retransmit::Reordering => self.on_reordering_timeout(cx),
-                Retransmit::WindowProbe => self.on_window_probe(cx),
+                RetransmitPurpose::TimeOut => self.on_retransmission_timeout(cx),
+                RetransmitPurpose::TailProbe => self.on_tail_probe(cx),
+                RetransmitPurpose::Reordering => self.on_reordering_timeout(cx),
+                RetransmitPurpose::WindowProbe => self.on_window_probe(cx),
             }
         }
-        if self.timers.take(Timer::DelayedAck, cx.now) && self.rcv.ack_is_delayed() {
+        if self.timers.take(TcpTimer::DelayedAck, cx.now) && self.rcv.ack_is_delayed() {
             cx.out.counters.tcp_delayed_acks += 1;
             self.rcv.ack_now();
         }
         // These two timers only wake the connection up: output runs after every time-out.
-        let _paced = self.timers.take(Timer::Pace, cx.now);
-        let _deferred = self.timers.take(Timer::Defer, cx.now);
-        if self.timers.take(Timer::Idle, cx.now) {
+        let _paced = self.timers.take(TcpTimer::Pace, cx.now);
+        let _deferred = self.timers.take(TcpTimer::Defer, cx.now);
+        if self.timers.take(TcpTimer::Idle, cx.now) {
             self.on_idle(cx);
         }
-        if self.timers.take(Timer::Linger, cx.now) {
+        if self.timers.take(TcpTimer::Linger, cx.now) {
             self.finish(cx, None);
         }
     }
 
     /// Aborts the connection if the peer has acknowledged nothing for the user time-out, or our SYN
     /// was sent too often (RFC 9293 section 3.8.3, RFC 5482). Returns whether it did.
-    fn gives_up(&mut self, cx: &mut Cx<'_>) -> bool {
+    fn abort_if_timed_out(&mut self, cx: &mut TcpEnv<'_>) -> bool {
         let silent = cx.now.since(self.snd.progress_at);
         let opening = self.is_opening();
         let up =
@@ -60,15 +60,15 @@ impl<T: TxTransforms> Connection<T> {
     }
 
     /// Handles a retransmission time-out: RFC 6298 section 5, RFC 5681 section 3.1.
-    fn on_retransmission_timeout(&mut self, cx: &mut Cx<'_>) {
-        if !self.snd.flight.any_departed() || self.gives_up(cx) {
+    fn on_retransmission_timeout(&mut self, cx: &mut TcpEnv<'_>) {
+        if !self.snd.flight.any_departed() || self.abort_if_timed_out(cx) {
             return;
         }
         cx.out.counters.tcp_timeouts += 1;
         self.snd.rtt.backoff = self.snd.rtt.backoff.saturating_add(1);
         self.snd.probe = None;
         if self.is_opening() {
-            self.snd.flight.resend(0, 1, cx.now, Sending::default());
+            self.snd.flight.resend(0, 1, cx.now, SentRangeInfo::default());
             self.send_syn(cx);
             self.arm_retransmit(cx, None);
             return;
@@ -79,19 +79,21 @@ impl<T: TxTransforms> Connection<T> {
         // 3.1).
         let una = self.snd.una;
         let reduces = match &self.snd.phase {
-            Phase::Open => true,
-            Phase::Cwr(episode) | Phase::Recovery(episode) => una >= episode.end,
-            Phase::Loss(before) => una > before.una,
+            CongestionPhase::Open => true,
+            CongestionPhase::Cwr(episode) | CongestionPhase::Recovery(episode) => {
+                una >= episode.end
+            }
+            CongestionPhase::Loss(before) => una > before.una,
         };
         if reduces {
-            self.remember_for_undo();
+            self.save_undo_state();
             let mss = self.snd.mss;
             self.snd.cc.on_congestion(mss);
         }
         self.snd.cc.on_timeout();
         self.snd.send_cwr = self.options.ecn;
-        self.snd.flight.time_out();
-        self.snd.phase = Phase::Loss(Box::new(TimeOut { end: self.snd.nxt, una }));
+        self.snd.flight.mark_all_lost();
+        self.snd.phase = CongestionPhase::Loss(Box::new(RtoExpiry { end: self.snd.nxt, una }));
         let pipe = u32::try_from(self.snd.flight.pipe()).unwrap_or(u32::MAX);
         self.snd.cc.cwnd = pipe.saturating_add(self.snd.mss);
         self.snd.pace_at = Instant::ZERO;
@@ -99,16 +101,16 @@ impl<T: TxTransforms> Connection<T> {
         self.rearm_after_timeout(cx);
     }
 
-    fn rearm_after_timeout(&mut self, cx: &mut Cx<'_>) {
+    fn rearm_after_timeout(&mut self, cx: &mut TcpEnv<'_>) {
         let rto = self.snd.rtt.rto(cx.config);
-        self.retransmit_for = Retransmit::TimeOut;
-        self.timers.set(Timer::Retransmit, cx.now + rto);
+        self.retransmit_for = RetransmitPurpose::TimeOut;
+        self.timers.set(TcpTimer::Retransmit, cx.now + rto);
     }
 
     /// Sends a tail loss probe: new data if there is any, else the last segment again (RFC 8985
     /// section 7.3).
-    fn on_tail_probe(&mut self, cx: &mut Cx<'_>) {
-        if self.gives_up(cx) {
+    fn on_tail_probe(&mut self, cx: &mut TcpEnv<'_>) {
+        if self.abort_if_timed_out(cx) {
             return;
         }
         let Some(last) = self.snd.flight.back().copied() else {
@@ -130,8 +132,9 @@ impl<T: TxTransforms> Connection<T> {
     }
 
     /// Marks ranges lost that waited for reordering: RFC 8985 section 6.3.
-    fn on_reordering_timeout(&mut self, cx: &mut Cx<'_>) {
-        let recovering = matches!(self.snd.phase, Phase::Recovery(_) | Phase::Loss(_));
+    fn on_reordering_timeout(&mut self, cx: &mut TcpEnv<'_>) {
+        let recovering =
+            matches!(self.snd.phase, CongestionPhase::Recovery(_) | CongestionPhase::Loss(_));
         let snd = &mut self.snd;
         let (lost, wait) = snd.rack.detect(cx.now, &mut snd.flight, &snd.rtt, snd.mss, recovering);
         if lost {
@@ -142,8 +145,8 @@ impl<T: TxTransforms> Connection<T> {
     }
 
     /// Probes a closed window while nothing is in flight: RFC 9293 section 3.8.6.1.
-    fn on_window_probe(&mut self, cx: &mut Cx<'_>) {
-        if self.gives_up_probing(cx) {
+    fn on_window_probe(&mut self, cx: &mut TcpEnv<'_>) {
+        if self.abort_if_peer_silent(cx) {
             return;
         }
         cx.out.counters.tcp_window_probes += 1;
@@ -160,8 +163,8 @@ impl<T: TxTransforms> Connection<T> {
 
     /// Aborts the connection if the peer has been silent for the user time-out. A peer that answers
     /// may keep its window closed forever (RFC 9293 section 3.8.6.1). Returns whether it aborted.
-    fn gives_up_probing(&mut self, cx: &mut Cx<'_>) -> bool {
-        let silent = self.rcv.quiet(cx.now) > self.user_timeout;
+    fn abort_if_peer_silent(&mut self, cx: &mut TcpEnv<'_>) -> bool {
+        let silent = self.rcv.time_since_arrival(cx.now) > self.user_timeout;
         if silent {
             cx.out.counters.tcp_timed_out += 1;
             self.abort(cx, SocketError::TimedOut);
@@ -170,14 +173,14 @@ impl<T: TxTransforms> Connection<T> {
     }
 
     /// Sends keep-alive probes (RFC 9293 section 3.8.4) and releases spare memory.
-    fn on_idle(&mut self, cx: &mut Cx<'_>) {
-        let quiet = self.rcv.quiet(cx.now);
+    fn on_idle(&mut self, cx: &mut TcpEnv<'_>) {
+        let quiet = self.rcv.time_since_arrival(cx.now);
         if self.snd.flight.is_empty() && quiet >= SHRINK_AFTER {
-            self.snd.flight.rest();
+            self.snd.flight.reset();
             self.snd.spans.shrink();
             self.rcv.shrink();
         } else if self.snd.flight.is_empty() {
-            self.timers.set(Timer::Idle, cx.now + (SHRINK_AFTER - quiet));
+            self.timers.set(TcpTimer::Idle, cx.now + (SHRINK_AFTER - quiet));
             return;
         }
         let interval = self.keep_alive;
@@ -186,13 +189,13 @@ impl<T: TxTransforms> Connection<T> {
         }
         if quiet < interval {
             self.snd.probes = 0;
-            self.timers.set(Timer::Idle, cx.now + (interval - quiet));
+            self.timers.set(TcpTimer::Idle, cx.now + (interval - quiet));
             return;
         }
         if !self.snd.flight.is_empty() {
             // Keep-alive probes are for idle connections; outstanding data has a time-out of its
             // own (RFC 9293 section 3.8.4).
-            self.timers.set(Timer::Idle, cx.now + interval);
+            self.timers.set(TcpTimer::Idle, cx.now + interval);
             return;
         }
         if self.snd.probes >= KEEPALIVE_PROBES_MAX {
@@ -203,13 +206,13 @@ impl<T: TxTransforms> Connection<T> {
         cx.out.counters.tcp_keepalive_probes += 1;
         self.snd.probes += 1;
         self.send_probe(cx);
-        self.timers.set(Timer::Idle, cx.now + KEEPALIVE_RETRY.min(interval));
+        self.timers.set(TcpTimer::Idle, cx.now + KEEPALIVE_RETRY.min(interval));
     }
 
     /// Sets the timer of an idle connection.
     pub(crate) fn arm_idle(&mut self, now: Instant) {
         let keep_alive = self.keep_alive != Duration::ZERO;
         let after = if keep_alive { self.keep_alive.min(SHRINK_AFTER) } else { SHRINK_AFTER };
-        self.timers.set(Timer::Idle, now + after);
+        self.timers.set(TcpTimer::Idle, now + after);
     }
 }

@@ -23,7 +23,7 @@ const CSS_ROUNDS: u8 = 5;
 /// State of HyStart++.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HyStart {
-    stage: Stage,
+    stage: HyStartStage,
     /// Position whose acknowledgment ends the round: RFC 9406 windowEnd; 0 before the first round.
     round_end: u64,
     /// Least round-trip time of the last and of the current round, in microseconds.
@@ -38,7 +38,7 @@ pub(crate) struct HyStart {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum HyStartStage {
     SlowStart,
     /// Conservative slow start.
     Css,
@@ -49,7 +49,7 @@ enum Stage {
 impl HyStart {
     pub(crate) const fn new(enabled: bool) -> Self {
         Self {
-            stage: if enabled { Stage::SlowStart } else { Stage::Done },
+            stage: if enabled { HyStartStage::SlowStart } else { HyStartStage::Done },
             round_end: 0,
             last_min: INFINITY,
             current_min: INFINITY,
@@ -61,21 +61,21 @@ impl HyStart {
 
     /// Ends HyStart++ with the first slow start: later ones end at the threshold.
     pub(crate) const fn stop(&mut self) {
-        self.stage = Stage::Done;
+        self.stage = HyStartStage::Done;
     }
 
     /// Returns the divisor of growth.
     pub(crate) const fn divisor(&self) -> u32 {
         match self.stage {
-            Stage::Css => CSS_GROWTH_DIVISOR,
-            Stage::SlowStart | Stage::Done => 1,
+            HyStartStage::Css => CSS_GROWTH_DIVISOR,
+            HyStartStage::SlowStart | HyStartStage::Done => 1,
         }
     }
 
     /// Handles an acknowledgment of everything before `una` while `nxt` is the send position; `rtt`
     /// is its sample. Returns whether congestion avoidance is to begin.
     pub(crate) fn on_ack(&mut self, una: u64, nxt: u64, rtt: Option<Duration>) -> bool {
-        if self.stage == Stage::Done {
+        if self.stage == HyStartStage::Done {
             return false;
         }
         if self.round_end == 0 {
@@ -85,17 +85,17 @@ impl HyStart {
             let rtt = u32::try_from(rtt.as_micros()).unwrap_or(INFINITY);
             self.current_min = self.current_min.min(rtt);
             self.samples = self.samples.saturating_add(1);
-            self.judge();
+            self.update_stage();
         }
         if una < self.round_end {
             return false;
         }
         (self.last_min, self.current_min) = (self.current_min, INFINITY);
         (self.round_end, self.samples) = (nxt, 0);
-        if self.stage == Stage::Css {
+        if self.stage == HyStartStage::Css {
             self.css_rounds += 1;
             if self.css_rounds >= CSS_ROUNDS {
-                self.stage = Stage::Done;
+                self.stage = HyStartStage::Done;
                 return true;
             }
         }
@@ -104,21 +104,21 @@ impl HyStart {
 
     /// Enters CSS if the round-trip time has grown, and leaves it if it fell again: RFC 9406
     /// section 4.2.
-    fn judge(&mut self) {
+    fn update_stage(&mut self) {
         if self.samples < N_RTT_SAMPLE {
             return;
         }
         match self.stage {
-            Stage::SlowStart if self.last_min != INFINITY => {
+            HyStartStage::SlowStart if self.last_min != INFINITY => {
                 let eighth = self.last_min / MIN_RTT_DIVISOR;
                 let thresh = eighth.clamp(MIN_RTT_THRESH_US, MAX_RTT_THRESH_US);
                 if self.current_min >= self.last_min.saturating_add(thresh) {
-                    self.stage = Stage::Css;
+                    self.stage = HyStartStage::Css;
                     (self.baseline, self.css_rounds) = (self.current_min, 0);
                 }
             }
-            Stage::Css if self.current_min < self.baseline => {
-                self.stage = Stage::SlowStart;
+            HyStartStage::Css if self.current_min < self.baseline => {
+                self.stage = HyStartStage::SlowStart;
             }
             _ => {}
         }
@@ -145,7 +145,7 @@ mod tests {
     }
 
     fn in_css(h: &HyStart) -> bool {
-        h.stage == Stage::Css
+        h.stage == HyStartStage::Css
     }
 
     #[test]
@@ -161,7 +161,7 @@ mod tests {
             assert!(!round(&mut h, 10, ms(70)));
         }
         assert!(round(&mut h, 10, ms(70)));
-        assert_eq!((h.stage, h.divisor()), (Stage::Done, 1));
+        assert_eq!((h.stage, h.divisor()), (HyStartStage::Done, 1));
     }
 
     #[test]

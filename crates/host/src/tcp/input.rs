@@ -14,15 +14,15 @@ use base::{Instant, SeqNum};
 use tcp_rules::paws::TsRecent;
 use wire::tcp::{Flags, Segment};
 
-use super::conn::{Connection, Cx};
-use super::rcv::Chunk;
-use super::state::{State, StateEvent};
-use super::timers::Timer;
+use super::conn::{TcpConnection, TcpEnv};
+use super::rcv::RxSegment;
+use super::state::{TcpState, TcpStateEvent};
+use super::timers::TcpTimer;
 use super::transform::TxTransforms;
 use crate::api::SocketError;
 
 /// A received TCP segment.
-pub(crate) struct Arrival {
+pub(crate) struct RxTcpSegment {
     pub(crate) segment: Segment,
     /// The frame that holds the segment.
     pub(crate) packet: PacketBuf,
@@ -35,7 +35,7 @@ pub(crate) struct Arrival {
     pub(crate) ce: bool,
 }
 
-impl Arrival {
+impl RxTcpSegment {
     pub(crate) fn sequence_len(&self) -> u32 {
         let flags = self.segment.flags;
         let controls = u32::from(flags.has(Flags::SYN)) + u32::from(flags.has(Flags::FIN));
@@ -44,10 +44,10 @@ impl Arrival {
     }
 }
 
-impl<T: TxTransforms> Connection<T> {
+impl<T: TxTransforms> TcpConnection<T> {
     /// Processes a segment.
-    pub(crate) fn handle_segment(&mut self, cx: &mut Cx<'_>, arrival: Arrival) {
-        let continues = if self.state == State::SynSent {
+    pub(crate) fn handle_segment(&mut self, cx: &mut TcpEnv<'_>, arrival: RxTcpSegment) {
+        let continues = if self.state == TcpState::SynSent {
             // Payload on a SYN (TCP Fast Open) is not taken: the peer sends it again.
             self.handle_in_syn_sent(cx, &arrival.segment);
             false
@@ -62,10 +62,14 @@ impl<T: TxTransforms> Connection<T> {
 
     /// Processes the acknowledgment of a segment whose payload is kept for a splice to relay.
     /// Returns whether the segment is acceptable.
-    pub(crate) fn handle_kept(&mut self, cx: &mut Cx<'_>, arrival: &Arrival) -> bool {
+    pub(crate) fn handle_ack_of_relayed(
+        &mut self,
+        cx: &mut TcpEnv<'_>,
+        arrival: &RxTcpSegment,
+    ) -> bool {
         let Some(una) = self.check_segment(cx, arrival) else { return false };
         // The timestamp is not taken over: it comes again with the payload.
-        self.rcv.heard(cx.now);
+        self.rcv.note_alive(cx.now);
         if self.options.ecn {
             self.note_ecn(arrival);
         }
@@ -74,17 +78,17 @@ impl<T: TxTransforms> Connection<T> {
     }
 
     /// Processes a segment's acknowledgment. Returns whether its payload or its FIN is to be taken.
-    fn handle_synchronized(&mut self, cx: &mut Cx<'_>, arrival: &Arrival) -> bool {
+    fn handle_synchronized(&mut self, cx: &mut TcpEnv<'_>, arrival: &RxTcpSegment) -> bool {
         let Some(una) = self.check_segment(cx, arrival) else { return false };
-        self.note_arrival(cx.now, arrival, una);
+        self.take_timestamp_and_ecn(cx.now, arrival, una);
         let has_payload = !arrival.payload.is_empty();
         self.handle_acknowledgment(cx, &arrival.segment, una, has_payload);
-        self.state != State::Closed && (has_payload || arrival.segment.flags.has(Flags::FIN))
+        self.state != TcpState::Closed && (has_payload || arrival.segment.flags.has(Flags::FIN))
     }
 
     /// Returns the position that an acceptable segment acknowledges. Any other segment is answered
     /// and changes nothing else of the connection (RFC 5961 section 5.2).
-    fn check_segment(&mut self, cx: &mut Cx<'_>, arrival: &Arrival) -> Option<u64> {
+    fn check_segment(&mut self, cx: &mut TcpEnv<'_>, arrival: &RxTcpSegment) -> Option<u64> {
         if self.passes_checks(cx, arrival) {
             self.check_acknowledgment(cx, &arrival.segment)
         } else {
@@ -95,9 +99,9 @@ impl<T: TxTransforms> Connection<T> {
     /// Takes over timestamp and ECN marks of an acceptable segment. Its timestamp is ignored if its
     /// acknowledgment is older than `una`, as in Linux's `tcp_ack`: a blind attacker would have to
     /// guess what is in flight.
-    fn note_arrival(&mut self, now: Instant, arrival: &Arrival, una: u64) {
+    fn take_timestamp_and_ecn(&mut self, now: Instant, arrival: &RxTcpSegment, una: u64) {
         if una >= self.snd.una {
-            self.rcv.heard(now);
+            self.rcv.note_alive(now);
             self.note_timestamp(now, &arrival.segment);
         }
         if self.options.ecn {
@@ -107,12 +111,12 @@ impl<T: TxTransforms> Connection<T> {
 
     /// Makes the checks that need no acknowledgment number: the first to the fourth step of RFC
     /// 9293 section 3.10.7.4. Answers a segment that fails.
-    fn passes_checks(&mut self, cx: &mut Cx<'_>, arrival: &Arrival) -> bool {
+    fn passes_checks(&mut self, cx: &mut TcpEnv<'_>, arrival: &RxTcpSegment) -> bool {
         let segment = &arrival.segment;
         let flags = segment.flags;
         if self.options.timestamps && self.options.ts_recent.rejects(cx.now, segment) {
             cx.out.counters.tcp_paws_dropped += 1;
-            self.acknowledge_stray(cx);
+            self.ack_within_limit(cx);
             return false;
         }
         if !self.rcv.acceptable(segment.seq, arrival.sequence_len()) {
@@ -133,7 +137,7 @@ impl<T: TxTransforms> Connection<T> {
 
     /// Answers an unacceptable segment by an acknowledgment, so that a peer out of synchronization
     /// recovers; payload that was received before is reported by DSACK (RFC 2883).
-    fn answer_unacceptable(&mut self, cx: &mut Cx<'_>, arrival: &Arrival) {
+    fn answer_unacceptable(&mut self, cx: &mut TcpEnv<'_>, arrival: &RxTcpSegment) {
         cx.out.counters.tcp_out_of_window += 1;
         let flags = arrival.segment.flags;
         if flags.has(Flags::RST) {
@@ -146,7 +150,7 @@ impl<T: TxTransforms> Connection<T> {
         if arrival.payload.is_empty() && !flags.has(Flags::FIN) {
             // A zero-window probe or a keep-alive; or both ends are out of synchronization and must
             // not answer each other forever.
-            self.acknowledge_stray(cx);
+            self.ack_within_limit(cx);
             return;
         }
         if self.acknowledged_position(&arrival.segment).is_some() {
@@ -157,12 +161,12 @@ impl<T: TxTransforms> Connection<T> {
 
     /// RFC 5961 section 3.2: only the exact sequence number resets; any other in the window is
     /// challenged.
-    fn handle_reset(&mut self, cx: &mut Cx<'_>, seq: SeqNum) {
+    fn handle_reset(&mut self, cx: &mut TcpEnv<'_>, seq: SeqNum) {
         if seq == self.rcv.ack() {
-            let refused = self.state == State::SynReceived;
+            let refused = self.state == TcpState::SynReceived;
             let error = if refused { SocketError::Refused } else { SocketError::Reset };
             match self.state {
-                State::TimeWait => self.finish(cx, None),
+                TcpState::TimeWait => self.finish(cx, None),
                 _ => self.abort(cx, error),
             }
         } else if self.rcv.in_window(seq) {
@@ -171,8 +175,8 @@ impl<T: TxTransforms> Connection<T> {
     }
 
     /// Sends a challenge acknowledgment (RFC 5961), within the rate limit.
-    pub(crate) fn challenge(&mut self, cx: &mut Cx<'_>) {
-        if self.acknowledge_stray(cx) {
+    pub(crate) fn challenge(&mut self, cx: &mut TcpEnv<'_>) {
+        if self.ack_within_limit(cx) {
             cx.out.counters.tcp_challenge_acks += 1;
         } else {
             cx.out.counters.tcp_challenge_acks_limited += 1;
@@ -181,7 +185,7 @@ impl<T: TxTransforms> Connection<T> {
 
     /// Acknowledges an unacceptable segment, within the rate limit of challenges. Returns whether
     /// it did.
-    fn acknowledge_stray(&mut self, cx: &Cx<'_>) -> bool {
+    fn ack_within_limit(&mut self, cx: &TcpEnv<'_>) -> bool {
         let may = self.challenges.allow(cx.now);
         if may {
             self.rcv.ack_now();
@@ -194,12 +198,12 @@ impl<T: TxTransforms> Connection<T> {
             return;
         };
         self.ts_echoed = ts.echo;
-        self.options.ts_recent.note(now, segment, self.last_ack_sent);
+        self.options.ts_recent.update(now, segment, self.last_ack_sent);
     }
 
     /// RFC 3168 section 6.1.3: echoes a CE mark until a data segment with CWR says that the peer
     /// has reduced its window. Marks count on data only.
-    fn note_ecn(&mut self, arrival: &Arrival) {
+    fn note_ecn(&mut self, arrival: &RxTcpSegment) {
         if arrival.payload.is_empty() {
             return;
         }
@@ -216,47 +220,47 @@ impl<T: TxTransforms> Connection<T> {
 
     /// Takes payload and FIN: the seventh and eighth step of RFC 9293 section 3.10.7.4. Returns the
     /// packet if it was not taken.
-    fn handle_payload(&mut self, cx: &mut Cx<'_>, arrival: Arrival) -> Option<PacketBuf> {
-        let Arrival { segment, packet, payload, packets, metadata, .. } = arrival;
+    fn handle_payload(&mut self, cx: &mut TcpEnv<'_>, arrival: RxTcpSegment) -> Option<PacketBuf> {
+        let RxTcpSegment { segment, packet, payload, packets, metadata, .. } = arrival;
         let fin = segment.flags.has(Flags::FIN);
-        let closing = matches!(self.state, State::FinWait1 | State::FinWait2);
-        let shut = self.modes.held && self.modes.read_shut && closing;
+        let closing = matches!(self.state, TcpState::FinWait1 | TcpState::FinWait2);
+        let shut = self.modes.held_by_app && self.modes.read_shut && closing;
         // The peer's FIN may come with retransmitted bytes, as in Linux.
         let end = self.rcv.position(segment.seq).map(|at| at + payload.len() as u64);
         let is_new = !payload.is_empty() && end.is_none_or(|end| end > self.rcv.next());
-        if is_new && (self.refuses_data() || shut) {
+        if is_new && (self.resets_late_data() || shut) {
             // RFC 9293 section 3.10.7.4 and RFC 1122 section 4.2.2.13: data for an application that
             // has closed the connection, or shut down both directions, is answered by a reset.
             self.abort(cx, SocketError::Closed);
             return Some(packet);
         }
-        let chunk = Chunk::new(packet, payload.start, payload.end, metadata);
+        let chunk = RxSegment::new(packet, payload.start, payload.end, metadata);
         let expected = self.rcv.next();
         let spares = &mut cx.out.recycle;
         let taken = self.rcv.take(cx.now, segment.seq, chunk, (fin, packets), spares);
         let new = self.rcv.next() - expected - u64::from(taken.fin_reached);
-        if !self.modes.held && !self.discards(cx, new) {
+        if !self.modes.held_by_app && !self.count_late_data(cx, new) {
             self.abort(cx, SocketError::Closed);
             return None;
         }
-        self.modes.notify |= taken.readable || taken.fin_reached;
+        self.modes.notify_app |= taken.readable || taken.fin_reached;
         if taken.fin_reached {
-            self.enter(cx.out, StateEvent::Fin);
+            self.enter(cx.out, TcpStateEvent::Fin);
         }
-        if self.rcv.ack_is_delayed() && !self.timers.is_set(Timer::DelayedAck) {
-            self.timers.set(Timer::DelayedAck, cx.now + cx.config.delayed_ack);
+        if self.rcv.ack_is_delayed() && !self.timers.is_set(TcpTimer::DelayedAck) {
+            self.timers.set(TcpTimer::DelayedAck, cx.now + cx.config.delayed_ack);
         }
         None
     }
 
     /// Processes a segment in SYN-SENT: RFC 9293 section 3.10.7.3.
-    fn handle_in_syn_sent(&mut self, cx: &mut Cx<'_>, segment: &Segment) {
+    fn handle_in_syn_sent(&mut self, cx: &mut TcpEnv<'_>, segment: &Segment) {
         let flags = segment.flags;
         // Acceptable only if our SYN was sent.
         let unacceptable = segment.ack != self.seq(1) || self.snd.nxt == 0;
         if flags.has(Flags::ACK) && unacceptable {
             if !flags.has(Flags::RST) {
-                cx.out.refuse_ack(cx.now, &self.tuple, segment.ack);
+                cx.out.reset_unmatched_ack(cx.now, &self.tuple, segment.ack);
             }
             return;
         }
@@ -269,22 +273,22 @@ impl<T: TxTransforms> Connection<T> {
         if !flags.has(Flags::SYN) {
             return;
         }
-        self.accept_syn(cx, segment);
+        self.apply_peer_syn(cx, segment);
         if flags.has(Flags::ACK) {
             self.handle_acknowledgment(cx, segment, 1, false);
             self.become_established(cx);
         } else {
             // Simultaneous open: our SYN is sent again, with an acknowledgment.
-            self.enter(cx.out, StateEvent::PeerSyn);
+            self.enter(cx.out, TcpStateEvent::PeerSyn);
             self.snd.nxt = 0;
-            self.snd.flight = super::flight::Flight::new();
-            self.timers.stop(Timer::Retransmit);
+            self.snd.flight = super::scoreboard::RetransmitQueue::new();
+            self.timers.stop(TcpTimer::Retransmit);
         }
         self.rcv.ack_now();
     }
 
     /// Takes over sequence number, window and options of the peer's SYN.
-    fn accept_syn(&mut self, cx: &mut Cx<'_>, segment: &Segment) {
+    fn apply_peer_syn(&mut self, cx: &mut TcpEnv<'_>, segment: &Segment) {
         let theirs = &segment.options;
         self.rcv.synchronize(segment.seq);
         self.last_ack_sent = segment.seq + 1;
@@ -304,29 +308,29 @@ impl<T: TxTransforms> Connection<T> {
         self.options.ecn &= segment.flags.has(Flags::ECE) && !segment.flags.has(Flags::CWR);
         self.snd.edge = u64::from(segment.window);
         self.snd.wnd_max = u32::from(segment.window);
-        self.renegotiate(cx);
+        self.apply_negotiated_options(cx);
     }
 
-    fn become_established(&mut self, cx: &mut Cx<'_>) {
-        self.enter(cx.out, StateEvent::Synchronized);
-        self.modes.notify = true;
+    fn become_established(&mut self, cx: &mut TcpEnv<'_>) {
+        self.enter(cx.out, TcpStateEvent::Synchronized);
+        self.modes.notify_app = true;
         self.arm_idle(cx.now);
     }
 
     /// Advances the state: from SYN-RECEIVED when our SYN is acknowledged, from the closing states
     /// when our FIN is.
-    pub(crate) fn advance_state(&mut self, cx: &mut Cx<'_>) {
-        if self.state == State::SynReceived && self.snd.una > 0 {
+    pub(crate) fn advance_state(&mut self, cx: &mut TcpEnv<'_>) {
+        if self.state == TcpState::SynReceived && self.snd.una > 0 {
             self.become_established(cx);
         }
         if self.fin_acked() {
             // Later acknowledgments cover the FIN again and change nothing.
-            match self.state.next(StateEvent::FinAcked) {
+            match self.state.next(TcpStateEvent::FinAcked) {
                 None => {}
-                Some(State::Closed) => self.finish(cx, None),
+                Some(TcpState::Closed) => self.finish(cx, None),
                 Some(next) => {
-                    if next == State::FinWait2 && !self.modes.held {
-                        self.timers.set(Timer::Linger, cx.now + cx.config.time_wait);
+                    if next == TcpState::FinWait2 && !self.modes.held_by_app {
+                        self.timers.set(TcpTimer::Linger, cx.now + cx.config.time_wait);
                     }
                     self.state = next;
                 }
@@ -336,12 +340,12 @@ impl<T: TxTransforms> Connection<T> {
 
     /// Returns whether new data is answered by a reset: the application has closed the connection,
     /// without a lingering close.
-    pub(crate) fn refuses_data(&self) -> bool {
-        !self.modes.held && self.late_data == LateData::Reset
+    pub(crate) fn resets_late_data(&self) -> bool {
+        !self.modes.held_by_app && self.late_data == LateData::Reset
     }
 
     /// Counts bytes that arrive after a lingering close. Returns false if they exceed its limit.
-    fn discards(&mut self, cx: &mut Cx<'_>, bytes: u64) -> bool {
+    fn count_late_data(&mut self, cx: &mut TcpEnv<'_>, bytes: u64) -> bool {
         let LateData::Discard { bytes_max } = &mut self.late_data else { return true };
         let left = u32::try_from(bytes).ok().and_then(|bytes| bytes_max.checked_sub(bytes));
         let Some(left) = left else {

@@ -18,18 +18,18 @@ use super::conn::Negotiated;
 
 /// A listening port.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Listener {
+pub(crate) struct ListeningPort {
     pub(crate) addr: Option<IpAddr>,
     pub(crate) port: u16,
     pub(crate) backlog: usize,
     /// Half-open connections in the SYN cache.
     pub(crate) half_open: usize,
     /// Connections that the application has not accepted yet.
-    pub(crate) waiting: usize,
+    pub(crate) accept_queue_len: usize,
     /// Whether the device answers SYNs of this listener (set-up offload), or why not.
-    pub(crate) setup: Result<(), Refusal>,
+    pub(crate) setup_offload: Result<(), Refusal>,
     /// The device was given this listener.
-    pub(crate) told: bool,
+    pub(crate) on_device: bool,
     /// `TCP_DEFER_ACCEPT`: connections are accepted with their first payload.
     pub(crate) defer: bool,
     /// `TCP_TEARDOWN_OFFLOAD` of accepted connections.
@@ -40,7 +40,7 @@ pub(crate) struct Listener {
     pub(crate) cleartext: bool,
 }
 
-impl Listener {
+impl ListeningPort {
     /// Returns a listener without offloads.
     pub(crate) const fn new(addr: Option<IpAddr>, port: u16, backlog: usize) -> Self {
         Self {
@@ -48,9 +48,9 @@ impl Listener {
             port,
             backlog,
             half_open: 0,
-            waiting: 0,
-            setup: Err(Refusal::Disabled),
-            told: false,
+            accept_queue_len: 0,
+            setup_offload: Err(Refusal::Disabled),
+            on_device: false,
             defer: false,
             teardown: false,
             max_segment: u16::MAX,
@@ -61,7 +61,7 @@ impl Listener {
 
 /// A half-open connection in the SYN cache.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct HalfOpen {
+pub(crate) struct SynCacheEntry {
     pub(crate) tuple: Tuple,
     pub(crate) listener: u32,
     pub(crate) iss: SeqNum,
@@ -79,7 +79,7 @@ pub(crate) struct HalfOpen {
     pub(crate) challenges: ChallengeLimiter,
 }
 
-impl HalfOpen {
+impl SynCacheEntry {
     /// Returns an entry whose SYN-ACK has not been sent. `numbers` are our initial sequence number
     /// and the peer's.
     pub(crate) const fn new(
@@ -123,7 +123,7 @@ impl HalfOpen {
 /// The SYN cache.
 #[derive(Debug, Default)]
 pub(crate) struct SynCache {
-    entries: Vec<Option<HalfOpen>>,
+    entries: Vec<Option<SynCacheEntry>>,
     free: Vec<u32>,
     next_at: Option<Instant>,
 }
@@ -133,10 +133,10 @@ const RESEND_AFTER: Duration = Duration::from_secs(1);
 
 impl SynCache {
     /// Inserts an entry whose SYN-ACK is sent now; returns its slot.
-    pub(crate) fn insert(&mut self, now: Instant, mut entry: HalfOpen) -> u32 {
+    pub(crate) fn insert(&mut self, now: Instant, mut entry: SynCacheEntry) -> u32 {
         entry.resend_at = now + RESEND_AFTER;
         entry.sent_at = Some(now);
-        self.note(entry.resend_at);
+        self.lower_next_timeout(entry.resend_at);
         let slot = self.free.pop().unwrap_or_else(|| {
             self.entries.push(None);
             u32::try_from(self.entries.len() - 1).unwrap_or(0)
@@ -145,16 +145,16 @@ impl SynCache {
         slot
     }
 
-    fn note(&mut self, at: Instant) {
+    fn lower_next_timeout(&mut self, at: Instant) {
         self.next_at = Some(self.next_at.map_or(at, |next| next.min(at)));
     }
 
-    pub(crate) fn at(&self, slot: u32) -> Option<&HalfOpen> {
+    pub(crate) fn get(&self, slot: u32) -> Option<&SynCacheEntry> {
         self.entries.get(slot as usize)?.as_ref()
     }
 
     /// Notes that the SYN-ACK is sent again because the SYN was retransmitted.
-    pub(crate) fn resend(&mut self, slot: u32) {
+    pub(crate) fn note_syn_ack_resent(&mut self, slot: u32) {
         if let Some(Some(entry)) = self.entries.get_mut(slot as usize) {
             entry.sent_at = None;
         }
@@ -166,7 +166,7 @@ impl SynCache {
         entry.challenges.allow(now)
     }
 
-    pub(crate) fn remove(&mut self, slot: u32) -> Option<HalfOpen> {
+    pub(crate) fn remove(&mut self, slot: u32) -> Option<SynCacheEntry> {
         let entry = self.entries.get_mut(slot as usize)?.take()?;
         self.free.push(slot);
         if self.free.len() == self.entries.len() {
@@ -177,9 +177,9 @@ impl SynCache {
     }
 
     /// Returns the slots of a listener's entries.
-    pub(crate) fn of_listener(&self, listener: u32) -> Vec<u32> {
+    pub(crate) fn slots_of_listener(&self, listener: u32) -> Vec<u32> {
         let all = (0..).zip(&self.entries);
-        let its = |entry: &Option<HalfOpen>| entry.is_some_and(|e| e.listener == listener);
+        let its = |entry: &Option<SynCacheEntry>| entry.is_some_and(|e| e.listener == listener);
         all.filter(|(_, entry)| its(entry)).map(|(slot, _)| slot).collect()
     }
 
@@ -208,7 +208,7 @@ impl SynCache {
                 again.push(slot);
             }
             let at = entry.resend_at;
-            self.note(at);
+            self.lower_next_timeout(at);
         }
         (again, dead)
     }

@@ -6,13 +6,13 @@
 //! | [`conn`] | the transmission control block (TCB) and the calls of the application |
 //! | [`input`] | incoming segments: acceptability, resets, dispatch |
 //! | [`ack`] | acknowledgments: delivery, loss, recovery, congestion |
-//! | [`numbers`] | initial sequence numbers and timestamp offsets |
+//! | [`initial_numbers`] | initial sequence numbers and timestamp offsets |
 //! | [`output`] | what may be sent now, and in which transmits |
 //! | [`expire`] | expired timers |
 //! | [`rcv`] | receive window, reassembly, SACK blocks, delayed acknowledgments |
 //! | [`spans`] | the send buffer: a map from stream positions to sources of bytes |
 //! | [`transform`] | the interface to protocols that make stream bytes (TLS records, PDUs) |
-//! | [`flight`] | the scoreboard: ranges that were sent and are not acknowledged |
+//! | [`scoreboard`] | the scoreboard: ranges that were sent and are not acknowledged |
 //! | [`rack`] | loss detection (RACK) |
 //! | [`recovery`] | phases of congestion, proportional rate reduction, undo |
 //! | [`congestion`], [`hystart`] | congestion window: NewReno and CUBIC; the end of slow start |
@@ -20,7 +20,7 @@
 //! | [`rtt`], [`timers`], [`state`] | round-trip estimator, timer table, state machine |
 //! | [`listen`] | listeners, SYN cache |
 //! | [`socket`] | readiness, options and `SocketInfo` of a connection |
-//! | [`hand_over`] | tear-down offload: what of a connection is handed to the device |
+//! | [`teardown`] | tear-down offload: what of a connection is handed to the device |
 //! | [`time_wait`] | connections in TIME-WAIT |
 //!
 //! The rules that the device applies too, when it sets up connections and tears them down, are in
@@ -35,21 +35,21 @@ pub(crate) mod congestion;
 pub(crate) mod conn;
 pub(crate) mod delivery;
 pub(crate) mod expire;
-pub(crate) mod flight;
-pub(crate) mod hand_over;
 pub(crate) mod hystart;
+pub(crate) mod initial_numbers;
+mod inline_first_queue;
 pub(crate) mod input;
 pub(crate) mod listen;
-pub(crate) mod numbers;
 pub(crate) mod output;
 pub(crate) mod rack;
-mod ranges;
 pub(crate) mod rcv;
 pub(crate) mod recovery;
 pub(crate) mod rtt;
+pub(crate) mod scoreboard;
 pub(crate) mod socket;
 pub(crate) mod spans;
 pub(crate) mod state;
+pub(crate) mod teardown;
 pub(crate) mod time_wait;
 pub(crate) mod timers;
 pub(crate) mod transform;

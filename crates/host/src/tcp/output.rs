@@ -10,12 +10,12 @@ use base::{Duration, Instant, SeqNum};
 use wire::tcp::{Flags, Options, Segment, Timestamps};
 
 use super::ack::timestamp;
-use super::conn::{Connection, Cx};
-use super::flight::Sending;
-use super::recovery::Phase;
-use super::spans::Collected;
-use super::state::State;
-use super::timers::{Retransmit, Timer};
+use super::conn::{TcpConnection, TcpEnv};
+use super::recovery::CongestionPhase;
+use super::scoreboard::SentRangeInfo;
+use super::spans::CollectedSpans;
+use super::state::TcpState;
+use super::timers::{RetransmitPurpose, TcpTimer};
 use super::transform::TxTransforms;
 use crate::net::outbox::TcpPayload;
 use crate::storage::files::DiskOwner;
@@ -40,11 +40,11 @@ const ECT_0: u8 = 2;
 /// SACK blocks that fit the option space beside timestamps, a DSACK included.
 const SACK_BLOCKS: usize = 3;
 
-impl<T: TxTransforms> Connection<T> {
+impl<T: TxTransforms> TcpConnection<T> {
     /// Sends everything that may be sent now.
-    pub(crate) fn output(&mut self, cx: &mut Cx<'_>) {
+    pub(crate) fn output(&mut self, cx: &mut TcpEnv<'_>) {
         match self.state {
-            State::Closed | State::TimeWait => {}
+            TcpState::Closed | TcpState::TimeWait => {}
             _ if self.is_opening() => self.output_syn(cx),
             _ => {
                 self.restart_after_idle(cx.now, cx.config);
@@ -54,14 +54,14 @@ impl<T: TxTransforms> Connection<T> {
                 self.read_ahead(cx);
             }
         }
-        if self.state != State::Closed && self.state != State::SynSent {
+        if self.state != TcpState::Closed && self.state != TcpState::SynSent {
             self.output_ack(cx);
         }
     }
 
-    fn output_ack(&mut self, cx: &mut Cx<'_>) {
-        let opened = self.rcv.window_opened(cx.config.receive_bytes_max, self.snd.mss);
-        if self.rcv.ack_is_due() || opened && self.state != State::SynReceived {
+    fn output_ack(&mut self, cx: &mut TcpEnv<'_>) {
+        let opened = self.rcv.is_window_update_due(cx.config.receive_bytes_max, self.snd.mss);
+        if self.rcv.ack_is_due() || opened && self.state != TcpState::SynReceived {
             self.send_ack(cx);
         }
     }
@@ -73,19 +73,19 @@ impl<T: TxTransforms> Connection<T> {
     }
 
     /// Sends our SYN, with an acknowledgment in SYN-RECEIVED: RFC 9293 section 3.5.
-    fn output_syn(&mut self, cx: &mut Cx<'_>) {
+    fn output_syn(&mut self, cx: &mut TcpEnv<'_>) {
         if self.snd.nxt > 0 {
             return;
         }
         self.snd.nxt = 1;
-        self.snd.flight.push(0, 1, cx.now, Sending::default());
+        self.snd.flight.push(0, 1, cx.now, SentRangeInfo::default());
         self.snd.progress_at = cx.now;
         self.send_syn(cx);
         self.arm_retransmit(cx, None);
     }
 
-    pub(crate) fn send_syn(&mut self, cx: &mut Cx<'_>) {
-        let answering = self.state != State::SynSent;
+    pub(crate) fn send_syn(&mut self, cx: &mut TcpEnv<'_>) {
+        let answering = self.state != TcpState::SynSent;
         let mut flags = Flags::SYN;
         if answering {
             flags = flags.with(Flags::ACK);
@@ -102,14 +102,14 @@ impl<T: TxTransforms> Connection<T> {
         segment.options.window_scale = Some(self.rcv.scale).filter(|&s| s > 0);
         cx.out.counters.tcp_out_transmits += 1;
         cx.out.send_tcp(cx.now, self.flow, &self.tuple, &segment, TcpPayload::default());
-        self.rcv.acked();
+        self.rcv.note_ack_sent();
     }
 
     /// Sends an acknowledgment without payload.
-    fn send_ack(&mut self, cx: &mut Cx<'_>) {
+    fn send_ack(&mut self, cx: &mut TcpEnv<'_>) {
         // Transmits that wait for a disk must not hold it back: it is sent outside the flow, with
         // the sequence number that the peer expects next.
-        let waiting = self.snd.flight.first_waiting();
+        let waiting = self.snd.flight.first_not_departed();
         let flow = if waiting.is_some() { FlowId::NONE } else { self.flow };
         let position = waiting.map_or(self.snd.nxt, |(start, _)| start);
         let mut segment = self.segment(cx, position, Flags::ACK);
@@ -137,16 +137,16 @@ impl<T: TxTransforms> Connection<T> {
 
     /// Notes the acknowledgment in a transmit that may wait for a disk. It counts when the transmit
     /// has left, and is sent separately if that takes longer than the delay of acknowledgments.
-    fn carry_ack(&mut self, cx: &Cx<'_>, tag: u32, ack: SeqNum) {
-        self.snd.carried = Some((tag, ack));
-        if self.rcv.delay_ack() && !self.timers.is_set(Timer::DelayedAck) {
-            self.timers.set(Timer::DelayedAck, cx.now + cx.config.delayed_ack);
+    fn note_carried_ack(&mut self, cx: &TcpEnv<'_>, tag: u32, ack: SeqNum) {
+        self.snd.carried_ack = Some((tag, ack));
+        if self.rcv.delay_ack() && !self.timers.is_set(TcpTimer::DelayedAck) {
+            self.timers.set(TcpTimer::DelayedAck, cx.now + cx.config.delayed_ack);
         }
     }
 
     /// Notes that the transmit `tag` has left with its acknowledgment.
-    pub(crate) fn note_carried(&mut self, tag: u32) {
-        if let Some((_, ack)) = self.snd.carried.take_if(|(carrier, _)| *carrier == tag) {
+    pub(crate) fn handle_carried_ack_sent(&mut self, tag: u32) {
+        if let Some((_, ack)) = self.snd.carried_ack.take_if(|(carrier, _)| *carrier == tag) {
             if ack == self.rcv.ack() && !self.rcv.has_holes() {
                 self.note_acked(ack);
             }
@@ -154,7 +154,7 @@ impl<T: TxTransforms> Connection<T> {
     }
 
     /// Sends the acknowledgment that is due and nothing else.
-    pub(crate) fn acknowledge_last(&mut self, cx: &mut Cx<'_>) {
+    pub(crate) fn send_due_ack(&mut self, cx: &mut TcpEnv<'_>) {
         if self.rcv.ack_is_due() {
             self.send_ack(cx);
         }
@@ -162,15 +162,15 @@ impl<T: TxTransforms> Connection<T> {
 
     fn note_acked(&mut self, ack: SeqNum) {
         self.last_ack_sent = ack;
-        self.rcv.acked();
-        self.timers.stop(Timer::DelayedAck);
+        self.rcv.note_ack_sent();
+        self.timers.stop(TcpTimer::DelayedAck);
     }
 
     /// Resets the peer: RFC 9293 section 3.5.2.
-    pub(crate) fn send_reset(&mut self, cx: &mut Cx<'_>) {
+    pub(crate) fn send_reset(&mut self, cx: &mut TcpEnv<'_>) {
         // Sent outside the flow: behind a transmit that waits for a disk it would be dropped with
         // that if the disk fails.
-        let waiting = self.snd.flight.first_waiting();
+        let waiting = self.snd.flight.first_not_departed();
         let position = waiting.map_or(self.snd.nxt, |(start, _)| start);
         let segment = self.segment(cx, position, Flags::RST.with(Flags::ACK));
         cx.out.counters.tcp_out_rsts += 1;
@@ -179,7 +179,7 @@ impl<T: TxTransforms> Connection<T> {
 
     /// Sends a segment that asks for an acknowledgment: no payload, sequence number one below
     /// SND.UNA. Used for zero-window probes and keep-alives, as Linux's `tcp_xmit_probe_skb`.
-    pub(crate) fn send_probe(&mut self, cx: &mut Cx<'_>) {
+    pub(crate) fn send_probe(&mut self, cx: &mut TcpEnv<'_>) {
         let mut segment = self.segment(cx, self.snd.una, Flags::ACK);
         segment.seq = segment.seq - 1;
         cx.out.send_tcp(cx.now, self.flow, &self.tuple, &segment, TcpPayload::default());
@@ -187,7 +187,7 @@ impl<T: TxTransforms> Connection<T> {
     }
 
     /// Returns the header of a segment that begins at `position`.
-    pub(super) fn segment(&mut self, cx: &Cx<'_>, position: u64, flags: Flags) -> Segment {
+    pub(super) fn segment(&mut self, cx: &TcpEnv<'_>, position: u64, flags: Flags) -> Segment {
         let timestamps = self.options.timestamps.then(|| Timestamps {
             value: timestamp(cx.now, self.options.ts_offset),
             echo: self.options.ts_recent.value(),
@@ -200,7 +200,7 @@ impl<T: TxTransforms> Connection<T> {
             seq: self.seq(position),
             ack: if acks { self.rcv.ack() } else { SeqNum(0) },
             flags,
-            window: self.rcv.offer(cx.config.receive_bytes_max, self.snd.mss),
+            window: self.rcv.window_to_offer(cx.config.receive_bytes_max, self.snd.mss),
             options: Options { timestamps, ..Options::default() },
         }
     }
@@ -219,14 +219,14 @@ impl<T: TxTransforms> Connection<T> {
 
     /// Retransmits lost ranges, as fast as the phase allows. Returns whether all were sent: new
     /// data comes after them (RFC 6675 section 4).
-    fn send_lost(&mut self, cx: &mut Cx<'_>) -> bool {
+    fn send_lost(&mut self, cx: &mut TcpEnv<'_>) -> bool {
         let mut sent = false;
         while let Some((start, end)) = self.snd.flight.next_lost() {
             let Some(room) = self.retransmission_room() else { break };
             if self.is_paced(cx) {
                 break;
             }
-            let limit = room.min(u64::from(self.burst(cx)));
+            let limit = room.min(u64::from(self.transmit_bytes_limit(cx)));
             let len = (end - start).min(limit);
             if self.retransmit(cx, start, start + len) == 0 {
                 break;
@@ -249,7 +249,7 @@ impl<T: TxTransforms> Connection<T> {
     }
 
     /// Retransmits start..end; returns how many sequence numbers were sent.
-    pub(crate) fn retransmit(&mut self, cx: &mut Cx<'_>, start: u64, end: u64) -> u64 {
+    pub(crate) fn retransmit(&mut self, cx: &mut TcpEnv<'_>, start: u64, end: u64) -> u64 {
         let sent = self.transmit(cx, start, end, true);
         if sent > 0 {
             let resent_at = timestamp(cx.now, self.options.ts_offset);
@@ -267,7 +267,7 @@ impl<T: TxTransforms> Connection<T> {
     }
 
     /// Sends new data within both windows, pacing and Nagle's algorithm.
-    fn send_new(&mut self, cx: &mut Cx<'_>) {
+    fn send_new(&mut self, cx: &mut TcpEnv<'_>) {
         self.snd.cwnd_limited = false;
         let mut sent = false;
         while self.snd.nxt < self.send_end() {
@@ -278,7 +278,7 @@ impl<T: TxTransforms> Connection<T> {
             }
             sent = true;
         }
-        self.snd.paced = self.timers.is_set(Timer::Pace);
+        self.snd.pacing_limited = self.timers.is_set(TcpTimer::Pace);
         self.note_window_use(sent);
         // RFC 6298 (5.1), RFC 8985 section 7.2; or for zero-window probes.
         if sent || self.snd.flight.is_empty() && self.snd.nxt < self.send_end() {
@@ -302,8 +302,8 @@ impl<T: TxTransforms> Connection<T> {
 
     /// Returns how much of the queued data goes into the next transmit; `None` if nothing may be
     /// sent now.
-    fn new_data_len(&mut self, cx: &mut Cx<'_>) -> Option<u64> {
-        let burst = u64::from(self.burst(cx));
+    fn new_data_len(&mut self, cx: &mut TcpEnv<'_>) -> Option<u64> {
+        let burst = u64::from(self.transmit_bytes_limit(cx));
         let snd = &mut self.snd;
         let mss = u64::from(snd.mss);
         let queued = snd.spans.end() + u64::from(snd.fin) - snd.nxt;
@@ -334,7 +334,7 @@ impl<T: TxTransforms> Connection<T> {
             let worth = window >= u64::from(snd.wnd_max / 2).max(1) && window < mss;
             return (worth && cwnd >= window).then_some(window.min(data));
         }
-        if len < burst && allowed < data && self.defers(cx.now, len) {
+        if len < burst && allowed < data && self.should_defer(cx.now, len) {
             return None;
         }
         if self.is_paced(cx) {
@@ -347,16 +347,17 @@ impl<T: TxTransforms> Connection<T> {
     /// Linux) holds it back while another small one is unacknowledged.
     const fn may_send_small(&self) -> bool {
         let snd = &self.snd;
-        snd.fin || !self.modes.cork && (self.modes.no_delay || snd.small_end <= snd.una)
+        snd.fin || !self.modes.cork && (self.modes.no_delay || snd.small_segment_end <= snd.una)
     }
 
     /// Returns whether to wait for an acknowledgment that is about to come and makes a run longer
     /// than `len`, which costs host and device less: Linux's `tcp_tso_should_defer`. Never while
     /// segments arrive out of order, when each acknowledgment lets a segment out (RFC 3042, RFC
     /// 6675 section 5). A timer bounds the wait.
-    fn defers(&mut self, now: Instant, len: u64) -> bool {
+    fn should_defer(&mut self, now: Instant, len: u64) -> bool {
         let snd = &self.snd;
-        let in_order = snd.phase == Phase::Open && snd.dup_acks == 0 && snd.flight.sacked() == 0;
+        let in_order =
+            snd.phase == CongestionPhase::Open && snd.dup_acks == 0 && snd.flight.sacked() == 0;
         let window = u64::from(snd.cc.cwnd).min(snd.edge.saturating_sub(snd.una));
         if !self.modes.defer || !in_order || len >= window / 3 {
             return false;
@@ -366,7 +367,7 @@ impl<T: TxTransforms> Connection<T> {
         let soon = now + (srtt / 2).min(DEFER_MAX);
         let waits = now < until && front.xmit + srtt <= soon;
         if waits {
-            self.timers.set(Timer::Defer, until);
+            self.timers.set(TcpTimer::Defer, until);
         }
         waits
     }
@@ -374,7 +375,7 @@ impl<T: TxTransforms> Connection<T> {
     /// Returns the bytes of the longest transmit: the device's limit; under pacing, a millisecond's
     /// worth and what has become due since the connection was to send. If this thread is late,
     /// shorter runs would make it later.
-    fn burst(&self, cx: &Cx<'_>) -> u32 {
+    fn transmit_bytes_limit(&self, cx: &TcpEnv<'_>) -> u32 {
         let mss = self.snd.mss;
         let max = cx.out.offloads.transmit_bytes_max / mss * mss;
         let srtt = self.snd.rtt.srtt();
@@ -388,17 +389,17 @@ impl<T: TxTransforms> Connection<T> {
     }
 
     /// Returns whether pacing holds the next transmit back; sets the timer if so.
-    fn is_paced(&mut self, cx: &Cx<'_>) -> bool {
+    fn is_paced(&mut self, cx: &TcpEnv<'_>) -> bool {
         if !cx.config.pacing || self.snd.pace_at <= cx.now + PACE_BURST {
             return false;
         }
-        self.timers.set(Timer::Pace, self.snd.pace_at - PACE_BURST);
+        self.timers.set(TcpTimer::Pace, self.snd.pace_at - PACE_BURST);
         true
     }
 
     /// Advances the pacing clock by `len` bytes: at twice the window per round trip in slow start
     /// and 1.2 times in congestion avoidance, as Linux does.
-    fn pace(&mut self, cx: &Cx<'_>, len: u64) {
+    fn pace(&mut self, cx: &TcpEnv<'_>, len: u64) {
         let srtt = self.snd.rtt.srtt();
         if !cx.config.pacing || self.snd.rtt.min() < PACE_RTT_MIN {
             return;
@@ -411,18 +412,24 @@ impl<T: TxTransforms> Connection<T> {
     /// Returns the time that pacing counts from: now, or the time at which it permitted the next
     /// segment if this thread was late, but at most a round trip ago.
     fn pace_from(&self, now: Instant) -> Instant {
-        let late = if self.snd.paced { self.snd.rtt.srtt() } else { Duration::ZERO };
+        let late = if self.snd.pacing_limited { self.snd.rtt.srtt() } else { Duration::ZERO };
         self.snd.pace_at.max(now - late)
     }
 
     /// Hands start..end to the device as one transmit; the last position may be the FIN's. Returns
     /// the sequence numbers sent, fewer if the host has not read the bytes yet.
-    pub(super) fn transmit(&mut self, cx: &mut Cx<'_>, start: u64, end: u64, again: bool) -> u64 {
+    pub(super) fn transmit(
+        &mut self,
+        cx: &mut TcpEnv<'_>,
+        start: u64,
+        end: u64,
+        again: bool,
+    ) -> u64 {
         let mut parts = Parts::new();
         let data_end = end.min(self.snd.spans.end());
         let want = u32::try_from(data_end.saturating_sub(start)).unwrap_or(0);
-        let Collected { len, ends_write } = match want {
-            0 => Collected::default(),
+        let CollectedSpans { len, ends_write } = match want {
+            0 => CollectedSpans::default(),
             _ => self.snd.spans.collect(start, want, &mut self.snd.transforms, &mut parts),
         };
         let fin = end > data_end && len == want;
@@ -449,7 +456,7 @@ impl<T: TxTransforms> Connection<T> {
         let pending = echo && cx.config.echo;
         let tag = self.snd.next_tag;
         self.snd.next_tag = tag.wrapping_add(1);
-        let sending = Sending { tag, segment_size: self.segment_size(), pending };
+        let sending = SentRangeInfo { tag, segment_size: self.segment_size(), pending };
         if self.snd.flight.is_empty() {
             // The user time-out counts from here, not from an idle period before (RFC 5482).
             self.snd.progress_at = cx.now;
@@ -480,7 +487,7 @@ impl<T: TxTransforms> Connection<T> {
         cx.out.counters.tcp_out_transmits += 1;
         cx.out.send_tcp(cx.now, self.flow, &self.tuple, &segment, payload);
         if pending && !self.rcv.has_holes() {
-            self.carry_ack(cx, tag, segment.ack);
+            self.note_carried_ack(cx, tag, segment.ack);
         } else if !self.rcv.has_holes() {
             self.note_acked(segment.ack);
         }
@@ -491,17 +498,19 @@ impl<T: TxTransforms> Connection<T> {
         u16::try_from(self.snd.mss).unwrap_or(u16::MAX)
     }
 
-    fn note_sent(&mut self, cx: &mut Cx<'_>, start: u64, len: u32, parts: &Parts, again: bool) {
+    fn note_sent(&mut self, cx: &mut TcpEnv<'_>, start: u64, len: u32, parts: &Parts, again: bool) {
         self.snd.last_sent = cx.now;
         self.pace(cx, u64::from(len));
-        if let Phase::Recovery(episode) | Phase::Cwr(episode) = &mut self.snd.phase {
+        if let CongestionPhase::Recovery(episode) | CongestionPhase::Cwr(episode) =
+            &mut self.snd.phase
+        {
             episode.on_sent(len);
         }
         if again {
             return;
         }
         if len % self.snd.mss != 0 {
-            self.snd.small_end = start + u64::from(len);
+            self.snd.small_segment_end = start + u64::from(len);
         }
         // The prefix of a record was counted before.
         let new = |part: &Part| {
@@ -514,8 +523,8 @@ impl<T: TxTransforms> Connection<T> {
     }
 
     /// Reads the next unread file range for the software path, a bounded distance ahead.
-    fn read_ahead(&mut self, cx: &mut Cx<'_>) {
-        if self.snd.reading {
+    fn read_ahead(&mut self, cx: &mut TcpEnv<'_>) {
+        if self.snd.host_reads_file {
             return;
         }
         // After a device reset or the loss of a context, ranges that were sent may have to be read
@@ -524,15 +533,15 @@ impl<T: TxTransforms> Connection<T> {
         let Some(unread) = self.snd.spans.first_unread(from) else { return };
         if unread.at.saturating_sub(from) < READ_AHEAD_BYTES {
             let owner = DiskOwner::Stream { flow: self.flow, position: unread.at };
-            self.snd.reading = cx.files.read(cx.out, owner, &unread);
+            self.snd.host_reads_file = cx.files.read(cx.out, owner, &unread);
         }
     }
 
     /// Returns the first position from which the stream may be rewritten: nothing behind it was
     /// sent, nor is being read by the host.
-    pub(crate) fn first_movable(&self) -> u64 {
+    pub(crate) fn first_rewritable(&self) -> u64 {
         let (nxt, spans) = (self.snd.nxt, &self.snd.spans);
-        if !self.snd.reading {
+        if !self.snd.host_reads_file {
             return nxt;
         }
         let unread = spans.first_unread(nxt).map_or(nxt, |unread| unread.at.max(nxt));
@@ -542,9 +551,9 @@ impl<T: TxTransforms> Connection<T> {
 
     /// Sets the retransmission timer as [`Self::arm_retransmit`] does, except at an acknowledgment:
     /// a pending reordering timer of RACK is left alone.
-    pub(crate) fn rearm_retransmit(&mut self, cx: &mut Cx<'_>) {
-        let waits =
-            self.timers.is_set(Timer::Retransmit) && self.retransmit_for == Retransmit::Reordering;
+    pub(crate) fn rearm_retransmit(&mut self, cx: &mut TcpEnv<'_>) {
+        let waits = self.timers.is_set(TcpTimer::Retransmit)
+            && self.retransmit_for == RetransmitPurpose::Reordering;
         if !waits {
             self.arm_retransmit(cx, None);
         }
@@ -552,7 +561,7 @@ impl<T: TxTransforms> Connection<T> {
 
     /// Sets the retransmission timer for the state of the connection; `wait` is the delay that RACK
     /// wants for its reordering timer.
-    pub(crate) fn arm_retransmit(&mut self, cx: &mut Cx<'_>, wait: Option<Duration>) {
+    pub(crate) fn arm_retransmit(&mut self, cx: &mut TcpEnv<'_>, wait: Option<Duration>) {
         let snd = &self.snd;
         let rto = snd.rtt.rto(cx.config);
         if !snd.flight.any_departed() {
@@ -562,20 +571,20 @@ impl<T: TxTransforms> Connection<T> {
                 && window < data.min(u64::from(snd.mss))
                 && self.state.is_synchronized();
             if !stuck {
-                self.timers.stop(Timer::Retransmit);
-            } else if !self.timers.is_set(Timer::Retransmit)
-                || self.retransmit_for != Retransmit::WindowProbe
+                self.timers.stop(TcpTimer::Retransmit);
+            } else if !self.timers.is_set(TcpTimer::Retransmit)
+                || self.retransmit_for != RetransmitPurpose::WindowProbe
             {
                 // RFC 9293 section 3.8.6.1: after a time-out, then with back-off.
                 let delay = (rto * (1 << snd.window_probes.min(16))).min(cx.config.rto_max);
-                self.retransmit_for = Retransmit::WindowProbe;
-                self.timers.set(Timer::Retransmit, cx.now + delay);
+                self.retransmit_for = RetransmitPurpose::WindowProbe;
+                self.timers.set(TcpTimer::Retransmit, cx.now + delay);
             }
             return;
         }
         if let Some(wait) = wait {
-            self.retransmit_for = Retransmit::Reordering;
-            self.timers.set(Timer::Retransmit, cx.now + wait);
+            self.retransmit_for = RetransmitPurpose::Reordering;
+            self.timers.set(TcpTimer::Retransmit, cx.now + wait);
             return;
         }
         // RFC 6298 (5.3): counts from the last progress or the departure of the oldest range,
@@ -587,14 +596,14 @@ impl<T: TxTransforms> Connection<T> {
         // RFC 8985 section 7.2: a probe that would be due later than the time-out replaces it.
         let probe = self.tail_probe_time(cx).map(|at| at.min(time_out));
         self.retransmit_for =
-            if probe.is_some() { Retransmit::TailProbe } else { Retransmit::TimeOut };
-        self.timers.set(Timer::Retransmit, probe.unwrap_or(time_out));
+            if probe.is_some() { RetransmitPurpose::TailProbe } else { RetransmitPurpose::TimeOut };
+        self.timers.set(TcpTimer::Retransmit, probe.unwrap_or(time_out));
     }
 
     /// Returns when a tail loss probe is due; `None` if none is allowed (RFC 8985 section 7.2).
-    fn tail_probe_time(&self, cx: &Cx<'_>) -> Option<Instant> {
+    fn tail_probe_time(&self, cx: &TcpEnv<'_>) -> Option<Instant> {
         let snd = &self.snd;
-        let allowed = snd.phase == Phase::Open
+        let allowed = snd.phase == CongestionPhase::Open
             && snd.probe.is_none()
             && self.options.sack
             && snd.flight.sacked() == 0

@@ -5,8 +5,8 @@
 
 use base::{Duration, Instant};
 
-use super::flight::{Flight, Sent};
-use super::rtt::Rtt;
+use super::rtt::TcpRttEstimator;
+use super::scoreboard::{RetransmitQueue, SentRange};
 
 /// RFC 8985 section 6.2: recoveries after which a widened window is narrowed again.
 const REO_WND_PERSIST: u8 = 16;
@@ -58,7 +58,13 @@ impl Rack {
 
     /// Handles the arrival of a range: section 6.2 steps 2 and 3. `spurious` is true if the range
     /// was retransmitted and the acknowledgment was for the original.
-    pub(crate) fn on_delivered(&mut self, now: Instant, sent: &Sent, rtt: &Rtt, spurious: bool) {
+    pub(crate) fn on_delivered(
+        &mut self,
+        now: Instant,
+        sent: &SentRange,
+        rtt: &TcpRttEstimator,
+        spurious: bool,
+    ) {
         let elapsed = now.since(sent.xmit);
         if sent.ever_resent() && (spurious || elapsed < rtt.min()) {
             return;
@@ -104,8 +110,8 @@ impl Rack {
     pub(crate) fn detect(
         &self,
         now: Instant,
-        flight: &mut Flight,
-        rtt: &Rtt,
+        flight: &mut RetransmitQueue,
+        rtt: &TcpRttEstimator,
         mss: u32,
         recovering: bool,
     ) -> (bool, Option<Duration>) {
@@ -114,15 +120,15 @@ impl Rack {
             return (false, None);
         }
         let window = self.rtt + self.reordering_window(flight, rtt, mss, recovering);
-        self.scan(now, flight, window)
+        self.detect_among_all(now, flight, window)
     }
 
     /// Marks lost ranges among all outstanding ones, with `window` as the time after which a range
     /// is lost.
-    fn scan(
+    fn detect_among_all(
         &self,
         now: Instant,
-        flight: &mut Flight,
+        flight: &mut RetransmitQueue,
         window: Duration,
     ) -> (bool, Option<Duration>) {
         let mut wait: Option<Duration> = None;
@@ -144,14 +150,14 @@ impl Rack {
     /// Returns whether the range that arrived last was sent before everything outstanding, of which
     /// `front` is the first: transmits leave in the order of their positions, and a retransmission
     /// only makes a range younger than those behind it.
-    fn precedes_all(&self, front: &Sent) -> bool {
+    fn precedes_all(&self, front: &SentRange) -> bool {
         !front.ever_resent() && (front.xmit, front.end) >= (self.xmit, self.end)
     }
 
     fn reordering_window(
         &self,
-        flight: &Flight,
-        rtt: &Rtt,
+        flight: &RetransmitQueue,
+        rtt: &TcpRttEstimator,
         mss: u32,
         recovering: bool,
     ) -> Duration {
@@ -166,11 +172,11 @@ impl Rack {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tcp::flight::{Delivered, Sending};
+    use crate::tcp::scoreboard::{DeliveredBytes, SentRangeInfo};
     use proptest::prelude::*;
 
     /// A transmit in segments of 100 bytes.
-    const SENDING: Sending = Sending { tag: 0, segment_size: 100, pending: false };
+    const SENDING: SentRangeInfo = SentRangeInfo { tag: 0, segment_size: 100, pending: false };
 
     fn us(n: u64) -> Instant {
         Instant::from_micros(n)
@@ -178,15 +184,16 @@ mod tests {
 
     /// Ten segments of 100 bytes, sent 10 us apart on a path of 1 ms; those in `arrived` are
     /// acknowledged.
-    fn scene(arrived: &[u64]) -> (Flight, Rack, Rtt) {
-        let (mut flight, mut rack, mut rtt) = (Flight::new(), Rack::new(), Rtt::new());
+    fn scene(arrived: &[u64]) -> (RetransmitQueue, Rack, TcpRttEstimator) {
+        let (mut flight, mut rack, mut rtt) =
+            (RetransmitQueue::new(), Rack::new(), TcpRttEstimator::new());
         rtt.sample(us(0), Duration::from_micros(1000));
         for i in 0..10 {
             flight.push(1 + i * 100, 101 + i * 100, us(i * 10), SENDING);
         }
         for &i in arrived {
             let now = us(1000 + i * 10);
-            flight.sack(1 + i * 100, 101 + i * 100, now, &mut Delivered::default(), |s| {
+            flight.sack(1 + i * 100, 101 + i * 100, now, &mut DeliveredBytes::default(), |s| {
                 rack.on_delivered(now, s, &rtt, false);
             });
         }
@@ -234,7 +241,7 @@ mod tests {
     proptest! {
         /// The short cut by the oldest entry never misses a loss that a full scan finds.
         #[test]
-        fn a_glance_at_the_oldest_finds_what_a_look_at_all_finds(
+        fn the_short_cut_finds_the_same_losses(
             steps in proptest::collection::vec((0..6_u8, 0..12_u64), 1..40),
         ) {
             let rtt = scene(&[]).2;
@@ -245,7 +252,7 @@ mod tests {
                 let now = us(1000 + i as u64 * 90);
                 let (start, end) = (1 + at * 100, (101 + at * 100).min(nxt));
                 for (flight, rack) in [(&mut flight, &mut rack), (&mut slow, &mut other)] {
-                    let seen = &mut Delivered::default();
+                    let seen = &mut DeliveredBytes::default();
                     match what {
                         0 | 1 => flight.push(nxt, nxt + 100, now, SENDING),
                         2 => flight.acknowledge(end.max(una), now, seen, |s| {
@@ -265,7 +272,7 @@ mod tests {
                 let found = rack.detect(now, &mut flight, &rtt, 100, false);
                 let window = other.rtt + other.reordering_window(&slow, &rtt, 100, false);
                 let nothing = other.end == 0;
-                let all = other.scan(now, &mut slow, window);
+                let all = other.detect_among_all(now, &mut slow, window);
                 let all = if nothing { (false, None) } else { all };
                 prop_assert_eq!(found, all);
                 prop_assert_eq!(flight.next_lost(), slow.next_lost());

@@ -3,8 +3,8 @@
 //! Payload stays in the packet buffers that it arrived in; the application reads slices of them.
 //! Positions are 64 bits wide: 0 is the peer's SYN, 1 its first byte.
 
-mod chunk;
-mod disorder;
+mod reassembly;
+mod rx_segment;
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -15,9 +15,9 @@ use base::{Duration, Instant, SeqNum};
 use bytes::Bytes;
 use tcp_rules::window::ReceiveWindow;
 
-pub(crate) use self::chunk::{Chunk, Piece};
-use self::disorder::Disorder;
-use crate::rare::Rare;
+use self::reassembly::ReassemblyQueue;
+pub(crate) use self::rx_segment::{RxSegment, RxSegmentPiece};
+use crate::lazy_box::LazyBox;
 
 /// Length of the receive queue above which sparsely filled buffers are copied together.
 const SPARSE_CHUNKS_MAX: usize = 32;
@@ -29,19 +29,19 @@ const QUICK_ACKS: u8 = 16;
 
 /// Urgency of the next acknowledgment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Due {
+enum AckUrgency {
     Nothing,
     /// With the next data, or when the delay ends.
     Later,
     Now,
 }
 
-/// `Receive::fin` while the FIN is unknown: beyond every position of a stream.
+/// `TcpReceiveState::fin` while the FIN is unknown: beyond every position of a stream.
 const NO_FIN: u64 = u64::MAX;
 
 /// The receiving half of a connection.
 #[derive(Debug)]
-pub(crate) struct Receive {
+pub(crate) struct TcpReceiveState {
     irs: SeqNum,
     /// Position of the next byte expected in order: RCV.NXT.
     nxt: u64,
@@ -52,10 +52,10 @@ pub(crate) struct Receive {
     pub(crate) scale: u8,
     /// Position of the peer's FIN; [`NO_FIN`] until it is known.
     fin: u64,
-    ready: VecDeque<Chunk>,
+    ready: VecDeque<RxSegment>,
     ready_bytes: usize,
-    disorder: Rare<Disorder>,
-    due: Due,
+    disorder: LazyBox<ReassemblyQueue>,
+    due: AckUrgency,
     unacked_segments: u8,
     quick_acks: u8,
     /// Payload bytes of the largest packet received, an estimate of the peer's segment size.
@@ -63,16 +63,16 @@ pub(crate) struct Receive {
     last_arrival: Instant,
 }
 
-/// Result of [`Receive::take`].
+/// Result of [`TcpReceiveState::take`].
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Taken {
+pub(crate) struct ReceiveOutcome {
     /// New bytes can be read.
     pub(crate) readable: bool,
     /// The peer's FIN was reached in order.
     pub(crate) fin_reached: bool,
 }
 
-impl Receive {
+impl TcpReceiveState {
     /// Creates the state of a stream; `window` is the window in bytes that our SYN or SYN-ACK
     /// offered.
     pub(crate) const fn new(irs: SeqNum, scale: u8, window: u32) -> Self {
@@ -84,8 +84,8 @@ impl Receive {
             fin: NO_FIN,
             ready: VecDeque::new(),
             ready_bytes: 0,
-            disorder: Rare::new(),
-            due: Due::Nothing,
+            disorder: LazyBox::new(),
+            due: AckUrgency::Nothing,
             unacked_segments: 0,
             quick_acks: QUICK_ACKS,
             segment_size: 0,
@@ -94,18 +94,18 @@ impl Receive {
     }
 
     /// Sets the time of the last arrival.
-    pub(crate) fn heard_at(mut self, now: Instant) -> Self {
-        self.heard(now);
+    pub(crate) fn with_last_arrival(mut self, now: Instant) -> Self {
+        self.note_alive(now);
         self
     }
 
     /// Takes over a request that was received before the connection had a TCB and has not been
     /// acknowledged; `unread` is the part that the application has not read.
-    pub(crate) fn resume(&mut self, unread: Option<Chunk>) {
+    pub(crate) fn take_over_request(&mut self, unread: Option<RxSegment>) {
         if let Some(chunk) = unread {
             self.queue(chunk);
         }
-        self.due = Due::Now;
+        self.due = AckUrgency::Now;
     }
 
     /// Sets the initial sequence number from the SYN-ACK or SYN that answers ours.
@@ -154,11 +154,11 @@ impl Receive {
         &mut self,
         now: Instant,
         seq: SeqNum,
-        mut chunk: Chunk,
+        mut chunk: RxSegment,
         (fin, packets): (bool, u8),
         spares: &mut impl Extend<PacketBuf>,
-    ) -> Taken {
-        let Some(start) = self.position(seq) else { return spare(chunk, spares) };
+    ) -> ReceiveOutcome {
+        let Some(start) = self.position(seq) else { return recycle_segment(chunk, spares) };
         let came = chunk.len();
         let end = start + came as u64;
         if fin && self.fin == NO_FIN && end <= self.edge {
@@ -166,7 +166,10 @@ impl Receive {
         }
         if end <= self.nxt && !chunk.is_empty() {
             self.report_duplicate(start, end);
-            return Taken { fin_reached: self.reach_fin(), ..spare(chunk, spares) };
+            return ReceiveOutcome {
+                fin_reached: self.reach_fin(),
+                ..recycle_segment(chunk, spares)
+            };
         }
         if start < self.nxt && !chunk.is_empty() {
             self.report_duplicate(start, self.nxt);
@@ -177,31 +180,34 @@ impl Receive {
             if fin {
                 // RFC 5681 section 4.2: a segment out of order is acknowledged at once; so is a FIN
                 // in order.
-                self.due = Due::Now;
+                self.due = AckUrgency::Now;
             }
-            return Taken { fin_reached: self.reach_fin(), ..spare(chunk, spares) };
+            return ReceiveOutcome {
+                fin_reached: self.reach_fin(),
+                ..recycle_segment(chunk, spares)
+            };
         };
-        if chunk.is_marked() && self.ready.len() >= MARKED_CHUNKS_MAX {
+        if chunk.has_metadata() && self.ready.len() >= MARKED_CHUNKS_MAX {
             // The queue is full; the peer retransmits the segment.
-            return spare(chunk, spares);
+            return recycle_segment(chunk, spares);
         }
         self.note_arrival(now, packets, came);
         if start > self.nxt {
-            self.due = Due::Now;
-            self.wait(start, chunk, spares);
-            return Taken::default();
+            self.due = AckUrgency::Now;
+            self.insert_out_of_order(start, chunk, spares);
+            return ReceiveOutcome::default();
         }
         self.nxt += chunk.len() as u64;
         self.queue(chunk);
-        if !self.disorder.waiting.is_empty() {
-            self.join_waiting(spares);
+        if !self.disorder.segments.is_empty() {
+            self.queue_in_order(spares);
             // RFC 5681 section 4.2: acknowledge at once when a hole is filled.
-            self.due = Due::Now;
+            self.due = AckUrgency::Now;
         }
-        if self.ready.len() > SPARSE_CHUNKS_MAX && !self.ready.iter().any(Chunk::is_marked) {
-            self.join_sparse(spares);
+        if self.ready.len() > SPARSE_CHUNKS_MAX && !self.ready.iter().any(RxSegment::has_metadata) {
+            self.compact_sparse(spares);
         }
-        Taken { readable: true, fin_reached: self.reach_fin() }
+        ReceiveOutcome { readable: true, fin_reached: self.reach_fin() }
     }
 
     fn note_arrival(&mut self, now: Instant, packets: u8, bytes: usize) {
@@ -212,33 +218,33 @@ impl Receive {
         // RFC 5681 section 4.2: at least every second segment; at the start every one, as in Linux.
         if self.unacked_segments >= 2 || self.quick_acks > 0 {
             self.quick_acks = self.quick_acks.saturating_sub(packets.max(1));
-            self.due = Due::Now;
-        } else if self.due == Due::Nothing {
-            self.due = Due::Later;
+            self.due = AckUrgency::Now;
+        } else if self.due == AckUrgency::Nothing {
+            self.due = AckUrgency::Later;
         }
     }
 
-    fn queue(&mut self, chunk: Chunk) {
+    fn queue(&mut self, chunk: RxSegment) {
         self.ready_bytes += chunk.len();
         self.ready.push_back(chunk);
     }
 
     /// Copies the queue together if its buffers hold more than four times its bytes: a peer that
     /// sends single bytes must not tie up a buffer for each.
-    fn join_sparse(&mut self, spares: &mut impl Extend<PacketBuf>) {
-        let held: usize = self.ready.iter().map(Chunk::footprint).sum();
+    fn compact_sparse(&mut self, spares: &mut impl Extend<PacketBuf>) {
+        let held: usize = self.ready.iter().map(RxSegment::footprint).sum();
         if held > 4 * self.ready_bytes {
             let mut bytes = Vec::with_capacity(self.ready_bytes * 2);
             self.ready.iter().for_each(|c| bytes.extend_from_slice(c.bytes()));
-            spares.extend(self.ready.drain(..).filter_map(Chunk::into_packet));
-            self.ready.push_back(Chunk::joined(bytes));
+            spares.extend(self.ready.drain(..).filter_map(RxSegment::into_packet));
+            self.ready.push_back(RxSegment::from_copied(bytes));
         }
     }
 
     fn reach_fin(&mut self) -> bool {
         if self.fin == self.nxt {
             self.nxt += 1;
-            self.due = Due::Now;
+            self.due = AckUrgency::Now;
             return true;
         }
         false
@@ -246,7 +252,7 @@ impl Receive {
 
     /// Returns the window field to send: what fits the buffer. The right edge never moves back, nor
     /// forward by less than a segment (RFC 9293 section 3.8.6.2.2).
-    pub(crate) fn offer(&mut self, buffer_bytes: u32, mss: u32) -> u16 {
+    pub(crate) fn window_to_offer(&mut self, buffer_bytes: u32, mss: u32) -> u16 {
         let used = self.ready_bytes + self.disorder.bytes;
         let free = (buffer_bytes as usize).saturating_sub(used) as u64;
         let worth = u64::from(mss.min(buffer_bytes / 2));
@@ -260,7 +266,7 @@ impl Receive {
     }
 
     /// Returns whether a window update is worth a segment of its own.
-    pub(crate) fn window_opened(&self, buffer_bytes: u32, mss: u32) -> bool {
+    pub(crate) fn is_window_update_due(&self, buffer_bytes: u32, mss: u32) -> bool {
         let used = self.ready_bytes + self.disorder.bytes;
         let free = (buffer_bytes as usize).saturating_sub(used) as u64;
         let edge = self.nxt + free.min(u64::from(u16::MAX) << self.scale);
@@ -273,37 +279,37 @@ impl Receive {
 
     /// Requests an acknowledgment at once.
     pub(crate) const fn ack_now(&mut self) {
-        self.due = Due::Now;
+        self.due = AckUrgency::Now;
     }
 
     /// Turns an acknowledgment that is due at once into a delayed one. Returns whether one is
     /// pending.
     pub(crate) fn delay_ack(&mut self) -> bool {
-        if self.due == Due::Now {
-            self.due = Due::Later;
+        if self.due == AckUrgency::Now {
+            self.due = AckUrgency::Later;
         }
-        self.due == Due::Later
+        self.due == AckUrgency::Later
     }
 
     /// Returns whether an acknowledgment is due at once.
     pub(crate) fn ack_is_due(&self) -> bool {
-        self.due == Due::Now
+        self.due == AckUrgency::Now
     }
 
     /// Returns whether an acknowledgment is delayed.
     pub(crate) fn ack_is_delayed(&self) -> bool {
-        self.due == Due::Later
+        self.due == AckUrgency::Later
     }
 
     /// Notes that an acknowledgment was sent, alone or with data.
-    pub(crate) const fn acked(&mut self) {
-        self.due = Due::Nothing;
+    pub(crate) const fn note_ack_sent(&mut self) {
+        self.due = AckUrgency::Nothing;
         self.unacked_segments = 0;
     }
 
     /// Returns the application's next bytes, without a copy.
     pub(crate) fn peek(&self) -> &[u8] {
-        self.ready.front().map_or(&[], Chunk::bytes)
+        self.ready.front().map_or(&[], RxSegment::bytes)
     }
 
     /// Returns the metadata of the segment that [`Self::peek`] shows, and the offset of the shown
@@ -326,7 +332,7 @@ impl Receive {
     pub(crate) fn take_unread(&mut self, spares: &mut impl Extend<PacketBuf>) -> Bytes {
         let mut bytes = Vec::with_capacity(core::mem::take(&mut self.ready_bytes));
         self.ready.iter().for_each(|chunk| bytes.extend_from_slice(chunk.bytes()));
-        spares.extend(self.ready.drain(..).filter_map(Chunk::into_packet));
+        spares.extend(self.ready.drain(..).filter_map(RxSegment::into_packet));
         bytes.into()
     }
 
@@ -337,7 +343,7 @@ impl Receive {
 
     /// Returns the position of the first byte that was not read.
     pub(crate) fn read_position(&self) -> u64 {
-        self.nxt - u64::from(self.finished()) - self.ready_bytes as u64
+        self.nxt - u64::from(self.is_finished()) - self.ready_bytes as u64
     }
 
     /// Returns the position of the right edge of the offered window.
@@ -347,7 +353,11 @@ impl Receive {
 
     /// Iterates over `len` bytes from offset `skip` of the readable bytes, or what there is of
     /// them: each piece with the metadata of its segment.
-    pub(crate) fn pieces(&self, skip: usize, len: usize) -> impl Iterator<Item = Piece<'_>> {
+    pub(crate) fn pieces(
+        &self,
+        skip: usize,
+        len: usize,
+    ) -> impl Iterator<Item = RxSegmentPiece<'_>> {
         let (mut skip, mut left) = (skip, len);
         self.ready.iter().map_while(move |chunk| {
             if left == 0 {
@@ -382,17 +392,17 @@ impl Receive {
     }
 
     /// Returns whether the peer's FIN has been reached.
-    pub(crate) fn finished(&self) -> bool {
+    pub(crate) fn is_finished(&self) -> bool {
         self.nxt > self.fin
     }
 
     /// Returns the time since the last arrival.
-    pub(crate) fn quiet(&self, now: Instant) -> Duration {
+    pub(crate) fn time_since_arrival(&self, now: Instant) -> Duration {
         now.since(self.last_arrival)
     }
 
     /// Notes a sign of life of the peer.
-    pub(crate) const fn heard(&mut self, now: Instant) {
+    pub(crate) const fn note_alive(&mut self, now: Instant) {
         self.last_arrival = now;
     }
 
@@ -402,27 +412,27 @@ impl Receive {
             self.ready = VecDeque::new();
         }
         if !self.has_holes() {
-            self.disorder.rest();
+            self.disorder.reset();
         }
     }
 
     /// Drops all payload and returns every buffer to `spares`.
     pub(crate) fn clear(&mut self, spares: &mut impl Extend<PacketBuf>) {
         let mut waiting = Vec::new();
-        if !self.disorder.waiting.is_empty() {
-            waiting = core::mem::take(&mut self.disorder.waiting);
+        if !self.disorder.segments.is_empty() {
+            waiting = core::mem::take(&mut self.disorder.segments);
         }
-        self.disorder.rest();
+        self.disorder.reset();
         let ready = core::mem::take(&mut self.ready);
         let chunks = ready.into_iter().chain(waiting.into_iter().map(|w| w.chunk));
-        spares.extend(chunks.filter_map(Chunk::into_packet));
+        spares.extend(chunks.filter_map(RxSegment::into_packet));
         self.ready_bytes = 0;
     }
 }
 
-fn spare(chunk: Chunk, spares: &mut impl Extend<PacketBuf>) -> Taken {
+fn recycle_segment(chunk: RxSegment, spares: &mut impl Extend<PacketBuf>) -> ReceiveOutcome {
     spares.extend(chunk.into_packet());
-    Taken::default()
+    ReceiveOutcome::default()
 }
 
 #[cfg(test)]
@@ -434,20 +444,20 @@ mod tests {
 
     const IRS: SeqNum = SeqNum(u32::MAX - 50);
 
-    fn chunk(bytes: &[u8]) -> Chunk {
+    fn chunk(bytes: &[u8]) -> RxSegment {
         let packet = PacketPool::new(0).copy(bytes).unwrap();
-        Chunk::new(packet, 0, bytes.len(), RxMetadata::default())
+        RxSegment::new(packet, 0, bytes.len(), RxMetadata::default())
     }
 
-    fn take(rcv: &mut Receive, at: u32, bytes: &[u8], fin: bool) -> Taken {
+    fn take(rcv: &mut TcpReceiveState, at: u32, bytes: &[u8], fin: bool) -> ReceiveOutcome {
         rcv.take(Instant::ZERO, IRS + at, chunk(bytes), (fin, 1), &mut Vec::new())
     }
 
-    fn read_all(rcv: &mut Receive) -> Vec<u8> {
+    fn read_all(rcv: &mut TcpReceiveState) -> Vec<u8> {
         read_into(rcv, &mut Vec::new())
     }
 
-    fn read_into(rcv: &mut Receive, spares: &mut Vec<PacketBuf>) -> Vec<u8> {
+    fn read_into(rcv: &mut TcpReceiveState, spares: &mut Vec<PacketBuf>) -> Vec<u8> {
         let mut out = Vec::new();
         while rcv.ready_bytes() > 0 {
             out.extend_from_slice(rcv.peek());
@@ -456,7 +466,7 @@ mod tests {
         out
     }
 
-    fn blocks(rcv: &mut Receive) -> Vec<(u32, u32)> {
+    fn blocks(rcv: &mut TcpReceiveState) -> Vec<(u32, u32)> {
         let mut options = Options::default();
         rcv.sack_blocks(&mut options, 3);
         let at = |seq: SeqNum| u32::try_from(seq.distance(IRS)).unwrap();
@@ -465,7 +475,7 @@ mod tests {
 
     #[test]
     fn holes_are_reported_and_filled() {
-        let mut rcv = Receive::new(IRS, 0, 1000);
+        let mut rcv = TcpReceiveState::new(IRS, 0, 1000);
         assert!(take(&mut rcv, 1, b"abc", false).readable);
         assert!(!take(&mut rcv, 7, b"ghi", false).readable);
         assert!(!take(&mut rcv, 13, b"mno", false).readable);
@@ -484,10 +494,10 @@ mod tests {
 
     #[test]
     fn the_fin_counts_once_everything_before_it_is_there() {
-        let mut rcv = Receive::new(IRS, 0, 1000);
+        let mut rcv = TcpReceiveState::new(IRS, 0, 1000);
         assert!(!take(&mut rcv, 4, b"def", true).fin_reached);
         assert!(take(&mut rcv, 1, b"abc", false).fin_reached);
-        assert!(rcv.finished());
+        assert!(rcv.is_finished());
         assert_eq!(rcv.ack(), IRS + 8);
         assert!(!take(&mut rcv, 8, b"beyond the end", false).readable);
         assert_eq!(read_all(&mut rcv), b"abcdef");
@@ -495,7 +505,7 @@ mod tests {
 
     #[test]
     fn nothing_outside_the_window_is_taken() {
-        let mut rcv = Receive::new(IRS, 0, 4);
+        let mut rcv = TcpReceiveState::new(IRS, 0, 4);
         assert!(!rcv.acceptable(IRS + 5, 1));
         assert!(rcv.acceptable(IRS + 4, 9));
         take(&mut rcv, 1, b"abcdefgh", false);
@@ -506,21 +516,21 @@ mod tests {
 
     #[test]
     fn the_window_never_shrinks_and_opens_by_segments() {
-        let mut rcv = Receive::new(IRS, 0, 1000);
-        assert_eq!(rcv.offer(1000, 100), 1000);
+        let mut rcv = TcpReceiveState::new(IRS, 0, 1000);
+        assert_eq!(rcv.window_to_offer(1000, 100), 1000);
         take(&mut rcv, 1, &[0; 500], false);
-        assert_eq!(rcv.offer(1000, 100), 500);
-        assert_eq!(rcv.offer(400, 100), 500, "a smaller buffer does not take it back");
+        assert_eq!(rcv.window_to_offer(1000, 100), 500);
+        assert_eq!(rcv.window_to_offer(400, 100), 500, "a smaller buffer does not take it back");
         rcv.consume(50);
-        assert_eq!(rcv.offer(1000, 100), 500, "50 bytes are not worth it");
+        assert_eq!(rcv.window_to_offer(1000, 100), 500, "50 bytes are not worth it");
         rcv.consume(450);
-        assert!(rcv.window_opened(1000, 100));
-        assert_eq!(rcv.offer(1000, 100), 1000);
+        assert!(rcv.is_window_update_due(1000, 100));
+        assert_eq!(rcv.window_to_offer(1000, 100), 1000);
     }
 
     #[test]
     fn single_bytes_do_not_hold_a_buffer_each() {
-        let mut rcv = Receive::new(IRS, 0, 10_000);
+        let mut rcv = TcpReceiveState::new(IRS, 0, 10_000);
         let mut spares = Vec::new();
         for i in 0..500 {
             rcv.take(Instant::ZERO, IRS + 1 + i, chunk(b"x"), (false, 1), &mut spares);
@@ -536,7 +546,7 @@ mod tests {
         #[test]
         fn reassembles(pieces in proptest::collection::vec((0..200_u32, 1..60_u32), 0..40)) {
             let stream: Vec<u8> = (0..=199).collect();
-            let mut rcv = Receive::new(IRS, 0, 1000);
+            let mut rcv = TcpReceiveState::new(IRS, 0, 1000);
             let mut have = [false; 200];
             let (mut out, mut spares) = (Vec::new(), Vec::new());
             let whole = [(0, 200)];
@@ -551,7 +561,7 @@ mod tests {
                 let prefix = have.iter().take_while(|&&h| h).count();
                 let ahead = usize::try_from(rcv.ack().distance(IRS + 1)).unwrap();
                 prop_assert_eq!(ahead, prefix + usize::from(prefix == 200));
-                let waiting: usize = rcv.disorder.waiting.iter().map(|w| w.chunk.len()).sum();
+                let waiting: usize = rcv.disorder.segments.iter().map(|w| w.chunk.len()).sum();
                 prop_assert_eq!(waiting, rcv.disorder.bytes);
                 prop_assert_eq!(waiting, have.iter().skip(prefix).filter(|&&h| h).count());
             }

@@ -12,21 +12,21 @@ use super::congestion::Congestion;
 /// The sender's phase; the names are Linux's. Details are boxed, since a connection is nearly
 /// always [`Self::Open`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum CongestionPhase {
     /// No congestion.
     Open,
     /// The window is being reduced without a loss to repair: after an ECN mark, or a loss that a
     /// tail loss probe repaired.
-    Cwr(Box<Episode>),
+    Cwr(Box<CwndReduction>),
     /// Lost ranges are being retransmitted.
-    Recovery(Box<Episode>),
+    Recovery(Box<CwndReduction>),
     /// The retransmission timer expired: everything outstanding is sent again, in slow start.
-    Loss(Box<TimeOut>),
+    Loss(Box<RtoExpiry>),
 }
 
 /// An expiry of the retransmission timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TimeOut {
+pub(crate) struct RtoExpiry {
     /// Position of the next byte to send at that time.
     pub(crate) end: u64,
     /// Position of the first unacknowledged byte at that time.
@@ -35,7 +35,7 @@ pub(crate) struct TimeOut {
 
 /// One reduction of the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Episode {
+pub(crate) struct CwndReduction {
     /// Send position when the reduction began; it is over when that is acknowledged.
     pub(crate) end: u64,
     /// RFC 6937 RecoverFS: bytes in flight when the reduction began.
@@ -46,7 +46,7 @@ pub(crate) struct Episode {
     out: u32,
 }
 
-impl Episode {
+impl CwndReduction {
     pub(crate) fn new(end: u64, flight: u64) -> Self {
         Self { end, flight: bytes(flight).max(1), delivered: 0, out: 0 }
     }
@@ -95,7 +95,7 @@ fn bytes(count: u64) -> u32 {
 
 /// State from which a reduction can be undone.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Undo {
+pub(crate) struct CwndUndo {
     /// The whole state of congestion control before the reduction.
     pub(crate) cc: Congestion,
     /// Our timestamp at the first retransmission; `None` before it.
@@ -114,7 +114,7 @@ mod tests {
     /// (CUBIC): about two segments leave for three that arrive, and the window ends at ssthresh.
     #[test]
     fn rate_is_reduced_in_proportion() {
-        let mut episode = Episode::new(20, 19);
+        let mut episode = CwndReduction::new(20, 19);
         let mut pipe: u64 = 19;
         let mut sent = 0;
         for _ in 0..18 {
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn after_heavy_loss_it_grows_back_to_the_threshold_only() {
-        let mut episode = Episode::new(20, 20);
+        let mut episode = CwndReduction::new(20, 20);
         let mut pipe = 2_u64;
         for _ in 0..20 {
             pipe -= 1;

@@ -13,7 +13,7 @@ pub(crate) const RTO_INITIAL: Duration = Duration::from_secs(1);
 
 /// State of the round-trip estimator.
 #[derive(Clone, Debug)]
-pub(crate) struct Rtt {
+pub(crate) struct TcpRttEstimator {
     srtt: Duration,
     var: Duration,
     /// Minimum of the current and of the previous window.
@@ -23,7 +23,7 @@ pub(crate) struct Rtt {
     pub(crate) backoff: u8,
 }
 
-impl Rtt {
+impl TcpRttEstimator {
     pub(crate) const fn new() -> Self {
         Self {
             srtt: Duration::ZERO,
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn follows_rfc_6298() {
         let config = TcpConfig::default();
-        let mut rtt = Rtt::new();
+        let mut rtt = TcpRttEstimator::new();
         assert_eq!(rtt.rto(&config), Duration::from_secs(1));
         rtt.sample(Instant::from_millis(1), Duration::from_millis(100));
         // The variance is 50 ms, 4 x 50 = 200.
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn the_minimum_expires() {
-        let mut rtt = Rtt::new();
+        let mut rtt = TcpRttEstimator::new();
         rtt.sample(Instant::from_millis(1), Duration::from_millis(1));
         for minutes in 1..14 {
             rtt.sample(Instant::from_millis(minutes * 60_000), Duration::from_millis(50));

@@ -1,29 +1,29 @@
 //! The socket view of a connection: readiness, options, and the figures that `outboard ss` prints.
 //!
-//! Methods of [`Connection`], called by the host for the application.
+//! Methods of [`TcpConnection`], called by the host for the application.
 
 use abi::Refusal;
 use base::{Duration, Instant};
 
-use super::conn::{Connection, SEGMENT_MIN, timestamp_bytes};
-use super::recovery::Phase;
-use super::state::State;
+use super::conn::{SEGMENT_MIN, TcpConnection, timestamp_bytes};
+use super::recovery::CongestionPhase;
+use super::state::TcpState;
 use super::transform::TxTransforms;
 use crate::api::{Readiness, SocketInfo, SocketOption};
 use crate::config::TcpConfig;
 
-impl<T: TxTransforms> Connection<T> {
+impl<T: TxTransforms> TcpConnection<T> {
     pub(crate) fn readiness(&self, config: &TcpConfig) -> Readiness {
         let readable = self.rcv.ready_bytes() > 0;
         Readiness {
             readable,
             writable: self.state.may_write()
-                && self.state != State::SynSent
+                && self.state != TcpState::SynSent
                 && !self.snd.fin
                 && self.send_room(config) > 0,
-            peer_closed: !readable && (self.rcv.finished() || self.modes.read_shut),
+            peer_closed: !readable && (self.rcv.is_finished() || self.modes.read_shut),
             drained: self.snd.una >= self.send_end(),
-            error: if self.state == State::Closed { self.error } else { None },
+            error: if self.state == TcpState::Closed { self.error } else { None },
         }
     }
 
@@ -54,16 +54,16 @@ impl<T: TxTransforms> Connection<T> {
     /// Returns the state of congestion control by its name in Linux.
     const fn congestion_state(&self, disorder: bool) -> &'static str {
         match self.snd.phase {
-            Phase::Open if disorder => "Disorder",
-            Phase::Open => "Open",
-            Phase::Cwr(_) => "CWR",
-            Phase::Recovery(_) => "Recovery",
-            Phase::Loss(_) => "Loss",
+            CongestionPhase::Open if disorder => "Disorder",
+            CongestionPhase::Open => "Open",
+            CongestionPhase::Cwr(_) => "CWR",
+            CongestionPhase::Recovery(_) => "Recovery",
+            CongestionPhase::Loss(_) => "Loss",
         }
     }
 
     pub(crate) fn info(&self, config: &TcpConfig, file_offload: Result<(), Refusal>) -> SocketInfo {
-        let (delivery_rate, delivery_rate_app_limited) = self.snd.rate.get();
+        let (delivery_rate, delivery_rate_app_limited) = self.snd.rate.rate();
         let sacked = self.snd.flight.sacked();
         SocketInfo {
             congestion_state: self.congestion_state(sacked > 0 || self.snd.dup_acks > 0),

@@ -18,11 +18,11 @@ use abi::{FileId, FileLimits, Parts};
 use bytes::Bytes;
 use smallvec::smallvec;
 
-use super::transform::{Pieces, SpanBytes, TxTransforms, TxUnit};
-use crate::storage::source::{Source, Unread};
+use super::transform::{SpanBytes, SpanPieces, TxTransforms, TxUnit};
+use crate::storage::source::{StreamSource, UnreadRange};
 
 #[derive(Clone, Debug)]
-struct Span<U> {
+struct TxSpan<U> {
     /// Position behind the last byte.
     end: u64,
     bytes: SpanBytes<U>,
@@ -32,7 +32,7 @@ struct Span<U> {
 
 /// Result of [`SpanMap::collect`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Collected {
+pub(crate) struct CollectedSpans {
     /// Bytes that can be sent now.
     pub(crate) len: u32,
     /// The last byte of an application's write is among them: the segment that ends with it carries
@@ -45,7 +45,7 @@ pub(crate) struct Collected {
 pub(crate) enum TakenBack {
     Nothing,
     /// Its end: the unit is shorter now.
-    Rest,
+    Tail,
     All,
 }
 
@@ -54,7 +54,7 @@ pub(crate) enum TakenBack {
 pub(crate) struct SpanMap<U> {
     /// Position of the first byte in the map.
     start: u64,
-    spans: VecDeque<Span<U>>,
+    spans: VecDeque<TxSpan<U>>,
     /// Bytes of host memory held by the spans.
     memory: usize,
     /// Some spans may have to be read by the host; false while the device reads all files.
@@ -79,18 +79,18 @@ impl<U: TxUnit> SpanMap<U> {
     /// Appends bytes in host memory.
     pub(crate) fn push_memory(&mut self, bytes: Bytes) {
         let len = bytes.len() as u64;
-        self.push_plain(Source::Memory(bytes), len);
+        self.push_plain(StreamSource::Memory(bytes), len);
     }
 
     /// Appends `len` bytes that are sent as they are.
-    pub(crate) fn push_plain(&mut self, source: Source, len: u64) {
+    pub(crate) fn push_plain(&mut self, source: StreamSource, len: u64) {
         self.push(SpanBytes::Plain(source), len);
     }
 
     /// Appends a unit.
     pub(crate) fn push_unit(&mut self, unit: U) {
         let len = unit.len();
-        self.push(SpanBytes::Made(unit), len);
+        self.push(SpanBytes::Transformed(unit), len);
     }
 
     fn push(&mut self, bytes: SpanBytes<U>, len: u64) {
@@ -98,7 +98,7 @@ impl<U: TxUnit> SpanMap<U> {
             self.memory += bytes.memory();
             self.unread |= bytes.is_unread();
             let end = self.end() + len;
-            self.spans.push_back(Span { end, bytes, ends_write: true });
+            self.spans.push_back(TxSpan { end, bytes, ends_write: true });
         }
     }
 
@@ -108,7 +108,9 @@ impl<U: TxUnit> SpanMap<U> {
         let first = self.index_of(from);
         self.spans.iter().skip(first).filter_map(move |span| match &span.bytes {
             SpanBytes::Plain(_) => None,
-            SpanBytes::Made(unit) => Some((unit, from.saturating_sub(span.end - unit.len()))),
+            SpanBytes::Transformed(unit) => {
+                Some((unit, from.saturating_sub(span.end - unit.len())))
+            }
         })
     }
 
@@ -117,14 +119,14 @@ impl<U: TxUnit> SpanMap<U> {
     pub(crate) fn last_unit(&self, from: u64, behind: u64) -> Option<(&U, u64)> {
         let last = self.end().checked_sub(behind).filter(|&last| last >= from)?;
         let index = self.spans.len().checked_sub(1 + usize::from(behind > 0))?;
-        let is_write = |span: &Span<U>| match &span.bytes {
+        let is_write = |span: &TxSpan<U>| match &span.bytes {
             SpanBytes::Plain(source) => source.bytes().is_some() && self.spans[index].end == last,
-            SpanBytes::Made(_) => false,
+            SpanBytes::Transformed(_) => false,
         };
         if behind > 0 && !self.spans.back().is_some_and(is_write) {
             return None;
         }
-        let Span { end, bytes: SpanBytes::Made(unit), .. } = &self.spans[index] else {
+        let TxSpan { end, bytes: SpanBytes::Transformed(unit), .. } = &self.spans[index] else {
             return None;
         };
         Some((unit, from.saturating_sub(end - unit.len())))
@@ -143,7 +145,7 @@ impl<U: TxUnit> SpanMap<U> {
             let span = self.spans.pop_back();
             self.memory -= span.map_or(0, |span| span.bytes.memory());
         }
-        while let Some(Span { end, bytes: SpanBytes::Made(unit), ends_write }) =
+        while let Some(TxSpan { end, bytes: SpanBytes::Transformed(unit), ends_write }) =
             self.spans.back_mut()
         {
             let start = *end - unit.len();
@@ -152,7 +154,7 @@ impl<U: TxUnit> SpanMap<U> {
             self.memory -= memory - unit.memory();
             match taken {
                 TakenBack::Nothing => break,
-                TakenBack::Rest => {
+                TakenBack::Tail => {
                     (*end, *ends_write) = (start + unit.len(), false);
                     break;
                 }
@@ -169,10 +171,10 @@ impl<U: TxUnit> SpanMap<U> {
             let Some(span) = self.spans.front_mut() else { break };
             let to = span.end.min(position);
             self.memory -= match &mut span.bytes {
-                SpanBytes::Plain(source) => source.forget(to - self.start, &mut release),
-                SpanBytes::Made(unit) => {
+                SpanBytes::Plain(source) => source.release_front(to - self.start, &mut release),
+                SpanBytes::Transformed(unit) => {
                     let start = span.end - unit.len();
-                    unit.forget(to - start, &mut release)
+                    unit.release_before(to - start, &mut release)
                 }
             };
             self.start = to;
@@ -187,7 +189,7 @@ impl<U: TxUnit> SpanMap<U> {
     /// `position`; `position` if there is none.
     pub(crate) fn piece_end(&self, position: u64) -> u64 {
         match self.spans.get(self.index_of(position)) {
-            Some(Span { end, bytes: SpanBytes::Made(unit), .. }) => {
+            Some(TxSpan { end, bytes: SpanBytes::Transformed(unit), .. }) => {
                 let start = end - unit.len();
                 start + unit.piece_end(position.saturating_sub(start))
             }
@@ -203,7 +205,7 @@ impl<U: TxUnit> SpanMap<U> {
         len: u32,
         transforms: &mut T,
         parts: &mut Parts,
-    ) -> Collected {
+    ) -> CollectedSpans {
         let mut at = position;
         let mut ends_write = false;
         let stop = (position + u64::from(len)).min(self.end());
@@ -223,7 +225,7 @@ impl<U: TxUnit> SpanMap<U> {
                     let from = at - self.start_of(index);
                     source.part(from, from + take)
                 }
-                SpanBytes::Made(unit) => {
+                SpanBytes::Transformed(unit) => {
                     let start = span.end - unit.len();
                     transforms.part(unit, start, at - start, take32)
                 }
@@ -233,12 +235,12 @@ impl<U: TxUnit> SpanMap<U> {
             (at, index) = (at + take, index + 1);
             ends_write |= span.ends_write && at == span.end;
         }
-        Collected { len: u32::try_from(at - position).unwrap_or(0), ends_write }
+        CollectedSpans { len: u32::try_from(at - position).unwrap_or(0), ends_write }
     }
 
     /// Returns the first file range at or behind `position` that the host has to read before it can
     /// be sent; for a unit, from the beginning of the piece that holds `position`.
-    pub(crate) fn first_unread(&self, position: u64) -> Option<Unread> {
+    pub(crate) fn first_unread(&self, position: u64) -> Option<UnreadRange> {
         if !self.unread {
             return None;
         }
@@ -250,12 +252,12 @@ impl<U: TxUnit> SpanMap<U> {
                     let start = self.start_of(index);
                     let at = start.max(position);
                     let offset = offset + (at - start);
-                    Some(Unread { at, file, offset, bytes: span.end - at, least: 1 })
+                    Some(UnreadRange { at, file, offset, bytes: span.end - at, bytes_min: 1 })
                 }
-                SpanBytes::Made(unit) => {
+                SpanBytes::Transformed(unit) => {
                     let start = span.end - unit.len();
                     let unread = unit.first_unread(position.saturating_sub(start))?;
-                    Some(Unread { at: start + unread.at, ..unread })
+                    Some(UnreadRange { at: start + unread.at, ..unread })
                 }
             }
         })
@@ -279,7 +281,7 @@ impl<U: TxUnit> SpanMap<U> {
             SpanBytes::Plain(source) => {
                 fill_plain(source, position, self.start_of(index)..span.end, bytes)
             }
-            SpanBytes::Made(unit) => {
+            SpanBytes::Transformed(unit) => {
                 let offset = position.checked_sub(span.end - unit.len());
                 offset.and_then(|offset| transforms.fill(unit, offset, bytes))
             }
@@ -290,7 +292,7 @@ impl<U: TxUnit> SpanMap<U> {
     }
 
     /// Replaces a span by pieces, which end at its end, without the bytes that are acknowledged.
-    fn replace(&mut self, index: usize, pieces: Pieces<U>) {
+    fn replace(&mut self, index: usize, pieces: SpanPieces<U>) {
         let start = self.start_of(index);
         let Some(replaced) = self.spans.remove(index) else {
             debug_assert!(false, "no such span");
@@ -310,7 +312,7 @@ impl<U: TxUnit> SpanMap<U> {
             }
             self.memory += bytes.memory();
             let ends_write = replaced.ends_write && end == replaced.end;
-            self.spans.insert(at, Span { end, bytes, ends_write });
+            self.spans.insert(at, TxSpan { end, bytes, ends_write });
             at += 1;
         }
     }
@@ -327,7 +329,7 @@ impl<U: TxUnit> SpanMap<U> {
                     source.read_on_host();
                     None
                 }
-                SpanBytes::Made(unit) => transforms.read_on_host(unit),
+                SpanBytes::Transformed(unit) => transforms.read_on_host(unit),
             };
             if let Some(pieces) = pieces {
                 self.replace(index, pieces);
@@ -364,20 +366,20 @@ impl<U: TxUnit> SpanMap<U> {
 /// Splits an unread span of plain bytes around `bytes`, which were read for `position`. Returns
 /// their number and the pieces; `None` if they are not within `span`.
 fn fill_plain<U>(
-    source: &Source,
+    source: &StreamSource,
     position: u64,
     span: Range<u64>,
     bytes: Bytes,
-) -> Option<(u64, Pieces<U>)> {
+) -> Option<(u64, SpanPieces<U>)> {
     let len = bytes.len() as u64;
     let before = position.checked_sub(span.start)?;
     let after = span.end.checked_sub(position + len)?;
     let mut rest = source.clone();
     let first = rest.split_to(before);
     let _filled = rest.split_to(len);
-    let mut pieces: Pieces<U> = smallvec![
+    let mut pieces: SpanPieces<U> = smallvec![
         (SpanBytes::Plain(first), before),
-        (SpanBytes::Plain(Source::Memory(bytes)), len),
+        (SpanBytes::Plain(StreamSource::Memory(bytes)), len),
         (SpanBytes::Plain(rest), after),
     ];
     pieces.retain(|(_, len)| *len > 0);

@@ -3,7 +3,7 @@
 /// States of a connection. LISTEN is not among them (a listener is no connection), nor SYN-RECEIVED
 /// of passive opens (these are entries of the SYN cache).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum TcpState {
     SynSent,
     SynReceived,
     Established,
@@ -16,7 +16,7 @@ pub(crate) enum State {
     Closed,
 }
 
-impl State {
+impl TcpState {
     /// Returns the name in RFC 9293.
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -44,21 +44,21 @@ impl State {
     }
 
     /// Returns the state that an event leads to; `None` if the event does not change the state.
-    pub(crate) const fn next(self, event: StateEvent) -> Option<Self> {
+    pub(crate) const fn next(self, event: TcpStateEvent) -> Option<Self> {
         Some(match (self, event) {
-            (Self::SynSent | Self::SynReceived, StateEvent::Synchronized) => Self::Established,
-            (Self::SynSent, StateEvent::PeerSyn) => Self::SynReceived,
+            (Self::SynSent | Self::SynReceived, TcpStateEvent::Synchronized) => Self::Established,
+            (Self::SynSent, TcpStateEvent::PeerSyn) => Self::SynReceived,
             // RFC 9293 section 3.10.4: an attempt to open that is not complete is deleted.
-            (Self::SynSent, StateEvent::Close) => Self::Closed,
-            (Self::SynReceived | Self::Established, StateEvent::Close) => Self::FinWait1,
-            (Self::CloseWait, StateEvent::Close) => Self::LastAck,
-            (Self::SynReceived | Self::Established, StateEvent::Fin) => Self::CloseWait,
-            (Self::FinWait1, StateEvent::Fin) => Self::Closing,
-            (Self::FinWait2, StateEvent::Fin) => Self::TimeWait,
-            (Self::FinWait1, StateEvent::FinAcked) => Self::FinWait2,
-            (Self::Closing, StateEvent::FinAcked) => Self::TimeWait,
-            (Self::LastAck, StateEvent::FinAcked) => Self::Closed,
-            (_, StateEvent::End) => Self::Closed,
+            (Self::SynSent, TcpStateEvent::Close) => Self::Closed,
+            (Self::SynReceived | Self::Established, TcpStateEvent::Close) => Self::FinWait1,
+            (Self::CloseWait, TcpStateEvent::Close) => Self::LastAck,
+            (Self::SynReceived | Self::Established, TcpStateEvent::Fin) => Self::CloseWait,
+            (Self::FinWait1, TcpStateEvent::Fin) => Self::Closing,
+            (Self::FinWait2, TcpStateEvent::Fin) => Self::TimeWait,
+            (Self::FinWait1, TcpStateEvent::FinAcked) => Self::FinWait2,
+            (Self::Closing, TcpStateEvent::FinAcked) => Self::TimeWait,
+            (Self::LastAck, TcpStateEvent::FinAcked) => Self::Closed,
+            (_, TcpStateEvent::End) => Self::Closed,
             _ => return None,
         })
     }
@@ -66,7 +66,7 @@ impl State {
 
 /// Events that change the state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum StateEvent {
+pub(crate) enum TcpStateEvent {
     /// Both ends have the other's SYN, and the peer has acknowledged ours.
     Synchronized,
     /// The peer's SYN came without an acknowledgment of ours: a simultaneous open.
@@ -86,32 +86,32 @@ mod tests {
     use super::*;
     use testkit::states;
 
-    const STATES: [(State, &str); 10] = [
-        (State::SynSent, "SYN_SENT"),
-        (State::SynReceived, "SYN_RECEIVED"),
-        (State::Established, "ESTABLISHED"),
-        (State::FinWait1, "FIN_WAIT_1"),
-        (State::FinWait2, "FIN_WAIT_2"),
-        (State::CloseWait, "CLOSE_WAIT"),
-        (State::Closing, "CLOSING"),
-        (State::LastAck, "LAST_ACK"),
-        (State::TimeWait, "TIME_WAIT"),
-        (State::Closed, "CLOSED"),
+    const STATES: [(TcpState, &str); 10] = [
+        (TcpState::SynSent, "SYN_SENT"),
+        (TcpState::SynReceived, "SYN_RECEIVED"),
+        (TcpState::Established, "ESTABLISHED"),
+        (TcpState::FinWait1, "FIN_WAIT_1"),
+        (TcpState::FinWait2, "FIN_WAIT_2"),
+        (TcpState::CloseWait, "CLOSE_WAIT"),
+        (TcpState::Closing, "CLOSING"),
+        (TcpState::LastAck, "LAST_ACK"),
+        (TcpState::TimeWait, "TIME_WAIT"),
+        (TcpState::Closed, "CLOSED"),
     ];
-    const EVENTS: [(StateEvent, &str); 5] = [
-        (StateEvent::Synchronized, "synchronized"),
-        (StateEvent::PeerSyn, "SYN received"),
-        (StateEvent::Close, "close"),
-        (StateEvent::Fin, "FIN received"),
-        (StateEvent::FinAcked, "FIN acknowledged"),
+    const EVENTS: [(TcpStateEvent, &str); 5] = [
+        (TcpStateEvent::Synchronized, "synchronized"),
+        (TcpStateEvent::PeerSyn, "SYN received"),
+        (TcpStateEvent::Close, "close"),
+        (TcpStateEvent::Fin, "FIN received"),
+        (TcpStateEvent::FinAcked, "FIN acknowledged"),
     ];
 
     /// The diagram in ARCHITECTURE.md equals the table, and `End` leads from every state to CLOSED.
     #[test]
-    fn the_documents_have_the_transitions() {
-        states::assert_documented(&states::diagram(&STATES, &EVENTS, State::next));
+    fn transitions_are_documented() {
+        states::assert_documented(&states::diagram(&STATES, &EVENTS, TcpState::next));
         for (state, _) in STATES {
-            assert_eq!(state.next(StateEvent::End), Some(State::Closed));
+            assert_eq!(state.next(TcpStateEvent::End), Some(TcpState::Closed));
         }
     }
 }

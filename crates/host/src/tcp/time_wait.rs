@@ -18,7 +18,7 @@ const RESTART_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The state that is kept of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Remains {
+pub(crate) struct TimeWaitEntry {
     pub(crate) tuple: Tuple,
     /// State by which segments are judged.
     pub(crate) tcb: TimeWaitTcb,
@@ -30,33 +30,33 @@ pub(crate) struct Remains {
 
 /// The TIME-WAIT table.
 #[derive(Debug, Default)]
-pub(crate) struct TimeWait {
-    entries: Slab<Entry>,
+pub(crate) struct HostTimeWaitTable {
+    entries: Slab<TimeWaitSlot>,
     /// Entries in order of expiry. A restarted entry is here more than once; only its last time
     /// counts.
     queue: VecDeque<(Instant, Key)>,
 }
 
 #[derive(Debug)]
-struct Entry {
-    remains: Remains,
+struct TimeWaitSlot {
+    remains: TimeWaitEntry,
     until: Instant,
 }
 
-impl TimeWait {
+impl HostTimeWaitTable {
     /// Inserts an entry that expires at `until`; returns its slot, and slot and entry of a
     /// connection that was evicted for it.
     pub(crate) fn insert(
         &mut self,
-        remains: Remains,
+        remains: TimeWaitEntry,
         until: Instant,
-    ) -> (u32, Option<(u32, Remains)>) {
+    ) -> (u32, Option<(u32, TimeWaitEntry)>) {
         let mut evicted = None;
         while self.len() >= ENTRIES_MAX && evicted.is_none() {
             let Some(next) = self.queue.pop_front() else { break };
             evicted = self.remove_due(next);
         }
-        let key = self.entries.insert(Entry { remains, until });
+        let key = self.entries.insert(TimeWaitSlot { remains, until });
         self.queue.push_back((until, key));
         (key.index(), evicted)
     }
@@ -67,17 +67,17 @@ impl TimeWait {
     }
 
     /// Returns the entry in `slot`.
-    pub(crate) fn at(&self, slot: u32) -> Option<&Remains> {
+    pub(crate) fn get(&self, slot: u32) -> Option<&TimeWaitEntry> {
         self.entries.get(self.entries.key_at(slot)?).map(|entry| &entry.remains)
     }
 
     /// Removes the entry in `slot`.
-    pub(crate) fn remove(&mut self, slot: u32) -> Option<Remains> {
+    pub(crate) fn remove(&mut self, slot: u32) -> Option<TimeWaitEntry> {
         self.entries.remove(self.entries.key_at(slot)?).map(|entry| entry.remains)
     }
 
     /// Removes the entry with this key and expiry time; `None` if it is gone or was restarted.
-    fn remove_due(&mut self, (at, key): (Instant, Key)) -> Option<(u32, Remains)> {
+    fn remove_due(&mut self, (at, key): (Instant, Key)) -> Option<(u32, TimeWaitEntry)> {
         self.entries.get(key).filter(|entry| entry.until == at)?;
         self.entries.remove(key).map(|entry| (key.index(), entry.remains))
     }
@@ -94,7 +94,7 @@ impl TimeWait {
     }
 
     /// Removes and returns the next expired entry, with its slot.
-    pub(crate) fn poll_expired(&mut self, now: Instant) -> Option<(u32, Remains)> {
+    pub(crate) fn poll_expired(&mut self, now: Instant) -> Option<(u32, TimeWaitEntry)> {
         while self.queue.front().is_some_and(|&(at, _)| at <= now) {
             let next = self.queue.pop_front()?;
             if let Some(expired) = self.remove_due(next) {
@@ -117,17 +117,17 @@ mod tests {
     use base::{Duration, SeqNum};
     use wire::Endpoint;
 
-    fn remains(port: u16) -> Remains {
+    fn remains(port: u16) -> TimeWaitEntry {
         let end = |port| Endpoint { addr: "10.0.0.1".parse().unwrap(), port };
         let tuple = Tuple { local: end(80), remote: end(port) };
         let (snd_nxt, rcv_nxt) = (SeqNum(100), SeqNum(200));
         let tcb = TimeWaitTcb { snd_nxt, rcv_nxt, ts_recent: Some(50) };
-        Remains { tuple, tcb, ts_offset: 0, since: Instant::ZERO }
+        TimeWaitEntry { tuple, tcb, ts_offset: 0, since: Instant::ZERO }
     }
 
     #[test]
     fn expires_in_order_and_restarts() {
-        let mut table = TimeWait::default();
+        let mut table = HostTimeWaitTable::default();
         let at = |s| Instant::ZERO + Duration::from_secs(s);
         let (a, _) = table.insert(remains(1), at(60));
         let (b, _) = table.insert(remains(2), at(61));

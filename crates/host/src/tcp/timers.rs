@@ -4,7 +4,7 @@ use base::Instant;
 
 /// Timers of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Timer {
+pub(crate) enum TcpTimer {
     /// Retransmission, tail loss probe, RACK's reordering time-out or zero-window probe: one at a
     /// time, as in Linux.
     Retransmit,
@@ -20,17 +20,17 @@ pub(crate) enum Timer {
     Linger,
 }
 
-const COUNT: usize = Timer::Linger as usize + 1;
+const COUNT: usize = TcpTimer::Linger as usize + 1;
 
 /// Expiry times of a connection's timers; [`Instant::FAR_FUTURE`] if a timer is not set.
 #[derive(Clone, Debug)]
-pub(crate) struct Timers {
+pub(crate) struct TcpTimers {
     at: [Instant; COUNT],
 }
 
 /// Purpose of the retransmission timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Retransmit {
+pub(crate) enum RetransmitPurpose {
     /// Retransmission time-out (RFC 6298).
     TimeOut,
     /// Tail loss probe (RFC 8985 section 7).
@@ -41,20 +41,20 @@ pub(crate) enum Retransmit {
     WindowProbe,
 }
 
-impl Timers {
+impl TcpTimers {
     pub(crate) const fn new() -> Self {
         Self { at: [Instant::FAR_FUTURE; COUNT] }
     }
 
-    pub(crate) const fn set(&mut self, timer: Timer, at: Instant) {
+    pub(crate) const fn set(&mut self, timer: TcpTimer, at: Instant) {
         self.at[timer as usize] = at;
     }
 
-    pub(crate) const fn stop(&mut self, timer: Timer) {
+    pub(crate) const fn stop(&mut self, timer: TcpTimer) {
         self.at[timer as usize] = Instant::FAR_FUTURE;
     }
 
-    pub(crate) fn is_set(&self, timer: Timer) -> bool {
+    pub(crate) fn is_set(&self, timer: TcpTimer) -> bool {
         self.at[timer as usize] != Instant::FAR_FUTURE
     }
 
@@ -63,7 +63,7 @@ impl Timers {
     }
 
     /// Returns whether `timer` has expired; stops it if so.
-    pub(crate) fn take(&mut self, timer: Timer, now: Instant) -> bool {
+    pub(crate) fn take(&mut self, timer: TcpTimer, now: Instant) -> bool {
         let expired = self.at[timer as usize] <= now;
         if expired {
             self.stop(timer);

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use crate::net::outbox::Outbox;
-use crate::storage::source::{Source, Unread};
+use crate::storage::source::{StreamSource, UnreadRange};
 
 /// A range of the stream whose bytes a transform makes. Offsets count from its first byte.
 pub(crate) trait TxUnit: Clone + Debug {
@@ -36,47 +36,47 @@ pub(crate) trait TxUnit: Clone + Debug {
 
     /// Forgets the acknowledged pieces before `offset`. Calls `release` with file, offset and
     /// length of each of their file ranges, and returns the bytes of host memory that were freed.
-    fn forget(&mut self, offset: u64, release: &mut dyn FnMut(FileId, u64, u64)) -> usize;
+    fn release_before(&mut self, offset: u64, release: &mut dyn FnMut(FileId, u64, u64)) -> usize;
 
     /// Returns the file range that the host has to read for the piece at `offset` and those behind
     /// it; `at` in the result is an offset in the unit.
-    fn first_unread(&self, offset: u64) -> Option<Unread>;
+    fn first_unread(&self, offset: u64) -> Option<UnreadRange>;
 }
 
 /// Source of a span's bytes.
 #[derive(Clone, Debug)]
 pub(crate) enum SpanBytes<U> {
     /// Bytes that are sent as they are.
-    Plain(Source),
+    Plain(StreamSource),
     /// Bytes that a transform makes.
-    Made(U),
+    Transformed(U),
 }
 
 impl<U: TxUnit> SpanBytes<U> {
     pub(super) fn memory(&self) -> usize {
         match self {
             Self::Plain(source) => source.memory(),
-            Self::Made(unit) => unit.memory(),
+            Self::Transformed(unit) => unit.memory(),
         }
     }
 
     pub(super) fn file(&self) -> Option<FileId> {
         match self {
             Self::Plain(source) => source.file().map(|(file, _)| file),
-            Self::Made(unit) => unit.file(),
+            Self::Transformed(unit) => unit.file(),
         }
     }
 
     pub(super) fn is_unread(&self) -> bool {
         match self {
             Self::Plain(source) => source.unread().is_some(),
-            Self::Made(unit) => unit.is_unread(),
+            Self::Transformed(unit) => unit.is_unread(),
         }
     }
 }
 
 /// Consecutive spans and the length of each.
-pub(crate) type Pieces<U> = SmallVec<[(SpanBytes<U>, u64); 3]>;
+pub(crate) type SpanPieces<U> = SmallVec<[(SpanBytes<U>, u64); 3]>;
 
 /// State that a connection's units share: keys, and what the device's contexts expect next.
 pub(crate) trait TxTransforms: Debug + Default {
@@ -98,11 +98,11 @@ pub(crate) trait TxTransforms: Debug + Default {
         unit: &Self::Unit,
         offset: u64,
         bytes: Bytes,
-    ) -> Option<(u64, Pieces<Self::Unit>)>;
+    ) -> Option<(u64, SpanPieces<Self::Unit>)>;
 
     /// Makes the host do the device's work for a unit if the device no longer has a context for it.
     /// Returns pieces that replace the unit if they can be made at once.
-    fn read_on_host(&mut self, unit: &mut Self::Unit) -> Option<Pieces<Self::Unit>>;
+    fn read_on_host(&mut self, unit: &mut Self::Unit) -> Option<SpanPieces<Self::Unit>>;
 
     /// Notes that the transmit `tag` of `parts` from `start` was handed over and will be echoed;
     /// `again` is true for a retransmission.
@@ -113,26 +113,26 @@ pub(crate) trait TxTransforms: Debug + Default {
     fn note_echo(&mut self, tag: u32, sent: bool);
 
     /// Notes that none of the pending transmits will leave or be echoed.
-    fn note_all_left(&mut self);
+    fn note_all_canceled(&mut self);
 
     /// Forgets the positions that the device's contexts expect next, because a transmit did not
     /// leave.
-    fn distrust(&mut self);
+    fn forget_expected_positions(&mut self);
 
     /// Drops keys whose records all end before `una`, and destroys their contexts.
-    fn acknowledged(&mut self, una: u64, out: &mut Outbox);
+    fn drop_acked_keys(&mut self, una: u64, out: &mut Outbox);
 
     /// Returns whether the device is known to have the context for a part, so that it cannot refuse
     /// it. `una` is the position of the first unacknowledged byte.
-    fn is_proven(&self, part: &Part, una: u64) -> bool;
+    fn device_has_context(&self, part: &Part, una: u64) -> bool;
 
     /// Drops the context that the device refused, with the reason, or all of them if `refused` is
     /// `None`. Returns which kinds the connection had.
-    fn lose(&mut self, out: &mut Outbox, refused: Option<(L5oId, Refusal)>) -> Self::Lost;
+    fn drop_contexts(&mut self, out: &mut Outbox, refused: Option<(L5oId, Refusal)>) -> Self::Lost;
 
     /// Removes and returns every context that the device may have.
     fn take_contexts(&mut self) -> impl Iterator<Item = L5oId>;
 
     /// Adds the work that the host did since the last call to the counters.
-    fn count(&mut self, out: &mut Outbox);
+    fn add_to_counters(&mut self, out: &mut Outbox);
 }

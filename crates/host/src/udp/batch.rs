@@ -40,7 +40,7 @@ pub struct UdpSend {
 }
 
 /// A batch that is being sent: cut if it exceeds the limits of one transmit.
-pub(super) struct Batch {
+pub(super) struct UdpSendBatch {
     send: UdpSend,
     bytes_max: usize,
     datagrams_max: usize,
@@ -50,7 +50,7 @@ pub(super) struct Batch {
     cut: bool,
 }
 
-impl Batch {
+impl UdpSendBatch {
     pub(super) fn new(send: UdpSend, bytes_max: u32, datagrams_max: usize) -> Self {
         Self { send, bytes_max: bytes_max as usize, datagrams_max, next: 0, cut: false }
     }

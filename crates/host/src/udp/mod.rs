@@ -25,10 +25,10 @@ use wire::{Endpoint, Tuple, UDP_BYTES};
 
 use crate::api::{ListenError, Notice, UdpId};
 use crate::config::Config;
-use crate::limit::PerSecond;
 use crate::net::icmp;
 use crate::net::outbox::Outbox;
-use batch::{Batch, scope_of};
+use crate::rate_limit::RateLimiter;
+use batch::{UdpSendBatch, scope_of};
 
 pub use batch::UdpSend;
 
@@ -49,42 +49,42 @@ pub struct UdpReceived {
     /// Bytes of each datagram but the last; zero if there is only one.
     pub segment_size: u16,
     /// Result of the device's decryption of QUIC packets.
-    pub opened: Option<Box<Opened>>,
+    pub decrypted: Option<Box<Opened>>,
 }
 
 #[derive(Debug)]
-struct Socket {
+struct UdpSocketState {
     addr: Option<IpAddr>,
     port: u16,
     queue: VecDeque<UdpReceived>,
     /// Memory of the waiting frames in bytes.
     bytes: usize,
     /// A notice was sent, and the queue has not been found empty since.
-    noticed: bool,
+    notice_sent: bool,
 }
 
 /// The table of UDP sockets, and the counters of flow numbers and QUIC identifiers.
 #[derive(Debug)]
-pub(crate) struct Udp {
-    sockets: Vec<Option<Socket>>,
+pub(crate) struct UdpSockets {
+    sockets: Vec<Option<UdpSocketState>>,
     flows: u32,
-    quic_names: u64,
+    quic_ids: u64,
     /// Limits of QUIC offload, or why there is none.
     quic: Result<QuicLimits, Refusal>,
     /// Rate limit of port unreachable messages.
-    unreachable_limit: PerSecond,
+    unreachable_limit: RateLimiter,
     /// Most memory of frames that wait on a socket, in bytes.
     receive_bytes_max: usize,
     /// Most datagrams in a transmit.
     datagrams_max: usize,
 }
 
-impl Udp {
+impl UdpSockets {
     pub(crate) fn new(config: &Config, capabilities: &Capabilities) -> Self {
         Self {
             sockets: Vec::new(),
             flows: 0,
-            quic_names: 0,
+            quic_ids: 0,
             unreachable_limit: icmp::error_limit(),
             quic: config.quic_offload.and(capabilities.quic),
             receive_bytes_max: config.udp_receive_bytes_max,
@@ -93,7 +93,7 @@ impl Udp {
     }
 
     /// Returns whether there is a socket.
-    pub(crate) fn is_used(&self) -> bool {
+    pub(crate) fn has_sockets(&self) -> bool {
         self.sockets.iter().any(Option::is_some)
     }
 
@@ -133,7 +133,7 @@ impl Udp {
             return Err(ListenError::BadAddress);
         };
         let queue = VecDeque::new();
-        self.sockets.push(Some(Socket { addr, port, queue, bytes: 0, noticed: false }));
+        self.sockets.push(Some(UdpSocketState { addr, port, queue, bytes: 0, notice_sent: false }));
         Ok(UdpId(id))
     }
 
@@ -150,7 +150,7 @@ impl Udp {
         let received = socket.queue.pop_front();
         match &received {
             Some(received) => socket.bytes -= received.packet.footprint(),
-            None => socket.noticed = false,
+            None => socket.notice_sent = false,
         }
         received
     }
@@ -168,7 +168,7 @@ impl Udp {
             return;
         };
         let tuple = Tuple { local: Endpoint { addr, port: socket.port }, remote };
-        Batch::new(send, out.offloads.transmit_bytes_max, self.datagrams_max)
+        UdpSendBatch::new(send, out.offloads.transmit_bytes_max, self.datagrams_max)
             .send(out, now, &tuple);
     }
 
@@ -185,8 +185,8 @@ impl Udp {
 
     /// Returns a new identifier for one direction of a QUIC connection.
     pub(crate) fn new_quic_id(&mut self) -> QuicId {
-        self.quic_names += 1;
-        QuicId(self.quic_names)
+        self.quic_ids += 1;
+        QuicId(self.quic_ids)
     }
 
     /// Handles the echo of a transmit if its flow is one of UDP. Returns whether it was.
@@ -233,9 +233,16 @@ impl Udp {
         socket.bytes += footprint;
         let Received { packet, segment_size, quic: opened, .. } = received;
         let ecn = ip.ecn;
-        socket.queue.push_back(UdpReceived { tuple, ecn, packet, payload, segment_size, opened });
-        if !socket.noticed {
-            socket.noticed = true;
+        socket.queue.push_back(UdpReceived {
+            tuple,
+            ecn,
+            packet,
+            payload,
+            segment_size,
+            decrypted: opened,
+        });
+        if !socket.notice_sent {
+            socket.notice_sent = true;
             if let Ok(index) = u32::try_from(index) {
                 out.notices.push_back(Notice::Udp(UdpId(index)));
             }

@@ -22,19 +22,19 @@ use crate::pipeline::Egress;
 use crate::pipeline::rx::Offered;
 
 mod count;
+mod encrypt_buffers;
 pub(crate) mod file;
 pub(crate) mod l5o;
 mod list;
 pub(crate) mod nvme_tcp;
-mod output;
+mod payload_reader;
+mod plausibility;
 pub(crate) mod quic;
-mod seen;
+mod received_ranges;
 pub(crate) mod setup;
-mod source;
 pub(crate) mod splice;
 pub(crate) mod teardown;
 pub(crate) mod tls;
-mod window;
 
 pub use list::ALARMS;
 pub(crate) use list::Engines;
@@ -48,7 +48,7 @@ pub(crate) trait Engine: Sized {
     fn from_config(config: &DeviceConfig) -> Option<Self>;
 
     /// Adds the engine's limits to `capabilities`.
-    fn offer(&self, _capabilities: &mut Capabilities) {}
+    fn add_capabilities(&self, _capabilities: &mut Capabilities) {}
 
     /// Executes an operation, or returns it if it belongs to another engine. `engine` is `None` if
     /// the engine is disabled; its operations are then refused.
@@ -64,20 +64,25 @@ pub(crate) trait Engine: Sized {
 
     /// Consumes a received frame with its buffer and returns true, or returns false to leave the
     /// frame to the next engine and the host.
-    fn take(&mut self, _now: Instant, _arrived: &mut Offered<'_>, _out: &mut Egress) -> bool {
+    fn consume_frame(
+        &mut self,
+        _now: Instant,
+        _arrived: &mut Offered<'_>,
+        _out: &mut Egress,
+    ) -> bool {
         false
     }
 
     /// Processes, in place, a frame that its host's queue has room for. Events emitted here precede
     /// the frame; requests are fulfilled after it was queued.
-    fn open(&mut self, _arrived: &mut Offered<'_>, _out: &mut Egress) {}
+    fn process_frame(&mut self, _arrived: &mut Offered<'_>, _out: &mut Egress) {}
 
     /// Handles a frame that is about to leave, as `packets` packets with `bytes` bytes on the wire.
-    fn note_sent(&mut self, _now: Instant, _header: &Header, _packets: u64, _bytes: u64) {}
+    fn on_frame_sent(&mut self, _now: Instant, _header: &Header, _packets: u64, _bytes: u64) {}
 
-    /// Undoes [`Engine::note_sent`] for a frame that was too long for the link: it leaves in
+    /// Undoes [`Engine::on_frame_sent`] for a frame that was too long for the link: it leaves in
     /// shorter frames, each announced again.
-    fn note_refused(&mut self, _header: &Header, _packets: u64, _bytes: u64) {}
+    fn on_frame_refused(&mut self, _header: &Header, _packets: u64, _bytes: u64) {}
 
     /// True if [`Engine::poll_request`] may return a request. Called after every call that may
     /// change the engine.
@@ -91,7 +96,7 @@ pub(crate) trait Engine: Sized {
     }
 
     /// Called when the requests of all engines have been fulfilled.
-    fn note_settled(&mut self) {}
+    fn on_requests_done(&mut self) {}
 
     /// True if there is memory for whatever the next operation may need.
     fn has_room(&self) -> bool {
@@ -104,7 +109,7 @@ pub(crate) trait Engine: Sized {
     }
 
     /// Reclaims memory that transmitted frames have freed.
-    fn find_memory(&mut self) {}
+    fn reclaim_memory(&mut self) {}
 
     /// Time of the earliest deadline.
     fn poll_timeout(&self) -> Option<Instant> {

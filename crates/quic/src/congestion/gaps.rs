@@ -17,7 +17,7 @@ const SKIPPED_MAX: usize = 8;
 
 /// Gaps in the packet numbers that a peer has acknowledged.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Gaps {
+pub(crate) struct PacketNumberGaps {
     /// One above the largest acknowledged number; zero before the first acknowledgment.
     next: u64,
     /// Missing numbers below `next`, ascending.
@@ -30,7 +30,7 @@ pub(crate) struct Gaps {
     skipped: VecDeque<u64>,
 }
 
-impl Gaps {
+impl PacketNumberGaps {
     /// Records a number that is never sent.
     pub(crate) fn on_skipped(&mut self, number: u64) {
         if self.skipped.len() == SKIPPED_MAX {
@@ -50,7 +50,7 @@ impl Gaps {
         }
         if acked.end > self.next {
             if acked.start > self.next {
-                self.miss(self.next..acked.start);
+                self.add_missing(self.next..acked.start);
             }
             self.next = acked.end;
         }
@@ -75,7 +75,7 @@ impl Gaps {
         was_lost
     }
 
-    fn miss(&mut self, gap: Range<u64>) {
+    fn add_missing(&mut self, gap: Range<u64>) {
         let mut start = gap.start;
         while let Some(number) = self.skipped.front().copied().filter(|n| *n < gap.end) {
             self.skipped.pop_front();
@@ -143,8 +143,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn late_acknowledgments_are_told_from_the_first() {
-        let mut gaps = Gaps::default();
+    fn late_acknowledgments_are_reported_once() {
+        let mut gaps = PacketNumberGaps::default();
         assert!(!gaps.on_acked(0..10));
         assert!(!gaps.on_acked(11..14));
         assert_eq!(gaps.on_lost(1, 3), 0..11);
@@ -155,8 +155,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_and_not_lost_is_just_late() {
-        let mut gaps = Gaps::default();
+    fn missing_but_not_lost_is_late() {
+        let mut gaps = PacketNumberGaps::default();
         gaps.on_acked(0..10);
         gaps.on_acked(12..13);
         assert!(!gaps.on_acked(10..12));
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn skipped_numbers_are_never_missing() {
-        let mut gaps = Gaps::default();
+        let mut gaps = PacketNumberGaps::default();
         gaps.on_acked(0..10);
         gaps.on_skipped(10);
         gaps.on_acked(12..16);
@@ -180,8 +180,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_stays_lost() {
-        let mut gaps = Gaps::default();
+    fn forgotten_numbers_stay_lost() {
+        let mut gaps = PacketNumberGaps::default();
         gaps.on_acked(0..10);
         gaps.on_acked(20..30);
         assert_eq!(gaps.on_lost(10, 3), 0..20);
@@ -201,7 +201,7 @@ mod tests {
         fn as_a_set(
             acks in proptest::collection::vec((0_u64..100, 1_u64..20, any::<bool>()), 1..50),
         ) {
-            let mut gaps = Gaps::default();
+            let mut gaps = PacketNumberGaps::default();
             let (mut acked, mut first) = (BTreeSet::new(), None);
             for (start, len, lose) in acks {
                 let range = start..start + len;

@@ -15,11 +15,11 @@
 //!   as in Reno and quic-go, instead of the 0.53 of RFC 9438 section 4.3. With a queue, in which
 //!   other connections may wait, the RFC's rule holds.
 //!
-//! quinn-proto calls [`Controller`]. The driver passes what it learns from the packets
-//! ([`crate::protection`]) to [`Control::follow`], after each event and before it sends.
+//! quinn-proto calls [`QuinnController`]. The driver passes what it learns from the packets
+//! ([`crate::protection`]) to [`PathCongestionState::process`], after each event and before it sends.
 
 mod gaps;
-mod queue;
+mod path_queue;
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -34,8 +34,8 @@ use quinn_proto::RttEstimator;
 use quinn_proto::congestion::{self, ControllerFactory, ControllerMetrics};
 use smallvec::SmallVec;
 
-use gaps::Gaps;
-use queue::Queue;
+use gaps::PacketNumberGaps;
+use path_queue::PathQueueDetector;
 
 /// RFC 9002 section 6.1.1; quinn-proto's default.
 const PACKET_THRESHOLD: u64 = 3;
@@ -49,50 +49,50 @@ const EXPIRY_ROUND_TRIPS: u64 = 4;
 /// Maximum losses that are tracked at a time.
 const LOSSES_MAX: usize = 128;
 
-/// A congestion signal from quinn-proto, kept until [`Control::follow`].
+/// A congestion signal from quinn-proto, kept until [`PathCongestionState::process`].
 #[derive(Clone, Copy, Debug)]
-struct Noticed {
+struct CongestionSignal {
     at: Instant,
     /// When the newest of the affected packets was sent.
     sent: Instant,
-    what: Signal,
+    what: SignalKind,
 }
 
 /// Kind of a congestion signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Signal {
+enum SignalKind {
     /// ECN-CE marks (RFC 9002 section 7.1).
-    Marked,
+    EcnCe,
     /// Lost packets (RFC 9002 section 6.1).
     Lost,
     /// Persistent congestion (RFC 9002 section 7.6).
-    Persistent,
+    PersistentCongestion,
 }
 
 /// Effect of a loss on the window so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Response {
+enum LossResponse {
     /// None: the packets may only be late.
     Deferred,
     /// The window was reduced for this loss, or for an earlier one in the same round trip.
-    Made,
+    Answered,
 }
 
 /// Packets that were declared lost at the same time.
 #[derive(Clone, Debug)]
-struct Loss {
+struct LossEvent {
     numbers: Range<u64>,
     at: Instant,
     sent: Instant,
-    response: Response,
+    response: LossResponse,
     /// Bytes acknowledged in slow start while this loss was the newest one and deferred. The window
     /// grows by them only if the packets were late.
-    withheld: u64,
+    withheld_bytes: u64,
 }
 
 /// State before a reduction.
 #[derive(Clone, Debug)]
-struct Undo {
+struct ReductionUndo {
     congestion: Congestion,
     recovery: Option<Instant>,
     /// Lowest packet number that caused the reduction.
@@ -101,7 +101,7 @@ struct Undo {
 
 /// Results of loss detection, counted per connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counts {
+pub(crate) struct LossCounts {
     /// Reductions of the window.
     pub(crate) reductions: u64,
     /// ACK ranges with packets that had been declared lost.
@@ -112,7 +112,7 @@ pub(crate) struct Counts {
     pub(crate) undone: u64,
 }
 
-impl core::ops::AddAssign for Counts {
+impl core::ops::AddAssign for LossCounts {
     fn add_assign(&mut self, more: Self) {
         self.reductions += more.reductions;
         self.spurious += more.spurious;
@@ -121,9 +121,9 @@ impl core::ops::AddAssign for Counts {
     }
 }
 
-/// Packet numbers that the driver saw since the last [`Control::follow`].
+/// Packet numbers that the driver saw since the last [`PathCongestionState::process`].
 #[derive(Debug, Default)]
-pub(crate) struct News {
+pub(crate) struct PacketNumberNews {
     /// Ranges of ACK frames; those of one frame ascend.
     pub(crate) acked: Vec<Range<u64>>,
     /// Packet numbers that were never sent.
@@ -132,36 +132,36 @@ pub(crate) struct News {
 
 /// Congestion control state of a path.
 #[derive(Debug)]
-pub(crate) struct Control {
+pub(crate) struct PathCongestionState {
     congestion: Congestion,
     initial: u32,
     mtu: u32,
     srtt: Duration,
     min_rtt: Duration,
-    queue: Queue,
+    queue: PathQueueDetector,
     /// Round-trip time of the last packet acknowledged.
     rtt: Duration,
     /// Bytes acknowledged so far.
     acked: u64,
     /// Largest acknowledged packet number.
-    newest: Option<u64>,
+    largest_acked: Option<u64>,
     /// Start of the last recovery period (RFC 9002 section 7.3.2).
-    recovery: Option<Instant>,
-    noticed: SmallVec<[Noticed; 2]>,
-    gaps: Gaps,
+    recovery_start: Option<Instant>,
+    signals: SmallVec<[CongestionSignal; 2]>,
+    gaps: PacketNumberGaps,
     /// Losses that are tracked, ascending by packet number.
-    losses: VecDeque<Loss>,
-    undo: Option<Undo>,
+    losses: VecDeque<LossEvent>,
+    undo: Option<ReductionUndo>,
     /// Longest time from the declaration of a loss to the packet's acknowledgment.
-    lateness: Duration,
+    lateness_max: Duration,
     /// Reductions since the last late packet.
-    recoveries: u32,
+    reductions_since_late: u32,
     /// quinn-proto's count of lost packets at the last call.
     lost_packets: u64,
-    counts: Counts,
+    counts: LossCounts,
 }
 
-impl Control {
+impl PathCongestionState {
     fn new(mtu: u16) -> Self {
         let (algorithm, initial_window) = (Algorithm::Cubic, INITIAL_WINDOW);
         // HyStart++ is off: it mistakes the scheduling jitter of a busy machine for a queue.
@@ -171,21 +171,21 @@ impl Control {
             congestion: Congestion::new(&config, mtu.into()),
             initial: INITIAL_WINDOW * u32::from(mtu),
             acked: 0,
-            newest: None,
+            largest_acked: None,
             rtt: Duration::ZERO,
             mtu: u32::from(mtu),
             srtt: Duration::ZERO,
             min_rtt: Duration::ZERO,
-            queue: Queue::default(),
-            recovery: None,
-            noticed: SmallVec::new(),
-            gaps: Gaps::default(),
+            queue: PathQueueDetector::default(),
+            recovery_start: None,
+            signals: SmallVec::new(),
+            gaps: PacketNumberGaps::default(),
             losses: VecDeque::new(),
             undo: None,
-            lateness: Duration::ZERO,
-            recoveries: 0,
+            lateness_max: Duration::ZERO,
+            reductions_since_late: 0,
             lost_packets: 0,
-            counts: Counts::default(),
+            counts: LossCounts::default(),
         }
     }
 
@@ -206,16 +206,16 @@ impl Control {
         }
         // The response to a real loss may be deferred by up to a round trip; slow start must not
         // double the window meanwhile. If any loss is deferred, the newest one is.
-        let newest = self.losses.back_mut().filter(|loss| loss.response == Response::Deferred);
+        let newest = self.losses.back_mut().filter(|loss| loss.response == LossResponse::Deferred);
         match newest.filter(|_| self.congestion.in_slow_start()) {
-            Some(loss) => loss.withheld += bytes,
+            Some(loss) => loss.withheld_bytes += bytes,
             None => self.grow(now, bytes),
         }
     }
 
     fn grow(&mut self, now: Instant, bytes: u64) {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let growth = match self.queue.is_seen(self.min_rtt) {
+        let growth = match self.queue.has_queue(self.min_rtt) {
             true => RenoGrowth::EqualWindow,
             false => RenoGrowth::Segment,
         };
@@ -223,28 +223,28 @@ impl Control {
         self.congestion.on_ack(now, bytes, self.mtu, self.srtt);
     }
 
-    /// Handles the end of an ACK frame, whose packets were passed to `on_ack`. `newest` is the
-    /// largest number acknowledged so far. The round-trip time is a sample only if `newest` has
+    /// Handles the end of an ACK frame, whose packets were passed to `on_ack`. `largest_acked` is the
+    /// largest number acknowledged so far. The round-trip time is a sample only if `largest_acked` has
     /// grown (RFC 9002 section 5.1).
     fn on_end_acks(&mut self, in_flight: u64, newest: Option<u64>) {
         let (acked, sent) = (self.acked, self.acked + in_flight);
-        let sample = (newest > self.newest).then_some(self.rtt);
-        self.newest = newest;
-        self.congestion.watch_round_trips(acked, sent, sample);
+        let sample = (newest > self.largest_acked).then_some(self.rtt);
+        self.largest_acked = newest;
+        self.congestion.on_ack_for_hystart(acked, sent, sample);
     }
 
     fn in_recovery(&self, sent: Instant) -> bool {
-        self.recovery.is_some_and(|since| sent <= since)
+        self.recovery_start.is_some_and(|since| sent <= since)
     }
 
-    /// Returns whether [`Self::follow`] has nothing to do without new packet numbers.
-    fn is_calm(&self) -> bool {
-        self.noticed.is_empty() && self.losses.is_empty()
+    /// Returns whether [`Self::process`] has nothing to do without new packet numbers.
+    fn is_idle(&self) -> bool {
+        self.signals.is_empty() && self.losses.is_empty()
     }
 
     /// Processes acknowledgments and quinn-proto's signals. `lost_packets` is quinn-proto's total
     /// count of lost packets.
-    pub(crate) fn follow(&mut self, now: Instant, news: &mut News, lost_packets: u64) {
+    pub(crate) fn process(&mut self, now: Instant, news: &mut PacketNumberNews, lost_packets: u64) {
         for number in news.skipped.drain(..) {
             self.gaps.on_skipped(number);
         }
@@ -254,26 +254,26 @@ impl Control {
         }
         self.counts.spurious += late;
         if late > 0 {
-            self.learn(now);
+            self.learn_lateness(now);
         }
         let lost = lost_packets.saturating_sub(self.lost_packets);
         self.lost_packets = lost_packets;
         let numbers = if lost > 0 { self.gaps.on_lost(lost, PACKET_THRESHOLD) } else { 0..0 };
-        for Noticed { at, sent, what } in core::mem::take(&mut self.noticed) {
+        for CongestionSignal { at, sent, what } in core::mem::take(&mut self.signals) {
             match what {
-                Signal::Lost if !numbers.is_empty() => {
-                    let (numbers, response) = (numbers.clone(), Response::Deferred);
-                    self.add(Loss { numbers, at, sent, response, withheld: 0 });
+                SignalKind::Lost if !numbers.is_empty() => {
+                    let (numbers, response) = (numbers.clone(), LossResponse::Deferred);
+                    self.add_loss(LossEvent { numbers, at, sent, response, withheld_bytes: 0 });
                 }
                 // Packets lost in the handshake are in other number spaces.
-                Signal::Lost | Signal::Marked => self.reduce(at, sent, None),
-                Signal::Persistent => self.collapse(),
+                SignalKind::Lost | SignalKind::EcnCe => self.reduce(at, sent, None),
+                SignalKind::PersistentCongestion => self.on_persistent_congestion(),
             }
         }
-        self.settle(now);
+        self.resolve_losses(now);
     }
 
-    fn add(&mut self, loss: Loss) {
+    fn add_loss(&mut self, loss: LossEvent) {
         if self.losses.len() == LOSSES_MAX {
             self.losses.pop_front();
             self.undo = None;
@@ -282,34 +282,34 @@ impl Control {
     }
 
     /// Late packets were acknowledged: learns the lateness of the oldest loss that they resolve.
-    fn learn(&mut self, now: Instant) {
-        self.recoveries = 0;
+    fn learn_lateness(&mut self, now: Instant) {
+        self.reductions_since_late = 0;
         let gaps = &self.gaps;
         let came = self.losses.iter().filter(|loss| gaps.are_acked(&loss.numbers));
         if let Some(longest) = came.map(|loss| now.since(loss.at)).max() {
-            self.lateness = self.lateness.max(longest);
+            self.lateness_max = self.lateness_max.max(longest);
         }
     }
 
     /// Returns how long packets must be missing after they were declared lost to count as lost.
-    fn patience(&self) -> Duration {
-        (self.lateness * 5 / 4).min(self.srtt)
+    fn reordering_window(&self) -> Duration {
+        (self.lateness_max * 5 / 4).min(self.srtt)
     }
 
     /// Drops the losses that were spurious, and responds to the others when their time has come.
-    fn settle(&mut self, now: Instant) {
-        let (patience, expiry) = (self.patience(), self.srtt * EXPIRY_ROUND_TRIPS);
+    fn resolve_losses(&mut self, now: Instant) {
+        let (patience, expiry) = (self.reordering_window(), self.srtt * EXPIRY_ROUND_TRIPS);
         let mut losses = core::mem::take(&mut self.losses);
         let mut withheld = 0;
         losses.retain_mut(|loss| {
-            let (missing, made) = (now.since(loss.at), loss.response == Response::Made);
+            let (missing, made) = (now.since(loss.at), loss.response == LossResponse::Answered);
             if self.gaps.are_acked(&loss.numbers) {
                 self.counts.spared += u64::from(!made);
-                withheld += if made { 0 } else { loss.withheld };
+                withheld += if made { 0 } else { loss.withheld_bytes };
                 return false;
             }
             if !made && missing >= patience {
-                loss.response = Response::Made;
+                loss.response = LossResponse::Answered;
                 self.reduce(now, loss.sent, Some(loss.numbers.start));
             }
             if missing <= expiry {
@@ -326,13 +326,13 @@ impl Control {
         if withheld > 0 && self.congestion.in_slow_start() {
             self.grow(now, withheld);
         }
-        let is_made = |loss: &Loss, undo: &Undo| {
-            loss.response == Response::Made && loss.numbers.start >= undo.first
+        let is_made = |loss: &LossEvent, undo: &ReductionUndo| {
+            loss.response == LossResponse::Answered && loss.numbers.start >= undo.first
         };
         let undo = self.undo.take_if(|undo| !self.losses.iter().any(|loss| is_made(loss, undo)));
-        if let Some(Undo { congestion, recovery, .. }) = undo {
+        if let Some(ReductionUndo { congestion, recovery, .. }) = undo {
             self.congestion.undo(congestion);
-            self.recovery = recovery;
+            self.recovery_start = recovery;
             self.counts.undone += 1;
         }
     }
@@ -347,41 +347,41 @@ impl Control {
             }
             return;
         }
-        let (congestion, recovery) = (self.congestion, self.recovery);
-        self.undo = first.map(|first| Undo { congestion, recovery, first });
+        let (congestion, recovery) = (self.congestion, self.recovery_start);
+        self.undo = first.map(|first| ReductionUndo { congestion, recovery, first });
         self.congestion.on_congestion(self.mtu);
         self.congestion.cwnd = self.congestion.ssthresh;
-        self.recovery = Some(now);
-        self.recoveries += 1;
+        self.recovery_start = Some(now);
+        self.reductions_since_late += 1;
         self.counts.reductions += 1;
-        if self.recoveries > RECOVERIES_MAX {
-            self.lateness = Duration::ZERO;
+        if self.reductions_since_late > RECOVERIES_MAX {
+            self.lateness_max = Duration::ZERO;
         }
     }
 
     /// Persistent congestion (RFC 9002 section 7.6.2).
-    fn collapse(&mut self) {
+    fn on_persistent_congestion(&mut self) {
         self.counts.reductions += 1;
         self.congestion.on_congestion(self.mtu);
         self.congestion.on_timeout();
         self.congestion.cwnd = 2 * self.mtu;
-        self.recovery = None;
+        self.recovery_start = None;
         self.undo = None;
         self.losses.clear();
     }
 }
 
 /// A path's congestion control, shared by quinn-proto and the driver, which run on one thread.
-pub(crate) struct Shared {
-    control: Mutex<Control>,
-    /// Copy of [`Control::window`], which is read several times per packet.
+pub(crate) struct SharedPathCongestion {
+    control: Mutex<PathCongestionState>,
+    /// Copy of [`PathCongestionState::window`], which is read several times per packet.
     window: AtomicU64,
     epoch: StdInstant,
 }
 
-impl Shared {
+impl SharedPathCongestion {
     /// Runs `work` on the state and updates the copy of the window.
-    fn with<T>(&self, work: impl FnOnce(&mut Control) -> T) -> T {
+    fn with<T>(&self, work: impl FnOnce(&mut PathCongestionState) -> T) -> T {
         // Nothing under the lock panics.
         let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
         let result = work(&mut control);
@@ -396,17 +396,17 @@ impl Shared {
 }
 
 /// The controller that quinn-proto holds.
-pub(crate) struct Controller(Arc<Shared>);
+pub(crate) struct QuinnController(Arc<SharedPathCongestion>);
 
-impl Controller {
+impl QuinnController {
     /// Returns the state of the controller that a connection uses now; `None` if it is not ours.
-    pub(crate) fn of(connection: &quinn_proto::Connection) -> Option<Arc<Shared>> {
+    pub(crate) fn of(connection: &quinn_proto::Connection) -> Option<Arc<SharedPathCongestion>> {
         let controller = connection.congestion_state().clone_box().into_any();
         controller.downcast::<Self>().ok().map(|controller| controller.0)
     }
 }
 
-impl congestion::Controller for Controller {
+impl congestion::Controller for QuinnController {
     fn on_ack(
         &mut self,
         now: StdInstant,
@@ -436,12 +436,12 @@ impl congestion::Controller for Controller {
         lost_bytes: u64,
     ) {
         let what = match (is_persistent_congestion, lost_bytes) {
-            (true, _) => Signal::Persistent,
-            (false, 0) => Signal::Marked,
-            (false, _) => Signal::Lost,
+            (true, _) => SignalKind::PersistentCongestion,
+            (false, 0) => SignalKind::EcnCe,
+            (false, _) => SignalKind::Lost,
         };
-        let noticed = Noticed { at: self.0.time(now), sent: self.0.time(sent), what };
-        self.0.with(|control| control.noticed.push(noticed));
+        let noticed = CongestionSignal { at: self.0.time(now), sent: self.0.time(sent), what };
+        self.0.with(|control| control.signals.push(noticed));
     }
 
     fn on_mtu_update(&mut self, new_mtu: u16) {
@@ -480,77 +480,78 @@ impl congestion::Controller for Controller {
 }
 
 /// Creates controllers.
-pub(crate) struct Factory {
+pub(crate) struct QuinnControllerFactory {
     /// Instant of quinn-proto's time at [`base::Instant::ZERO`]: [`crate::Config::epoch`].
     pub(crate) epoch: StdInstant,
 }
 
-impl ControllerFactory for Factory {
+impl ControllerFactory for QuinnControllerFactory {
     fn build(self: Arc<Self>, _: StdInstant, mtu: u16) -> Box<dyn congestion::Controller> {
-        let control = Control::new(mtu);
+        let control = PathCongestionState::new(mtu);
         let window = AtomicU64::new(control.window());
-        let shared = Shared { control: Mutex::new(control), window, epoch: self.epoch };
-        Box::new(Controller(Arc::new(shared)))
+        let shared =
+            SharedPathCongestion { control: Mutex::new(control), window, epoch: self.epoch };
+        Box::new(QuinnController(Arc::new(shared)))
     }
 }
 
 /// A connection's access to the congestion control of its path.
-pub(crate) struct Link {
-    shared: Option<Arc<Shared>>,
-    news: News,
-    counts: Counts,
+pub(crate) struct PathCongestion {
+    shared: Option<Arc<SharedPathCongestion>>,
+    news: PacketNumberNews,
+    counts: LossCounts,
 }
 
-impl Link {
+impl PathCongestion {
     /// Follows the controller that the connection uses now.
     pub(crate) fn new(connection: &quinn_proto::Connection) -> Self {
-        Self::of(Controller::of(connection), connection.stats().path.lost_packets)
+        Self::of(QuinnController::of(connection), connection.stats().path.lost_packets)
     }
 
     /// Counts from the current values: the state may have been followed before.
-    fn of(shared: Option<Arc<Shared>>, lost_packets: u64) -> Self {
-        let begin = |control: &mut Control| {
+    fn of(shared: Option<Arc<SharedPathCongestion>>, lost_packets: u64) -> Self {
+        let begin = |control: &mut PathCongestionState| {
             control.lost_packets = lost_packets;
             control.counts
         };
         let counts = shared.as_ref().map(|shared| shared.with(begin)).unwrap_or_default();
-        Self { shared, news: News::default(), counts }
+        Self { shared, news: PacketNumberNews::default(), counts }
     }
 
     /// Follows a change of the connection's path. It has another state, unless only the peer's port
     /// has changed.
-    pub(crate) fn follow_path(&mut self, connection: &quinn_proto::Connection) {
-        let shared = Controller::of(connection);
+    pub(crate) fn update_path(&mut self, connection: &quinn_proto::Connection) {
+        let shared = QuinnController::of(connection);
         if shared.as_ref().map(Arc::as_ptr) != self.shared.as_ref().map(Arc::as_ptr) {
             *self = Self::of(shared, connection.stats().path.lost_packets);
         }
     }
 
     /// Processes what happened on a connection. Returns the counts since the last call.
-    pub(crate) fn follow(
+    pub(crate) fn poll_counts(
         &mut self,
         now: Instant,
         connection: &quinn_proto::Connection,
-        news: Option<&mut News>,
-    ) -> Counts {
-        let Some(shared) = &self.shared else { return Counts::default() };
+        news: Option<&mut PacketNumberNews>,
+    ) -> LossCounts {
+        let Some(shared) = &self.shared else { return LossCounts::default() };
         if let Some(news) = news {
             core::mem::swap(&mut self.news, news);
         }
         let news = &mut self.news;
         let nothing = news.acked.is_empty() && news.skipped.is_empty();
         let counts = shared.with(|control| {
-            if !(nothing && control.is_calm()) {
-                let lost = match control.noticed.is_empty() {
+            if !(nothing && control.is_idle()) {
+                let lost = match control.signals.is_empty() {
                     true => control.lost_packets,
                     false => connection.stats().path.lost_packets,
                 };
-                control.follow(now, news, lost);
+                control.process(now, news, lost);
             }
             control.counts
         });
         let before = core::mem::replace(&mut self.counts, counts);
-        Counts {
+        LossCounts {
             reductions: counts.reductions - before.reductions,
             spurious: counts.spurious - before.spurious,
             spared: counts.spared - before.spared,

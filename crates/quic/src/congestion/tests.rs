@@ -6,16 +6,16 @@ const MTU: u16 = 1200;
 const RTT: Duration = Duration::from_millis(10);
 
 /// A sender whose packets are acknowledged a round trip after they were sent.
-struct Sender {
-    control: Control,
+struct CongestionTestSender {
+    control: PathCongestionState,
     now: Instant,
     next: u64,
     lost: u64,
 }
 
-impl Sender {
+impl CongestionTestSender {
     fn new() -> Self {
-        let mut control = Control::new(MTU);
+        let mut control = PathCongestionState::new(MTU);
         (control.srtt, control.min_rtt) = (RTT, RTT);
         Self { control, now: Instant::ZERO + RTT * 10, next: 0, lost: 0 }
     }
@@ -31,8 +31,8 @@ impl Sender {
             self.control.on_ack(self.now, sent, MTU.into(), false);
         }
         self.next = self.next.max(numbers.end);
-        let mut news = News { acked: vec![numbers], ..News::default() };
-        self.control.follow(self.now, &mut news, self.lost);
+        let mut news = PacketNumberNews { acked: vec![numbers], ..PacketNumberNews::default() };
+        self.control.process(self.now, &mut news, self.lost);
     }
 
     /// Skips the next number, whose loss the three after it reveal, and returns it.
@@ -40,14 +40,14 @@ impl Sender {
         let number = self.next;
         let sent = Instant::from_nanos(self.now.as_nanos() - RTT.as_nanos());
         self.lost += 1;
-        self.control.noticed.push(Noticed { at: self.now, sent, what: Signal::Lost });
+        self.control.signals.push(CongestionSignal { at: self.now, sent, what: SignalKind::Lost });
         self.acked(number + 1..number + 4);
         number
     }
 
     fn wait(&mut self, time: Duration) {
         self.now += time;
-        self.control.follow(self.now, &mut News::default(), self.lost);
+        self.control.process(self.now, &mut PacketNumberNews::default(), self.lost);
     }
 
     fn cwnd(&self) -> u32 {
@@ -57,7 +57,7 @@ impl Sender {
 
 #[test]
 fn a_loss_reduces_the_window_once_per_round_trip() {
-    let mut s = Sender::new();
+    let mut s = CongestionTestSender::new();
     s.acked(0..20);
     let before = s.cwnd();
     assert_eq!(before, (INITIAL_WINDOW + 20) * u32::from(MTU));
@@ -73,12 +73,12 @@ fn a_loss_reduces_the_window_once_per_round_trip() {
     assert!(s.cwnd() < reduced * 3 / 4);
     s.wait(RTT * 9);
     assert!(s.control.losses.is_empty() && s.control.undo.is_none(), "nothing is kept");
-    assert_eq!(s.control.counts, Counts { reductions: 2, ..Counts::default() });
+    assert_eq!(s.control.counts, LossCounts { reductions: 2, ..LossCounts::default() });
 }
 
 #[test]
 fn a_late_packet_undoes_its_reduction() {
-    let mut s = Sender::new();
+    let mut s = CongestionTestSender::new();
     s.acked(0..20);
     let (before, threshold) = (s.cwnd(), s.control.congestion.ssthresh);
     let late = s.lose();
@@ -88,13 +88,13 @@ fn a_late_packet_undoes_its_reduction() {
     s.acked(late..late + 1);
     assert!(s.cwnd() >= before, "{} of {before}", s.cwnd());
     assert_eq!(s.control.congestion.ssthresh, threshold);
-    assert_eq!(s.control.recovery, None);
-    assert_eq!(s.control.counts, Counts { reductions: 1, spurious: 1, spared: 0, undone: 1 });
+    assert_eq!(s.control.recovery_start, None);
+    assert_eq!(s.control.counts, LossCounts { reductions: 1, spurious: 1, spared: 0, undone: 1 });
 }
 
 #[test]
 fn a_reduction_with_a_real_loss_stays() {
-    let mut s = Sender::new();
+    let mut s = CongestionTestSender::new();
     s.acked(0..20);
     s.lose();
     let reduced = s.cwnd();
@@ -107,7 +107,7 @@ fn a_reduction_with_a_real_loss_stays() {
 
 #[test]
 fn lateness_is_learned_and_forgotten() {
-    let mut s = Sender::new();
+    let mut s = CongestionTestSender::new();
     s.acked(0..20);
     let first = s.lose();
     s.wait(RTT / 2);
@@ -120,7 +120,7 @@ fn lateness_is_learned_and_forgotten() {
         s.acked(late..late + 1);
     }
     assert!(s.cwnd() > before);
-    assert_eq!(s.control.counts, Counts { reductions: 1, spurious: 21, spared: 20, undone: 1 });
+    assert_eq!(s.control.counts, LossCounts { reductions: 1, spurious: 21, spared: 20, undone: 1 });
     // A real loss does, when it has been missing for longer; at the latest after a round trip.
     let before = s.cwnd();
     s.lose();
@@ -135,12 +135,12 @@ fn lateness_is_learned_and_forgotten() {
         s.lose();
         s.wait(RTT);
     }
-    assert_eq!(s.control.patience(), Duration::ZERO);
+    assert_eq!(s.control.reordering_window(), Duration::ZERO);
 }
 
 #[test]
 fn marks_and_persistent_congestion_are_answered_at_once() {
-    let mut s = Sender::new();
+    let mut s = CongestionTestSender::new();
     s.acked(0..20);
     let late = s.lose();
     s.wait(RTT / 2);
@@ -148,10 +148,10 @@ fn marks_and_persistent_congestion_are_answered_at_once() {
     s.wait(RTT * 2);
     let before = s.cwnd();
     let (at, sent) = (s.now, s.now);
-    s.control.noticed.push(Noticed { at, sent, what: Signal::Marked });
+    s.control.signals.push(CongestionSignal { at, sent, what: SignalKind::EcnCe });
     s.wait(Duration::ZERO);
     assert!(s.cwnd() < before * 3 / 4);
-    s.control.noticed.push(Noticed { at, sent, what: Signal::Persistent });
+    s.control.signals.push(CongestionSignal { at, sent, what: SignalKind::PersistentCongestion });
     s.wait(Duration::ZERO);
     assert_eq!(s.cwnd(), 2 * u32::from(MTU));
 }
@@ -159,7 +159,7 @@ fn marks_and_persistent_congestion_are_answered_at_once() {
 #[test]
 fn a_whole_window_may_be_in_flight() {
     // quinn-proto does not let the bytes in flight reach the window.
-    let (mut control, packet) = (Control::new(MTU), u64::from(MTU));
+    let (mut control, packet) = (PathCongestionState::new(MTU), u64::from(MTU));
     assert!(9 * packet + packet < control.window());
     assert!(10 * packet + packet >= control.window());
     control.congestion.cwnd += 1;
@@ -168,24 +168,24 @@ fn a_whole_window_may_be_in_flight() {
 }
 
 #[test]
-fn a_late_packet_does_not_undo_what_answers_a_mark() {
+fn late_packet_does_not_undo_ecn_reduction() {
     // The marked packet was sent before the reduction, so the mark needs no reduction of its own.
-    let mut s = Sender::new();
+    let mut s = CongestionTestSender::new();
     s.acked(0..20);
     let late = s.lose();
     let reduced = s.cwnd();
     let sent = Instant::from_nanos(s.now.as_nanos() - RTT.as_nanos());
-    s.control.noticed.push(Noticed { at: s.now, sent, what: Signal::Marked });
+    s.control.signals.push(CongestionSignal { at: s.now, sent, what: SignalKind::EcnCe });
     s.wait(RTT / 2);
     s.acked(late..late + 1);
     assert_eq!(s.cwnd(), reduced);
-    assert_eq!(s.control.counts, Counts { reductions: 1, spurious: 1, spared: 0, undone: 0 });
+    assert_eq!(s.control.counts, LossCounts { reductions: 1, spurious: 1, spared: 0, undone: 0 });
 }
 
 /// Returns a sender in slow start that has learned that packets are half a round trip late, and the
 /// number of another packet that is missing.
-fn deferring() -> (Sender, u64) {
-    let mut s = Sender::new();
+fn deferring() -> (CongestionTestSender, u64) {
+    let mut s = CongestionTestSender::new();
     s.acked(0..20);
     let first = s.lose();
     s.wait(RTT / 2);
@@ -206,7 +206,7 @@ fn slow_start_waits_while_a_packet_may_be_lost() {
 }
 
 #[test]
-fn slow_start_goes_on_when_a_packet_was_only_late() {
+fn slow_start_resumes_after_late_packet() {
     let (mut s, missing) = deferring();
     let before = s.cwnd();
     s.acked(s.next..s.next + 50);
@@ -221,11 +221,11 @@ fn slow_start_goes_on_when_a_packet_was_only_late() {
 #[test]
 fn nothing_is_counted_again_after_a_change_of_path() {
     let epoch = io::clock::std_epoch();
-    let controller = Arc::new(Factory { epoch }).build(epoch, MTU);
-    let shared = controller.into_any().downcast::<Controller>().expect("it is ours").0;
-    let counted = Counts { reductions: 3, spurious: 2, spared: 1, undone: 1 };
+    let controller = Arc::new(QuinnControllerFactory { epoch }).build(epoch, MTU);
+    let shared = controller.into_any().downcast::<QuinnController>().expect("it is ours").0;
+    let counted = LossCounts { reductions: 3, spurious: 2, spared: 1, undone: 1 };
     shared.with(|control| control.counts = counted);
-    let link = Link::of(Some(shared), 7);
+    let link = PathCongestion::of(Some(shared), 7);
     assert_eq!(link.counts, counted);
 }
 
@@ -234,7 +234,7 @@ fn nothing_is_counted_again_after_a_change_of_path() {
 #[test]
 fn the_window_grows_faster_without_a_queue() {
     for (queue_ms, grown) in [(0, 20), (3, 20), (5, 10)] {
-        let mut s = Sender::new();
+        let mut s = CongestionTestSender::new();
         s.acked(0..70);
         s.lose();
         s.wait(RTT * 2);
@@ -253,11 +253,11 @@ fn the_window_grows_faster_without_a_queue() {
 /// ends at the threshold, and the window does not hurry from there to the former plateau.
 #[test]
 fn persistent_congestion_forgets_the_plateau() {
-    let (mut s, rtt) = (Sender::new(), Duration::from_millis(100));
+    let (mut s, rtt) = (CongestionTestSender::new(), Duration::from_millis(100));
     (s.control.srtt, s.control.min_rtt) = (rtt, rtt);
     s.control.congestion.cwnd = 1000 * u32::from(MTU);
-    let (at, sent, what) = (s.now, s.now, Signal::Persistent);
-    s.control.noticed.push(Noticed { at, sent, what });
+    let (at, sent, what) = (s.now, s.now, SignalKind::PersistentCongestion);
+    s.control.signals.push(CongestionSignal { at, sent, what });
     s.wait(Duration::ZERO);
     // Nine rounds of slow start, and four seconds.
     for _ in 0..49 {

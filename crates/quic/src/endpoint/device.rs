@@ -10,40 +10,42 @@ use base::Instant;
 use host::{FaultScope, Host};
 
 use super::Endpoint;
-use crate::connection::ReadFor;
+use crate::connection::ReadPurpose;
 
 impl Endpoint {
     pub(super) fn handle_reads(&mut self, now: Instant, host: &mut Host) {
         while let Some(read) = host.poll_extent(self.reads.user()) {
             let Some(what) = self.reads.pending.remove(&read.number) else { continue };
-            let (ReadFor::Stream { handle, .. } | ReadFor::Late { handle, .. }) = what;
+            let (ReadPurpose::Stream { handle, .. } | ReadPurpose::Delayed { handle, .. }) = what;
             if self.get(handle).is_none() {
                 continue;
             }
-            self.with(now, host, handle.index as usize, |connection, cx| match what {
-                ReadFor::Stream { stream, extent, .. } => {
+            self.run_and_settle(now, host, handle.index as usize, |connection, cx| match what {
+                ReadPurpose::Stream { stream, extent, .. } => {
                     connection.handle_read(cx, stream, &extent, read.result);
                 }
-                ReadFor::Late { late, at, extent, .. } => {
-                    connection.handle_late(cx, (late, at, extent), read.result);
+                ReadPurpose::Delayed { late, at, extent, .. } => {
+                    connection.handle_delayed_read(cx, (late, at, extent), read.result);
                 }
             });
         }
     }
 
-    pub(super) fn handle_status(&mut self, now: Instant, host: &mut Host, status: QuicStatus) {
-        let handle = self.names.get(&status.quic).copied();
+    pub(super) fn handle_quic_status(&mut self, now: Instant, host: &mut Host, status: QuicStatus) {
+        let handle = self.handles_by_context.get(&status.quic).copied();
         let Some(handle) = handle.filter(|handle| self.get(*handle).is_some()) else {
             self.counters.quic_events_ignored += 1;
             return;
         };
-        self.names.remove(&status.quic);
-        self.with(now, host, handle.index as usize, |connection, cx| match status.why {
+        self.handles_by_context.remove(&status.quic);
+        self.run_and_settle(now, host, handle.index as usize, |connection, cx| match status.why {
             QuicTrouble::Refused(why) => {
                 let bytes = connection.bytes;
-                connection.offload.refuse(&mut cx.device(), status.quic, why, bytes);
+                connection.offload.handle_refusal(&mut cx.device(), status.quic, why, bytes);
             }
-            QuicTrouble::NotSealed => connection.offload.not_sealed(&mut cx.device(), status.quic),
+            QuicTrouble::NotSealed => {
+                connection.offload.handle_not_encrypted(&mut cx.device(), status.quic)
+            }
         });
     }
 
@@ -55,41 +57,41 @@ impl Endpoint {
         flow: FlowId,
         (scope, fault): (FaultScope, FileFault),
     ) {
-        let Some(handle) = self.flows.get(&flow).copied() else {
+        let Some(handle) = self.handles_by_flow.get(&flow).copied() else {
             self.counters.quic_events_ignored += 1;
             return;
         };
-        self.with(now, host, handle.index as usize, |connection, cx| {
+        self.run_and_settle(now, host, handle.index as usize, |connection, cx| {
             connection.handle_fault(cx, scope, fault);
         });
     }
 
     pub(super) fn handle_device_reset(&mut self, now: Instant, host: &mut Host) {
-        self.names.clear();
+        self.handles_by_context.clear();
         for index in 0..self.connections.len() {
-            self.with(now, host, index, |connection, cx| {
-                if connection.offload.names().next().is_some() {
+            self.run_and_settle(now, host, index, |connection, cx| {
+                if connection.offload.contexts().next().is_some() {
                     cx.counters.quic_device_resets += 1;
                 }
                 // Operations queued just before the reset reach the device after it; remove their
                 // contexts.
                 connection.offload.remove(cx.host);
                 connection.offload.reset();
-                connection.careful = false;
+                connection.read_files_on_host = false;
             });
         }
     }
 
     /// Releases the file ranges whose chunks quinn-proto has dropped.
-    pub(super) fn release(&mut self, host: &mut Host) {
-        let mut released = self.released.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn release_file_ranges(&mut self, host: &mut Host) {
+        let mut released = self.released_ranges.lock().unwrap_or_else(PoisonError::into_inner);
         for place in released.drain(..) {
             host.extent_release(place.file, place.offset, place.len, true);
             // The connection may be gone, and another one in its slot.
             let index = place.connection.index as usize;
             let connection = self.connections.get_mut(index).and_then(Option::as_mut);
             if let Some(connection) = connection.filter(|c| c.handle == place.connection) {
-                connection.placed.remove(&place);
+                connection.file_map.remove(&place);
             }
         }
     }

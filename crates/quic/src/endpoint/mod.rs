@@ -22,7 +22,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use abi::quic::QuicId;
 use abi::{FlowId, Refusal};
-use base::{Alarms, Instant};
+use base::{DeadlineHeap, Instant};
 use bytes::{Bytes, BytesMut};
 use host::{Application, Host, ListenError, Notice, UdpId};
 use quinn_proto::{
@@ -34,14 +34,14 @@ use rustls::crypto::tls13::Hkdf;
 pub use streams::ReadEnd;
 
 use crate::config::Config;
-use crate::congestion::Factory;
-use crate::connection::{Connection, Cx, Reads, Scratch};
+use crate::congestion::QuinnControllerFactory;
+use crate::connection::{PendingReads, QuicConnection, QuicEnv, TransmitScratch};
 use crate::counters::Counters;
+use crate::file_ranges::ReleasedRanges;
 use crate::info::ConnectionInfo;
-use crate::placed::Released;
 use crate::qlog;
-use crate::secrets::{CidGenerator, Fresh, Secrets, TokenKey};
-use crate::session::{HandshakeData, TlsClient, TlsServer, VERSION_1, initial_suite};
+use crate::secrets::{CidGenerator, EndpointSecrets, FreshCids, TokenKey};
+use crate::session::{HandshakeData, QuicTlsClient, QuicTlsServer, VERSION_1, initial_suite};
 
 /// Length of the IPv6 and UDP headers; IPv4's is shorter.
 const IP_UDP_BYTES: u16 = 48;
@@ -72,7 +72,7 @@ pub enum Event {
 
 /// Send progress of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
+pub struct SendProgress {
     /// STREAM frames sent so far.
     pub stream_frames: u64,
     /// Sending streams with unacknowledged data.
@@ -82,14 +82,14 @@ pub struct Progress {
 /// Reason why an endpoint cannot be created.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum ConfigError {
+pub enum QuicConfigError {
     /// The UDP port cannot be bound.
     Bind(ListenError),
     /// The TLS provider lacks TLS_AES_128_GCM_SHA256 of TLS 1.3, the suite of Initial packets.
     Tls,
 }
 
-impl core::fmt::Display for ConfigError {
+impl core::fmt::Display for QuicConfigError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             Self::Bind(error) => error.fmt(f),
@@ -98,12 +98,12 @@ impl core::fmt::Display for ConfigError {
     }
 }
 
-impl std::error::Error for ConfigError {}
+impl std::error::Error for QuicConfigError {}
 
 /// Reason why a connection cannot be opened.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum ConnectError {
+pub enum QuicConnectError {
     /// The TLS provider lacks TLS_AES_128_GCM_SHA256 of TLS 1.3, the suite of Initial packets.
     Tls,
     /// quinn-proto rejected the server name or the address.
@@ -118,31 +118,31 @@ pub struct Endpoint {
     transport: Arc<TransportConfig>,
     /// Configuration of accepted connections; `None` if the endpoint accepts none.
     server: Option<Arc<ServerConfig>>,
-    connections: Vec<Option<Box<Connection>>>,
-    open: usize,
-    handshaking: usize,
+    connections: Vec<Option<Box<QuicConnection>>>,
+    open_count: usize,
+    handshaking_count: usize,
     serial: u64,
-    alarms: Alarms,
+    alarms: DeadlineHeap,
     dirty: VecDeque<u32>,
     events: VecDeque<Event>,
     counters: Counters,
     /// Connections by the device's offload contexts.
-    names: BTreeMap<QuicId, Handle>,
-    flows: BTreeMap<FlowId, Handle>,
-    fresh: Fresh,
-    released: Released,
-    reads: Reads,
-    scratch: Scratch,
+    handles_by_context: BTreeMap<QuicId, Handle>,
+    handles_by_flow: BTreeMap<FlowId, Handle>,
+    fresh_cids: FreshCids,
+    released_ranges: ReleasedRanges,
+    reads: PendingReads,
+    scratch: TransmitScratch,
     /// Copies of received batches are split off from here.
     batch: BytesMut,
-    unix_ns: Arc<Clock>,
-    secrets: Secrets,
+    token_clock: Arc<TokenClock>,
+    secrets: EndpointSecrets,
 }
 
 /// Unix time in ns as of the last notice, for the lifetime of tokens.
-struct Clock(AtomicU64);
+struct TokenClock(AtomicU64);
 
-impl TimeSource for Clock {
+impl TimeSource for TokenClock {
     fn now(&self) -> SystemTime {
         UNIX_EPOCH + Duration::from_nanos(self.0.load(Ordering::Relaxed))
     }
@@ -158,7 +158,7 @@ fn transport(config: &Config, mtu: u16) -> Arc<TransportConfig> {
     let mut discovery = MtuDiscoveryConfig::default();
     discovery.upper_bound(mtu.saturating_sub(IP_UDP_BYTES).clamp(MTU_MIN, MTU_MAX));
     transport.mtu_discovery_config(Some(discovery));
-    let factory = Factory { epoch: config.epoch };
+    let factory = QuinnControllerFactory { epoch: config.epoch };
     transport.congestion_controller_factory(Arc::new(factory));
     let idle = u32::try_from(config.idle_timeout.as_millis()).unwrap_or(u32::MAX);
     transport
@@ -176,22 +176,22 @@ impl Endpoint {
     /// which the TLS configuration was made.
     ///
     /// # Errors
-    /// [`ConfigError`]: the port cannot be bound, or TLS cannot be used for QUIC.
+    /// [`QuicConfigError`]: the port cannot be bound, or TLS cannot be used for QUIC.
     pub fn new(
         config: Config,
         provider: &rustls::crypto::CryptoProvider,
         host: &mut Host,
-    ) -> Result<Self, ConfigError> {
-        let initial = initial_suite(provider).ok_or(ConfigError::Tls)?;
-        let hkdf = hkdf_of(provider).ok_or(ConfigError::Tls)?;
-        let secrets = Secrets::new(hkdf, &config.seed);
-        let unix_ns = Arc::new(Clock(AtomicU64::new(0)));
+    ) -> Result<Self, QuicConfigError> {
+        let initial = initial_suite(provider).ok_or(QuicConfigError::Tls)?;
+        let hkdf = hkdf_of(provider).ok_or(QuicConfigError::Tls)?;
+        let secrets = EndpointSecrets::new(hkdf, &config.seed);
+        let unix_ns = Arc::new(TokenClock(AtomicU64::new(0)));
         let transport = transport(&config, host.mtu());
         let server = config.tls.clone().map(|tls| {
             let crypto = Arc::clone(&config.crypto);
             let tokens =
                 TokenKey { secrets: secrets.derive(b"tokens"), crypto: Arc::clone(&crypto) };
-            let tls = TlsServer { config: tls, crypto, initial };
+            let tls = QuicTlsServer { config: tls, crypto, initial };
             let mut server = ServerConfig::new(Arc::new(tls), Arc::new(tokens));
             server
                 .transport_config(Arc::clone(&transport))
@@ -199,7 +199,7 @@ impl Endpoint {
                 .time_source(Arc::clone(&unix_ns) as Arc<dyn TimeSource>);
             Arc::new(server)
         });
-        let fresh = Fresh::default();
+        let fresh = FreshCids::default();
         // Hosts that share a port have the same seed, so that they accept each other's tokens;
         // other values derived from it must differ, so they include the queue.
         let queue = config.steering.map_or(0, |(_, queue)| queue);
@@ -214,7 +214,7 @@ impl Endpoint {
                 let (secrets, fresh) = (cids.clone(), Arc::clone(&made));
                 Box::new(CidGenerator { secrets, count: 0, steering, fresh })
             });
-        let socket = host.udp_bind(None, config.port).map_err(ConfigError::Bind)?;
+        let socket = host.udp_bind(None, config.port).map_err(QuicConfigError::Bind)?;
         // Datagrams are sent with DF set, so the path MTU may be probed.
         let inner = quinn_proto::Endpoint::new(Arc::new(endpoint), server.clone(), true, None);
         Ok(Self {
@@ -224,21 +224,21 @@ impl Endpoint {
             transport,
             server,
             connections: Vec::new(),
-            open: 0,
-            handshaking: 0,
+            open_count: 0,
+            handshaking_count: 0,
             serial: 0,
-            alarms: Alarms::default(),
+            alarms: DeadlineHeap::default(),
             dirty: VecDeque::new(),
             events: VecDeque::new(),
             counters: Counters::default(),
-            names: BTreeMap::new(),
-            flows: BTreeMap::new(),
-            fresh,
-            released: Released::default(),
-            reads: Reads::new(host.new_disk_user()),
-            scratch: Scratch::default(),
+            handles_by_context: BTreeMap::new(),
+            handles_by_flow: BTreeMap::new(),
+            fresh_cids: fresh,
+            released_ranges: ReleasedRanges::default(),
+            reads: PendingReads::new(host.new_disk_user()),
+            scratch: TransmitScratch::default(),
             batch: BytesMut::new(),
-            unix_ns,
+            token_clock: unix_ns,
             secrets,
         })
     }
@@ -246,7 +246,7 @@ impl Endpoint {
     /// Starts to open a connection.
     ///
     /// # Errors
-    /// [`ConnectError`].
+    /// [`QuicConnectError`].
     pub fn connect(
         &mut self,
         now: Instant,
@@ -254,26 +254,26 @@ impl Endpoint {
         remote: SocketAddr,
         name: &str,
         tls: &Arc<rustls::ClientConfig>,
-    ) -> Result<Handle, ConnectError> {
-        let initial = initial_suite(tls.crypto_provider()).ok_or(ConnectError::Tls)?;
+    ) -> Result<Handle, QuicConnectError> {
+        let initial = initial_suite(tls.crypto_provider()).ok_or(QuicConnectError::Tls)?;
         let crypto = Arc::clone(&self.config.crypto);
-        let tls = TlsClient { config: Arc::clone(tls), crypto, initial };
+        let tls = QuicTlsClient { config: Arc::clone(tls), crypto, initial };
         let mut client = quinn_proto::ClientConfig::new(Arc::new(tls));
         let first = self.secrets.derive(&self.serial.to_be_bytes()).bytes();
         let id = quinn_proto::ConnectionId::new(&first[..16]);
-        let transport = self.logged_transport(host.mtu(), &id, Side::Client);
+        let transport = self.transport_with_qlog(host.mtu(), &id, Side::Client);
         client
             .transport_config(transport.unwrap_or_else(|| Arc::clone(&self.transport)))
             .version(VERSION_1)
             .initial_dst_cid_provider(Arc::new(move || id));
         let time = self.time(now);
         let made = self.inner.connect(time, client, remote, name);
-        let (quinn, inner) = made.map_err(|_| ConnectError::Refused)?;
-        self.insert(host, quinn, inner).ok_or(ConnectError::Refused)
+        let (quinn, inner) = made.map_err(|_| QuicConnectError::Refused)?;
+        self.insert_connection(host, quinn, inner).ok_or(QuicConnectError::Refused)
     }
 
     /// Returns a transport configuration that writes a qlog; `None` if no qlog is wanted.
-    fn logged_transport(&self, mtu: u16, id: &[u8], side: Side) -> Option<Arc<TransportConfig>> {
+    fn transport_with_qlog(&self, mtu: u16, id: &[u8], side: Side) -> Option<Arc<TransportConfig>> {
         let open = self.config.qlog.as_ref()?;
         let stream = qlog::begin(open, id, side, self.config.epoch)?;
         let mut transport = Arc::into_inner(transport(&self.config, mtu))?;
@@ -293,38 +293,38 @@ impl Endpoint {
             if let Some(connection) = self.connections.get_mut(index).and_then(Option::as_mut) {
                 connection.dirty = false;
             }
-            self.work(now, host, index, |connection, cx| {
-                connection.pump(cx);
+            self.run_on(now, host, index, |connection, cx| {
+                connection.write_streams(cx);
                 connection.transmit(cx);
             });
             self.settle(now, host, index);
         }
-        self.release(host);
+        self.release_file_ranges(host);
     }
 
     /// Closes a connection with an error code of the application. No event follows.
     pub fn close(&mut self, now: Instant, host: &mut Host, handle: Handle, code: u32, why: &str) {
         let time = self.time(now);
         let Some(connection) = self.get_mut(handle) else { return };
-        if connection.lost {
+        if connection.ended {
             return;
         }
         let reason = Bytes::copy_from_slice(why.as_bytes());
         connection.inner.close(time, VarInt::from_u32(code), reason);
-        let names: Vec<QuicId> = connection.offload.names().collect();
-        connection.end(host, format!("closed by us with code {code:#x}"));
+        let names: Vec<QuicId> = connection.offload.contexts().collect();
+        connection.mark_ended(host, format!("closed by us with code {code:#x}"));
         names.iter().for_each(|name| {
-            self.names.remove(name);
+            self.handles_by_context.remove(name);
         });
         self.counters.quic_closed_by_us += 1;
-        self.touch(handle.index);
+        self.schedule_flush(handle.index);
     }
 
     /// Starts a key update (RFC 9001 section 6); for tests.
     pub fn update_keys(&mut self, handle: Handle) {
         if let Some(connection) = self.get_mut(handle) {
             connection.inner.force_key_update();
-            self.touch(handle.index);
+            self.schedule_flush(handle.index);
         }
     }
 
@@ -333,7 +333,7 @@ impl Endpoint {
     pub fn address_changed(&mut self, handle: Handle) {
         if let Some(connection) = self.get_mut(handle) {
             connection.inner.local_address_changed();
-            self.touch(handle.index);
+            self.schedule_flush(handle.index);
         }
     }
 
@@ -369,10 +369,10 @@ impl Endpoint {
 
     /// Returns the send progress of a connection; `None` if there is no such connection.
     #[must_use]
-    pub fn progress(&mut self, handle: Handle) -> Option<Progress> {
+    pub fn progress(&mut self, handle: Handle) -> Option<SendProgress> {
         let connection = self.get_mut(handle)?;
         let stream_frames = connection.inner.stats().frame_tx.stream;
-        Some(Progress { stream_frames, streams: connection.inner.streams().send_streams() })
+        Some(SendProgress { stream_frames, streams: connection.inner.streams().send_streams() })
     }
 
     /// Returns the number of bidirectional streams that a peer may have open at a time.
@@ -382,13 +382,13 @@ impl Endpoint {
     }
 
     /// Refuses all further incoming connections.
-    pub const fn refuse_new(&mut self) {
+    pub const fn stop_accepting(&mut self) {
         self.config.connections_max = 0;
     }
 
     /// Returns the connections that have not ended.
     pub fn connections(&self) -> impl Iterator<Item = Handle> + '_ {
-        self.connections.iter().flatten().filter(|c| !c.lost).map(|c| c.handle)
+        self.connections.iter().flatten().filter(|c| !c.ended).map(|c| c.handle)
     }
 
     /// Returns the endpoint's counters.
@@ -397,12 +397,12 @@ impl Endpoint {
         &self.counters
     }
 
-    fn get(&self, handle: Handle) -> Option<&Connection> {
+    fn get(&self, handle: Handle) -> Option<&QuicConnection> {
         let connection = self.connections.get(handle.index as usize)?.as_deref()?;
         (connection.handle == handle).then_some(connection)
     }
 
-    fn get_mut(&mut self, handle: Handle) -> Option<&mut Connection> {
+    fn get_mut(&mut self, handle: Handle) -> Option<&mut QuicConnection> {
         let connection = self.connections.get_mut(handle.index as usize)?.as_deref_mut()?;
         (connection.handle == handle).then_some(connection)
     }
@@ -412,7 +412,7 @@ impl Endpoint {
         self.config.epoch + Duration::from_nanos(now.as_nanos())
     }
 
-    fn touch(&mut self, index: u32) {
+    fn schedule_flush(&mut self, index: u32) {
         let connection = self.connections.get_mut(index as usize).and_then(Option::as_mut);
         if let Some(connection) = connection.filter(|connection| !connection.dirty) {
             connection.dirty = true;
@@ -420,47 +420,48 @@ impl Endpoint {
         }
     }
 
-    /// Runs `work` on a connection, settles it, and schedules it for the next flush.
-    fn with(
+    /// Runs `run_on` on a connection, settles it, and schedules it for the next flush.
+    fn run_and_settle(
         &mut self,
         now: Instant,
         host: &mut Host,
         index: usize,
-        work: impl FnOnce(&mut Connection, &mut Cx<'_>),
+        work: impl FnOnce(&mut QuicConnection, &mut QuicEnv<'_>),
     ) {
-        self.work(now, host, index, work);
+        self.run_on(now, host, index, work);
         if let Ok(index) = u32::try_from(index) {
-            self.touch(index);
+            self.schedule_flush(index);
         }
         self.settle(now, host, index);
     }
 
-    fn work(
+    fn run_on(
         &mut self,
         now: Instant,
         host: &mut Host,
         index: usize,
-        work: impl FnOnce(&mut Connection, &mut Cx<'_>),
+        work: impl FnOnce(&mut QuicConnection, &mut QuicEnv<'_>),
     ) {
         let Some(connection) = self.connections.get_mut(index).and_then(Option::as_mut) else {
             return;
         };
         let before: (Option<QuicId>, Option<QuicId>) =
             (connection.offload.tx(), connection.offload.rx());
-        let mut cx = Cx {
+        let mut cx = QuicEnv {
             now,
             host,
             socket: self.socket,
             config: &self.config,
             counters: &mut self.counters,
-            released: &self.released,
+            released: &self.released_ranges,
             reads: &mut self.reads,
             scratch: &mut self.scratch,
         };
         work(connection, &mut cx);
         if before != (connection.offload.tx(), connection.offload.rx()) {
             let handle = connection.handle;
-            self.names.extend(connection.offload.names().map(|name| (name, handle)));
+            self.handles_by_context
+                .extend(connection.offload.contexts().map(|name| (name, handle)));
         }
     }
 
@@ -473,9 +474,9 @@ impl Endpoint {
             };
             if let Some(event) = connection.inner.poll_endpoint_events() {
                 drained |= event.is_drained();
-                let quinn = connection.quinn;
+                let quinn = connection.quinn_handle;
                 let answer = self.inner.handle_event(quinn, event);
-                self.route_fresh(host, index, answer);
+                self.route_fresh_cids(host, index, answer);
                 continue;
             }
             let Some(event) = connection.inner.poll() else { break };
@@ -501,8 +502,8 @@ impl Endpoint {
     }
 
     /// Assigns newly generated connection IDs to the connection that asked for them.
-    fn route_fresh(&mut self, host: &mut Host, index: usize, answer: Option<ConnectionEvent>) {
-        let fresh = self.take_fresh();
+    fn route_fresh_cids(&mut self, host: &mut Host, index: usize, answer: Option<ConnectionEvent>) {
+        let fresh = self.take_fresh_cids();
         let Some(connection) = self.connections.get_mut(index).and_then(Option::as_mut) else {
             return;
         };
@@ -510,7 +511,7 @@ impl Endpoint {
         for id in fresh {
             connection.cids.insert(connection.cids_issued, id);
             connection.cids_issued += 1;
-            let mut device = crate::offload::Device { host, counters, config };
+            let mut device = crate::offload::OffloadEnv { host, counters, config };
             connection.offload.route(&mut device, id, true);
         }
         if let Some(event) = answer {
@@ -526,18 +527,18 @@ impl Endpoint {
         match event {
             quinn_proto::Event::Connected => {
                 connection.connected = true;
-                self.handshaking -= 1;
+                self.handshaking_count -= 1;
                 self.counters.quic_connections += 1;
                 self.events.push_back(Event::Connected(handle));
             }
             quinn_proto::Event::ConnectionLost { reason } => {
-                let known = connection.lost;
-                connection.offload.names().for_each(|name| {
-                    self.names.remove(&name);
+                let known = connection.ended;
+                connection.offload.contexts().for_each(|name| {
+                    self.handles_by_context.remove(&name);
                 });
-                connection.end(host, reason.to_string());
+                connection.mark_ended(host, reason.to_string());
                 if !known {
-                    self.count_end(&reason);
+                    self.count_close_reason(&reason);
                     self.events.push_back(Event::Lost(handle, reason));
                 }
             }
@@ -557,10 +558,10 @@ impl Endpoint {
             | quinn_proto::Event::DatagramReceived
             | quinn_proto::Event::DatagramsUnblocked => {}
         }
-        self.touch(handle.index);
+        self.schedule_flush(handle.index);
     }
 
-    const fn count_end(&mut self, reason: &ConnectionError) {
+    const fn count_close_reason(&mut self, reason: &ConnectionError) {
         let counters = &mut self.counters;
         *match reason {
             ConnectionError::ConnectionClosed(_) | ConnectionError::ApplicationClosed(_) => {
@@ -577,9 +578,9 @@ impl Endpoint {
         let Some(connection) = self.connections.get_mut(index).and_then(Option::take) else {
             return;
         };
-        self.open -= 1;
-        self.handshaking -= usize::from(!connection.connected);
-        self.flows.remove(&connection.flow);
+        self.open_count -= 1;
+        self.handshaking_count -= usize::from(!connection.connected);
+        self.handles_by_flow.remove(&connection.flow);
         if let Ok(slot) = u32::try_from(index) {
             self.alarms.clear(slot);
         }
@@ -591,7 +592,7 @@ impl Endpoint {
 impl Application for Endpoint {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         let unix = self.config.unix_epoch.as_nanos().saturating_add(now.as_nanos());
-        self.unix_ns.0.store(unix, Ordering::Relaxed);
+        self.token_clock.0.store(unix, Ordering::Relaxed);
         match notice {
             Notice::Udp(socket) if socket == self.socket => {
                 while let Some(received) = host.udp_recv(socket) {
@@ -599,13 +600,13 @@ impl Application for Endpoint {
                 }
             }
             Notice::DiskDone(user) if user == self.reads.user() => self.handle_reads(now, host),
-            Notice::Quic(status) => self.handle_status(now, host, status),
+            Notice::Quic(status) => self.handle_quic_status(now, host, status),
             Notice::UdpFault(flow, scope, fault) => {
                 self.handle_fault(now, host, flow, (scope, fault));
             }
             Notice::File(file) if host.extent_fault(file).is_some() => {
                 for index in 0..self.connections.len() {
-                    self.with(now, host, index, |c, cx| c.fail_streams(cx, file));
+                    self.run_and_settle(now, host, index, |c, cx| c.fail_streams(cx, file));
                 }
             }
             Notice::DeviceReset => self.handle_device_reset(now, host),
@@ -616,10 +617,10 @@ impl Application for Endpoint {
     fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
         let time = self.time(now);
         while let Some(index) = self.alarms.pop(now) {
-            self.with(now, host, index as usize, |connection, cx| {
+            self.run_and_settle(now, host, index as usize, |connection, cx| {
                 connection.inner.handle_timeout(time);
                 // After a failed path validation the connection returns to the previous path.
-                connection.follow_peer(cx.counters);
+                connection.update_peer_address(cx.counters);
             });
         }
     }
@@ -630,7 +631,7 @@ impl Application for Endpoint {
 
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
-        f("quic_connections_open", self.open as u64);
+        f("quic_connections_open", self.open_count as u64);
     }
 
     fn advance(&mut self, now: Instant, host: &mut Host) -> bool {

@@ -56,7 +56,7 @@ impl Endpoint {
         };
         // Reading may free flow control credit, which is announced by the next flush.
         let _ = chunks.finalize();
-        self.touch(handle.index);
+        self.schedule_flush(handle.index);
         read
     }
 
@@ -64,7 +64,7 @@ impl Endpoint {
     pub fn stop(&mut self, handle: Handle, stream: StreamId, code: u32) {
         if let Some(connection) = self.get_mut(handle) {
             let _ = connection.inner.recv_stream(stream).stop(VarInt::from_u32(code));
-            self.touch(handle.index);
+            self.schedule_flush(handle.index);
         }
     }
 
@@ -72,7 +72,7 @@ impl Endpoint {
     pub fn write(&mut self, handle: Handle, stream: StreamId, bytes: Bytes) {
         if let Some(connection) = self.get_mut(handle) {
             connection.write(stream, bytes);
-            self.touch(handle.index);
+            self.schedule_flush(handle.index);
         }
     }
 
@@ -88,7 +88,7 @@ impl Endpoint {
     ) -> bool {
         let Some(connection) = self.get_mut(handle) else { return true };
         let queued = connection.write_file(host, stream, file, offset, len);
-        self.touch(handle.index);
+        self.schedule_flush(handle.index);
         queued
     }
 
@@ -104,7 +104,7 @@ impl Endpoint {
     pub fn finish(&mut self, handle: Handle, stream: StreamId) {
         if let Some(connection) = self.get_mut(handle) {
             connection.finish(stream);
-            self.touch(handle.index);
+            self.schedule_flush(handle.index);
         }
     }
 
@@ -112,7 +112,7 @@ impl Endpoint {
     pub fn reset(&mut self, host: &mut Host, handle: Handle, stream: StreamId, code: u32) {
         if let Some(connection) = self.get_mut(handle) {
             connection.reset(host, stream, code);
-            self.touch(handle.index);
+            self.schedule_flush(handle.index);
         }
     }
 }

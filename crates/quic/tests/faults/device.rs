@@ -2,18 +2,19 @@
 
 use abi::Refusal;
 
-use crate::machines::{Lab, Setup, WAY};
-use crate::transfers::{Transfers, down, up};
+use crate::topology::{LINK_DELAY, QuicFaultNetwork, QuicFaultSetup};
+use crate::transfers::{FileTransfers, down, up};
 
 /// With room for one connection, the second continues in software and asks again whenever the bytes
 /// it carried have doubled. When the first has ended there is room.
 #[test]
 fn a_full_table() {
-    let mut lab = Lab::with(Setup { entries_max: 2, ..Setup::default() });
-    let mut first = Transfers::begin(&mut lab, vec![down("a", 400_000)]);
+    let mut lab =
+        QuicFaultNetwork::with(QuicFaultSetup { entries_max: 2, ..QuicFaultSetup::default() });
+    let mut first = FileTransfers::begin(&mut lab, vec![down("a", 400_000)]);
     first.run(&mut lab);
     assert_eq!(lab.server.count("quic_entries"), 2);
-    let mut second = Transfers::begin(&mut lab, vec![down("b", 20_000_000)]);
+    let mut second = FileTransfers::begin(&mut lab, vec![down("b", 20_000_000)]);
     lab.run(20, |lab| {
         second.step(lab);
         second.received() > 4_000_000
@@ -38,12 +39,12 @@ fn a_full_table() {
 /// devices are asked again.
 #[test]
 fn resets_in_the_middle() {
-    let mut lab = Lab::new();
-    let mut t = Transfers::begin(&mut lab, vec![down("a", 6_000_000), up("b", 3_000_000)]);
+    let mut lab = QuicFaultNetwork::new();
+    let mut t = FileTransfers::begin(&mut lab, vec![down("a", 6_000_000), up("b", 3_000_000)]);
     let mut frames = 0_u64;
-    lab.on_link(move |_, _, frame| {
+    lab.set_link_rule(move |_, _, frame| {
         frames += 1;
-        if frames % 41 == 0 { Vec::new() } else { vec![(WAY, frame)] }
+        if frames % 41 == 0 { Vec::new() } else { vec![(LINK_DELAY, frame)] }
     });
     let mut resets = 0;
     let ended = lab.run(120, |lab| {

@@ -7,8 +7,8 @@
 use base::{Duration, Instant};
 use outboard_quic::{Config, Priority};
 
-use crate::machines::{Lab, PAYLOAD_AT, Setup, WAY};
-use crate::transfers::{Transfers, down};
+use crate::topology::{LINK_DELAY, PAYLOAD_AT, QuicFaultNetwork, QuicFaultSetup};
+use crate::transfers::{FileTransfers, down};
 
 /// Bandwidth to the client in bytes per second.
 const RATE: u64 = 20_000_000;
@@ -19,11 +19,11 @@ const LARGE: u64 = 200_000_000;
 const SMALL: u64 = 300_000;
 
 /// Makes the path to the client a bottleneck with a drop-tail queue.
-fn bottleneck(lab: &mut Lab, rate: u64) {
+fn bottleneck(lab: &mut QuicFaultNetwork, rate: u64) {
     let mut free = Instant::ZERO;
-    lab.on_link(move |now, to_server, frame| {
+    lab.set_link_rule(move |now, to_server, frame| {
         if to_server {
-            return vec![(WAY, frame)];
+            return vec![(LINK_DELAY, frame)];
         }
         let begin = free.max(now);
         if begin > now + QUEUE {
@@ -31,7 +31,7 @@ fn bottleneck(lab: &mut Lab, rate: u64) {
         }
         let bytes = (frame.len() + PAYLOAD_AT) as u64;
         free = begin + Duration::from_nanos(bytes * 1_000_000_000 / rate);
-        vec![(free.since(now) + WAY, frame)]
+        vec![(free.since(now) + LINK_DELAY, frame)]
     });
 }
 
@@ -40,18 +40,22 @@ fn roomy(config: &mut Config) {
     config.receive_windows = [8 << 20, 8 << 20];
 }
 
-fn lab(offload: bool) -> Lab {
+fn lab(offload: bool) -> QuicFaultNetwork {
     let server: fn(&mut Config) = match offload {
         true => |_| {},
         false => |config| config.offload_bytes_min = u64::MAX,
     };
-    let mut lab = Lab::with(Setup { server, client: roomy, ..Setup::default() });
+    let mut lab = QuicFaultNetwork::with(QuicFaultSetup {
+        server,
+        client: roomy,
+        ..QuicFaultSetup::default()
+    });
     bottleneck(&mut lab, RATE);
     lab
 }
 
 /// Checks that the bytes took the path under test, device or software.
-fn check_path(lab: &Lab, offload: bool) {
+fn check_path(lab: &QuicFaultNetwork, offload: bool) {
     let counters = lab.server.app.counters();
     if offload {
         assert!(counters.quic_file_bytes_offloaded > SMALL, "{counters:?}");
@@ -64,9 +68,9 @@ fn check_path(lab: &Lab, offload: bool) {
 }
 
 /// Starts three large transfers and runs until they fill the path.
-fn three_large(lab: &mut Lab) -> Transfers {
+fn three_large(lab: &mut QuicFaultNetwork) -> FileTransfers {
     let large = ["a", "b", "c"].map(|file| down(file, LARGE));
-    let mut transfers = Transfers::begin(lab, large.into());
+    let mut transfers = FileTransfers::begin(lab, large.into());
     let filled = lab.run(20, |lab| {
         transfers.step(lab);
         transfers.received() > 8_000_000

@@ -3,17 +3,17 @@
 use base::Duration;
 use outboard_quic::ReadEnd;
 
-use crate::machines::Lab;
-use crate::transfers::{Transfers, down};
+use crate::topology::QuicFaultNetwork;
+use crate::transfers::{FileTransfers, down};
 
 /// Expected reset of the stream: RFC 9114's `H3_INTERNAL_ERROR`.
 const FAILED: ReadEnd = ReadEnd::Reset(0x0102);
 
 /// Transfers three files, of which the second fails before `bytes` have arrived.
-fn one_of_three_fails(fail: impl Fn(&mut Lab), bytes: u64) {
-    let mut lab = Lab::new();
+fn one_of_three_fails(fail: impl Fn(&mut QuicFaultNetwork), bytes: u64) {
+    let mut lab = QuicFaultNetwork::new();
     let all = vec![down("a", 3_000_000), down("b", 3_000_000), down("c", 3_000_000)];
-    let mut t = Transfers::begin(&mut lab, all);
+    let mut t = FileTransfers::begin(&mut lab, all);
     lab.run(20, |lab| {
         t.step(lab);
         t.received() > 1_500_000
@@ -34,8 +34,8 @@ fn one_of_three_fails(fail: impl Fn(&mut Lab), bytes: u64) {
 
 #[test]
 fn a_read_that_fails_resets_its_stream_only() {
-    let fail = |lab: &mut Lab| {
-        lab.server.disk.file("b").broken_from = Some(2_000_000);
+    let fail = |lab: &mut QuicFaultNetwork| {
+        lab.server.disk.file("b").fail_reads_from = Some(2_000_000);
     };
     one_of_three_fails(fail, 2_000_000);
 }
@@ -43,7 +43,7 @@ fn a_read_that_fails_resets_its_stream_only() {
 /// The new file is shorter and has another modification time; its bytes must not be sent.
 #[test]
 fn a_file_that_changes_resets_its_stream_only() {
-    let fail = |lab: &mut Lab| {
+    let fail = |lab: &mut QuicFaultNetwork| {
         lab.server.disk.file("b").rewrite(1_000_000);
     };
     one_of_three_fails(fail, 3_000_000);
@@ -52,13 +52,13 @@ fn a_file_that_changes_resets_its_stream_only() {
 /// The failure begins at the first byte that the device reads.
 #[test]
 fn the_only_file_fails() {
-    let mut lab = Lab::new();
-    let mut t = Transfers::begin(&mut lab, vec![down("a", 5_000_000)]);
+    let mut lab = QuicFaultNetwork::new();
+    let mut t = FileTransfers::begin(&mut lab, vec![down("a", 5_000_000)]);
     lab.run(20, |lab| {
         t.step(lab);
         t.received() > 1_000_000
     });
-    lab.server.disk.file("a").broken_from = Some(0);
+    lab.server.disk.file("a").fail_reads_from = Some(0);
     let ended = lab.run(60, |lab| t.step(lab));
     assert!(ended && t.lost == [None, None]);
     assert_eq!(t.all[0].ended, Some(FAILED));
@@ -70,9 +70,9 @@ fn the_only_file_fails() {
 /// them sent.
 #[test]
 fn a_slow_disk() {
-    let mut lab = Lab::new();
+    let mut lab = QuicFaultNetwork::new();
     lab.server.disk.read_time = Duration::from_millis(50);
-    let mut t = Transfers::begin(&mut lab, vec![down("a", 8_000_000)]);
+    let mut t = FileTransfers::begin(&mut lab, vec![down("a", 8_000_000)]);
     let ended = lab.run(120, |lab| t.step(lab));
     assert!(ended);
     t.check();

@@ -5,8 +5,8 @@ use std::rc::Rc;
 
 use base::Duration;
 
-use crate::machines::{Lab, WAY, is_short, payload, with_payload};
-use crate::transfers::{Transfers, down, up};
+use crate::topology::{LINK_DELAY, QuicFaultNetwork, is_short, payload, with_payload};
+use crate::transfers::{FileTransfers, down, up};
 
 /// Forged packets are sent among those of a connection, to unknown connection IDs and to its own.
 /// The device drops both kinds; responses are few and shorter than the forged packets (RFC 9000
@@ -14,8 +14,8 @@ use crate::transfers::{Transfers, down, up};
 #[test]
 fn forged_packets() {
     let time = |forged: usize| {
-        let mut lab = Lab::new();
-        let mut t = Transfers::begin(&mut lab, vec![down("a", 3_000_000), up("b", 1_000_000)]);
+        let mut lab = QuicFaultNetwork::new();
+        let mut t = FileTransfers::begin(&mut lab, vec![down("a", 3_000_000), up("b", 1_000_000)]);
         lab.run(20, |lab| {
             t.step(lab);
             t.received() > 1_000_000
@@ -27,10 +27,10 @@ fn forged_packets() {
         let count = Rc::clone(&known);
         // The connection IDs that both sides use.
         let mut used: [Option<Vec<u8>>; 2] = [None, None];
-        lab.on_link(move |_, to_server, frame| {
+        lab.set_link_rule(move |_, to_server, frame| {
             let mut fate = Vec::new();
             let Some(packet) = payload(&frame).filter(|_| is_short(&frame)) else {
-                return vec![(WAY, frame)];
+                return vec![(LINK_DELAY, frame)];
             };
             let id = packet[1..9].to_vec();
             let real = *used[usize::from(to_server)].get_or_insert_with(|| id.clone()) == id;
@@ -47,9 +47,9 @@ fn forged_packets() {
                 let mut counts = count.get();
                 counts[number % 2] += 1;
                 count.set(counts);
-                fate.push((WAY, with_payload(&frame, &bytes)));
+                fate.push((LINK_DELAY, with_payload(&frame, &bytes)));
             }
-            fate.push((WAY, frame));
+            fate.push((LINK_DELAY, frame));
             fate
         });
         t.run(&mut lab);
@@ -85,13 +85,13 @@ fn forged_packets() {
 #[test]
 fn stateless_resets() {
     for server_forgets in [true, false] {
-        let mut lab = Lab::new();
-        let mut t = Transfers::begin(&mut lab, vec![down("a", 5_000_000), up("b", 5_000_000)]);
+        let mut lab = QuicFaultNetwork::new();
+        let mut t = FileTransfers::begin(&mut lab, vec![down("a", 5_000_000), up("b", 5_000_000)]);
         lab.run(20, |lab| {
             t.step(lab);
             t.received() > 2_000_000
         });
-        let untouched = |lab: &Lab| {
+        let untouched = |lab: &QuicFaultNetwork| {
             let machine = if server_forgets { &lab.client } else { &lab.server };
             machine.count("quic_rx_unknown_id") + machine.count("quic_rx_bad_tag")
         };

@@ -3,20 +3,23 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use crate::machines::{Lab, Setup, WAY, is_handshake, long_packets, mend, payload};
-use crate::transfers::{Transfers, down};
+use crate::topology::{
+    LINK_DELAY, QuicFaultNetwork, QuicFaultSetup, fix_lengths_and_checksums, is_handshake,
+    long_packets, payload,
+};
+use crate::transfers::{FileTransfers, down};
 
 /// Returns the headers of a datagram from the client to the server.
-fn headers(lab: &mut Lab) -> Vec<u8> {
+fn headers(lab: &mut QuicFaultNetwork) -> Vec<u8> {
     let seen = Rc::new(RefCell::new(None));
     let kept = Rc::clone(&seen);
-    lab.on_link(move |_, to_server, frame| {
+    lab.set_link_rule(move |_, to_server, frame| {
         if to_server && payload(&frame).is_some() {
             kept.borrow_mut().get_or_insert_with(|| frame[..42].to_vec());
         }
-        vec![(WAY, frame)]
+        vec![(LINK_DELAY, frame)]
     });
-    let mut t = Transfers::begin(lab, vec![down("a", 1000)]);
+    let mut t = FileTransfers::begin(lab, vec![down("a", 1000)]);
     t.run(lab);
     t.close(lab);
     let headers = seen.borrow_mut().take();
@@ -24,10 +27,10 @@ fn headers(lab: &mut Lab) -> Vec<u8> {
 }
 
 /// Collects the server's datagrams from now on; no frames are delivered.
-fn answers(lab: &mut Lab) -> Rc<RefCell<Vec<Vec<u8>>>> {
+fn answers(lab: &mut QuicFaultNetwork) -> Rc<RefCell<Vec<Vec<u8>>>> {
     let answers = Rc::new(RefCell::new(Vec::new()));
     let kept = Rc::clone(&answers);
-    lab.on_link(move |_, to_server, frame| {
+    lab.set_link_rule(move |_, to_server, frame| {
         if !to_server {
             kept.borrow_mut().extend(payload(&frame).map(<[u8]>::to_vec));
         }
@@ -40,7 +43,7 @@ fn answers(lab: &mut Lab) -> Rc<RefCell<Vec<Vec<u8>>>> {
 /// datagram is as long as a client's first must be; no state is kept.
 #[test]
 fn versions_are_negotiated() {
-    let mut lab = Lab::new();
+    let mut lab = QuicFaultNetwork::new();
     let headers = headers(&mut lab);
     let answers = answers(&mut lab);
     let before = lab.server.count("quic_connections_open");
@@ -48,7 +51,7 @@ fn versions_are_negotiated() {
         let mut first = vec![0; len];
         first[..16]
             .copy_from_slice(&[0xc3, 0x1a, 0x2a, 0x3a, 0x4a, 4, 1, 2, 3, 4, 5, 11, 12, 13, 14, 15]);
-        lab.inject(true, mend([&headers[..], &first].concat()));
+        lab.inject(true, fix_lengths_and_checksums([&headers[..], &first].concat()));
     }
     lab.run(1, |_| false);
     let answers = answers.borrow();
@@ -65,14 +68,14 @@ fn versions_are_negotiated() {
 /// RFC 8999 allows connection IDs of up to 255 bytes in all versions.
 #[test]
 fn versions_with_long_connection_ids_are_negotiated() {
-    let mut lab = Lab::new();
+    let mut lab = QuicFaultNetwork::new();
     let headers = headers(&mut lab);
     let answers = answers(&mut lab);
     for [to, from] in [[21_u8, 0], [255, 255]] {
         let ids = [vec![to], vec![1; to.into()], vec![from], vec![2; from.into()]].concat();
         let mut first = [&[0xc3, 0x6b, 0x33, 0x43, 0xcf][..], &ids].concat();
         first.resize(1200, 0);
-        lab.inject(true, mend([&headers[..], &first].concat()));
+        lab.inject(true, fix_lengths_and_checksums([&headers[..], &first].concat()));
         lab.run(1, |_| false);
         let answer = answers.borrow_mut().pop().expect("an answer");
         let swapped = [vec![from], vec![2; from.into()], vec![to], vec![1; to.into()]].concat();
@@ -86,13 +89,13 @@ fn versions_with_long_connection_ids_are_negotiated() {
 /// RFC 8999 section 5.1: the other bits of the first byte are specific to the version.
 #[test]
 fn versions_are_negotiated_whatever_the_first_byte_is() {
-    let mut lab = Lab::new();
+    let mut lab = QuicFaultNetwork::new();
     let headers = headers(&mut lab);
-    lab.on_link(|_, _, _| Vec::new());
+    lab.set_link_rule(|_, _, _| Vec::new());
     for first in 0x80..=0xff {
         let mut datagram = vec![first, 0x6b, 0x33, 0x43, 0xcf, 4, 1, 2, 3, 4, 0];
         datagram.resize(1200, 0);
-        lab.inject(true, mend([&headers[..], &datagram].concat()));
+        lab.inject(true, fix_lengths_and_checksums([&headers[..], &datagram].concat()));
         lab.run(1, |_| false);
         let negotiated = u64::from(first - 0x7f);
         assert_eq!(lab.server.count("quic_versions_negotiated"), negotiated, "{first:#x}");
@@ -104,16 +107,16 @@ fn versions_are_negotiated_whatever_the_first_byte_is() {
 #[test]
 fn retries() {
     let server = |config: &mut outboard_quic::Config| config.handshakes_before_retry = 0;
-    let mut lab = Lab::with(Setup { server, ..Setup::default() });
+    let mut lab = QuicFaultNetwork::with(QuicFaultSetup { server, ..QuicFaultSetup::default() });
     let firsts = Rc::new(RefCell::new(Vec::new()));
     let kept = Rc::clone(&firsts);
-    lab.on_link(move |_, to_server, frame| {
+    lab.set_link_rule(move |_, to_server, frame| {
         if let Some(packet) = payload(&frame) {
             kept.borrow_mut().push((to_server, packet[0], packet.len()));
         }
-        vec![(WAY, frame)]
+        vec![(LINK_DELAY, frame)]
     });
-    let mut t = Transfers::begin(&mut lab, vec![down("a", 2_000_000)]);
+    let mut t = FileTransfers::begin(&mut lab, vec![down("a", 2_000_000)]);
     t.run(&mut lab);
     assert_eq!((lab.server.count("quic_retries"), lab.server.count("quic_connections")), (1, 1));
     let firsts = firsts.borrow();
@@ -135,12 +138,13 @@ fn retries() {
 #[test]
 fn amplification_is_limited() {
     for silent in [false, true] {
-        let mut lab = Lab::with(Setup { names: 250, ..Setup::default() });
+        let mut lab =
+            QuicFaultNetwork::with(QuicFaultSetup { names: 250, ..QuicFaultSetup::default() });
         let bytes = Rc::new(Cell::new([0_usize; 2]));
         let (proved, most) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(0)));
         let (count, done, high) = (Rc::clone(&bytes), Rc::clone(&proved), Rc::clone(&most));
-        lab.on_link(move |_, to_server, frame| {
-            let Some(packet) = payload(&frame) else { return vec![(WAY, frame)] };
+        lab.set_link_rule(move |_, to_server, frame| {
+            let Some(packet) = payload(&frame) else { return vec![(LINK_DELAY, frame)] };
             let mut bytes = count.get();
             // An attacker with a spoofed address sends once and receives nothing.
             if silent && to_server && bytes[1] > 0 {
@@ -155,9 +159,9 @@ fn amplification_is_limited() {
                 assert!(bytes[0] <= 3 * bytes[1], "{bytes:?}");
                 high.set(high.get().max(bytes[0]));
             }
-            vec![(WAY, frame)]
+            vec![(LINK_DELAY, frame)]
         });
-        let mut t = Transfers::begin(&mut lab, vec![down("a", 500_000)]);
+        let mut t = FileTransfers::begin(&mut lab, vec![down("a", 500_000)]);
         if silent {
             lab.run(90, |_| false);
             let [sent, got] = bytes.get();
@@ -177,13 +181,13 @@ fn amplification_is_limited() {
 #[test]
 fn connections_are_bounded() {
     let server = |config: &mut outboard_quic::Config| config.connections_max = 1;
-    let mut lab = Lab::with(Setup { server, ..Setup::default() });
-    let mut first = Transfers::begin(&mut lab, vec![down("a", 1_000_000)]);
+    let mut lab = QuicFaultNetwork::with(QuicFaultSetup { server, ..QuicFaultSetup::default() });
+    let mut first = FileTransfers::begin(&mut lab, vec![down("a", 1_000_000)]);
     lab.run(10, |lab| {
         first.step(lab);
         first.received() > 100_000
     });
-    let mut second = Transfers::begin(&mut lab, vec![down("a", 1000)]);
+    let mut second = FileTransfers::begin(&mut lab, vec![down("a", 1000)]);
     lab.run(10, |lab| {
         second.step(lab);
         second.lost[0].is_some()
@@ -202,20 +206,20 @@ fn connections_are_bounded() {
 /// the handshake, has no effect.
 #[test]
 fn a_retry_to_a_server() {
-    let mut lab = Lab::new();
+    let mut lab = QuicFaultNetwork::new();
     let forged = Rc::new(Cell::new(0_u64));
     let counted = Rc::clone(&forged);
-    lab.on_link(move |_, to_server, frame| {
+    lab.set_link_rule(move |_, to_server, frame| {
         let mut fate = Vec::new();
         if let Some(packet) = payload(&frame).filter(|p| to_server && p[0] & 0x80 != 0) {
             let retry = [&frame[..42], &[packet[0] | 0x30], &packet[1..]].concat();
-            fate.push((WAY, mend(retry)));
+            fate.push((LINK_DELAY, fix_lengths_and_checksums(retry)));
             counted.set(counted.get() + 1);
         }
-        fate.push((WAY, frame));
+        fate.push((LINK_DELAY, frame));
         fate
     });
-    let mut t = Transfers::begin(&mut lab, vec![down("a", 100_000)]);
+    let mut t = FileTransfers::begin(&mut lab, vec![down("a", 100_000)]);
     t.run(&mut lab);
     assert!(forged.get() > 0);
     assert_eq!(lab.server.count("quic_in_retries_dropped"), forged.get());

@@ -2,8 +2,8 @@
 
 use base::Duration;
 
-use crate::machines::{Lab, Setup};
-use crate::transfers::{Transfers, down};
+use crate::topology::{QuicFaultNetwork, QuicFaultSetup};
+use crate::transfers::{FileTransfers, down};
 
 /// Maximum active connection IDs that quinn-proto accepts from its peer.
 const IDS_MAX: u64 = 5;
@@ -13,8 +13,8 @@ const IDS_MAX: u64 = 5;
 #[test]
 fn a_peer_that_retires_as_fast_as_it_can() {
     let server = |config: &mut outboard_quic::Config| config.offload_bytes_min = 256 * 1024;
-    let mut lab = Lab::with(Setup { server, ..Setup::default() });
-    let mut t = Transfers::begin(&mut lab, vec![down("a", 4_000_000)]);
+    let mut lab = QuicFaultNetwork::with(QuicFaultSetup { server, ..QuicFaultSetup::default() });
+    let mut t = FileTransfers::begin(&mut lab, vec![down("a", 4_000_000)]);
     // At first only retirements, too few bytes for an offload.
     let mut steps = 0;
     lab.run(5, |lab| {
@@ -45,16 +45,16 @@ fn a_peer_that_retires_as_fast_as_it_can() {
 /// Nothing is left at the devices of ended connections, however they ended.
 #[test]
 fn nothing_leaks() {
-    let mut lab = Lab::new();
+    let mut lab = QuicFaultNetwork::new();
     for round in 0..6_u64 {
-        let mut t = Transfers::begin(&mut lab, vec![down("a", 600_000)]);
+        let mut t = FileTransfers::begin(&mut lab, vec![down("a", 600_000)]);
         if round % 3 == 2 {
             // The client disappears; the server times out.
             lab.run(30, |lab| t.step(lab) || t.received() > 400_000);
             assert_eq!(lab.server.count("quic_entries"), 2);
-            lab.on_link(|_, _, _| Vec::new());
+            lab.set_link_rule(|_, _, _| Vec::new());
             lab.run(70, |_| false);
-            lab.on_link(|_, _, frame| vec![(Duration::from_millis(5), frame)]);
+            lab.set_link_rule(|_, _, frame| vec![(Duration::from_millis(5), frame)]);
             assert_eq!(lab.server.count("quic_timed_out"), round / 3 + 1);
             assert_eq!((lab.server.count("quic_entries"), lab.server.count("quic_routes")), (0, 0));
             while lab.client.app.poll_event().is_some() {}

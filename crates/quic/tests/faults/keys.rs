@@ -2,16 +2,16 @@
 
 use base::Duration;
 
-use crate::machines::{Lab, WAY};
-use crate::transfers::{Transfers, down, up};
+use crate::topology::{LINK_DELAY, QuicFaultNetwork};
+use crate::transfers::{FileTransfers, down, up};
 
 /// Packets of two generations arrive mixed, and both devices decrypt them.
 #[test]
 fn updates_while_packets_are_reordered() {
-    let mut lab = Lab::new();
-    let mut t = Transfers::begin(&mut lab, vec![down("a", 8_000_000), up("b", 8_000_000)]);
+    let mut lab = QuicFaultNetwork::new();
+    let mut t = FileTransfers::begin(&mut lab, vec![down("a", 8_000_000), up("b", 8_000_000)]);
     let mut frames = 0;
-    lab.on_link(move |_, _, frame| {
+    lab.set_link_rule(move |_, _, frame| {
         frames += 1;
         // Some packets arrive after later ones, rarely by more than the reordering window.
         let late = match frames {
@@ -19,7 +19,7 @@ fn updates_while_packets_are_reordered() {
             n if n % 5 == 0 => Duration::from_micros(400),
             _ => Duration::ZERO,
         };
-        vec![(WAY + late, frame)]
+        vec![(LINK_DELAY + late, frame)]
     });
     let mut updates = 0;
     let ended = lab.run(120, |lab| {
@@ -49,7 +49,7 @@ fn updates_while_packets_are_reordered() {
         assert_eq!(machine.count("quic_offloaded"), 1);
     }
     // Afterwards nothing is processed in software.
-    let software = |lab: &Lab| {
+    let software = |lab: &QuicFaultNetwork| {
         [&lab.client, &lab.server].map(|machine| {
             let out = machine.count("quic_out_datagrams") - machine.count("quic_out_for_device");
             (out, machine.count("quic_in_datagrams") - machine.count("quic_in_opened"))

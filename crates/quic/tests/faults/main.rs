@@ -8,7 +8,7 @@ mod flood;
 mod handshake;
 mod ids;
 mod keys;
-mod machines;
 mod migration;
 mod packets;
+mod topology;
 mod transfers;

@@ -5,8 +5,10 @@ use std::rc::Rc;
 
 use abi::quic::Steering;
 
-use crate::machines::{Lab, Setup, WAY, is_short, mend, payload};
-use crate::transfers::{Transfers, down, up};
+use crate::topology::{
+    LINK_DELAY, QuicFaultNetwork, QuicFaultSetup, fix_lengths_and_checksums, is_short, payload,
+};
+use crate::transfers::{FileTransfers, down, up};
 
 /// Maximum active connection IDs that quinn-proto accepts from its peer.
 const IDS_MAX: u64 = 5;
@@ -26,7 +28,7 @@ fn translate(frame: &mut Vec<u8>, to_server: bool, last: u8, port: u16) {
         let (last, port) = if to_server { (last, port) } else { (1, 5000) };
         frame[addr + 3] = last;
         frame[ports..ports + 2].copy_from_slice(&port.to_be_bytes());
-        *frame = mend(core::mem::take(frame));
+        *frame = fix_lengths_and_checksums(core::mem::take(frame));
     }
 }
 
@@ -37,20 +39,20 @@ fn client_end(frame: &[u8]) -> (u8, u16) {
 
 /// What a migration changes.
 #[derive(Clone, Copy, PartialEq)]
-enum Move {
+enum MigrationKind {
     Port,
     Address,
     AddressAndId,
 }
 
-fn moves(how: Move) {
-    let mut lab = Lab::new();
-    let mut t = Transfers::begin(&mut lab, vec![down("a", 6_000_000), up("b", 3_000_000)]);
+fn moves(how: MigrationKind) {
+    let mut lab = QuicFaultNetwork::new();
+    let mut t = FileTransfers::begin(&mut lab, vec![down("a", 6_000_000), up("b", 3_000_000)]);
     let end = Rc::new(Cell::new((1_u8, 5000_u16)));
     // Short-header packets from the server to the client's newest address, and to older ones.
     let sent = Rc::new(Cell::new((0_u64, 0_u64)));
     let (now_at, count) = (Rc::clone(&end), Rc::clone(&sent));
-    lab.on_link(move |_, to_server, mut frame| {
+    lab.set_link_rule(move |_, to_server, mut frame| {
         let (last, port) = now_at.get();
         if !to_server && is_short(&frame) {
             let newest = client_end(&frame) == (last, port);
@@ -61,7 +63,7 @@ fn moves(how: Move) {
             }
         }
         translate(&mut frame, to_server, last, port);
-        vec![(WAY, frame)]
+        vec![(LINK_DELAY, frame)]
     });
     for (number, bytes) in [(1_u8, 2_000_000), (2, 4_000_000)] {
         lab.run(60, |lab| {
@@ -71,10 +73,10 @@ fn moves(how: Move) {
         let before = [&lab.client, &lab.server]
             .map(|m| (m.count("quic_tx_sealed"), m.count("quic_rx_opened")));
         match how {
-            Move::Port => end.set((1, 6000 + u16::from(number))),
-            Move::Address | Move::AddressAndId => end.set((8 + number, 5000)),
+            MigrationKind::Port => end.set((1, 6000 + u16::from(number))),
+            MigrationKind::Address | MigrationKind::AddressAndId => end.set((8 + number, 5000)),
         }
-        if how == Move::AddressAndId {
+        if how == MigrationKind::AddressAndId {
             lab.client.app.address_changed(t.client);
         }
         sent.set((0, 0));
@@ -105,32 +107,32 @@ fn moves(how: Move) {
     let routes = lab.server.count("quic_routes");
     match how {
         // Each ID that the client retired was replaced; the device got both changes.
-        Move::AddressAndId => {
+        MigrationKind::AddressAndId => {
             assert_eq!((routes, stats.frame_rx.retire_connection_id), (IDS_MAX, 2));
         }
         _ => assert_eq!(stats.frame_rx.retire_connection_id, 0),
     }
     let end = end.get();
-    lab.on_link(move |_, to_server, mut frame| {
+    lab.set_link_rule(move |_, to_server, mut frame| {
         translate(&mut frame, to_server, end.0, end.1);
-        vec![(WAY, frame)]
+        vec![(LINK_DELAY, frame)]
     });
     t.close(&mut lab);
 }
 
 #[test]
 fn to_another_port() {
-    moves(Move::Port);
+    moves(MigrationKind::Port);
 }
 
 #[test]
 fn to_another_address() {
-    moves(Move::Address);
+    moves(MigrationKind::Address);
 }
 
 #[test]
 fn to_another_address_with_another_id() {
-    moves(Move::AddressAndId);
+    moves(MigrationKind::AddressAndId);
 }
 
 /// A server with two queues: packets from any client address go to the host that has the
@@ -146,7 +148,11 @@ fn to_other_ports_of_a_server_with_two_queues() {
                 true => |_| {},
                 false => |config| config.offload_bytes_min = u64::MAX,
             };
-            moves_between_queues(Setup { server, steering: Some(steering), ..Setup::default() })
+            moves_between_queues(QuicFaultSetup {
+                server,
+                steering: Some(steering),
+                ..QuicFaultSetup::default()
+            })
         });
         assert!(accepted.is_some(), "every second key leads to the first host");
     }
@@ -154,18 +160,18 @@ fn to_other_ports_of_a_server_with_two_queues() {
 
 /// Returns whether the first host accepted the connection; if so, checks that it keeps it over all
 /// migrations.
-fn moves_between_queues(setup: Setup) -> bool {
-    let mut lab = Lab::with(setup);
-    let mut t = Transfers::begin(&mut lab, vec![down("a", 6_000_000), up("b", 3_000_000)]);
+fn moves_between_queues(setup: QuicFaultSetup) -> bool {
+    let mut lab = QuicFaultNetwork::with(setup);
+    let mut t = FileTransfers::begin(&mut lab, vec![down("a", 6_000_000), up("b", 3_000_000)]);
     let port = Rc::new(Cell::new(5000_u16));
     let port_now = Rc::clone(&port);
-    lab.on_link(move |_, to_server, mut frame| {
+    lab.set_link_rule(move |_, to_server, mut frame| {
         translate(&mut frame, to_server, 1, port_now.get());
-        vec![(WAY, frame)]
+        vec![(LINK_DELAY, frame)]
     });
-    let connected = |t: &Transfers| t.server.is_some();
+    let connected = |t: &FileTransfers| t.server.is_some();
     if !lab.run(1, |lab| t.step(lab) || connected(&t)) {
-        assert!(lab.strays() > 0, "it went to the other host");
+        assert!(lab.misrouted_datagrams() > 0, "it went to the other host");
         return false;
     }
     // By address, all of these would lead to the first queue with a probability of 1/16,000.
@@ -174,7 +180,7 @@ fn moves_between_queues(setup: Setup) -> bool {
         lab.run(60, |lab| t.step(lab) || t.received() > u64::from(number) * 500_000);
     }
     t.run(&mut lab);
-    assert_eq!(lab.strays(), 0);
+    assert_eq!(lab.misrouted_datagrams(), 0);
     assert!(lab.server.count("quic_migrations") >= 10);
     true
 }

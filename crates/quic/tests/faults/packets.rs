@@ -5,14 +5,14 @@ use std::rc::Rc;
 
 use base::Duration;
 
-use crate::machines::{
-    Lab, Machine, PAYLOAD_AT, WAY, is_handshake, is_short, long_packets, mend, payload,
-    with_payload,
+use crate::topology::{
+    LINK_DELAY, PAYLOAD_AT, QuicFaultNetwork, QuicMachine, fix_lengths_and_checksums, is_handshake,
+    is_short, long_packets, payload, with_payload,
 };
-use crate::transfers::{Transfers, down, up};
+use crate::transfers::{FileTransfers, down, up};
 
 /// Counts the datagrams that the device did not decrypt, for any reason.
-fn unopened(machine: &Machine) -> u64 {
+fn unopened(machine: &QuicMachine) -> u64 {
     ["not_short", "unknown_id", "too_short", "unknown_keys", "bad_tag"]
         .map(|why| machine.count(&format!("quic_rx_{why}")))
         .iter()
@@ -21,7 +21,7 @@ fn unopened(machine: &Machine) -> u64 {
 
 /// Checks the number of key updates. quinn-proto starts one early: each side in both directions,
 /// and the device also has the next generation. There was no other update.
-fn assert_updates(machine: &Machine) {
+fn assert_updates(machine: &QuicMachine) {
     let (asked, taken) = (machine.count("quic_rekeys"), machine.count("quic_rekeyed"));
     assert!(asked <= 5 && taken == asked, "{asked} {taken}");
 }
@@ -30,8 +30,8 @@ fn assert_updates(machine: &Machine) {
 /// direction a copy of it with a flipped bit arrives before it, for each byte.
 #[test]
 fn every_byte_of_a_packet_flipped() {
-    let mut lab = Lab::new();
-    let mut t = Transfers::begin(&mut lab, vec![down("a", 2_000_000), up("b", 2_000_000)]);
+    let mut lab = QuicFaultNetwork::new();
+    let mut t = FileTransfers::begin(&mut lab, vec![down("a", 2_000_000), up("b", 2_000_000)]);
     lab.run(20, |lab| {
         t.step(lab);
         t.received() > 2_000_000
@@ -42,7 +42,7 @@ fn every_byte_of_a_packet_flipped() {
     let before = [unopened(&lab.client), unopened(&lab.server)];
     let copies = Rc::new(RefCell::new([0_u64; 2]));
     let counted = Rc::clone(&copies);
-    lab.on_link(move |_, to_server, frame| {
+    lab.set_link_rule(move |_, to_server, frame| {
         let mut counted = counted.borrow_mut();
         let copies = &mut counted[usize::from(to_server)];
         let mut fate = Vec::new();
@@ -53,11 +53,11 @@ fn every_byte_of_a_packet_flipped() {
             for (at, bit) in (0..8).map(|bit| (0, bit)).chain(others) {
                 let mut bytes = whole.to_vec();
                 bytes[at] ^= 1 << bit;
-                fate.push((WAY, with_payload(&frame, &bytes)));
+                fate.push((LINK_DELAY, with_payload(&frame, &bytes)));
             }
             *copies = fate.len() as u64;
         }
-        fate.push((WAY, frame));
+        fate.push((LINK_DELAY, frame));
         fate
     });
     t.run(&mut lab);
@@ -83,20 +83,20 @@ fn every_byte_of_a_packet_flipped() {
 /// other generation and start no key update (RFC 9001 section 9.4).
 #[test]
 fn spoofed_key_phases() {
-    let mut lab = Lab::new();
-    let mut t = Transfers::begin(&mut lab, vec![down("a", 3_000_000), up("b", 3_000_000)]);
+    let mut lab = QuicFaultNetwork::new();
+    let mut t = FileTransfers::begin(&mut lab, vec![down("a", 3_000_000), up("b", 3_000_000)]);
     let spoofed = Rc::new(Cell::new(0_u64));
     let (count, mut frames) = (Rc::clone(&spoofed), 0);
-    lab.on_link(move |_, _, frame| {
+    lab.set_link_rule(move |_, _, frame| {
         frames += 1;
         let mut fate = Vec::new();
         if frames % 10 == 0 && is_short(&frame) {
             let mut other = frame.clone();
             other[PAYLOAD_AT] ^= 0x04;
             count.set(count.get() + 1);
-            fate.push((WAY, mend(other)));
+            fate.push((LINK_DELAY, fix_lengths_and_checksums(other)));
         }
-        fate.push((WAY, frame));
+        fate.push((LINK_DELAY, frame));
         fate
     });
     t.run(&mut lab);
@@ -116,19 +116,19 @@ fn spoofed_key_phases() {
 /// datagram on unchanged, and the host decrypts the packet in it.
 #[test]
 fn behind_a_long_header() {
-    let mut lab = Lab::new();
-    let mut t = Transfers::begin(&mut lab, vec![down("a", 3_000_000)]);
+    let mut lab = QuicFaultNetwork::new();
+    let mut t = FileTransfers::begin(&mut lab, vec![down("a", 3_000_000)]);
     // From the completed handshake: its keys are discarded, so the packet is ignored.
     let handshake = Rc::new(RefCell::new(None));
     let kept = Rc::clone(&handshake);
-    lab.on_link(move |_, to_server, frame| {
+    lab.set_link_rule(move |_, to_server, frame| {
         if to_server {
             let packets = long_packets(payload(&frame).unwrap_or_default());
             if let Some((_, packet)) = packets.iter().find(|(first, _)| is_handshake(*first)) {
                 kept.borrow_mut().get_or_insert_with(|| packet.to_vec());
             }
         }
-        vec![(WAY, frame)]
+        vec![(LINK_DELAY, frame)]
     });
     lab.run(20, |lab| {
         t.step(lab);
@@ -137,11 +137,11 @@ fn behind_a_long_header() {
     let long = handshake.borrow_mut().take().expect("a Handshake packet");
     let coalesced = Rc::new(Cell::new(0_u64));
     let count = Rc::clone(&coalesced);
-    lab.on_link(move |_, to_server, frame| {
+    lab.set_link_rule(move |_, to_server, frame| {
         let packet = payload(&frame).filter(|_| to_server && is_short(&frame) && count.get() < 300);
-        let Some(packet) = packet else { return vec![(WAY, frame)] };
+        let Some(packet) = packet else { return vec![(LINK_DELAY, frame)] };
         count.set(count.get() + 1);
-        vec![(WAY, with_payload(&frame, &[&long[..], packet].concat()))]
+        vec![(LINK_DELAY, with_payload(&frame, &[&long[..], packet].concat()))]
     });
     let (opened, sent) = (lab.server.count("quic_rx_opened"), t.received());
     let (arrived, from) = (lab.server.count("quic_in_datagrams"), lab.now);

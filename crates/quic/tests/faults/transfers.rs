@@ -7,10 +7,10 @@ use abi::FileId;
 use bytes::Bytes;
 use outboard_quic::{Dir, Event, Handle, Priority, ReadEnd, StreamEvent, StreamId};
 
-use crate::machines::{Lab, Machine, file_byte};
+use crate::topology::{QuicFaultNetwork, QuicMachine, file_byte};
 
 /// Transfer of the first `len` bytes of a file to the client, or to the server (`up`).
-pub(crate) struct Transfer {
+pub(crate) struct FileTransfer {
     up: bool,
     file: &'static str,
     len: u64,
@@ -20,10 +20,10 @@ pub(crate) struct Transfer {
 }
 
 /// The transfers of one connection.
-pub(crate) struct Transfers {
+pub(crate) struct FileTransfers {
     pub(crate) client: Handle,
     pub(crate) server: Option<Handle>,
-    pub(crate) all: Vec<Transfer>,
+    pub(crate) all: Vec<FileTransfer>,
     /// Reason for the end of the connection at the client and at the server.
     pub(crate) lost: [Option<String>; 2],
     /// Requests of which the server has read a part.
@@ -33,19 +33,19 @@ pub(crate) struct Transfers {
     pub(crate) priority: Priority,
 }
 
-pub(crate) fn down(file: &'static str, len: u64) -> Transfer {
-    Transfer { up: false, file, len, stream: None, received: Vec::new(), ended: None }
+pub(crate) fn down(file: &'static str, len: u64) -> FileTransfer {
+    FileTransfer { up: false, file, len, stream: None, received: Vec::new(), ended: None }
 }
 
-pub(crate) fn up(file: &'static str, len: u64) -> Transfer {
-    Transfer { up: true, ..down(file, len) }
+pub(crate) fn up(file: &'static str, len: u64) -> FileTransfer {
+    FileTransfer { up: true, ..down(file, len) }
 }
 
 /// Length of a request: the index of the transfer.
 const REQUEST_BYTES: usize = 1;
 
-impl Transfers {
-    pub(crate) fn begin(lab: &mut Lab, all: Vec<Transfer>) -> Self {
+impl FileTransfers {
+    pub(crate) fn begin(lab: &mut QuicFaultNetwork, all: Vec<FileTransfer>) -> Self {
         let mut files = BTreeMap::new();
         for transfer in &all {
             let machine = if transfer.up { &mut lab.client } else { &mut lab.server };
@@ -59,7 +59,11 @@ impl Transfers {
     }
 
     /// Requests one more file; returns the index of its transfer.
-    pub(crate) fn ask_for(&mut self, lab: &mut Lab, mut transfer: Transfer) -> usize {
+    pub(crate) fn ask_for(
+        &mut self,
+        lab: &mut QuicFaultNetwork,
+        mut transfer: FileTransfer,
+    ) -> usize {
         let file = lab.server.host().offload_open(transfer.file).expect("there is room");
         self.files.insert((false, transfer.file), file);
         let endpoint = &mut lab.client.app;
@@ -74,7 +78,7 @@ impl Transfers {
     }
 
     /// Handles events; returns true when every transfer has ended.
-    pub(crate) fn step(&mut self, lab: &mut Lab) -> bool {
+    pub(crate) fn step(&mut self, lab: &mut QuicFaultNetwork) -> bool {
         while let Some(event) = lab.client.app.poll_event() {
             match event {
                 Event::Connected(handle) if handle == self.client => self.ask(lab),
@@ -103,9 +107,9 @@ impl Transfers {
         self.all.iter().all(|transfer| transfer.ended.is_some())
     }
 
-    fn ask(&mut self, lab: &mut Lab) {
+    fn ask(&mut self, lab: &mut QuicFaultNetwork) {
         for (number, transfer) in (0..).zip(&mut self.all) {
-            let Machine { machine, app: endpoint } = &mut lab.client;
+            let QuicMachine { machine, app: endpoint } = &mut lab.client;
             let host = machine.host();
             let stream = endpoint.open_stream(self.client, Dir::Bi).expect("allowed");
             endpoint.write(self.client, stream, Bytes::copy_from_slice(&[number]));
@@ -120,9 +124,9 @@ impl Transfers {
     }
 
     /// Reads requests and starts responses.
-    fn serve(&mut self, lab: &mut Lab) {
+    fn serve(&mut self, lab: &mut QuicFaultNetwork) {
         let Some(server) = self.server else { return };
-        let Machine { machine, app: endpoint } = &mut lab.server;
+        let QuicMachine { machine, app: endpoint } = &mut lab.server;
         let host = machine.host();
         let mut ready = Vec::new();
         for (&stream, request) in &mut self.requests {
@@ -150,7 +154,7 @@ impl Transfers {
         }
     }
 
-    fn receive(&mut self, lab: &mut Lab) {
+    fn receive(&mut self, lab: &mut QuicFaultNetwork) {
         for transfer in &mut self.all {
             let machine = if transfer.up { &mut lab.server } else { &mut lab.client };
             let handle = if transfer.up { self.server } else { Some(self.client) };
@@ -179,7 +183,7 @@ impl Transfers {
     }
 
     /// Runs until all transfers have ended, and checks them.
-    pub(crate) fn run(&mut self, lab: &mut Lab) {
+    pub(crate) fn run(&mut self, lab: &mut QuicFaultNetwork) {
         let ended = lab.run(120, |lab| self.step(lab));
         let server = lab.server.app.counters();
         assert!(ended, "{} bytes, {:?}, {server:?}", self.received(), self.lost);
@@ -187,12 +191,12 @@ impl Transfers {
     }
 
     /// Closes the connection and checks that nothing is left at either device.
-    pub(crate) fn close(&mut self, lab: &mut Lab) {
+    pub(crate) fn close(&mut self, lab: &mut QuicFaultNetwork) {
         for (&(up, _), &file) in &self.files {
             let machine = if up { &mut lab.client } else { &mut lab.server };
             machine.host().offload_close(file);
         }
-        let (now, Machine { machine, app }) = (lab.now, &mut lab.client);
+        let (now, QuicMachine { machine, app }) = (lab.now, &mut lab.client);
         app.close(now, machine.host(), self.client, 0, "done");
         // The close may be lost; the server then needs its idle timeout of 30 seconds.
         lab.run(70, |_| false);
@@ -204,7 +208,7 @@ impl Transfers {
     }
 }
 
-impl Transfer {
+impl FileTransfer {
     /// Checks that the file has arrived intact.
     pub(crate) fn check(&self) {
         assert_eq!(self.ended, Some(ReadEnd::Finished), "{}", self.file);

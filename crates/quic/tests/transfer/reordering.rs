@@ -4,10 +4,10 @@ use base::Duration;
 use bytes::Bytes;
 use outboard_quic::{Dir, Event, Handle, ReadEnd, StreamEvent, StreamId};
 
-use crate::world::{Abilities, World};
+use crate::model_network::{ModelAbilities, QuicModelNetwork};
 
-pub(crate) const DEVICE: Abilities =
-    Abilities { quic: true, opens: true, refuses: None, files: true };
+pub(crate) const DEVICE: ModelAbilities =
+    ModelAbilities { quic: true, decrypts: true, refuses: None, files: true };
 /// Extra delay of the late packets, on a path with a round-trip time of 10 ms.
 const LATE: Duration = Duration::from_micros(6500);
 pub(crate) const BYTES: u64 = 40_000_000;
@@ -17,8 +17,11 @@ const RATE: u64 = 20_000_000;
 const WINDOWS: [u32; 2] = [1 << 20, 1 << 20];
 
 /// Downloads a file; returns the world afterwards and the duration.
-pub(crate) fn download(device: Abilities, prepare: impl FnOnce(&mut World)) -> (World, Duration) {
-    let mut w = World::with_windows(device, Abilities::default(), WINDOWS, |_| {});
+pub(crate) fn download(
+    device: ModelAbilities,
+    prepare: impl FnOnce(&mut QuicModelNetwork),
+) -> (QuicModelNetwork, Duration) {
+    let mut w = QuicModelNetwork::with_windows(device, ModelAbilities::default(), WINDOWS, |_| {});
     w.rate = RATE;
     prepare(&mut w);
     let file = w.server.host.offload_open("a").expect("there is room");
@@ -43,14 +46,14 @@ pub(crate) fn download(device: Abilities, prepare: impl FnOnce(&mut World)) -> (
     (w, took)
 }
 
-fn ask(w: &mut World, handle: Handle) -> StreamId {
+fn ask(w: &mut QuicModelNetwork, handle: Handle) -> StreamId {
     let stream = w.client.endpoint.open_stream(handle, Dir::Bi).expect("allowed");
     w.client.endpoint.write(handle, stream, Bytes::from_static(b"please"));
     w.client.endpoint.finish(handle, stream);
     stream
 }
 
-fn answer(w: &mut World, event: &Event, file: abi::FileId) {
+fn answer(w: &mut QuicModelNetwork, event: &Event, file: abi::FileId) {
     let Event::Stream(handle, StreamEvent::Opened { dir: Dir::Bi }) = *event else { return };
     let endpoint = &mut w.server.endpoint;
     let stream = endpoint.accept_stream(handle, Dir::Bi).expect("it is there");
@@ -59,7 +62,7 @@ fn answer(w: &mut World, event: &Event, file: abi::FileId) {
 }
 
 /// Reads all available bytes; returns true at the end of the stream.
-fn read(w: &mut World, client: Handle, stream: StreamId, received: &mut u64) -> bool {
+fn read(w: &mut QuicModelNetwork, client: Handle, stream: StreamId, received: &mut u64) -> bool {
     loop {
         match w.client.endpoint.read(client, stream, usize::MAX) {
             Ok(bytes) => *received += bytes.len() as u64,
@@ -74,7 +77,7 @@ pub(crate) fn rate(took: Duration) -> u64 {
     BYTES * 1_000_000 / took.as_micros()
 }
 
-fn late_packets_cost_little(device: Abilities, ppm: u64) {
+fn late_packets_cost_little(device: ModelAbilities, ppm: u64) {
     let (w, undisturbed) = download(device, |_| {});
     assert_eq!(w.server.endpoint.counters().quic_losses_spurious, 0);
     let (w, took) = download(device, |w| w.late = (ppm, LATE));
@@ -94,7 +97,7 @@ fn late_packets_cost_little(device: Abilities, ppm: u64) {
 
 #[test]
 fn late_packets_cost_little_in_software() {
-    late_packets_cost_little(Abilities::default(), 20_000);
+    late_packets_cost_little(ModelAbilities::default(), 20_000);
 }
 
 #[test]

@@ -369,7 +369,7 @@ pub struct Configuration {
     /// AMS: arbitration mechanism; 0 is round robin.
     pub ams: u8,
     /// SHN: shutdown notification.
-    pub shutdown: Shutdown,
+    pub shutdown: ShutdownNotification,
     /// IOSQES: base-2 logarithm of the I/O submission queue entry size: 6.
     pub iosqes: u8,
     /// IOCQES: base-2 logarithm of the I/O completion queue entry size: 4.
@@ -378,7 +378,7 @@ pub struct Configuration {
 
 /// SHN: shutdown notification in [`Configuration`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Hash)]
-pub enum Shutdown {
+pub enum ShutdownNotification {
     /// No notification.
     #[default]
     None,
@@ -398,7 +398,7 @@ impl Configuration {
         css: 0,
         mps: 0,
         ams: 0,
-        shutdown: Shutdown::None,
+        shutdown: ShutdownNotification::None,
         iosqes: 6,
         iocqes: 4,
     };
@@ -412,10 +412,10 @@ impl Configuration {
             mps: (value >> 7 & 0xf) as u8,
             ams: (value >> 11 & 7) as u8,
             shutdown: match value >> 14 & 3 {
-                0 => Shutdown::None,
-                1 => Shutdown::Normal,
-                2 => Shutdown::Abrupt,
-                _ => Shutdown::Reserved,
+                0 => ShutdownNotification::None,
+                1 => ShutdownNotification::Normal,
+                2 => ShutdownNotification::Abrupt,
+                _ => ShutdownNotification::Reserved,
             },
             iosqes: (value >> 16 & 0xf) as u8,
             iocqes: (value >> 20 & 0xf) as u8,
@@ -426,10 +426,10 @@ impl Configuration {
     #[must_use]
     pub const fn to_value(self) -> u32 {
         let shutdown = match self.shutdown {
-            Shutdown::None => 0,
-            Shutdown::Normal => 1,
-            Shutdown::Abrupt => 2,
-            Shutdown::Reserved => 3,
+            ShutdownNotification::None => 0,
+            ShutdownNotification::Normal => 1,
+            ShutdownNotification::Abrupt => 2,
+            ShutdownNotification::Reserved => 3,
         };
         self.enable as u32
             | (self.css as u32 & 7) << 4
@@ -568,7 +568,11 @@ mod tests {
         let off = Configuration::from_value(0x0046_4000);
         assert_eq!(
             off,
-            Configuration { enable: false, shutdown: Shutdown::Normal, ..Configuration::ENABLED }
+            Configuration {
+                enable: false,
+                shutdown: ShutdownNotification::Normal,
+                ..Configuration::ENABLED
+            }
         );
         let down =
             ControllerStatus { ready: true, fatal: false, shutdown: ShutdownStatus::Complete };

@@ -3,7 +3,7 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::str;
 
-use super::identify::Text;
+use super::identify::AsciiField;
 use super::nqn::{NQN_FIELD_BYTES, Nqn};
 use super::status::Status;
 use super::{get, put, u8_at, u16_at, u32_at, u64_at, u128_at};
@@ -175,14 +175,14 @@ impl Health {
 
 /// Firmware slot information of a controller with one slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Firmware {
+pub struct FirmwareLog {
     /// AFI: active firmware slot in bits 2:0.
     pub active: u8,
     /// Firmware revision in slot 1.
-    pub revision: Text<8>,
+    pub revision: AsciiField<8>,
 }
 
-impl Firmware {
+impl FirmwareLog {
     /// Length of the page.
     pub const BYTES: usize = 512;
 
@@ -269,7 +269,7 @@ pub const TRTYPE_TCP: u8 = 3;
 
 /// SUBTYPE: kind of subsystem at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Subsystem {
+pub enum DiscoverySubtype {
     /// Referral to another discovery service.
     Referral,
     /// Subsystem with namespaces.
@@ -280,7 +280,7 @@ pub enum Subsystem {
     Other(u8),
 }
 
-impl Subsystem {
+impl DiscoverySubtype {
     const fn from_byte(byte: u8) -> Self {
         match byte {
             1 => Self::Referral,
@@ -351,7 +351,7 @@ pub struct DiscoveryEntry {
     /// TRTYPE: transport type, [`TRTYPE_TCP`].
     pub trtype: u8,
     /// SUBTYPE: subsystem type.
-    pub kind: Subsystem,
+    pub kind: DiscoverySubtype,
     /// TREQ: transport requirements, see [`treq`].
     pub treq: u8,
     /// PORTID: port identifier.
@@ -390,7 +390,7 @@ impl DiscoveryEntry {
         };
         Self {
             trtype: u8_at(bytes, 0),
-            kind: Subsystem::from_byte(u8_at(bytes, 2)),
+            kind: DiscoverySubtype::from_byte(u8_at(bytes, 2)),
             treq: u8_at(bytes, 3),
             port_id: u16_at(bytes, 4),
             cntlid: u16_at(bytes, 6),
@@ -466,7 +466,7 @@ mod tests {
     fn entry(addr: &str) -> DiscoveryEntry {
         DiscoveryEntry {
             trtype: TRTYPE_TCP,
-            kind: Subsystem::Nvm,
+            kind: DiscoverySubtype::Nvm,
             treq: treq::SECURE_REQUIRED | treq::DISABLE_SQ_FLOW_CONTROL,
             port_id: 1,
             cntlid: super::super::fabrics::CNTLID_DYNAMIC,
@@ -511,7 +511,7 @@ mod tests {
         let mut supported = [0xee; SUPPORTED_BYTES];
         write_supported(&[0, 0xff], &mut supported);
         assert_eq!((supported[0], supported[4], supported[1020]), (1, 0, 1));
-        let firmware = Firmware { active: 1, revision: Text::new("0.1") }.to_bytes();
+        let firmware = FirmwareLog { active: 1, revision: AsciiField::new("0.1") }.to_bytes();
         assert_eq!((firmware[0], &firmware[8..16]), (1, b"0.1     ".as_slice()));
         let health = Health { temperature: 300, media_errors: 5, ..Health::default() };
         let bytes = health.to_bytes();

@@ -130,7 +130,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn names_that_are_valid() {
+    fn valid_names() {
         for text in [
             DISCOVERY,
             "nqn.2014-08.org.nvmexpress:uuid:f81d4fae-7dec-11d0-a765-00a0c91e6bf6",
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_not() {
+    fn invalid_names() {
         for text in [
             "",
             "nqn.",

@@ -34,17 +34,17 @@ impl ClientHello {
         let mut rest = bytes;
         loop {
             match next_record(rest) {
-                Record::Whole(fragment, after) => {
+                HelloRecord::Whole(fragment, after) => {
                     message.extend_from_slice(fragment);
                     rest = after;
                 }
-                Record::Partial(fragment) => {
+                HelloRecord::Partial(fragment) => {
                     message.extend_from_slice(fragment);
-                    return look(&message);
+                    return parse_handshake(&message);
                 }
-                Record::Malformed => return Self::Malformed,
+                HelloRecord::Malformed => return Self::Malformed,
             }
-            let seen = look(&message);
+            let seen = parse_handshake(&message);
             if seen != Self::Incomplete {
                 return seen;
             }
@@ -52,33 +52,33 @@ impl ClientHello {
     }
 }
 
-enum Record<'a> {
+enum HelloRecord<'a> {
     Whole(&'a [u8], &'a [u8]),
     Partial(&'a [u8]),
     Malformed,
 }
 
-fn next_record(bytes: &[u8]) -> Record<'_> {
+fn next_record(bytes: &[u8]) -> HelloRecord<'_> {
     // Content type and major version, checked as soon as they arrive; any minor version is allowed.
     if bytes.first().is_some_and(|kind| *kind != content::HANDSHAKE)
         || bytes.get(1).is_some_and(|major| *major != 3)
     {
-        return Record::Malformed;
+        return HelloRecord::Malformed;
     }
-    let &[_, _, _, high, low, ref body @ ..] = bytes else { return Record::Partial(&[]) };
+    let &[_, _, _, high, low, ref body @ ..] = bytes else { return HelloRecord::Partial(&[]) };
     let len = usize::from(u16::from_be_bytes([high, low]));
     // RFC 8446 section 5.1: handshake fragments are not empty.
     if len == 0 || len > CONTENT_BYTES_MAX {
-        return Record::Malformed;
+        return HelloRecord::Malformed;
     }
     match body.split_at_checked(len) {
-        Some((fragment, after)) => Record::Whole(fragment, after),
-        None => Record::Partial(body),
+        Some((fragment, after)) => HelloRecord::Whole(fragment, after),
+        None => HelloRecord::Partial(body),
     }
 }
 
 /// Parses the handshake message received so far.
-fn look(message: &[u8]) -> ClientHello {
+fn parse_handshake(message: &[u8]) -> ClientHello {
     match message {
         [] => ClientHello::Incomplete,
         [CLIENT_HELLO, rest @ ..] => {
@@ -103,7 +103,7 @@ pub mod extension {
 /// is malformed.
 #[must_use]
 pub fn find(hello: &[u8], extension: u16) -> Option<Option<&[u8]>> {
-    let mut hello = Reader(hello);
+    let mut hello = HelloReader(hello);
     hello.take(2 + 32)?; // version, random
     hello.vector8()?; // session
     hello.vector16()?; // suites
@@ -111,7 +111,7 @@ pub fn find(hello: &[u8], extension: u16) -> Option<Option<&[u8]>> {
     if hello.0.is_empty() {
         return Some(None); // RFC 5246 section 7.4.1.2: a hello without any extensions
     }
-    let mut extensions = Reader(hello.vector16()?);
+    let mut extensions = HelloReader(hello.vector16()?);
     while !extensions.0.is_empty() {
         let kind = extensions.number16()?;
         let content = extensions.vector16()?;
@@ -125,7 +125,7 @@ pub fn find(hello: &[u8], extension: u16) -> Option<Option<&[u8]>> {
 /// Returns the host name in [`extension::SERVER_NAME`]; `None` if it is absent or malformed.
 #[must_use]
 pub fn host_name(content: &[u8]) -> Option<&[u8]> {
-    let mut list = Reader(Reader(content).vector16()?);
+    let mut list = HelloReader(HelloReader(content).vector16()?);
     while !list.0.is_empty() {
         let kind = *list.take(1)?.first()?;
         let name = list.vector16()?;
@@ -139,7 +139,7 @@ pub fn host_name(content: &[u8]) -> Option<&[u8]> {
 /// Returns the identities in [`extension::PRE_SHARED_KEY`] in the client's order, up to the first
 /// malformed one.
 pub fn identities(content: &[u8]) -> impl Iterator<Item = &[u8]> {
-    let mut list = Reader(Reader(content).vector16().unwrap_or_default());
+    let mut list = HelloReader(HelloReader(content).vector16().unwrap_or_default());
     core::iter::from_fn(move || {
         let identity = list.vector16()?;
         list.take(4)?; // obfuscated ticket age
@@ -148,9 +148,9 @@ pub fn identities(content: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 /// Parser that takes fields off the front.
-struct Reader<'a>(&'a [u8]);
+struct HelloReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> HelloReader<'a> {
     fn take(&mut self, len: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(len)?;
         self.0 = rest;

@@ -4,11 +4,11 @@ use abi::{FileKind, Refusal};
 use base::counters::{all, moved};
 use proptest::prelude::*;
 
-use super::super::resource::stat;
+use super::super::open_file::stat;
 use super::super::response::Piece;
 use super::*;
 
-const WAITER: Waiter = Waiter::Connection { index: 0, serial: 0 };
+const WAITER: OpenWaiter = OpenWaiter::Connection { index: 0, serial: 0 };
 
 fn responder() -> Responder {
     responder_with(&Config::default())
@@ -27,7 +27,7 @@ fn responder_with(config: &Config) -> Responder {
         number += 1;
         responder.files.begin(path.as_bytes(), FileId(number), WAITER, false);
         let stat = FileStat { kind, ..stat(10, 0xab) };
-        responder.files.opened(Instant::ZERO, u64::MAX, FileId(number), Ok(stat));
+        responder.files.handle_opened(Instant::ZERO, u64::MAX, FileId(number), Ok(stat));
     };
     put("a.txt", FileKind::Regular);
     put("index.html", FileKind::Regular);
@@ -39,8 +39,8 @@ fn responder_with(config: &Config) -> Responder {
 
 /// Returns the response to a request whose file is open.
 fn answer(responder: &mut Responder, request: &str) -> (Plan, String) {
-    match responder.decide(Instant::ZERO, request.as_bytes(), Circumstances::default()) {
-        Decision::Respond(plan, taken) => {
+    match responder.decide(Instant::ZERO, request.as_bytes(), RequestEnv::default()) {
+        RequestDecision::Respond(plan, taken) => {
             assert!(taken <= request.len());
             (plan, text(&responder.output))
         }
@@ -112,29 +112,35 @@ fn unknown_paths_are_opened_by_their_normal_form() {
     ] {
         let mut responder = responder();
         let request = get(target, "");
-        let decision =
-            responder.decide(Instant::ZERO, request.as_bytes(), Circumstances::default());
-        assert_eq!((decision, responder.path()), (Decision::Open, path.as_bytes()), "{target}");
+        let decision = responder.decide(Instant::ZERO, request.as_bytes(), RequestEnv::default());
+        assert_eq!(
+            (decision, responder.path()),
+            (RequestDecision::Open, path.as_bytes()),
+            "{target}"
+        );
         responder.begin_open(FileId(99), WAITER);
-        let decision =
-            responder.decide(Instant::ZERO, request.as_bytes(), Circumstances::default());
-        assert_eq!((decision, responder.path()), (Decision::Join, path.as_bytes()), "{target}");
+        let decision = responder.decide(Instant::ZERO, request.as_bytes(), RequestEnv::default());
+        assert_eq!(
+            (decision, responder.path()),
+            (RequestDecision::Join, path.as_bytes()),
+            "{target}"
+        );
         assert_eq!(responder.counters.http_file_cache_misses, 2);
     }
     // A name need not be UTF-8.
     let mut bytes = responder();
     let request = get("/%e9/%ff.html", "");
-    let decision = bytes.decide(Instant::ZERO, request.as_bytes(), Circumstances::default());
-    assert_eq!((decision, bytes.path()), (Decision::Open, &b"\xe9/\xff.html"[..]));
+    let decision = bytes.decide(Instant::ZERO, request.as_bytes(), RequestEnv::default());
+    assert_eq!((decision, bytes.path()), (RequestDecision::Open, &b"\xe9/\xff.html"[..]));
     // A decoded percent sign is not decoded again.
     let mut responder = responder();
     responder.files.begin(b"%61", FileId(99), WAITER, false);
-    responder.files.opened(Instant::ZERO, 0, FileId(99), Ok(stat(1, 1)));
+    responder.files.handle_opened(Instant::ZERO, 0, FileId(99), Ok(stat(1, 1)));
     let (_, text) = answer(&mut responder, &get("/%2561", ""));
     assert!(text.ends_with("<99:0+1>"));
     let decision =
-        responder.decide(Instant::ZERO, get("/%61", "").as_bytes(), Circumstances::default());
-    assert_eq!((decision, responder.path()), (Decision::Open, &b"a"[..]));
+        responder.decide(Instant::ZERO, get("/%61", "").as_bytes(), RequestEnv::default());
+    assert_eq!((decision, responder.path()), (RequestDecision::Open, &b"a"[..]));
 }
 
 #[test]
@@ -148,9 +154,9 @@ fn open_failures() {
         (FileFault::Refused(Refusal::TableFull), 503),
     ] {
         let mut responder = responder();
-        let about = Circumstances { opened: Some(Err(fault)), ..Circumstances::default() };
+        let about = RequestEnv { opened: Some(Err(fault)), ..RequestEnv::default() };
         let decision = responder.decide(Instant::ZERO, get("/x", "").as_bytes(), about);
-        let Decision::Respond(plan, _) = decision else { panic!("{decision:?}") };
+        let RequestDecision::Respond(plan, _) = decision else { panic!("{decision:?}") };
         assert_eq!(plan.status.code(), expected, "{fault:?}");
         assert_eq!(text(&responder.output).contains("Retry-After: 1\r\n"), expected == 503);
         assert_eq!(responder.counters.http_file_cache_misses, 0, "counted when it was opened");
@@ -177,7 +183,7 @@ fn methods_and_framing() {
             let (plan, text) = request(line, &format!("{fields}Connection: close\r\n"));
             let status = plan.status.code();
             assert_eq!(
-                (status, plan.close, plan.parting),
+                (status, plan.close, plan.close_after_reply),
                 (expected, true, false),
                 "{line} {fields}"
             );
@@ -244,12 +250,12 @@ fn added_fields_and_cache_control() {
     let mut responder = responder_with(&config);
     let mut answer = |about, request: String| {
         let decision = responder.decide(Instant::ZERO, request.as_bytes(), about);
-        assert!(matches!(decision, Decision::Respond(..)), "{decision:?}");
+        assert!(matches!(decision, RequestDecision::Respond(..)), "{decision:?}");
         text(&responder.output)
     };
-    let plain = Circumstances::default();
-    let secure = Circumstances { service: Service::Secure, ..plain };
-    let http3 = Circumstances { http3: true, ..plain };
+    let plain = RequestEnv::default();
+    let secure = RequestEnv { service: ListenerService::Secure, ..plain };
+    let http3 = RequestEnv { http3: true, ..plain };
     for (about, hsts) in [(plain, 0), (secure, 1), (http3, 1)] {
         for (target, fields, status, cached) in [
             ("/a.txt", "", 200, "max-age=60"),
@@ -340,18 +346,17 @@ fn ranges_and_conditions() {
 #[test]
 fn last_request_of_a_connection() {
     let mut responder = responder();
-    let about = Circumstances { last: true, ..Circumstances::default() };
+    let about = RequestEnv { last: true, ..RequestEnv::default() };
     let request = get("/a.txt", "");
     let decision = responder.decide(Instant::ZERO, request.as_bytes(), about);
-    let Decision::Respond(plan, taken) = decision else { panic!("{decision:?}") };
+    let RequestDecision::Respond(plan, taken) = decision else { panic!("{decision:?}") };
     assert_eq!((plan.close, taken), (true, request.len()));
 }
 
 #[test]
 fn log_lines() {
     let mut responder = responder();
-    let about =
-        Circumstances { remote: Some(IpAddr::from([10, 77, 0, 1])), ..Circumstances::default() };
+    let about = RequestEnv { remote: Some(IpAddr::from([10, 77, 0, 1])), ..RequestEnv::default() };
     let mut line = |request: &str| {
         responder.decide(Instant::ZERO, request.as_bytes(), about);
         responder.log.poll()
@@ -404,9 +409,9 @@ proptest! {
     ) {
         let mut responder = responder();
         let request = format!("{line}\r\n{}\r\n\r\n", fields.join("\r\n"));
-        let about = Circumstances { opened: Some(Ok(())), ..Circumstances::default() };
+        let about = RequestEnv { opened: Some(Ok(())), ..RequestEnv::default() };
         let decision = responder.decide(Instant::ZERO, request.as_bytes(), about);
-        if let Decision::Respond(plan, taken) = decision {
+        if let RequestDecision::Respond(plan, taken) = decision {
             prop_assert!(taken == request.len() || plan.close);
             let mut total = 0;
             for piece in &responder.output.pieces {
@@ -437,6 +442,6 @@ proptest! {
 
     #[test]
     fn total(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-        let _ = responder().decide(Instant::ZERO, &bytes, Circumstances::default());
+        let _ = responder().decide(Instant::ZERO, &bytes, RequestEnv::default());
     }
 }

@@ -78,20 +78,20 @@ impl Response {
         self.head && self.kept.is_empty() && self.left == 0
     }
 
-    fn take_frame(&mut self) -> Result<Option<Vec<qpack::Line>>, &'static str> {
+    fn take_frame(&mut self) -> Result<Option<Vec<qpack::FieldLine>>, &'static str> {
         let mut rest = &self.kept[..];
-        let kind = frame::varint(&mut rest);
-        match (kind, frame::next(&mut &self.kept[..], HEAD_BYTES_MAX)) {
+        let kind = frame::take_varint(&mut rest);
+        match (kind, frame::take_frame(&mut &self.kept[..], HEAD_BYTES_MAX)) {
             (Some(frame::DATA), _) => {
-                let Some(len) = frame::varint(&mut rest) else { return Ok(None) };
+                let Some(len) = frame::take_varint(&mut rest) else { return Ok(None) };
                 if !self.head {
                     return Err("content before its head");
                 }
                 (self.left, self.kept) = (len, Vec::new());
                 Ok(None)
             }
-            (_, frame::Step::More) => Ok(None),
-            (_, frame::Step::Frame(frame::HEADERS, section)) if !self.head => {
+            (_, frame::FrameRead::Incomplete) => Ok(None),
+            (_, frame::FrameRead::Frame(frame::HEADERS, section)) if !self.head => {
                 let lines =
                     qpack::decode(section, HEAD_BYTES_MAX).map_err(|_| "no field section")?;
                 (self.head, self.kept) = (true, Vec::new());
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_server_may_send() {
+    fn protocol_violations_are_errors() {
         let data = [0, 1, b'x'];
         assert!(Response::default().next(&mut &data[..]).is_err(), "content first");
         let twice = [request(&[(":status", "200")]), request(&[(":status", "200")])].concat();

@@ -12,35 +12,35 @@ use base::{Duration, Instant};
 use quic::{Handle, StreamId};
 
 use super::super::Config;
-use super::super::status::Status;
-use super::frame::Code;
-use super::{Connection, Context, Http3, Request};
+use super::super::status::HttpStatus;
+use super::frame::Http3ErrorCode;
+use super::{Http3, Http3Connection, Http3Env, Http3Request};
 
 /// The timeouts.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Times {
+pub(super) struct Http3Timeouts {
     header: Duration,
     keepalive: Duration,
     send: Duration,
 }
 
-impl Times {
+impl Http3Timeouts {
     pub(super) const fn of(config: &Config) -> Self {
         let (header, keepalive) = (config.header_timeout, config.keepalive_timeout);
         Self { header, keepalive, send: config.send_timeout }
     }
 
     /// Returns the time by which the request's head must have arrived, or its file must be open.
-    fn of_request(&self, request: &Request) -> Instant {
+    fn of_request(&self, request: &Http3Request) -> Instant {
         request.since + if request.is_ready() { self.send } else { self.header }
     }
 }
 
 /// When connections are to be checked.
 #[derive(Debug, Default)]
-pub(super) struct Deadlines(BTreeSet<(Instant, Handle)>);
+pub(super) struct Http3Deadlines(BTreeSet<(Instant, Handle)>);
 
-impl Deadlines {
+impl Http3Deadlines {
     /// Moves the check of a connection, which is at `at`, to `to`; `None` for no check.
     pub(super) fn set(&mut self, handle: Handle, at: &mut Option<Instant>, to: Option<Instant>) {
         if let Some(at) = *at {
@@ -67,10 +67,10 @@ impl Deadlines {
 
 impl Http3 {
     /// Checks the connections whose time has come.
-    pub(super) fn check_deadlines(&mut self, cx: &mut Context<'_>) {
+    pub(super) fn check_deadlines(&mut self, cx: &mut Http3Env<'_>) {
         while let Some(handle) = self.deadlines.pop(cx.now) {
             if let Some(connection) = self.connections.get_mut(&handle) {
-                connection.check = None;
+                connection.check_at = None;
                 self.check(cx, handle);
             }
         }
@@ -80,20 +80,20 @@ impl Http3 {
     pub(super) fn expect_head(&mut self, now: Instant, handle: Handle) {
         let Some(connection) = self.connections.get_mut(&handle) else { return };
         let by = now + self.times.header;
-        if connection.check.is_none_or(|check| check > by) {
-            self.deadlines.set(handle, &mut connection.check, Some(by));
+        if connection.check_at.is_none_or(|check| check > by) {
+            self.deadlines.set(handle, &mut connection.check_at, Some(by));
         }
     }
 
-    fn check(&mut self, cx: &mut Context<'_>, handle: Handle) {
-        for (stream, status) in self.stale(cx.now, handle) {
-            self.give_up(cx, handle, stream, status);
+    fn check(&mut self, cx: &mut Http3Env<'_>, handle: Handle) {
+        for (stream, status) in self.overdue_requests(cx.now, handle) {
+            self.reply_error(cx, handle, stream, status);
         }
         let Some(progress) = self.endpoint.progress(handle) else { return };
         let Some(connection) = self.connections.get_mut(&handle) else { return };
         if connection.frames_sent != progress.stream_frames {
             connection.frames_sent = progress.stream_frames;
-            connection.active = cx.now;
+            connection.last_progress = cx.now;
         }
         // The control stream of the server never ends.
         let sending = progress.streams > 1;
@@ -101,11 +101,13 @@ impl Http3 {
         let counters = &mut cx.responder.counters;
         let (limit, counter, code) = match connection.served {
             // Section 8.1: a response that is cut off is an error.
-            _ if sending => (times.send, &mut counters.http_timeouts_send, Code::RequestCancelled),
-            0 => (times.header, &mut counters.http_timeouts_header, Code::NoError),
-            _ => (times.keepalive, &mut counters.http_timeouts_keepalive, Code::NoError),
+            _ if sending => {
+                (times.send, &mut counters.http_timeouts_send, Http3ErrorCode::RequestCancelled)
+            }
+            0 => (times.header, &mut counters.http_timeouts_header, Http3ErrorCode::NoError),
+            _ => (times.keepalive, &mut counters.http_timeouts_keepalive, Http3ErrorCode::NoError),
         };
-        let until = connection.active + limit;
+        let until = connection.last_progress + limit;
         if until <= cx.now {
             *counter += 1;
             self.close(cx, handle, code);
@@ -113,29 +115,35 @@ impl Http3 {
         }
         let requests = connection.requests.values().map(|request| times.of_request(request));
         let next = requests.fold(until, Instant::min);
-        self.deadlines.set(handle, &mut connection.check, Some(next));
+        self.deadlines.set(handle, &mut connection.check_at, Some(next));
     }
 
     /// Returns the requests that have waited too long, with the status of the response.
-    fn stale(&self, now: Instant, handle: Handle) -> Vec<(StreamId, Status)> {
+    fn overdue_requests(&self, now: Instant, handle: Handle) -> Vec<(StreamId, HttpStatus)> {
         let Some(connection) = self.connections.get(&handle) else { return Vec::new() };
         let stale = connection.requests.iter().filter(|(_, r)| self.times.of_request(r) <= now);
         let status = |is_ready| {
-            if is_ready { Status::ServiceUnavailable } else { Status::RequestTimeout }
+            if is_ready { HttpStatus::ServiceUnavailable } else { HttpStatus::RequestTimeout }
         };
         stale.map(|(&stream, request)| (stream, status(request.is_ready()))).collect()
     }
 
     /// Answers a request whose head did not arrive, or whose file was not opened in time.
-    fn give_up(&mut self, cx: &mut Context<'_>, handle: Handle, stream: StreamId, status: Status) {
+    fn reply_error(
+        &mut self,
+        cx: &mut Http3Env<'_>,
+        handle: Handle,
+        stream: StreamId,
+        status: HttpStatus,
+    ) {
         let counters = &mut cx.responder.counters;
         match status {
-            Status::RequestTimeout => counters.http_timeouts_header += 1,
+            HttpStatus::RequestTimeout => counters.http_timeouts_header += 1,
             _ => counters.http_timeouts_open += 1,
         }
         let remote = self.endpoint.remote(handle).map(|remote| remote.ip());
-        let plan = cx.responder.give_up(cx.now, status, remote);
-        self.endpoint.stop(handle, stream, Code::NoError as u32);
+        let plan = cx.responder.error_reply(cx.now, status, remote);
+        self.endpoint.stop(handle, stream, Http3ErrorCode::NoError as u32);
         self.respond(cx, handle, stream, &plan);
         // The stream was stopped, so its end is not reported and would not remove the entry.
         if let Some(connection) = self.connections.get_mut(&handle) {
@@ -144,12 +152,12 @@ impl Http3 {
     }
 
     /// Ends each connection once its requests are answered; refuses new connections.
-    pub(crate) fn drain(&mut self, cx: &mut Context<'_>) {
-        self.endpoint.refuse_new();
+    pub(crate) fn drain(&mut self, cx: &mut Http3Env<'_>) {
+        self.endpoint.stop_accepting();
         self.requests_max = 1;
         let handles: Vec<Handle> = self.connections.keys().copied().collect();
         for handle in handles {
-            self.go_away(handle);
+            self.send_goaway(handle);
             self.close_if_done(cx, handle);
         }
         self.advance(cx);
@@ -157,28 +165,30 @@ impl Http3 {
 
     /// Closes all connections at once. A response that is cut off must not look complete, so such a
     /// connection is closed with an error.
-    pub(crate) fn end(&mut self, cx: &mut Context<'_>) {
-        self.endpoint.refuse_new();
+    pub(crate) fn end(&mut self, cx: &mut Http3Env<'_>) {
+        self.endpoint.stop_accepting();
         let handles: Vec<Handle> = self.connections.keys().copied().collect();
         for handle in handles {
             let has_none = self.connections.get(&handle).is_some_and(|c| c.requests.is_empty());
             // The control stream is always open.
             let sent = self.endpoint.progress(handle).is_none_or(|progress| progress.streams <= 1);
             let is_idle = has_none && sent;
-            let code = if is_idle { Code::NoError } else { Code::InternalError };
+            let code =
+                if is_idle { Http3ErrorCode::NoError } else { Http3ErrorCode::InternalError };
             self.close(cx, handle, code);
         }
         self.advance(cx);
     }
 
     /// Closes a connection that was sent GOAWAY, once all its requests are answered and delivered.
-    pub(super) fn close_if_done(&mut self, cx: &mut Context<'_>, handle: Handle) {
-        let done =
-            |connection: &Connection| connection.last.is_some() && connection.requests.is_empty();
+    pub(super) fn close_if_done(&mut self, cx: &mut Http3Env<'_>, handle: Handle) {
+        let done = |connection: &Http3Connection| {
+            connection.goaway_sent.is_some() && connection.requests.is_empty()
+        };
         if self.connections.get(&handle).is_some_and(done)
             && self.endpoint.progress(handle).is_some_and(|progress| progress.streams <= 1)
         {
-            self.close(cx, handle, Code::NoError);
+            self.close(cx, handle, Http3ErrorCode::NoError);
         }
     }
 }

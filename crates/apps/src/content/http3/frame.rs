@@ -22,14 +22,14 @@ pub(crate) const PRIORITY_UPDATE: u64 = 0xf_0700;
 pub(crate) const PRIORITY_UPDATE_PUSH: u64 = 0xf_0701;
 
 /// Returns whether a frame type is one of HTTP/2 that is reserved in HTTP/3 (section 7.2.8).
-pub(crate) const fn is_of_http2(kind: u64) -> bool {
+pub(crate) const fn is_http2_frame(kind: u64) -> bool {
     matches!(kind, 0x02 | 0x06 | 0x08 | 0x09)
 }
 
 /// Error code with which a connection or a stream is ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Code {
+pub(crate) enum Http3ErrorCode {
     NoError = 0x0100,
     InternalError = 0x0102,
     StreamCreationError = 0x0103,
@@ -50,7 +50,7 @@ pub(crate) enum Code {
 }
 
 /// Removes and returns a variable-length integer (RFC 9000 section 16); `None` if it is incomplete.
-pub(crate) fn varint(rest: &mut &[u8]) -> Option<u64> {
+pub(crate) fn take_varint(rest: &mut &[u8]) -> Option<u64> {
     let (value, behind) = read_varint(rest)?;
     *rest = behind;
     Some(value)
@@ -82,14 +82,14 @@ pub(crate) fn settings(field_section_max: u64) -> Vec<u8> {
 
 /// Checks the peer's settings (section 7.2.4.1). They have no effect: there is no dynamic table,
 /// and responses have few fields.
-pub(crate) fn check_settings(payload: &[u8]) -> Result<(), Code> {
+pub(crate) fn check_settings(payload: &[u8]) -> Result<(), Http3ErrorCode> {
     let (mut rest, mut seen) = (payload, Vec::new());
     while !rest.is_empty() {
-        let id = varint(&mut rest).ok_or(Code::FrameError)?;
-        varint(&mut rest).ok_or(Code::FrameError)?;
+        let id = take_varint(&mut rest).ok_or(Http3ErrorCode::FrameError)?;
+        take_varint(&mut rest).ok_or(Http3ErrorCode::FrameError)?;
         // Reserved settings of HTTP/2, and duplicates.
         if matches!(id, 0x00 | 0x02..=0x05) || seen.contains(&id) {
-            return Err(Code::SettingsError);
+            return Err(Http3ErrorCode::SettingsError);
         }
         seen.push(id);
     }
@@ -98,9 +98,9 @@ pub(crate) fn check_settings(payload: &[u8]) -> Result<(), Code> {
 
 /// Result of reading a frame.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Step<'a> {
+pub(crate) enum FrameRead<'a> {
     /// More bytes are needed.
-    More,
+    Incomplete,
     /// The frame, of this type, is longer than `len_max`.
     TooLong(u64),
     /// A frame: type and payload.
@@ -108,17 +108,17 @@ pub(crate) enum Step<'a> {
 }
 
 /// Removes and returns the next frame of `rest`, whose payload has at most `len_max` bytes.
-pub(crate) fn next<'a>(rest: &mut &'a [u8], len_max: usize) -> Step<'a> {
+pub(crate) fn take_frame<'a>(rest: &mut &'a [u8], len_max: usize) -> FrameRead<'a> {
     let mut ahead = *rest;
-    let (Some(kind), Some(len)) = (varint(&mut ahead), varint(&mut ahead)) else {
-        return Step::More;
+    let (Some(kind), Some(len)) = (take_varint(&mut ahead), take_varint(&mut ahead)) else {
+        return FrameRead::Incomplete;
     };
     let Some(len) = usize::try_from(len).ok().filter(|len| *len <= len_max) else {
-        return Step::TooLong(kind);
+        return FrameRead::TooLong(kind);
     };
-    let Some((payload, behind)) = ahead.split_at_checked(len) else { return Step::More };
+    let Some((payload, behind)) = ahead.split_at_checked(len) else { return FrameRead::Incomplete };
     *rest = behind;
-    Step::Frame(kind, payload)
+    FrameRead::Frame(kind, payload)
 }
 
 #[cfg(test)]
@@ -131,18 +131,22 @@ mod tests {
         let mut bytes = Vec::new();
         put_frame(&mut bytes, HEADERS, b"abc");
         let mut rest = &bytes[..];
-        assert_eq!(next(&mut rest, 3), Step::Frame(HEADERS, b"abc"));
-        assert_eq!(next(&mut rest, 3), Step::More);
-        assert_eq!(next(&mut &bytes[..4], 3), Step::More);
-        assert_eq!(next(&mut &bytes[..], 2), Step::TooLong(HEADERS));
+        assert_eq!(take_frame(&mut rest, 3), FrameRead::Frame(HEADERS, b"abc"));
+        assert_eq!(take_frame(&mut rest, 3), FrameRead::Incomplete);
+        assert_eq!(take_frame(&mut &bytes[..4], 3), FrameRead::Incomplete);
+        assert_eq!(take_frame(&mut &bytes[..], 2), FrameRead::TooLong(HEADERS));
     }
 
     #[test]
     fn peers_settings() {
         assert_eq!(check_settings(&settings(16_384)), Ok(()));
-        assert_eq!(check_settings(&[0x06, 1, 0x06, 1]), Err(Code::SettingsError), "twice");
-        assert_eq!(check_settings(&[0x02, 0]), Err(Code::SettingsError), "of HTTP/2");
-        assert_eq!(check_settings(&[0x06]), Err(Code::FrameError));
+        assert_eq!(
+            check_settings(&[0x06, 1, 0x06, 1]),
+            Err(Http3ErrorCode::SettingsError),
+            "twice"
+        );
+        assert_eq!(check_settings(&[0x02, 0]), Err(Http3ErrorCode::SettingsError), "of HTTP/2");
+        assert_eq!(check_settings(&[0x06]), Err(Http3ErrorCode::FrameError));
     }
 
     proptest! {
@@ -150,9 +154,9 @@ mod tests {
         fn integers(value in 0_u64..1 << 62, cut in 0_usize..8) {
             let mut out = Vec::new();
             put_varint(&mut out, value);
-            prop_assert_eq!(varint(&mut &out[..]), Some(value));
+            prop_assert_eq!(take_varint(&mut &out[..]), Some(value));
             let short = &out[..cut.min(out.len() - 1)];
-            prop_assert_eq!(varint(&mut &short[..]), None);
+            prop_assert_eq!(take_varint(&mut &short[..]), None);
         }
     }
 }

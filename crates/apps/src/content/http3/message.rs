@@ -8,11 +8,11 @@
 use quic::Priority;
 
 use super::priority;
-use super::qpack::{self, Line};
+use super::qpack::{self, FieldLine};
 
 /// A request that violates section 4: `H3_MESSAGE_ERROR`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Malformed;
+pub(crate) struct MalformedMessage;
 
 /// Connection-specific fields, which HTTP/3 does not have (section 4.2).
 const CONNECTION_SPECIFIC: [&[u8]; 5] =
@@ -24,7 +24,7 @@ const NOT_IN_RESPONSES: [&[u8]; 3] = [b"connection", b"keep-alive", b"alt-svc"];
 
 /// The values of the pseudo-header fields.
 #[derive(Default)]
-struct Pseudo<'a> {
+struct PseudoFields<'a> {
     method: Option<&'a [u8]>,
     scheme: Option<&'a [u8]>,
     path: Option<&'a [u8]>,
@@ -33,7 +33,7 @@ struct Pseudo<'a> {
 
 /// A request's head after translation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Head {
+pub(crate) struct TranslatedHead {
     /// The head of the equivalent HTTP/1.1 request.
     pub(crate) bytes: Vec<u8>,
     /// Declared length of the content in bytes.
@@ -45,8 +45,8 @@ pub(crate) struct Head {
 /// Translates the fields of a request.
 ///
 /// # Errors
-/// [`Malformed`] if they violate section 4.
-pub(crate) fn request_head(lines: &[Line]) -> Result<Head, Malformed> {
+/// [`MalformedMessage`] if they violate section 4.
+pub(crate) fn request_head(lines: &[FieldLine]) -> Result<TranslatedHead, MalformedMessage> {
     let (pseudo, fields) = pseudo_fields(lines)?;
     let (method, target) = method_and_target(&pseudo)?;
     let mut host = pseudo.authority;
@@ -56,14 +56,14 @@ pub(crate) fn request_head(lines: &[Line]) -> Result<Head, Malformed> {
         match &name[..] {
             b"host" => {
                 if host.is_some_and(|host| host != &value[..]) {
-                    return Err(Malformed);
+                    return Err(MalformedMessage);
                 }
                 host = Some(value);
             }
             // The stream frames the content, so HTTP/1.1 must not see a length.
             b"content-length" => {
                 if content_length.replace(length(value)?).is_some() {
-                    return Err(Malformed);
+                    return Err(MalformedMessage);
                 }
             }
             b"te" => {}
@@ -71,67 +71,71 @@ pub(crate) fn request_head(lines: &[Line]) -> Result<Head, Malformed> {
             _ => append_field(&mut rest, name, value),
         }
     }
-    let host = host.filter(|host| !host.is_empty()).ok_or(Malformed)?;
+    let host = host.filter(|host| !host.is_empty()).ok_or(MalformedMessage)?;
     check_value(host)?;
     let mut bytes = [method, b" ", target, b" HTTP/1.1\r\n"].concat();
     append_field(&mut bytes, b"Host", host);
     bytes.extend_from_slice(&rest);
     bytes.extend_from_slice(b"\r\n");
-    Ok(Head { bytes, content_length, priority })
+    Ok(TranslatedHead { bytes, content_length, priority })
 }
 
 /// Checks the trailer fields: there must be no pseudo-header fields among them (section 4.3).
 ///
 /// # Errors
-/// [`Malformed`] if a field is invalid.
-pub(crate) fn check_trailers(lines: &[Line]) -> Result<(), Malformed> {
+/// [`MalformedMessage`] if a field is invalid.
+pub(crate) fn check_trailers(lines: &[FieldLine]) -> Result<(), MalformedMessage> {
     lines.iter().try_for_each(|(name, value)| check_field(name, value))
 }
 
 /// Returns the pseudo-header fields, which come first, and the other fields.
-fn pseudo_fields(lines: &[Line]) -> Result<(Pseudo<'_>, &[Line]), Malformed> {
+fn pseudo_fields(
+    lines: &[FieldLine],
+) -> Result<(PseudoFields<'_>, &[FieldLine]), MalformedMessage> {
     let pseudo_count = lines.iter().take_while(|(name, _)| name.starts_with(b":")).count();
     let (first, fields) = lines.split_at(pseudo_count);
-    let mut pseudo = Pseudo::default();
+    let mut pseudo = PseudoFields::default();
     for (name, value) in first {
         let slot = match &name[..] {
             b":method" => &mut pseudo.method,
             b":scheme" => &mut pseudo.scheme,
             b":path" => &mut pseudo.path,
             b":authority" => &mut pseudo.authority,
-            _ => return Err(Malformed),
+            _ => return Err(MalformedMessage),
         };
         if slot.replace(value).is_some() {
-            return Err(Malformed);
+            return Err(MalformedMessage);
         }
     }
     Ok((pseudo, fields))
 }
 
 /// Returns method and target (section 4.3.1, and section 4.4 for CONNECT).
-fn method_and_target<'a>(pseudo: &Pseudo<'a>) -> Result<(&'a [u8], &'a [u8]), Malformed> {
-    let method = pseudo.method.ok_or(Malformed)?;
+fn method_and_target<'a>(
+    pseudo: &PseudoFields<'a>,
+) -> Result<(&'a [u8], &'a [u8]), MalformedMessage> {
+    let method = pseudo.method.ok_or(MalformedMessage)?;
     let target = match (method, pseudo.scheme, pseudo.path) {
         (b"CONNECT", None, None) => pseudo.authority,
         (b"CONNECT", ..) => None,
         (_, Some(_), path) => path,
         (_, None, _) => None,
     };
-    let target = target.ok_or(Malformed)?;
+    let target = target.ok_or(MalformedMessage)?;
     let method_ok = !method.is_empty() && method.iter().all(|&b| is_token(b));
     if !method_ok || target.is_empty() || !target.iter().all(u8::is_ascii_graphic) {
-        return Err(Malformed);
+        return Err(MalformedMessage);
     }
     Ok((method, target))
 }
 
 /// Parses the value of Content-Length (RFC 9110 section 8.6): digits only.
-fn length(value: &[u8]) -> Result<u64, Malformed> {
+fn length(value: &[u8]) -> Result<u64, MalformedMessage> {
     if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
-        return Err(Malformed);
+        return Err(MalformedMessage);
     }
-    let text = core::str::from_utf8(value).map_err(|_| Malformed)?;
-    text.parse().map_err(|_| Malformed)
+    let text = core::str::from_utf8(value).map_err(|_| MalformedMessage)?;
+    text.parse().map_err(|_| MalformedMessage)
 }
 
 fn append_field(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
@@ -142,19 +146,23 @@ fn append_field(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
 }
 
 /// Checks a field (section 4.2, and RFC 9110 section 5.5).
-fn check_field(name: &[u8], value: &[u8]) -> Result<(), Malformed> {
+fn check_field(name: &[u8], value: &[u8]) -> Result<(), MalformedMessage> {
     let lower = |b: u8| is_token(b) && !b.is_ascii_uppercase();
     let specific = CONNECTION_SPECIFIC.contains(&name) || (name == b"te" && value != b"trailers");
     if name.is_empty() || specific || !name.iter().all(|&b| lower(b)) {
-        return Err(Malformed);
+        return Err(MalformedMessage);
     }
     check_value(value)
 }
 
-fn check_value(value: &[u8]) -> Result<(), Malformed> {
+fn check_value(value: &[u8]) -> Result<(), MalformedMessage> {
     let blank = |b: Option<&u8>| b.is_some_and(|b| matches!(b, b' ' | b'\t'));
     let fits = value.iter().all(|&b| b == b'\t' || (b >= b' ' && b != 0x7f));
-    if fits && !blank(value.first()) && !blank(value.last()) { Ok(()) } else { Err(Malformed) }
+    if fits && !blank(value.first()) && !blank(value.last()) {
+        Ok(())
+    } else {
+        Err(MalformedMessage)
+    }
 }
 
 /// Returns whether a byte is allowed in a token (RFC 9110 section 5.6.2).
@@ -211,14 +219,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn lines(fields: &[(&str, &str)]) -> Vec<Line> {
+    fn lines(fields: &[(&str, &str)]) -> Vec<FieldLine> {
         fields.iter().map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec())).collect()
     }
 
     const GET: [(&str, &str); 4] =
         [(":method", "GET"), (":scheme", "https"), (":authority", "a:443"), (":path", "/x?y")];
 
-    fn with(fields: &[(&str, &str)]) -> Result<String, Malformed> {
+    fn with(fields: &[(&str, &str)]) -> Result<String, MalformedMessage> {
         request_head(&lines(&[&GET[..], fields].concat()))
             .map(|head| String::from_utf8(head.bytes).expect("text"))
     }
@@ -234,10 +242,10 @@ mod tests {
         assert_eq!(all.priority, Some(Priority::new(1, false)));
         assert_eq!(all.bytes, plain.bytes, "neither is HTTP/1.1's to look at");
         for value in ["", "-1", "+1", "1a", "0x1", "1, 1", "18446744073709551616"] {
-            assert_eq!(head(&[("content-length", value)]), Err(Malformed), "{value}");
+            assert_eq!(head(&[("content-length", value)]), Err(MalformedMessage), "{value}");
         }
         let twice = [("content-length", "5"), ("content-length", "5")];
-        assert_eq!(head(&twice), Err(Malformed));
+        assert_eq!(head(&twice), Err(MalformedMessage));
     }
 
     #[test]
@@ -249,16 +257,16 @@ mod tests {
         let expected = "CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n\r\n";
         assert_eq!(head(&[method, authority]).as_deref(), Ok(expected));
         for more in [(":scheme", "https"), (":path", "/"), (":protocol", "websocket")] {
-            assert_eq!(head(&[method, authority, more]), Err(Malformed), "{more:?}");
+            assert_eq!(head(&[method, authority, more]), Err(MalformedMessage), "{more:?}");
         }
-        assert_eq!(head(&[method]), Err(Malformed));
+        assert_eq!(head(&[method]), Err(MalformedMessage));
     }
 
     #[test]
     fn trailers() {
         assert_eq!(check_trailers(&lines(&[("x", "a")])), Ok(()));
         for refused in [(":status", "200"), (":path", "/"), ("X", "a"), ("connection", "close")] {
-            assert_eq!(check_trailers(&lines(&[refused])), Err(Malformed), "{refused:?}");
+            assert_eq!(check_trailers(&lines(&[refused])), Err(MalformedMessage), "{refused:?}");
         }
     }
 
@@ -281,17 +289,17 @@ mod tests {
             ("host", "b"),
             (":path", "/"),
         ] {
-            assert_eq!(with(&[refused]), Err(Malformed), "{refused:?}");
+            assert_eq!(with(&[refused]), Err(MalformedMessage), "{refused:?}");
         }
         for missing in 0..4 {
             let mut fields = GET.to_vec();
             fields.remove(missing);
-            assert_eq!(request_head(&lines(&fields)), Err(Malformed), "{missing}");
+            assert_eq!(request_head(&lines(&fields)), Err(MalformedMessage), "{missing}");
         }
         for (at, value) in [(0, "G T"), (0, ""), (3, "/a b"), (3, "/\r\nx: y"), (3, "")] {
             let mut fields = GET.to_vec();
             fields[at].1 = value;
-            assert_eq!(request_head(&lines(&fields)), Err(Malformed), "{value}");
+            assert_eq!(request_head(&lines(&fields)), Err(MalformedMessage), "{value}");
         }
     }
 

@@ -29,20 +29,20 @@ use host::{Application as _, Host, Notice};
 use quic::{Dir, Endpoint, Event, Handle, Priority, ReadEnd, StreamEvent, StreamId};
 
 use super::Config;
-use super::answer::{Circumstances, Decision, Responder};
-use super::files::Waiter;
+use super::answer::{RequestDecision, RequestEnv, Responder};
+use super::file_cache::OpenWaiter;
 use super::response::{Piece, Plan};
-use super::status::Status;
-use deadlines::{Deadlines, Times};
-use frame::Code;
-use streams::Message;
+use super::status::HttpStatus;
+use deadlines::{Http3Deadlines, Http3Timeouts};
+use frame::Http3ErrorCode;
+use streams::RequestStreamReader;
 
 /// Maximum number of bytes per read of a stream.
 const READ_BYTES: usize = 16 * 1024;
 
 /// Type of a client's unidirectional stream (section 6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum UniStreamType {
     Control,
     Encoder,
     Decoder,
@@ -50,8 +50,8 @@ enum Kind {
 
 /// A client's unidirectional stream.
 #[derive(Debug, Default)]
-struct Incoming {
-    kind: Option<Kind>,
+struct ClientUniStream {
+    kind: Option<UniStreamType>,
     bytes: Vec<u8>,
     /// Remaining bytes of an unknown frame that is skipped.
     skip: u64,
@@ -59,28 +59,28 @@ struct Incoming {
 
 /// A request stream without a response yet.
 #[derive(Debug)]
-struct Request {
+struct Http3Request {
     /// When the stream was opened.
     since: Instant,
-    message: Message,
+    message: RequestStreamReader,
     /// The request's head translated to HTTP/1.1, once it has arrived; empty if it was too long.
     head: Option<Vec<u8>>,
     /// The priority that the client wants for the response.
     priority: Option<Priority>,
     /// The request waits for its file.
-    asked: bool,
+    waits_for_file: bool,
     /// The client has finished or reset its direction of the stream.
     ended: bool,
 }
 
-impl Request {
+impl Http3Request {
     fn new(since: Instant) -> Self {
         Self {
             since,
-            message: Message::default(),
+            message: RequestStreamReader::default(),
             head: None,
             priority: None,
-            asked: false,
+            waits_for_file: false,
             ended: false,
         }
     }
@@ -92,35 +92,35 @@ impl Request {
 }
 
 #[derive(Debug, Default)]
-struct Connection {
+struct Http3Connection {
     control: Option<StreamId>,
     settings: bool,
-    incoming: BTreeMap<StreamId, Incoming>,
-    requests: BTreeMap<StreamId, Request>,
+    incoming: BTreeMap<StreamId, ClientUniStream>,
+    requests: BTreeMap<StreamId, Http3Request>,
     /// Answered requests whose content is still compared with its declared length.
-    answered: BTreeMap<StreamId, Message>,
+    answered: BTreeMap<StreamId, RequestStreamReader>,
     /// Priorities from the client's control stream for requests whose head has not arrived.
     priorities: BTreeMap<StreamId, Priority>,
     /// New priorities of responses that have begun.
-    reprioritised: Vec<(StreamId, Priority)>,
+    reprioritized: Vec<(StreamId, Priority)>,
     /// Identifiers in the client's last GOAWAY and MAX_PUSH_ID.
-    goaway: Option<u64>,
+    goaway_received: Option<u64>,
     max_push_id: Option<u64>,
     /// Number of request streams that the client may have open.
     streams_max: u32,
     served: u32,
     /// Identifier of the first request stream that the client has not opened.
-    next: u64,
+    next_stream: u64,
     /// Identifier that GOAWAY carried: requests on this and higher streams are refused.
-    last: Option<u64>,
+    goaway_sent: Option<u64>,
     /// Time at which progress was last seen, and the number of STREAM frames sent until then.
-    active: Instant,
+    last_progress: Instant,
     frames_sent: u64,
     /// When the deadlines of the connection are checked next.
-    check: Option<Instant>,
+    check_at: Option<Instant>,
 }
 
-impl Connection {
+impl Http3Connection {
     /// Ends an answered request. The rest of its content is still checked, unless it is too long.
     fn end_request(&mut self, stream: StreamId) {
         let Some(request) = self.requests.remove(&stream) else { return };
@@ -131,27 +131,27 @@ impl Connection {
 }
 
 /// An error that ends a request or its connection.
-enum Fault {
-    Stream(Code),
-    Connection(Code),
+enum Http3Fault {
+    Stream(Http3ErrorCode),
+    Connection(Http3ErrorCode),
 }
 
 /// HTTP/3 on one endpoint.
 pub(crate) struct Http3 {
     endpoint: Endpoint,
-    connections: BTreeMap<Handle, Connection>,
+    connections: BTreeMap<Handle, Http3Connection>,
     /// Requests that wait for a file, with the time since when, by the serial number of their
-    /// [`Waiter`].
+    /// [`OpenWaiter`].
     waiting: BTreeMap<u32, (Handle, StreamId, Instant)>,
     next_serial: u32,
     head_bytes_max: usize,
     requests_max: u32,
-    times: Times,
-    deadlines: Deadlines,
+    times: Http3Timeouts,
+    deadlines: Http3Deadlines,
 }
 
 /// The parts of the server and the host that HTTP/3 uses.
-pub(crate) struct Context<'a> {
+pub(crate) struct Http3Env<'a> {
     pub(crate) now: Instant,
     pub(crate) host: &'a mut Host,
     pub(crate) responder: &'a mut Responder,
@@ -166,18 +166,18 @@ impl Http3 {
             next_serial: 0,
             head_bytes_max: config.head_bytes_max,
             requests_max: config.requests_per_connection_max,
-            times: Times::of(config),
-            deadlines: Deadlines::default(),
+            times: Http3Timeouts::of(config),
+            deadlines: Http3Deadlines::default(),
         }
     }
 
     /// Passes a notice of the host to the endpoint.
-    pub(crate) fn handle_notice(&mut self, cx: &mut Context<'_>, notice: Notice) {
+    pub(crate) fn handle_notice(&mut self, cx: &mut Http3Env<'_>, notice: Notice) {
         self.endpoint.handle_notice(cx.now, cx.host, notice);
     }
 
     /// Handles the timeouts that have passed.
-    pub(crate) fn handle_timeout(&mut self, cx: &mut Context<'_>) {
+    pub(crate) fn handle_timeout(&mut self, cx: &mut Http3Env<'_>) {
         self.endpoint.handle_timeout(cx.now, cx.host);
         self.check_deadlines(cx);
     }
@@ -201,18 +201,21 @@ impl Http3 {
     }
 
     /// Handles the endpoint's events and lets it send. Must be called after every other call.
-    pub(crate) fn advance(&mut self, cx: &mut Context<'_>) {
+    pub(crate) fn advance(&mut self, cx: &mut Http3Env<'_>) {
         while let Some(event) = self.endpoint.poll_event() {
             match event {
                 Event::Connected(handle) => {
                     let streams_max = self.endpoint.streams_max();
-                    let connection =
-                        Connection { active: cx.now, streams_max, ..Connection::default() };
+                    let connection = Http3Connection {
+                        last_progress: cx.now,
+                        streams_max,
+                        ..Http3Connection::default()
+                    };
                     self.connections.insert(handle, connection);
                     self.open_control(handle);
                     self.expect_head(cx.now, handle);
                 }
-                Event::Lost(handle, _) => self.forget(handle),
+                Event::Lost(handle, _) => self.remove_connection(handle),
                 Event::Stream(handle, event) => self.handle_stream(cx, handle, &event),
             }
         }
@@ -222,7 +225,7 @@ impl Http3 {
     /// Handles the end of an open that a request waits for.
     pub(crate) fn handle_opened(
         &mut self,
-        cx: &mut Context<'_>,
+        cx: &mut Http3Env<'_>,
         serial: u32,
         result: Result<(), FileFault>,
     ) {
@@ -245,16 +248,18 @@ impl Http3 {
         self.endpoint.write(handle, stream, Bytes::from(bytes));
     }
 
-    fn handle_stream(&mut self, cx: &mut Context<'_>, handle: Handle, event: &StreamEvent) {
+    fn handle_stream(&mut self, cx: &mut Http3Env<'_>, handle: Handle, event: &StreamEvent) {
         match *event {
             StreamEvent::Opened { dir } => {
                 while let Some(stream) = self.endpoint.accept_stream(handle, dir) {
                     let Some(connection) = self.connections.get_mut(&handle) else { return };
                     match dir {
-                        Dir::Uni => drop(connection.incoming.insert(stream, Incoming::default())),
+                        Dir::Uni => {
+                            drop(connection.incoming.insert(stream, ClientUniStream::default()))
+                        }
                         Dir::Bi => {
-                            connection.next = u64::from(stream) + 4;
-                            connection.requests.insert(stream, Request::new(cx.now));
+                            connection.next_stream = u64::from(stream) + 4;
+                            connection.requests.insert(stream, Http3Request::new(cx.now));
                         }
                     }
                     self.read(cx, handle, stream);
@@ -267,7 +272,7 @@ impl Http3 {
                 let Some(connection) = self.connections.get_mut(&handle) else { return };
                 connection.requests.remove(&id);
                 if connection.control == Some(id) {
-                    self.fail(cx, handle, Code::ClosedCriticalStream);
+                    self.fail(cx, handle, Http3ErrorCode::ClosedCriticalStream);
                 }
             }
             _ => {}
@@ -275,7 +280,7 @@ impl Http3 {
     }
 
     /// Reads a client's stream until it blocks, and answers a request that is complete.
-    fn read(&mut self, cx: &mut Context<'_>, handle: Handle, stream: StreamId) {
+    fn read(&mut self, cx: &mut Http3Env<'_>, handle: Handle, stream: StreamId) {
         loop {
             let read = self.endpoint.read(handle, stream, READ_BYTES);
             let Some(connection) = self.connections.get_mut(&handle) else { return };
@@ -296,7 +301,7 @@ impl Http3 {
             if failed {
                 return;
             }
-            self.reprioritise(handle);
+            self.apply_priorities(handle);
             self.stop_long_content(handle, stream);
             if !more {
                 return self.answer_if_ready(cx, handle, stream);
@@ -305,9 +310,9 @@ impl Http3 {
     }
 
     /// Passes the priorities that the client has changed to the endpoint.
-    fn reprioritise(&mut self, handle: Handle) {
+    fn apply_priorities(&mut self, handle: Handle) {
         let Some(connection) = self.connections.get_mut(&handle) else { return };
-        for (stream, priority) in connection.reprioritised.drain(..) {
+        for (stream, priority) in connection.reprioritized.drain(..) {
             self.endpoint.set_priority(handle, stream, priority);
         }
     }
@@ -318,17 +323,17 @@ impl Http3 {
         let Some(connection) = self.connections.get_mut(&handle) else { return };
         let message = connection.requests.get(&stream).map(|request| &request.message);
         let message = message.or_else(|| connection.answered.get(&stream));
-        if message.is_some_and(Message::is_too_long) {
+        if message.is_some_and(RequestStreamReader::is_too_long) {
             connection.answered.remove(&stream);
-            self.endpoint.stop(handle, stream, Code::NoError as u32);
+            self.endpoint.stop(handle, stream, Http3ErrorCode::NoError as u32);
         }
     }
 
     /// Answers a request if it is complete. All bytes that have arrived on the stream were read.
-    fn answer_if_ready(&mut self, cx: &mut Context<'_>, handle: Handle, stream: StreamId) {
+    fn answer_if_ready(&mut self, cx: &mut Http3Env<'_>, handle: Handle, stream: StreamId) {
         let Some(connection) = self.connections.get(&handle) else { return };
         match connection.requests.get(&stream) {
-            Some(request) if request.is_ready() && !request.asked => {
+            Some(request) if request.is_ready() && !request.waits_for_file => {
                 self.answer(cx, handle, stream, None);
             }
             Some(request) if !request.is_ready() => self.expect_head(cx.now, handle),
@@ -338,37 +343,43 @@ impl Http3 {
 
     fn handle_result(
         &mut self,
-        cx: &mut Context<'_>,
+        cx: &mut Http3Env<'_>,
         handle: Handle,
         stream: StreamId,
-        result: Result<(), Fault>,
+        result: Result<(), Http3Fault>,
     ) {
         match result {
             Ok(()) => {}
-            Err(Fault::Connection(code)) => self.fail(cx, handle, code),
-            Err(Fault::Stream(code)) => self.refuse(cx, handle, stream, code),
+            Err(Http3Fault::Connection(code)) => self.fail(cx, handle, code),
+            Err(Http3Fault::Stream(code)) => self.abort_stream(cx, handle, stream, code),
         }
     }
 
     /// Ends a connection with an error (section 8).
-    fn fail(&mut self, cx: &mut Context<'_>, handle: Handle, code: Code) {
+    fn fail(&mut self, cx: &mut Http3Env<'_>, handle: Handle, code: Http3ErrorCode) {
         cx.responder.counters.http3_connection_errors += 1;
         self.close(cx, handle, code);
     }
 
-    fn close(&mut self, cx: &mut Context<'_>, handle: Handle, code: Code) {
-        self.forget(handle);
+    fn close(&mut self, cx: &mut Http3Env<'_>, handle: Handle, code: Http3ErrorCode) {
+        self.remove_connection(handle);
         self.endpoint.close(cx.now, cx.host, handle, code as u32, "");
     }
 
-    fn forget(&mut self, handle: Handle) {
+    fn remove_connection(&mut self, handle: Handle) {
         if let Some(mut connection) = self.connections.remove(&handle) {
-            self.deadlines.set(handle, &mut connection.check, None);
+            self.deadlines.set(handle, &mut connection.check_at, None);
         }
     }
 
     /// Ends a request (section 4.1.1).
-    fn refuse(&mut self, cx: &mut Context<'_>, handle: Handle, stream: StreamId, code: Code) {
+    fn abort_stream(
+        &mut self,
+        cx: &mut Http3Env<'_>,
+        handle: Handle,
+        stream: StreamId,
+        code: Http3ErrorCode,
+    ) {
         // A stream of an unknown type is no error (section 6.2).
         cx.responder.counters.http3_stream_errors += u64::from(stream.dir() == Dir::Bi);
         if let Some(connection) = self.connections.get_mut(&handle) {
@@ -385,68 +396,68 @@ impl Http3 {
     /// Decides about a request, and carries the decision out.
     fn answer(
         &mut self,
-        cx: &mut Context<'_>,
+        cx: &mut Http3Env<'_>,
         handle: Handle,
         stream: StreamId,
         opened: Option<(Result<(), FileFault>, Instant)>,
     ) {
         let remote = self.endpoint.remote(handle);
         let Some(connection) = self.connections.get_mut(&handle) else { return };
-        if connection.last.is_some_and(|last| u64::from(stream) >= last) {
-            return self.refuse(cx, handle, stream, Code::RequestRejected);
+        if connection.goaway_sent.is_some_and(|last| u64::from(stream) >= last) {
+            return self.abort_stream(cx, handle, stream, Http3ErrorCode::RequestRejected);
         }
         let Some(head) = connection.requests.get(&stream).and_then(|r| r.head.as_deref()) else {
             return;
         };
         let remote = remote.map(|remote: SocketAddr| remote.ip());
-        let about = Circumstances {
+        let about = RequestEnv {
             remote,
             opened: opened.map(|(result, _)| result),
             since: opened.map(|(_, since)| since),
             http3: true,
-            ..Circumstances::default()
+            ..RequestEnv::default()
         };
         if head.is_empty() {
-            let status = Status::HeaderFieldsTooLarge;
-            let plan = cx.responder.give_up(cx.now, status, remote);
+            let status = HttpStatus::HeaderFieldsTooLarge;
+            let plan = cx.responder.error_reply(cx.now, status, remote);
             return self.respond(cx, handle, stream, &plan);
         }
         match cx.responder.decide(cx.now, head, about) {
-            Decision::Respond(plan, _) => self.respond(cx, handle, stream, &plan),
+            RequestDecision::Respond(plan, _) => self.respond(cx, handle, stream, &plan),
             // Cannot occur: the head is complete and declares no content.
-            Decision::Incomplete | Decision::Content { .. } => {
-                self.refuse(cx, handle, stream, Code::InternalError);
+            RequestDecision::Incomplete | RequestDecision::Content { .. } => {
+                self.abort_stream(cx, handle, stream, Http3ErrorCode::InternalError);
             }
-            Decision::Open => {
+            RequestDecision::Open => {
                 let Some(file) = open(cx) else {
                     let full = FileFault::Refused(Refusal::TableFull);
                     return self.answer(cx, handle, stream, Some((Err(full), cx.now)));
                 };
-                let waiter = self.wait(handle, stream, about.since.unwrap_or(cx.now));
+                let waiter = self.wait_for_file(handle, stream, about.since.unwrap_or(cx.now));
                 cx.responder.begin_open(file, waiter);
             }
-            Decision::Join => {
-                let waiter = self.wait(handle, stream, about.since.unwrap_or(cx.now));
+            RequestDecision::Join => {
+                let waiter = self.wait_for_file(handle, stream, about.since.unwrap_or(cx.now));
                 cx.responder.join_open(waiter);
             }
         }
     }
 
-    fn wait(&mut self, handle: Handle, stream: StreamId, since: Instant) -> Waiter {
+    fn wait_for_file(&mut self, handle: Handle, stream: StreamId, since: Instant) -> OpenWaiter {
         self.next_serial = self.next_serial.wrapping_add(1);
         self.waiting.insert(self.next_serial, (handle, stream, since));
         let connection = self.connections.get_mut(&handle);
         if let Some(request) = connection.and_then(|c| c.requests.get_mut(&stream)) {
-            request.asked = true;
+            request.waits_for_file = true;
         }
-        Waiter::Request(self.next_serial)
+        OpenWaiter::Request(self.next_serial)
     }
 
     /// Sends the response that is in the responder's output.
-    fn respond(&mut self, cx: &mut Context<'_>, handle: Handle, stream: StreamId, plan: &Plan) {
+    fn respond(&mut self, cx: &mut Http3Env<'_>, handle: Handle, stream: StreamId, plan: &Plan) {
         let mut pieces = core::mem::take(&mut cx.responder.output.pieces).into_iter();
         let Some(Piece::Bytes(first)) = pieces.next() else {
-            return self.refuse(cx, handle, stream, Code::InternalError);
+            return self.abort_stream(cx, handle, stream, Http3ErrorCode::InternalError);
         };
         let mut section = Vec::with_capacity(256);
         let head = message::response_section(&first, &mut section);
@@ -476,7 +487,12 @@ impl Http3 {
                 Piece::File { file, offset, len } => {
                     cx.responder.counters.http_body_bytes += len;
                     if !self.endpoint.send_file(cx.host, (handle, stream), file, offset, len) {
-                        return self.refuse(cx, handle, stream, Code::InternalError);
+                        return self.abort_stream(
+                            cx,
+                            handle,
+                            stream,
+                            Http3ErrorCode::InternalError,
+                        );
                     }
                 }
             }
@@ -484,21 +500,21 @@ impl Http3 {
         self.endpoint.finish(handle, stream);
         let Some(connection) = self.connections.get_mut(&handle) else { return };
         connection.end_request(stream);
-        (connection.served, connection.active) = (connection.served + 1, cx.now);
+        (connection.served, connection.last_progress) = (connection.served + 1, cx.now);
         if connection.served >= self.requests_max {
-            self.go_away(handle);
+            self.send_goaway(handle);
         }
     }
 
     /// Sends GOAWAY: requests on streams that the client has not opened yet are not answered
     /// (section 5.2).
-    fn go_away(&mut self, handle: Handle) {
+    fn send_goaway(&mut self, handle: Handle) {
         let Some(connection) = self.connections.get_mut(&handle) else { return };
-        if connection.last.is_some() {
+        if connection.goaway_sent.is_some() {
             return;
         }
-        let from = connection.next;
-        connection.last = Some(from);
+        let from = connection.next_stream;
+        connection.goaway_sent = Some(from);
         let Some(control) = connection.control else { return };
         let (mut payload, mut bytes) = (Vec::new(), Vec::new());
         frame::put_varint(&mut payload, from);
@@ -508,12 +524,12 @@ impl Http3 {
 }
 
 /// Opens the path that was decided on; evicts cached files if the host has no handle left.
-fn open(cx: &mut Context<'_>) -> Option<abi::FileId> {
+fn open(cx: &mut Http3Env<'_>) -> Option<abi::FileId> {
     let file = cx.host.offload_open(cx.responder.path());
     if file.is_some() {
         return file;
     }
-    cx.responder.files.make_room();
+    cx.responder.files.evict_some();
     while let Some(file) = cx.responder.files.poll_close() {
         cx.host.offload_close(file);
     }

@@ -11,7 +11,7 @@ const URGENCY: u8 = 3;
 
 /// A bare item; its value is kept only for the types of `u` and `i`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Item {
+enum BareItem {
     Integer(i64),
     Boolean(bool),
     Other,
@@ -26,13 +26,13 @@ pub(crate) fn parse(value: &[u8]) -> Option<Priority> {
         let key = take_key(&mut rest)?;
         let item = match take(&mut rest, b'=') {
             true => take_member(&mut rest)?,
-            false => Item::Boolean(true),
+            false => BareItem::Boolean(true),
         };
         skip_parameters(&mut rest)?;
         match (key, item) {
             // Values out of range, or of another type, are ignored (section 4).
-            (b"u", Item::Integer(value @ 0..=7)) => urgency = u8::try_from(value).ok()?,
-            (b"i", Item::Boolean(value)) => incremental = value,
+            (b"u", BareItem::Integer(value @ 0..=7)) => urgency = u8::try_from(value).ok()?,
+            (b"i", BareItem::Boolean(value)) => incremental = value,
             _ => {}
         }
         skip_blanks(&mut rest);
@@ -81,14 +81,14 @@ fn take_key<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
 }
 
 /// Parses an item, or an inner list (RFC 8941 section 4.2.1.2).
-fn take_member(rest: &mut &[u8]) -> Option<Item> {
+fn take_member(rest: &mut &[u8]) -> Option<BareItem> {
     if !take(rest, b'(') {
         return take_item(rest);
     }
     loop {
         skip_blanks(rest);
         if take(rest, b')') {
-            return Some(Item::Other);
+            return Some(BareItem::Other);
         }
         take_item(rest)?;
         skip_parameters(rest)?;
@@ -99,15 +99,15 @@ fn take_member(rest: &mut &[u8]) -> Option<Item> {
 }
 
 /// Parses a bare item (RFC 8941 section 4.2.3.1).
-fn take_item(rest: &mut &[u8]) -> Option<Item> {
+fn take_item(rest: &mut &[u8]) -> Option<BareItem> {
     match *rest.first()? {
         b'-' | b'0'..=b'9' => take_number(rest),
         b'?' => {
             let (bytes, behind) = rest.split_first_chunk::<2>()?;
             *rest = behind;
             match bytes[1] {
-                b'0' => Some(Item::Boolean(false)),
-                b'1' => Some(Item::Boolean(true)),
+                b'0' => Some(BareItem::Boolean(false)),
+                b'1' => Some(BareItem::Boolean(true)),
                 _ => None,
             }
         }
@@ -117,7 +117,7 @@ fn take_item(rest: &mut &[u8]) -> Option<Item> {
                 let (&byte, behind) = rest.split_first()?;
                 *rest = behind;
                 match byte {
-                    b'"' => return Some(Item::Other),
+                    b'"' => return Some(BareItem::Other),
                     b'\\' if !(take(rest, b'"') || take(rest, b'\\')) => return None,
                     b'\\' | b' '..=b'~' => {}
                     _ => return None,
@@ -128,19 +128,19 @@ fn take_item(rest: &mut &[u8]) -> Option<Item> {
             *rest = &rest[1..];
             let base64 = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'/' | b'=');
             take_while(rest, base64);
-            take(rest, b':').then_some(Item::Other)
+            take(rest, b':').then_some(BareItem::Other)
         }
         first if first.is_ascii_alphabetic() || first == b'*' => {
             let in_token = |b: u8| super::message::is_token(b) || matches!(b, b':' | b'/');
             take_while(rest, in_token);
-            Some(Item::Other)
+            Some(BareItem::Other)
         }
         _ => None,
     }
 }
 
 /// Parses an integer of at most 15 digits, or a decimal (RFC 8941 section 4.2.4).
-fn take_number(rest: &mut &[u8]) -> Option<Item> {
+fn take_number(rest: &mut &[u8]) -> Option<BareItem> {
     let sign = if take(rest, b'-') { -1 } else { 1 };
     let digits = take_while(rest, |b| b.is_ascii_digit());
     if digits.is_empty() || digits.len() > 15 {
@@ -149,10 +149,10 @@ fn take_number(rest: &mut &[u8]) -> Option<Item> {
     if take(rest, b'.') {
         let fraction = take_while(rest, |b| b.is_ascii_digit());
         let fits = (1..=3).contains(&fraction.len()) && digits.len() <= 12;
-        return fits.then_some(Item::Other);
+        return fits.then_some(BareItem::Other);
     }
     let value = digits.iter().fold(0_i64, |value, digit| value * 10 + i64::from(digit - b'0'));
-    Some(Item::Integer(sign * value))
+    Some(BareItem::Integer(sign * value))
 }
 
 /// Skips parameters (RFC 8941 section 4.2.3.2).

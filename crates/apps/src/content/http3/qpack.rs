@@ -7,20 +7,23 @@ use httlib_huffman::DecoderSpeed;
 
 /// An invalid field section: `QPACK_DECOMPRESSION_FAILED`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Malformed;
+pub(crate) struct MalformedFieldSection;
 
 /// A field line: name and value.
-pub(crate) type Line = (Vec<u8>, Vec<u8>);
+pub(crate) type FieldLine = (Vec<u8>, Vec<u8>);
 
 /// Decodes a field section; `None` if names and values have more than `bytes_max` bytes.
 ///
 /// # Errors
-/// [`Malformed`] if the encoding is invalid or refers to the dynamic table.
-pub(crate) fn decode(section: &[u8], bytes_max: usize) -> Result<Option<Vec<Line>>, Malformed> {
+/// [`MalformedFieldSection`] if the encoding is invalid or refers to the dynamic table.
+pub(crate) fn decode(
+    section: &[u8],
+    bytes_max: usize,
+) -> Result<Option<Vec<FieldLine>>, MalformedFieldSection> {
     let mut rest = section;
     // Section 4.5.1: the Required Insert Count must be 0; Base does not matter then.
     if integer(&mut rest, 8)? != 0 {
-        return Err(Malformed);
+        return Err(MalformedFieldSection);
     }
     integer(&mut rest, 7)?;
     let (mut lines, mut bytes) = (Vec::new(), 0);
@@ -35,7 +38,7 @@ pub(crate) fn decode(section: &[u8], bytes_max: usize) -> Result<Option<Vec<Line
     Ok(Some(lines))
 }
 
-fn line(rest: &mut &[u8], first: u8) -> Result<Line, Malformed> {
+fn line(rest: &mut &[u8], first: u8) -> Result<FieldLine, MalformedFieldSection> {
     // Section 4.5.2: indexed field line.
     if first & 0xc0 == 0xc0 {
         let (name, value) = entry(integer(rest, 6)?)?;
@@ -50,16 +53,16 @@ fn line(rest: &mut &[u8], first: u8) -> Result<Line, Malformed> {
     if first & 0xe0 == 0x20 {
         return Ok((string(rest, 3)?, string(rest, 7)?));
     }
-    Err(Malformed)
+    Err(MalformedFieldSection)
 }
 
-fn entry(index: u64) -> Result<(&'static str, &'static str), Malformed> {
-    let index = usize::try_from(index).map_err(|_| Malformed)?;
-    STATIC.get(index).copied().ok_or(Malformed)
+fn entry(index: u64) -> Result<(&'static str, &'static str), MalformedFieldSection> {
+    let index = usize::try_from(index).map_err(|_| MalformedFieldSection)?;
+    STATIC.get(index).copied().ok_or(MalformedFieldSection)
 }
 
 /// Decodes an integer with a prefix of `bits` bits, at most 8 (RFC 7541 section 5.1).
-pub(crate) fn integer(rest: &mut &[u8], bits: u32) -> Result<u64, Malformed> {
+pub(crate) fn integer(rest: &mut &[u8], bits: u32) -> Result<u64, MalformedFieldSection> {
     let mask = u8::try_from((1_u32 << bits) - 1).unwrap_or(u8::MAX);
     let mut value = u64::from(next(rest)? & mask);
     if value < u64::from(mask) {
@@ -68,8 +71,8 @@ pub(crate) fn integer(rest: &mut &[u8], bits: u32) -> Result<u64, Malformed> {
     let mut shift = 0;
     loop {
         let byte = next(rest)?;
-        let more = u64::from(byte & 0x7f).checked_shl(shift).ok_or(Malformed)?;
-        value = value.checked_add(more).filter(|_| shift < 56).ok_or(Malformed)?;
+        let more = u64::from(byte & 0x7f).checked_shl(shift).ok_or(MalformedFieldSection)?;
+        value = value.checked_add(more).filter(|_| shift < 56).ok_or(MalformedFieldSection)?;
         if byte & 0x80 == 0 {
             return Ok(value);
         }
@@ -77,18 +80,18 @@ pub(crate) fn integer(rest: &mut &[u8], bits: u32) -> Result<u64, Malformed> {
     }
 }
 
-fn next(rest: &mut &[u8]) -> Result<u8, Malformed> {
-    let (&byte, behind) = rest.split_first().ok_or(Malformed)?;
+fn next(rest: &mut &[u8]) -> Result<u8, MalformedFieldSection> {
+    let (&byte, behind) = rest.split_first().ok_or(MalformedFieldSection)?;
     *rest = behind;
     Ok(byte)
 }
 
 /// Decodes a string; the bit above the `bits` bits of its length means Huffman coding (RFC 7541
 /// section 5.2).
-fn string(rest: &mut &[u8], bits: u32) -> Result<Vec<u8>, Malformed> {
+fn string(rest: &mut &[u8], bits: u32) -> Result<Vec<u8>, MalformedFieldSection> {
     let huffman = rest.first().is_some_and(|byte| byte & (1 << bits) != 0);
-    let len = usize::try_from(integer(rest, bits)?).map_err(|_| Malformed)?;
-    let (bytes, behind) = rest.split_at_checked(len).ok_or(Malformed)?;
+    let len = usize::try_from(integer(rest, bits)?).map_err(|_| MalformedFieldSection)?;
+    let (bytes, behind) = rest.split_at_checked(len).ok_or(MalformedFieldSection)?;
     *rest = behind;
     if !huffman {
         return Ok(bytes.to_vec());
@@ -97,13 +100,13 @@ fn string(rest: &mut &[u8], bits: u32) -> Result<Vec<u8>, Malformed> {
     // bomb.
     let mut text = Vec::with_capacity(len * 2);
     let decoded = httlib_huffman::decode(bytes, &mut text, DecoderSpeed::FourBits);
-    decoded.map_err(|_| Malformed)?;
+    decoded.map_err(|_| MalformedFieldSection)?;
     // RFC 7541 section 5.2: padding is shorter than a byte, and all ones, which the decoder does
     // not check. The encoding of a text is unique, so encoding the result again must return the
     // input.
     let mut code = Vec::with_capacity(len);
-    httlib_huffman::encode(&text, &mut code).map_err(|_| Malformed)?;
-    if code == bytes { Ok(text) } else { Err(Malformed) }
+    httlib_huffman::encode(&text, &mut code).map_err(|_| MalformedFieldSection)?;
+    if code == bytes { Ok(text) } else { Err(MalformedFieldSection) }
 }
 
 /// Begins a section that refers to no dynamic entry.
@@ -152,16 +155,16 @@ const NONE: u8 = u8::MAX;
 
 /// Index of the static table by name: the first entry of each list, and the successor of each
 /// entry.
-struct ByName {
+struct StaticNameIndex {
     first: [u8; BUCKETS],
     next: [u8; STATIC.len()],
 }
 
-static BY_NAME: ByName = by_name();
+static BY_NAME: StaticNameIndex = by_name();
 
 #[expect(clippy::cast_possible_truncation, reason = "there are 99 entries")]
-const fn by_name() -> ByName {
-    let mut lists = ByName { first: [NONE; BUCKETS], next: [NONE; STATIC.len()] };
+const fn by_name() -> StaticNameIndex {
+    let mut lists = StaticNameIndex { first: [NONE; BUCKETS], next: [NONE; STATIC.len()] };
     // In reverse, so that each list is in ascending order.
     let mut index = STATIC.len();
     while index > 0 {
@@ -324,7 +327,7 @@ mod tests {
         assert_eq!(decode(&section, 100), Ok(Some(vec![authority])));
         for refused in [&[1, 0][..], &[0, 0, 0x80], &[0, 0, 0x10], &[0, 0, 0xff, 99], &[0, 0, 0x51]]
         {
-            assert_eq!(decode(refused, 100), Err(Malformed), "{refused:?}");
+            assert_eq!(decode(refused, 100), Err(MalformedFieldSection), "{refused:?}");
         }
     }
 
@@ -337,14 +340,18 @@ mod tests {
         };
         let is = |text: &str| Ok(Some(vec![(b":path".to_vec(), text.as_bytes().to_vec())]));
         assert_eq!(field(&[0b0001_1111]), is("a"));
-        assert_eq!(field(&[0b0001_1110]), Err(Malformed), "not all ones");
-        assert_eq!(field(&[0b0001_1000]), Err(Malformed), "zeros");
-        assert_eq!(field(&[0b0001_1111, 0xff]), Err(Malformed), "a byte too many");
-        assert_eq!(field(&[0xff, 0xff, 0xff, 0xff]), Err(Malformed), "the end of strings");
+        assert_eq!(field(&[0b0001_1110]), Err(MalformedFieldSection), "not all ones");
+        assert_eq!(field(&[0b0001_1000]), Err(MalformedFieldSection), "zeros");
+        assert_eq!(field(&[0b0001_1111, 0xff]), Err(MalformedFieldSection), "a byte too many");
+        assert_eq!(
+            field(&[0xff, 0xff, 0xff, 0xff]),
+            Err(MalformedFieldSection),
+            "the end of strings"
+        );
         assert_eq!(field(&[]), is(""));
         assert_eq!(field(&[0x18, 0xc6, 0x31, 0x8c, 0x63]), is("aaaaaaaa"), "no padding");
         assert_eq!(field(&[0xa8, 0xeb, 0x10, 0x64, 0x9c, 0xbf]), is("no-cache"));
-        assert_eq!(field(&[0xff]), Err(Malformed), "padding alone");
+        assert_eq!(field(&[0xff]), Err(MalformedFieldSection), "padding alone");
     }
 
     proptest! {
@@ -357,7 +364,7 @@ mod tests {
             for (name, value) in &fields {
                 encode(&mut out, name.as_bytes(), value.as_bytes());
             }
-            let lines: Vec<Line> =
+            let lines: Vec<FieldLine> =
                 fields.into_iter().map(|(n, v)| (n.into_bytes(), v.into_bytes())).collect();
             prop_assert_eq!(decode(&out, usize::MAX), Ok(Some(lines)));
         }

@@ -1,12 +1,12 @@
 //! Interprets the bytes on a client's streams: request streams, the control stream, and the two
 //! QPACK streams (RFC 9114 section 6). Called by [`super::Http3`] with the bytes that were read.
-//! Sends nothing: a violation is a [`Fault`] of the stream or of the connection.
+//! Sends nothing: a violation is a [`Http3Fault`] of the stream or of the connection.
 
 use quic::{Priority, ReadEnd, StreamId, VarInt};
 
-use super::frame::{self, Code, Step};
-use super::message::{self, Head};
-use super::{Connection, Fault, Kind, priority, qpack};
+use super::frame::{self, FrameRead, Http3ErrorCode};
+use super::message::{self, TranslatedHead};
+use super::{Http3Connection, Http3Fault, UniStreamType, priority, qpack};
 
 /// Maximum length of a control frame. A setting has some ten bytes.
 const CONTROL_BYTES_MAX: usize = 1024;
@@ -15,9 +15,13 @@ const CONTENT_BYTES_MAX: u64 = 64 * 1024;
 /// Maximum number of a client's unidirectional streams whose type is unknown or has not arrived.
 const UNKNOWN_STREAMS_MAX: usize = 8;
 
-impl Connection {
+impl Http3Connection {
     /// Handles bytes on a unidirectional stream.
-    pub(super) fn handle_incoming(&mut self, stream: StreamId, bytes: &[u8]) -> Result<(), Fault> {
+    pub(super) fn handle_incoming(
+        &mut self,
+        stream: StreamId,
+        bytes: &[u8],
+    ) -> Result<(), Http3Fault> {
         let others = self.incoming.values().filter_map(|other| other.kind).collect::<Vec<_>>();
         let unknown = self.incoming.len() - others.len();
         let Some(incoming) = self.incoming.get_mut(&stream) else { return Ok(()) };
@@ -26,44 +30,46 @@ impl Connection {
         let kind = match incoming.kind {
             Some(kind) => kind,
             None => {
-                let Some(value) = frame::varint(&mut rest) else { return Ok(()) };
+                let Some(value) = frame::take_varint(&mut rest) else { return Ok(()) };
                 let kind = match value {
-                    0x00 => Kind::Control,
-                    0x02 => Kind::Encoder,
-                    0x03 => Kind::Decoder,
+                    0x00 => UniStreamType::Control,
+                    0x02 => UniStreamType::Encoder,
+                    0x03 => UniStreamType::Decoder,
                     // Clients must not push.
-                    0x01 => return Err(Fault::Connection(Code::StreamCreationError)),
-                    _ if unknown > UNKNOWN_STREAMS_MAX => {
-                        return Err(Fault::Connection(Code::ExcessiveLoad));
+                    0x01 => {
+                        return Err(Http3Fault::Connection(Http3ErrorCode::StreamCreationError));
                     }
-                    _ => return Err(Fault::Stream(Code::StreamCreationError)),
+                    _ if unknown > UNKNOWN_STREAMS_MAX => {
+                        return Err(Http3Fault::Connection(Http3ErrorCode::ExcessiveLoad));
+                    }
+                    _ => return Err(Http3Fault::Stream(Http3ErrorCode::StreamCreationError)),
                 };
                 if others.contains(&kind) {
-                    return Err(Fault::Connection(Code::StreamCreationError));
+                    return Err(Http3Fault::Connection(Http3ErrorCode::StreamCreationError));
                 }
                 incoming.kind = Some(kind);
                 kind
             }
         };
         match kind {
-            Kind::Control => {
+            UniStreamType::Control => {
                 let mut frames = Vec::new();
-                let left = control(&mut self.settings, &mut incoming.skip, rest, &mut frames);
-                let left = left.map_err(Fault::Connection)?;
+                let left = read_control(&mut self.settings, &mut incoming.skip, rest, &mut frames);
+                let left = left.map_err(Http3Fault::Connection)?;
                 incoming.bytes.drain(..incoming.bytes.len() - left);
                 for frame in frames {
-                    self.handle_control(frame).map_err(Fault::Connection)?;
+                    self.handle_control(frame).map_err(Http3Fault::Connection)?;
                 }
             }
-            Kind::Encoder => {
+            UniStreamType::Encoder => {
                 // RFC 9204 section 4.3: only Set Dynamic Table Capacity with 0 is allowed.
                 if rest.iter().any(|byte| *byte != 0x20) {
-                    return Err(Fault::Connection(Code::QpackEncoderStreamError));
+                    return Err(Http3Fault::Connection(Http3ErrorCode::QpackEncoderStreamError));
                 }
                 incoming.bytes.clear();
             }
-            Kind::Decoder => {
-                let left = decoder(rest).map_err(Fault::Connection)?;
+            UniStreamType::Decoder => {
+                let left = read_decoder(rest).map_err(Http3Fault::Connection)?;
                 incoming.bytes.drain(..incoming.bytes.len() - left);
             }
         }
@@ -76,7 +82,7 @@ impl Connection {
         stream: StreamId,
         bytes: &[u8],
         head_bytes_max: usize,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), Http3Fault> {
         if let Some(message) = self.answered.get_mut(&stream) {
             return message.handle(bytes, head_bytes_max).map(drop);
         }
@@ -90,10 +96,10 @@ impl Connection {
     }
 
     /// Handles the end of a stream.
-    pub(super) fn handle_end(&mut self, stream: StreamId, end: ReadEnd) -> Result<(), Fault> {
+    pub(super) fn handle_end(&mut self, stream: StreamId, end: ReadEnd) -> Result<(), Http3Fault> {
         if let Some(incoming) = self.incoming.remove(&stream) {
             return match incoming.kind {
-                Some(_) => Err(Fault::Connection(Code::ClosedCriticalStream)),
+                Some(_) => Err(Http3Fault::Connection(Http3ErrorCode::ClosedCriticalStream)),
                 None => Ok(()),
             };
         }
@@ -120,42 +126,48 @@ impl Connection {
     }
 
     /// Handles a frame of the client's control stream other than SETTINGS.
-    fn handle_control(&mut self, frame: Control) -> Result<(), Code> {
+    fn handle_control(&mut self, frame: ControlFrame) -> Result<(), Http3ErrorCode> {
         match frame {
             // Section 5.2: the identifier must not increase.
-            Control::GoAway(id) if self.goaway.is_some_and(|last| id > last) => Err(Code::IdError),
-            Control::GoAway(id) => {
-                self.goaway = Some(id);
+            ControlFrame::GoAway(id) if self.goaway_received.is_some_and(|last| id > last) => {
+                Err(Http3ErrorCode::IdError)
+            }
+            ControlFrame::GoAway(id) => {
+                self.goaway_received = Some(id);
                 Ok(())
             }
             // Section 7.2.7: the identifier must not decrease.
-            Control::MaxPushId(id) if self.max_push_id.is_some_and(|last| id < last) => {
-                Err(Code::IdError)
+            ControlFrame::MaxPushId(id) if self.max_push_id.is_some_and(|last| id < last) => {
+                Err(Http3ErrorCode::IdError)
             }
-            Control::MaxPushId(id) => {
+            ControlFrame::MaxPushId(id) => {
                 self.max_push_id = Some(id);
                 Ok(())
             }
-            Control::Priority(stream, priority) => self.handle_priority(stream, priority),
+            ControlFrame::Priority(stream, priority) => self.handle_priority(stream, priority),
         }
     }
 
     /// Handles a PRIORITY_UPDATE (RFC 9218 section 7.2).
-    fn handle_priority(&mut self, stream: u64, priority: Option<Priority>) -> Result<(), Code> {
-        let limit = self.next.saturating_add(4 * u64::from(self.streams_max));
+    fn handle_priority(
+        &mut self,
+        stream: u64,
+        priority: Option<Priority>,
+    ) -> Result<(), Http3ErrorCode> {
+        let limit = self.next_stream.saturating_add(4 * u64::from(self.streams_max));
         let id = VarInt::from_u64(stream).ok().filter(|_| stream & 3 == 0 && stream < limit);
-        let id = StreamId::from(id.ok_or(Code::IdError)?);
+        let id = StreamId::from(id.ok_or(Http3ErrorCode::IdError)?);
         let Some(priority) = priority else { return Ok(()) };
         match self.requests.get_mut(&id) {
             // Before the request's head has arrived the priority is kept apart, so that the head
             // cannot override it.
             Some(request) if request.head.is_some() => request.priority = Some(priority),
-            None if stream < self.next => self.reprioritised.push((id, priority)),
+            None if stream < self.next_stream => self.reprioritized.push((id, priority)),
             // Streams that are not open yet: priorities are kept for as many as the client may
             // open.
             _ => {
                 if self.priorities.len() > 2 * self.streams_max as usize {
-                    let (next, requests) = (self.next, &self.requests);
+                    let (next, requests) = (self.next_stream, &self.requests);
                     let is_to_come = |id: &StreamId| u64::from(*id) >= next;
                     self.priorities.retain(|id, _| is_to_come(id) || requests.contains_key(id));
                 }
@@ -168,7 +180,7 @@ impl Connection {
 
 /// A frame of the control stream that has an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Control {
+pub(super) enum ControlFrame {
     GoAway(u64),
     MaxPushId(u64),
     /// Identifier of the request stream, and its priority if the value is valid.
@@ -177,7 +189,7 @@ pub(super) enum Control {
 
 /// Parts of a request, in order (section 4.1): the part that is expected next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Section {
+enum RequestPart {
     #[default]
     Head,
     Content,
@@ -187,8 +199,8 @@ enum Section {
 
 /// Reader of the frames of a request.
 #[derive(Debug, Default)]
-pub(super) struct Message {
-    section: Section,
+pub(super) struct RequestStreamReader {
+    section: RequestPart,
     /// Bytes of an incomplete frame.
     bytes: Vec<u8>,
     /// Remaining bytes of content, or of an unknown frame, that are skipped.
@@ -199,7 +211,7 @@ pub(super) struct Message {
     content: u64,
 }
 
-impl Message {
+impl RequestStreamReader {
     /// Returns whether content was declared that has not all arrived. Content that is too long is
     /// not waited for.
     pub(super) fn lacks_content(&self) -> bool {
@@ -213,7 +225,11 @@ impl Message {
     }
 
     /// Reads bytes; returns the head if it is completed by them.
-    fn handle(&mut self, bytes: &[u8], head_bytes_max: usize) -> Result<Option<Head>, Fault> {
+    fn handle(
+        &mut self,
+        bytes: &[u8],
+        head_bytes_max: usize,
+    ) -> Result<Option<TranslatedHead>, Http3Fault> {
         self.bytes.extend_from_slice(bytes);
         let all = core::mem::take(&mut self.bytes);
         let (mut rest, mut head) = (&all[..], None);
@@ -222,30 +238,36 @@ impl Message {
             rest = &rest[skipped..];
             self.skip -= skipped as u64;
             let mut ahead = rest;
-            if frame::varint(&mut ahead) == Some(frame::DATA) {
-                let Some(len) = frame::varint(&mut ahead) else { break };
+            if frame::take_varint(&mut ahead) == Some(frame::DATA) {
+                let Some(len) = frame::take_varint(&mut ahead) else { break };
                 self.handle_data(len)?;
                 rest = ahead;
                 continue;
             }
-            match frame::next(&mut rest, head_bytes_max) {
-                Step::More => break,
-                Step::Frame(frame::HEADERS, section) => {
+            match frame::take_frame(&mut rest, head_bytes_max) {
+                FrameRead::Incomplete => break,
+                FrameRead::Frame(frame::HEADERS, section) => {
                     head = self.handle_fields(section, head_bytes_max)?.or(head);
                 }
                 // The empty head stands for one that is too long, which gets 431; a valid head is
                 // never empty.
-                Step::TooLong(frame::HEADERS) if self.section == Section::Head => {
-                    self.section = Section::Content;
-                    self.skip = pass_over(&mut rest);
-                    head = Some(Head { bytes: Vec::new(), content_length: None, priority: None });
+                FrameRead::TooLong(frame::HEADERS) if self.section == RequestPart::Head => {
+                    self.section = RequestPart::Content;
+                    self.skip = skip_frame_head(&mut rest);
+                    head = Some(TranslatedHead {
+                        bytes: Vec::new(),
+                        content_length: None,
+                        priority: None,
+                    });
                 }
-                Step::TooLong(frame::HEADERS) => return Err(Fault::Stream(Code::MessageError)),
-                Step::Frame(kind, _) | Step::TooLong(kind) if !is_passed_over(kind) => {
-                    return Err(Fault::Connection(Code::FrameUnexpected));
+                FrameRead::TooLong(frame::HEADERS) => {
+                    return Err(Http3Fault::Stream(Http3ErrorCode::MessageError));
                 }
-                Step::Frame(..) => {}
-                Step::TooLong(_) => self.skip = pass_over(&mut rest),
+                FrameRead::Frame(kind, _) | FrameRead::TooLong(kind) if !is_ignored_frame(kind) => {
+                    return Err(Http3Fault::Connection(Http3ErrorCode::FrameUnexpected));
+                }
+                FrameRead::Frame(..) => {}
+                FrameRead::TooLong(_) => self.skip = skip_frame_head(&mut rest),
             }
         }
         self.bytes = rest.to_vec();
@@ -253,14 +275,14 @@ impl Message {
     }
 
     /// Handles the beginning of a DATA frame.
-    fn handle_data(&mut self, len: u64) -> Result<(), Fault> {
-        if self.section != Section::Content {
-            return Err(Fault::Connection(Code::FrameUnexpected));
+    fn handle_data(&mut self, len: u64) -> Result<(), Http3Fault> {
+        if self.section != RequestPart::Content {
+            return Err(Http3Fault::Connection(Http3ErrorCode::FrameUnexpected));
         }
         (self.content, self.skip) = (self.content.saturating_add(len), len);
         // Section 4.1.2: the content must not exceed the declared length.
         if self.declared.is_some_and(|declared| self.content > declared) {
-            return Err(Fault::Stream(Code::MessageError));
+            return Err(Http3Fault::Stream(Http3ErrorCode::MessageError));
         }
         Ok(())
     }
@@ -269,22 +291,22 @@ impl Message {
         &mut self,
         section: &[u8],
         head_bytes_max: usize,
-    ) -> Result<Option<Head>, Fault> {
-        if self.section == Section::Trailers {
-            return Err(Fault::Connection(Code::FrameUnexpected));
+    ) -> Result<Option<TranslatedHead>, Http3Fault> {
+        if self.section == RequestPart::Trailers {
+            return Err(Http3Fault::Connection(Http3ErrorCode::FrameUnexpected));
         }
         let lines = qpack::decode(section, head_bytes_max)
-            .map_err(|_| Fault::Connection(Code::QpackDecompressionFailed))?;
-        let malformed = |_| Fault::Stream(Code::MessageError);
-        if self.section == Section::Content {
-            self.section = Section::Trailers;
+            .map_err(|_| Http3Fault::Connection(Http3ErrorCode::QpackDecompressionFailed))?;
+        let malformed = |_| Http3Fault::Stream(Http3ErrorCode::MessageError);
+        if self.section == RequestPart::Content {
+            self.section = RequestPart::Trailers;
             message::check_trailers(&lines.unwrap_or_default()).map_err(malformed)?;
             return Ok(None);
         }
-        self.section = Section::Content;
+        self.section = RequestPart::Content;
         let head = lines.map(|lines| message::request_head(&lines)).transpose();
         // A head that is too long is empty here, and gets 431.
-        let head = head.map_err(malformed)?.unwrap_or(Head {
+        let head = head.map_err(malformed)?.unwrap_or(TranslatedHead {
             bytes: Vec::new(),
             content_length: None,
             priority: None,
@@ -294,16 +316,16 @@ impl Message {
     }
 
     /// Handles the end of the client's direction of the stream.
-    fn finish(&self) -> Result<(), Fault> {
-        if self.section == Section::Head {
-            return Err(Fault::Stream(Code::RequestIncomplete));
+    fn finish(&self) -> Result<(), Http3Fault> {
+        if self.section == RequestPart::Head {
+            return Err(Http3Fault::Stream(Http3ErrorCode::RequestIncomplete));
         }
         // Section 7.1: the last frame is incomplete.
         if self.skip > 0 || !self.bytes.is_empty() {
-            return Err(Fault::Connection(Code::FrameError));
+            return Err(Http3Fault::Connection(Http3ErrorCode::FrameError));
         }
         if self.declared.is_some_and(|declared| declared != self.content) {
-            return Err(Fault::Stream(Code::MessageError));
+            return Err(Http3Fault::Stream(Http3ErrorCode::MessageError));
         }
         Ok(())
     }
@@ -311,7 +333,7 @@ impl Message {
 
 /// Returns whether a frame is ignored on a request stream. Unknown frames are ignored (section 9);
 /// known frames that are not allowed there are errors.
-const fn is_passed_over(kind: u64) -> bool {
+const fn is_ignored_frame(kind: u64) -> bool {
     !matches!(
         kind,
         frame::CANCEL_PUSH
@@ -321,78 +343,80 @@ const fn is_passed_over(kind: u64) -> bool {
             | frame::MAX_PUSH_ID
             | frame::PRIORITY_UPDATE
             | frame::PRIORITY_UPDATE_PUSH
-    ) && !frame::is_of_http2(kind)
+    ) && !frame::is_http2_frame(kind)
 }
 
 /// Removes the head of an unknown frame; returns the length of the frame's payload.
-fn pass_over(rest: &mut &[u8]) -> u64 {
-    frame::varint(rest).and_then(|_| frame::varint(rest)).unwrap_or(0)
+fn skip_frame_head(rest: &mut &[u8]) -> u64 {
+    frame::take_varint(rest).and_then(|_| frame::take_varint(rest)).unwrap_or(0)
 }
 
 /// Reads the client's control stream (section 6.2.1). Returns the number of bytes left over; frames
 /// that have an effect are appended to `frames`.
-fn control(
+fn read_control(
     settings: &mut bool,
     skip: &mut u64,
     mut rest: &[u8],
-    frames: &mut Vec<Control>,
-) -> Result<usize, Code> {
+    frames: &mut Vec<ControlFrame>,
+) -> Result<usize, Http3ErrorCode> {
     loop {
         let skipped = usize::try_from(*skip).unwrap_or(usize::MAX).min(rest.len());
         rest = &rest[skipped..];
         *skip -= skipped as u64;
-        let step = frame::next(&mut rest, CONTROL_BYTES_MAX);
+        let step = frame::take_frame(&mut rest, CONTROL_BYTES_MAX);
         let (kind, payload) = match step {
-            Step::More => return Ok(rest.len()),
-            Step::Frame(kind, payload) => (kind, Some(payload)),
-            Step::TooLong(kind) => (kind, None),
+            FrameRead::Incomplete => return Ok(rest.len()),
+            FrameRead::Frame(kind, payload) => (kind, Some(payload)),
+            FrameRead::TooLong(kind) => (kind, None),
         };
         match (kind, payload) {
             (frame::SETTINGS, Some(payload)) if !*settings => {
                 frame::check_settings(payload)?;
                 *settings = true;
             }
-            _ if !*settings => return Err(Code::MissingSettings),
-            (frame::GOAWAY, Some(payload)) => frames.push(Control::GoAway(only_id(payload)?)),
+            _ if !*settings => return Err(Http3ErrorCode::MissingSettings),
+            (frame::GOAWAY, Some(payload)) => frames.push(ControlFrame::GoAway(only_id(payload)?)),
             (frame::MAX_PUSH_ID, Some(payload)) => {
-                frames.push(Control::MaxPushId(only_id(payload)?));
+                frames.push(ControlFrame::MaxPushId(only_id(payload)?));
             }
             (frame::CANCEL_PUSH, Some(payload)) => {
                 only_id(payload)?;
-                return Err(Code::IdError); // No push was ever promised.
+                return Err(Http3ErrorCode::IdError); // No push was ever promised.
             }
             (frame::PRIORITY_UPDATE, Some(mut payload)) => {
-                let stream = frame::varint(&mut payload).ok_or(Code::FrameError)?;
-                frames.push(Control::Priority(stream, priority::parse(payload)));
+                let stream = frame::take_varint(&mut payload).ok_or(Http3ErrorCode::FrameError)?;
+                frames.push(ControlFrame::Priority(stream, priority::parse(payload)));
             }
             (frame::PRIORITY_UPDATE_PUSH, Some(mut payload)) => {
-                frame::varint(&mut payload).ok_or(Code::FrameError)?;
-                return Err(Code::IdError);
+                frame::take_varint(&mut payload).ok_or(Http3ErrorCode::FrameError)?;
+                return Err(Http3ErrorCode::IdError);
             }
             (frame::SETTINGS | frame::DATA | frame::HEADERS | frame::PUSH_PROMISE, _) => {
-                return Err(Code::FrameUnexpected);
+                return Err(Http3ErrorCode::FrameUnexpected);
             }
-            _ if frame::is_of_http2(kind) => return Err(Code::FrameUnexpected),
+            _ if frame::is_http2_frame(kind) => return Err(Http3ErrorCode::FrameUnexpected),
             (frame::GOAWAY | frame::MAX_PUSH_ID | frame::CANCEL_PUSH, None) => {
-                return Err(Code::FrameError);
+                return Err(Http3ErrorCode::FrameError);
             }
             (_, Some(_)) => {}
-            (_, None) => *skip = pass_over(&mut rest),
+            (_, None) => *skip = skip_frame_head(&mut rest),
         }
     }
 }
 
 /// Parses a payload that consists of one integer.
-fn only_id(mut payload: &[u8]) -> Result<u64, Code> {
-    frame::varint(&mut payload).filter(|_| payload.is_empty()).ok_or(Code::FrameError)
+fn only_id(mut payload: &[u8]) -> Result<u64, Http3ErrorCode> {
+    frame::take_varint(&mut payload)
+        .filter(|_| payload.is_empty())
+        .ok_or(Http3ErrorCode::FrameError)
 }
 
 /// Reads the client's QPACK decoder stream. Without a dynamic table only stream cancellations are
 /// valid (RFC 9204 section 4.4). Returns the number of bytes left over.
-fn decoder(mut rest: &[u8]) -> Result<usize, Code> {
+fn read_decoder(mut rest: &[u8]) -> Result<usize, Http3ErrorCode> {
     while let Some(first) = rest.first() {
         if first & 0xc0 != 0x40 {
-            return Err(Code::QpackDecoderStreamError);
+            return Err(Http3ErrorCode::QpackDecoderStreamError);
         }
         let mut ahead = rest;
         if qpack::integer(&mut ahead, 6).is_err() {
@@ -400,7 +424,7 @@ fn decoder(mut rest: &[u8]) -> Result<usize, Code> {
             return if rest.len() < 16 {
                 Ok(rest.len())
             } else {
-                Err(Code::QpackDecoderStreamError)
+                Err(Http3ErrorCode::QpackDecoderStreamError)
             };
         }
         rest = ahead;

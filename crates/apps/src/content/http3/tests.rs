@@ -12,14 +12,14 @@ fn stream(dir: Dir, index: u64) -> StreamId {
 
 /// Returns a connection that has received these bytes on a unidirectional stream, at once and byte
 /// by byte.
-fn incoming(bytes: &[u8]) -> Result<Connection, Code> {
+fn incoming(bytes: &[u8]) -> Result<Http3Connection, Http3ErrorCode> {
     let run = |chunk: usize| {
-        let mut connection = Connection { streams_max: 2, ..Connection::default() };
+        let mut connection = Http3Connection { streams_max: 2, ..Http3Connection::default() };
         let id = stream(Dir::Uni, 0);
-        connection.incoming.insert(id, Incoming::default());
+        connection.incoming.insert(id, ClientUniStream::default());
         for part in bytes.chunks(chunk) {
             connection.handle_incoming(id, part).map_err(|fault| match fault {
-                Fault::Connection(code) | Fault::Stream(code) => code,
+                Http3Fault::Connection(code) | Http3Fault::Stream(code) => code,
             })?;
         }
         Ok(connection)
@@ -29,14 +29,14 @@ fn incoming(bytes: &[u8]) -> Result<Connection, Code> {
     whole
 }
 
-fn request(bytes: &[u8]) -> Result<Option<Vec<u8>>, Code> {
+fn request(bytes: &[u8]) -> Result<Option<Vec<u8>>, Http3ErrorCode> {
     let run = |chunk: usize| {
-        let mut connection = Connection::default();
+        let mut connection = Http3Connection::default();
         let id = stream(Dir::Bi, 0);
-        connection.requests.insert(id, Request::new(Instant::ZERO));
+        connection.requests.insert(id, Http3Request::new(Instant::ZERO));
         for part in bytes.chunks(chunk) {
             connection.handle_request(id, part, HEAD_MAX).map_err(|fault| match fault {
-                Fault::Connection(code) | Fault::Stream(code) => code,
+                Http3Fault::Connection(code) | Http3Fault::Stream(code) => code,
             })?;
         }
         Ok(connection.requests.remove(&id).and_then(|request| request.head))
@@ -67,25 +67,25 @@ fn control_streams() {
     let connection = incoming(&good).expect("it is as section 6.2.1 wants it");
     assert!(connection.settings);
     for (bytes, code) in [
-        (&[0x00, 0x07, 1, 0][..], Code::MissingSettings),
-        (&[0x00, 0x04, 0, 0x04, 0], Code::FrameUnexpected),
-        (&[0x00, 0x04, 0, 0x00, 0], Code::FrameUnexpected),
-        (&[0x00, 0x04, 0, 0x08, 0], Code::FrameUnexpected),
-        (&[0x00, 0x04, 2, 0x02, 0], Code::SettingsError),
-        (&[0x00, 0x04, 1, 0x06], Code::FrameError),
-        (&[0x00, 0x04, 0, 0x03, 1, 0], Code::IdError),
-        (&[0x00, 0x04, 0, 0x0d, 1, 8, 0x0d, 1, 7], Code::IdError),
-        (&[0x00, 0x04, 0, 0x07, 1, 4, 0x07, 1, 5], Code::IdError),
-        (&[0x00, 0x04, 0, 0x80, 0x0f, 0x07, 0x00, 1, 8], Code::IdError),
-        (&[0x00, 0x04, 0, 0x80, 0x0f, 0x07, 0x00, 1, 1], Code::IdError),
-        (&[0x00, 0x04, 0, 0x80, 0x0f, 0x07, 0x00, 1, 3], Code::IdError),
-        (&[0x00, 0x04, 0, 0x80, 0x0f, 0x07, 0x00, 0], Code::FrameError),
-        (&[0x00, 0x04, 0, 0x80, 0x0f, 0x07, 0x01, 1, 0], Code::IdError),
-        (&[0x01], Code::StreamCreationError),
-        (&[0x21], Code::StreamCreationError),
-        (&[0x02, 0x20, 0x3f, 0x01], Code::QpackEncoderStreamError),
-        (&[0x03, 0x80], Code::QpackDecoderStreamError),
-        (&[0x03, 0x01], Code::QpackDecoderStreamError),
+        (&[0x00, 0x07, 1, 0][..], Http3ErrorCode::MissingSettings),
+        (&[0x00, 0x04, 0, 0x04, 0], Http3ErrorCode::FrameUnexpected),
+        (&[0x00, 0x04, 0, 0x00, 0], Http3ErrorCode::FrameUnexpected),
+        (&[0x00, 0x04, 0, 0x08, 0], Http3ErrorCode::FrameUnexpected),
+        (&[0x00, 0x04, 2, 0x02, 0], Http3ErrorCode::SettingsError),
+        (&[0x00, 0x04, 1, 0x06], Http3ErrorCode::FrameError),
+        (&[0x00, 0x04, 0, 0x03, 1, 0], Http3ErrorCode::IdError),
+        (&[0x00, 0x04, 0, 0x0d, 1, 8, 0x0d, 1, 7], Http3ErrorCode::IdError),
+        (&[0x00, 0x04, 0, 0x07, 1, 4, 0x07, 1, 5], Http3ErrorCode::IdError),
+        (&[0x00, 0x04, 0, 0x80, 0x0f, 0x07, 0x00, 1, 8], Http3ErrorCode::IdError),
+        (&[0x00, 0x04, 0, 0x80, 0x0f, 0x07, 0x00, 1, 1], Http3ErrorCode::IdError),
+        (&[0x00, 0x04, 0, 0x80, 0x0f, 0x07, 0x00, 1, 3], Http3ErrorCode::IdError),
+        (&[0x00, 0x04, 0, 0x80, 0x0f, 0x07, 0x00, 0], Http3ErrorCode::FrameError),
+        (&[0x00, 0x04, 0, 0x80, 0x0f, 0x07, 0x01, 1, 0], Http3ErrorCode::IdError),
+        (&[0x01], Http3ErrorCode::StreamCreationError),
+        (&[0x21], Http3ErrorCode::StreamCreationError),
+        (&[0x02, 0x20, 0x3f, 0x01], Http3ErrorCode::QpackEncoderStreamError),
+        (&[0x03, 0x80], Http3ErrorCode::QpackDecoderStreamError),
+        (&[0x03, 0x01], Http3ErrorCode::QpackDecoderStreamError),
     ] {
         assert_eq!(incoming(bytes).err(), Some(code), "{bytes:?}");
     }
@@ -96,14 +96,14 @@ fn control_streams() {
 }
 
 #[test]
-fn critical_streams_are_one_of_a_kind_and_stay() {
+fn critical_streams_are_unique_and_stay_open() {
     let mut connection = incoming(&[0x00, 0x04, 0]).expect("good");
     let second = stream(Dir::Uni, 1);
-    connection.incoming.insert(second, Incoming::default());
+    connection.incoming.insert(second, ClientUniStream::default());
     let result = connection.handle_incoming(second, &[0x00]);
-    assert!(matches!(result, Err(Fault::Connection(Code::StreamCreationError))));
+    assert!(matches!(result, Err(Http3Fault::Connection(Http3ErrorCode::StreamCreationError))));
     let ended = connection.handle_end(stream(Dir::Uni, 0), ReadEnd::Finished);
-    assert!(matches!(ended, Err(Fault::Connection(Code::ClosedCriticalStream))));
+    assert!(matches!(ended, Err(Http3Fault::Connection(Http3ErrorCode::ClosedCriticalStream))));
 }
 
 #[test]
@@ -114,10 +114,14 @@ fn requests() {
     assert_eq!(request(&[long, get(), vec![0x00, 1, 9]].concat()), Ok(Some(head)));
     assert_eq!(request(&[0x01, 0x48, 0x00]), Ok(Some(vec![])), "too long: 431");
     assert_eq!(request(&get()[..5]), Ok(None), "not all there");
-    assert_eq!(request(&[0x00, 1, 9]), Err(Code::FrameUnexpected), "content first");
-    assert_eq!(request(&[0x04, 0]), Err(Code::FrameUnexpected));
-    assert_eq!(request(&[0x01, 3, 0, 0, 0x80]), Err(Code::QpackDecompressionFailed));
-    assert_eq!(request(&[0x01, 3, 0, 0, 0xd1]), Err(Code::MessageError), "a method alone");
+    assert_eq!(request(&[0x00, 1, 9]), Err(Http3ErrorCode::FrameUnexpected), "content first");
+    assert_eq!(request(&[0x04, 0]), Err(Http3ErrorCode::FrameUnexpected));
+    assert_eq!(request(&[0x01, 3, 0, 0, 0x80]), Err(Http3ErrorCode::QpackDecompressionFailed));
+    assert_eq!(
+        request(&[0x01, 3, 0, 0, 0xd1]),
+        Err(Http3ErrorCode::MessageError),
+        "a method alone"
+    );
 }
 
 /// Returns the HEADERS of a request with these additional fields.
@@ -143,15 +147,15 @@ fn headers(fields: &[(&str, &str)]) -> Vec<u8> {
 }
 
 /// Processes a request with these bytes and an end of the stream, at once and byte by byte.
-fn whole(bytes: &[u8]) -> Result<(), Code> {
+fn whole(bytes: &[u8]) -> Result<(), Http3ErrorCode> {
     let run = |chunk: usize| {
-        let mut connection = Connection::default();
+        let mut connection = Http3Connection::default();
         let id = stream(Dir::Bi, 0);
-        connection.requests.insert(id, Request::new(Instant::ZERO));
+        connection.requests.insert(id, Http3Request::new(Instant::ZERO));
         let mut parts = bytes.chunks(chunk);
         let result = parts.try_for_each(|part| connection.handle_request(id, part, HEAD_MAX));
         let result = result.and_then(|()| connection.handle_end(id, ReadEnd::Finished));
-        result.map_err(|(Fault::Connection(code) | Fault::Stream(code))| code)
+        result.map_err(|(Http3Fault::Connection(code) | Http3Fault::Stream(code))| code)
     };
     let (at_once, in_parts) = (run(usize::MAX), run(1));
     assert_eq!(at_once, in_parts);
@@ -167,14 +171,17 @@ fn content_and_its_length() {
     assert_eq!(whole(&[&length("6")[..], &three, &three].concat()), Ok(()));
     assert_eq!(whole(&[&get()[..], &three].concat()), Ok(()), "no length, any content");
     for (bytes, code) in [
-        (&[&length("5")[..], &three].concat(), Code::MessageError),
-        (&[&length("2")[..], &three].concat(), Code::MessageError),
-        (&[&length("0")[..], &three].concat(), Code::MessageError),
-        (&length("3"), Code::MessageError),
-        (&length("three"), Code::MessageError),
-        (&get_with(&[("content-length", "3"), ("content-length", "3")]), Code::MessageError),
-        (&[&length("3")[..], &three[..4]].concat(), Code::FrameError),
-        (&[&get()[..], &[0x01]].concat(), Code::FrameError),
+        (&[&length("5")[..], &three].concat(), Http3ErrorCode::MessageError),
+        (&[&length("2")[..], &three].concat(), Http3ErrorCode::MessageError),
+        (&[&length("0")[..], &three].concat(), Http3ErrorCode::MessageError),
+        (&length("3"), Http3ErrorCode::MessageError),
+        (&length("three"), Http3ErrorCode::MessageError),
+        (
+            &get_with(&[("content-length", "3"), ("content-length", "3")]),
+            Http3ErrorCode::MessageError,
+        ),
+        (&[&length("3")[..], &three[..4]].concat(), Http3ErrorCode::FrameError),
+        (&[&get()[..], &[0x01]].concat(), Http3ErrorCode::FrameError),
     ] {
         assert_eq!(whole(bytes), Err(code), "{bytes:?}");
     }
@@ -187,12 +194,12 @@ fn trailers() {
     assert_eq!(whole(&[&get()[..], &data, &trailer, &[0x21, 1, 0]].concat()), Ok(()));
     assert_eq!(whole(&[get(), trailer.clone()].concat()), Ok(()));
     for (bytes, code) in [
-        (&[get(), headers(&[(":path", "/")])].concat(), Code::MessageError),
-        (&[get(), headers(&[(":status", "200")])].concat(), Code::MessageError),
-        (&[get(), trailer.clone(), data.to_vec()].concat(), Code::FrameUnexpected),
-        (&[get(), trailer.clone(), trailer].concat(), Code::FrameUnexpected),
-        (&[get(), vec![0x04, 0]].concat(), Code::FrameUnexpected),
-        (&[&get()[..], &[0x80, 0x0f, 0x07, 0x00, 1, 0]].concat(), Code::FrameUnexpected),
+        (&[get(), headers(&[(":path", "/")])].concat(), Http3ErrorCode::MessageError),
+        (&[get(), headers(&[(":status", "200")])].concat(), Http3ErrorCode::MessageError),
+        (&[get(), trailer.clone(), data.to_vec()].concat(), Http3ErrorCode::FrameUnexpected),
+        (&[get(), trailer.clone(), trailer].concat(), Http3ErrorCode::FrameUnexpected),
+        (&[get(), vec![0x04, 0]].concat(), Http3ErrorCode::FrameUnexpected),
+        (&[&get()[..], &[0x80, 0x0f, 0x07, 0x00, 1, 0]].concat(), Http3ErrorCode::FrameUnexpected),
     ] {
         assert_eq!(whole(bytes), Err(code), "{bytes:?}");
     }
@@ -210,15 +217,15 @@ fn priorities_of_requests() {
         bytes
     };
     let control = stream(Dir::Uni, 0);
-    let mut connection = Connection { streams_max: 2, ..Connection::default() };
-    connection.incoming.insert(control, Incoming::default());
+    let mut connection = Http3Connection { streams_max: 2, ..Http3Connection::default() };
+    connection.incoming.insert(control, ClientUniStream::default());
     let settings = [0x00, 0x04, 0].to_vec();
     let early = [settings, update(4, "u=6"), update(0, "(((")].concat();
     assert!(connection.handle_incoming(control, &early).is_ok());
-    let open = |connection: &mut Connection, index: u64, head: &[u8]| {
+    let open = |connection: &mut Http3Connection, index: u64, head: &[u8]| {
         let id = stream(Dir::Bi, index);
-        connection.requests.insert(id, Request::new(Instant::ZERO));
-        connection.next = u64::from(id) + 4;
+        connection.requests.insert(id, Http3Request::new(Instant::ZERO));
+        connection.next_stream = u64::from(id) + 4;
         assert!(connection.handle_request(id, head, HEAD_MAX).is_ok());
         connection.requests[&id].priority
     };
@@ -231,7 +238,7 @@ fn priorities_of_requests() {
     assert_eq!(connection.requests[&third].priority, Some(Priority::new(3, true)));
     connection.end_request(third);
     assert!(connection.handle_incoming(control, &update(8, "u=0")).is_ok());
-    assert_eq!(connection.reprioritised, [(third, Priority::new(0, false))]);
+    assert_eq!(connection.reprioritized, [(third, Priority::new(0, false))]);
     // A client cannot fill memory with priorities of streams that it never opens.
     for index in 3..1000 {
         let id = stream(Dir::Bi, index);
@@ -240,7 +247,7 @@ fn priorities_of_requests() {
         frame::put_varint(&mut payload, u64::from(id));
         frame::put_frame(&mut bytes, frame::PRIORITY_UPDATE, &payload);
         assert!(connection.handle_incoming(control, &bytes).is_ok());
-        connection.next = u64::from(id) + 4;
+        connection.next_stream = u64::from(id) + 4;
     }
     assert!(connection.priorities.len() <= 6, "{}", connection.priorities.len());
 }
@@ -248,9 +255,9 @@ fn priorities_of_requests() {
 /// A complete request that is reset is answered, and then removed.
 #[test]
 fn requests_that_are_reset_while_they_wait() {
-    let mut connection = Connection::default();
+    let mut connection = Http3Connection::default();
     let id = stream(Dir::Bi, 0);
-    connection.requests.insert(id, Request::new(Instant::ZERO));
+    connection.requests.insert(id, Http3Request::new(Instant::ZERO));
     assert!(connection.handle_request(id, &get(), HEAD_MAX).is_ok());
     assert!(connection.handle_end(id, ReadEnd::Reset(0)).is_ok());
     assert!(connection.requests.contains_key(&id), "it is to be answered");
@@ -260,11 +267,11 @@ fn requests_that_are_reset_while_they_wait() {
 
 #[test]
 fn requests_that_end_too_soon() {
-    let mut connection = Connection::default();
+    let mut connection = Http3Connection::default();
     let id = stream(Dir::Bi, 0);
-    connection.requests.insert(id, Request::new(Instant::ZERO));
+    connection.requests.insert(id, Http3Request::new(Instant::ZERO));
     let ended = connection.handle_end(id, ReadEnd::Finished);
-    assert!(matches!(ended, Err(Fault::Stream(Code::RequestIncomplete))));
+    assert!(matches!(ended, Err(Http3Fault::Stream(Http3ErrorCode::RequestIncomplete))));
     assert!(connection.handle_end(id, ReadEnd::Reset(0)).is_ok());
     assert!(connection.requests.is_empty());
 }

@@ -3,20 +3,20 @@
 use super::*;
 use proptest::prelude::*;
 
-const LIMITS: Limits = Limits { head_bytes_max: 512, line_bytes_max: 128 };
+const LIMITS: RequestLimits = RequestLimits { head_bytes_max: 512, line_bytes_max: 128 };
 
 /// Returns the result of parsing in a comparable form.
 fn outcome(bytes: &[u8]) -> Result<Option<usize>, u16> {
     match parse(bytes, &mut slots(), LIMITS) {
-        Parsed::Incomplete => Ok(None),
-        Parsed::Complete(_, head_bytes) => Ok(Some(head_bytes)),
-        Parsed::Refused { status, .. } => Err(status.code()),
+        ParsedRequest::Incomplete => Ok(None),
+        ParsedRequest::Complete(_, head_bytes) => Ok(Some(head_bytes)),
+        ParsedRequest::Refused { status, .. } => Err(status.code()),
     }
 }
 
-fn with<R>(text: &str, look: impl FnOnce(&Request<'_, '_>) -> R) -> R {
+fn with<R>(text: &str, look: impl FnOnce(&HttpRequest<'_, '_>) -> R) -> R {
     match parse(text.as_bytes(), &mut slots(), LIMITS) {
-        Parsed::Complete(request, head_bytes) => {
+        ParsedRequest::Complete(request, head_bytes) => {
             assert_eq!(head_bytes, text.len());
             look(&request)
         }
@@ -123,7 +123,7 @@ fn later_minor_versions_are_served_as_1_1() {
                 (r.method, r.target, r.minor, r.keep_alive),
                 (Method::Get, &b"/a"[..], 1, true)
             );
-            assert_eq!(r.single(Field::Range), Some(&b"bytes=0-"[..]));
+            assert_eq!(r.single(KnownField::Range), Some(&b"bytes=0-"[..]));
         });
     }
     // The same limits apply.
@@ -137,7 +137,7 @@ fn later_minor_versions_are_served_as_1_1() {
 
 #[test]
 fn a_hundred_fields_are_taken() {
-    let limits = Limits { head_bytes_max: 16 * 1024, line_bytes_max: 8 * 1024 };
+    let limits = RequestLimits { head_bytes_max: 16 * 1024, line_bytes_max: 8 * 1024 };
     for (version, fields, taken) in
         [("1.1", 100, true), ("1.2", 100, true), ("1.1", 127, true), ("1.1", 128, false)]
     {
@@ -145,13 +145,13 @@ fn a_hundred_fields_are_taken() {
         let text = format!("GET / HTTP/{version}\r\nHost: a\r\n{more}\r\n");
         let mut slots = slots();
         match parse(text.as_bytes(), &mut slots, limits) {
-            Parsed::Complete(request, _) => {
+            ParsedRequest::Complete(request, _) => {
                 assert!(taken && request.fields().len() == fields + 1, "{version} {fields}");
             }
-            Parsed::Refused { status, .. } => {
+            ParsedRequest::Refused { status, .. } => {
                 assert!(!taken && status.code() == 431, "{version} {fields}");
             }
-            Parsed::Incomplete => panic!("{version} {fields}"),
+            ParsedRequest::Incomplete => panic!("{version} {fields}"),
         }
     }
 }
@@ -197,12 +197,12 @@ fn content_and_expectations() {
             (r.content, r.expects_continue, r.unknown_expectation)
         })
     };
-    assert_eq!(has(""), (Framing::None, false, false));
-    assert_eq!(has("Content-Length: 0\r\n"), (Framing::None, false, false));
-    assert_eq!(has("Content-Length: 5, 5\r\n"), (Framing::Length(5), false, false));
-    assert_eq!(has("Transfer-Encoding: Chunked\r\n"), (Framing::Chunked, false, false));
-    assert_eq!(has("Expect: 100-Continue\r\n"), (Framing::None, true, false));
-    assert_eq!(has("Expect: a cake\r\n"), (Framing::None, false, true));
+    assert_eq!(has(""), (ContentFraming::None, false, false));
+    assert_eq!(has("Content-Length: 0\r\n"), (ContentFraming::None, false, false));
+    assert_eq!(has("Content-Length: 5, 5\r\n"), (ContentFraming::Length(5), false, false));
+    assert_eq!(has("Transfer-Encoding: Chunked\r\n"), (ContentFraming::Chunked, false, false));
+    assert_eq!(has("Expect: 100-Continue\r\n"), (ContentFraming::None, true, false));
+    assert_eq!(has("Expect: a cake\r\n"), (ContentFraming::None, false, true));
 }
 
 #[test]
@@ -210,30 +210,30 @@ fn fields() {
     let text = "GET / HTTP/1.1\r\nhost: a\r\nIF-NONE-MATCH: \"a\"\r\nIf-None-Match: \"b\"\r\n\
                 Range: bytes=0-\r\n\r\n";
     with(text, |r| {
-        assert!(r.has(Field::Range) && !r.has(Field::IfRange) && r.has_conditions());
-        assert_eq!(r.values(Field::IfNoneMatch).count(), 2);
-        assert_eq!(r.single(Field::IfNoneMatch), None);
-        assert_eq!(r.single(Field::Range), Some(b"bytes=0-".as_slice()));
-        assert_eq!(r.single(Field::IfMatch), None);
+        assert!(r.has(KnownField::Range) && !r.has(KnownField::IfRange) && r.has_conditions());
+        assert_eq!(r.values(KnownField::IfNoneMatch).count(), 2);
+        assert_eq!(r.single(KnownField::IfNoneMatch), None);
+        assert_eq!(r.single(KnownField::Range), Some(b"bytes=0-".as_slice()));
+        assert_eq!(r.single(KnownField::IfMatch), None);
     });
     with("GET / HTTP/1.1\r\nhost: a\r\nUser-Agent: x\r\nReferer: y\r\n\r\n", |r| {
-        assert!(!r.has_conditions() && r.has(Field::UserAgent) && r.has(Field::Referer));
+        assert!(!r.has_conditions() && r.has(KnownField::UserAgent) && r.has(KnownField::Referer));
     });
 }
 
-/// The length by which each `Field` is matched is that of its name.
+/// The length by which each `KnownField` is matched is that of its name.
 #[test]
 fn every_field_is_found() {
     for field in [
-        Field::IfMatch,
-        Field::IfUnmodifiedSince,
-        Field::IfNoneMatch,
-        Field::IfModifiedSince,
-        Field::IfRange,
-        Field::Range,
-        Field::Referer,
-        Field::UserAgent,
-        Field::AcceptEncoding,
+        KnownField::IfMatch,
+        KnownField::IfUnmodifiedSince,
+        KnownField::IfNoneMatch,
+        KnownField::IfModifiedSince,
+        KnownField::IfRange,
+        KnownField::Range,
+        KnownField::Referer,
+        KnownField::UserAgent,
+        KnownField::AcceptEncoding,
     ] {
         with(&format!("GET / HTTP/1.1\r\nHost:\r\n{}: v\r\n\r\n", field.name()), |r| {
             assert_eq!(r.single(field), Some(b"v".as_slice()), "{field:?}");

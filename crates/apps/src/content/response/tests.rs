@@ -1,6 +1,6 @@
 //! Responses, compared byte for byte.
 
-use super::super::resource::stat;
+use super::super::open_file::stat;
 use super::*;
 
 /// Sun, 06 Nov 1994 08:49:37 GMT, which is also the modification time of the files.
@@ -47,7 +47,7 @@ const VALIDATORS: &str =
 #[test]
 fn whole_file() {
     let mut output = output();
-    let plan = output.whole(&file(10), PLAIN, Content::Sent, Persist::KeepAlive);
+    let plan = output.write_whole_file(&file(10), PLAIN, Content::Sent, Persist::KeepAlive);
     let head = format!(
         "HTTP/1.1 200 OK\n{COMMON}Content-Length: 10\nContent-Type: text/plain; charset=utf-8\n\
          Accept-Ranges: bytes\n{VALIDATORS}"
@@ -56,22 +56,32 @@ fn whole_file() {
     let file_id = Some(FileId(3));
     assert_eq!(
         plan,
-        Plan { status: Status::Ok, close: false, body_bytes: 10, file: file_id, parting: false }
+        Plan {
+            status: HttpStatus::Ok,
+            close: false,
+            body_bytes: 10,
+            file: file_id,
+            close_after_reply: false
+        }
     );
-    let plan = output.whole(&file(10), PLAIN, Content::HeadOnly, Persist::KeepAliveSaid);
+    let plan = output.write_whole_file(&file(10), PLAIN, Content::HeadOnly, Persist::KeepAliveSaid);
     assert_eq!(shown(&output), format!("{head}Connection: keep-alive\n\n"));
     assert_eq!((plan.close, plan.body_bytes), (false, 0));
-    assert!(output.whole(&file(10), PLAIN, Content::Sent, Persist::Close).close);
+    assert!(output.write_whole_file(&file(10), PLAIN, Content::Sent, Persist::Close).close);
     assert_eq!(shown(&output), format!("{head}Connection: close\n\n<0+10>"));
-    output.whole(&file(0), PLAIN, Content::Sent, Persist::KeepAlive);
+    output.write_whole_file(&file(0), PLAIN, Content::Sent, Persist::KeepAlive);
     assert_eq!(output.pieces.len(), 1);
 }
 
 #[test]
 fn one_range() {
     let mut output = output();
-    let plan =
-        output.ranges(&file(10), PLAIN, &[ByteRange { start: 2, len: 3 }], Persist::KeepAlive);
+    let plan = output.write_ranges(
+        &file(10),
+        PLAIN,
+        &[ByteRange { start: 2, len: 3 }],
+        Persist::KeepAlive,
+    );
     assert_eq!(
         shown(&output),
         format!(
@@ -80,14 +90,14 @@ fn one_range() {
              Accept-Ranges: bytes\n{VALIDATORS}\n<2+3>"
         )
     );
-    assert_eq!((plan.status, plan.body_bytes), (Status::PartialContent, 3));
+    assert_eq!((plan.status, plan.body_bytes), (HttpStatus::PartialContent, 3));
 }
 
 #[test]
 fn two_ranges() {
     let mut output = output();
     let ranges = [ByteRange { start: 0, len: 1 }, ByteRange { start: 8, len: 2 }];
-    let plan = output.ranges(&file(10), PLAIN, &ranges, Persist::KeepAlive);
+    let plan = output.write_ranges(&file(10), PLAIN, &ranges, Persist::KeepAlive);
     let text = shown(&output);
     let boundary = text.split_once("boundary=").expect("a boundary").1.lines().next().unwrap();
     assert_eq!(
@@ -105,28 +115,29 @@ fn two_ranges() {
         )
     );
     let first = boundary.to_string();
-    output.ranges(&file(10), PLAIN, &ranges, Persist::KeepAlive);
+    output.write_ranges(&file(10), PLAIN, &ranges, Persist::KeepAlive);
     assert!(!shown(&output).contains(&first), "each response has its own boundary");
 }
 
 #[test]
 fn not_modified_has_no_content() {
     let mut output = output();
-    output.not_modified(&file(10), PLAIN, Persist::KeepAlive);
+    output.write_not_modified(&file(10), PLAIN, Persist::KeepAlive);
     assert_eq!(shown(&output), format!("HTTP/1.1 304 Not Modified\n{COMMON}{VALIDATORS}\n"));
 }
 
 #[test]
 fn texts() {
     let mut output = output();
-    let plan = output.text(Status::NotFound, Extra::None, Content::Sent, Persist::Close);
+    let plan =
+        output.write_status_text(HttpStatus::NotFound, Extra::None, Content::Sent, Persist::Close);
     let expected = format!(
         "HTTP/1.1 404 Not Found\n{COMMON}Content-Type: text/plain; charset=utf-8\n\
          Content-Length: 14\nConnection: close\n\n404 Not Found\n"
     );
     assert_eq!(shown(&output), expected);
     assert_eq!((plan.close, plan.body_bytes, plan.file), (true, 14, None));
-    output.text(Status::NotFound, Extra::None, Content::HeadOnly, Persist::Close);
+    output.write_status_text(HttpStatus::NotFound, Extra::None, Content::HeadOnly, Persist::Close);
     assert_eq!(shown(&output), expected.strip_suffix("404 Not Found\n").unwrap());
     for (extra, line) in [
         (Extra::Allow, "\nAllow: GET, HEAD\n"),
@@ -138,7 +149,7 @@ fn texts() {
             "\nLocation: /a%20b/%0D%0A%25%3F%23%C3%A9/\n",
         ),
     ] {
-        output.text(Status::Forbidden, extra, Content::Sent, Persist::KeepAlive);
+        output.write_status_text(HttpStatus::Forbidden, extra, Content::Sent, Persist::KeepAlive);
         assert!(shown(&output).contains(line), "{}", shown(&output));
     }
 }
@@ -147,17 +158,17 @@ fn texts() {
 fn date_follows_the_clock() {
     let mut output = output();
     output.advance(Instant::from_millis(1500));
-    output.not_modified(&file(1), PLAIN, Persist::KeepAlive);
+    output.write_not_modified(&file(1), PLAIN, Persist::KeepAlive);
     assert!(shown(&output).contains("Date: Sun, 06 Nov 1994 08:49:38 GMT"));
 }
 
 #[test]
 fn server_name_is_cleaned_or_left_out() {
     let mut output = Output::new("a\r\nX: b", None, EPOCH, 1);
-    output.not_modified(&file(1), PLAIN, Persist::KeepAlive);
+    output.write_not_modified(&file(1), PLAIN, Persist::KeepAlive);
     assert!(shown(&output).contains("\nServer: aX: b\nDate"));
     let mut output = Output::new("", None, EPOCH, 1);
-    output.not_modified(&file(1), PLAIN, Persist::KeepAlive);
+    output.write_not_modified(&file(1), PLAIN, Persist::KeepAlive);
     assert!(shown(&output).starts_with("HTTP/1.1 304 Not Modified\nDate"));
 }
 
@@ -168,7 +179,7 @@ fn steady_state_uses_the_buffer_again() {
     let file = file(10);
     let mut places = std::collections::BTreeSet::new();
     for _ in 0..10_000 {
-        output.whole(&file, PLAIN, Content::Sent, Persist::KeepAlive);
+        output.write_whole_file(&file, PLAIN, Content::Sent, Persist::KeepAlive);
         let Some(Piece::Bytes(head)) = output.pieces.first() else { panic!("a head") };
         places.insert(head.as_ptr() as usize);
     }

@@ -9,7 +9,7 @@ use base::Duration;
 use host::SocketError;
 use proptest::prelude::*;
 
-use fake::{Id, World};
+use fake::{ContentTestBed, FakeSocketId};
 
 use super::*;
 
@@ -42,7 +42,7 @@ fn statuses(sent: &str) -> Vec<u16> {
 
 #[test]
 fn one_file() {
-    let mut world = World::new();
+    let mut world = ContentTestBed::new();
     let id = world.accept();
     world.receive(id, &get("/a.txt"));
     assert_eq!(world.sent(id), "", "not before the file is open");
@@ -67,7 +67,7 @@ fn one_file() {
 fn request_in_pieces() {
     let text = format!("\r\n{}", get("/a.txt"));
     for cut in 0..=text.len() {
-        let mut world = World::new();
+        let mut world = ContentTestBed::new();
         let id = world.accept();
         world.receive(id, &text[..cut]);
         world.finish_opens();
@@ -79,7 +79,7 @@ fn request_in_pieces() {
         world.finish_opens();
         assert_eq!(statuses(&world.sent(id)), [200], "after a cut at {cut}");
     }
-    let mut world = World::new();
+    let mut world = ContentTestBed::new();
     let id = world.accept();
     for byte in text.chars() {
         world.receive(id, &byte.to_string());
@@ -90,7 +90,7 @@ fn request_in_pieces() {
 
 #[test]
 fn pipeline_is_answered_in_order() {
-    let mut world = World::new();
+    let mut world = ContentTestBed::new();
     let id = world.accept();
     let all = [get("/a.txt"), get("/missing"), get("/b"), get("/a.txt")].concat();
     // The last request is incomplete.
@@ -105,7 +105,7 @@ fn pipeline_is_answered_in_order() {
 
 #[test]
 fn pipeline_waits_for_the_reader() {
-    let mut world = World::new();
+    let mut world = ContentTestBed::new();
     world.put("k", &"x".repeat(1000));
     let id = world.accept();
     world.receive(id, &get("/k").repeat(500));
@@ -125,7 +125,7 @@ fn pipeline_waits_for_the_reader() {
 
 #[test]
 fn little_room_in_the_send_buffer() {
-    let mut world = World::new();
+    let mut world = ContentTestBed::new();
     let id = world.accept();
     world.set_room(id, 7);
     world.receive(id, &[get("/a.txt"), get("/missing")].concat());
@@ -134,7 +134,7 @@ fn little_room_in_the_send_buffer() {
     let mut sent = String::new();
     for _ in 0..200 {
         world.set_room(id, 7);
-        world.poke(id);
+        world.notify(id);
         world.finish_opens();
         sent.push_str(&world.sent(id));
     }
@@ -143,8 +143,8 @@ fn little_room_in_the_send_buffer() {
 
 #[test]
 fn one_open_for_many_connections() {
-    let mut world = World::new();
-    let ids: Vec<Id> = (0..50).map(|_| world.accept()).collect();
+    let mut world = ContentTestBed::new();
+    let ids: Vec<FakeSocketId> = (0..50).map(|_| world.accept()).collect();
     for &id in &ids {
         world.receive(id, &get("/a.txt"));
     }
@@ -160,8 +160,8 @@ fn one_open_for_many_connections() {
 }
 
 #[test]
-fn an_open_is_for_who_asked() {
-    let mut world = World::new();
+fn open_results_reach_their_requester() {
+    let mut world = ContentTestBed::new();
     let old = world.accept();
     world.receive(old, &get("/missing"));
     world.fail(old, SocketError::Reset);
@@ -175,8 +175,8 @@ fn an_open_is_for_who_asked() {
 }
 
 #[test]
-fn files_are_looked_at_again() {
-    let mut world = World::new();
+fn files_are_revalidated() {
+    let mut world = ContentTestBed::new();
     let id = world.accept();
     world.receive(id, &get("/a.txt"));
     world.finish_opens();
@@ -196,7 +196,7 @@ fn files_are_looked_at_again() {
 
 #[test]
 fn file_that_fails_in_mid_response() {
-    let mut world = World::new();
+    let mut world = ContentTestBed::new();
     let id = world.accept();
     world.receive(id, &get("/a.txt"));
     world.finish_opens();
@@ -221,7 +221,7 @@ fn file_that_fails_in_mid_response() {
 
 #[test]
 fn close_waits_for_the_peer() {
-    let mut world = World::new();
+    let mut world = ContentTestBed::new();
     let id = world.accept();
     world.receive(id, "GET /a.txt HTTP/1.0\r\n\r\nmore that is thrown away");
     world.finish_opens();
@@ -239,7 +239,7 @@ fn close_waits_for_the_peer() {
 
 #[test]
 fn peer_that_closes_first_gets_its_response() {
-    let mut world = World::new();
+    let mut world = ContentTestBed::new();
     let id = world.accept();
     world.receive(id, &get("/a.txt"));
     world.peer_closes(id);
@@ -262,7 +262,7 @@ fn peer_that_closes_first_gets_its_response() {
 #[test]
 fn header_timeout() {
     // A client that sends nothing.
-    let mut world = World::new();
+    let mut world = ContentTestBed::new();
     let silent = world.accept();
     // A client that sends single bytes (slowloris): the deadline does not move.
     let slow = world.accept();
@@ -288,7 +288,7 @@ fn header_timeout() {
 
 #[test]
 fn empty_lines_are_no_request() {
-    let mut world = World::new();
+    let mut world = ContentTestBed::new();
     let id = world.accept();
     for _ in 0..10 {
         assert!(!world.is_shut(id));
@@ -302,7 +302,7 @@ fn empty_lines_are_no_request() {
 /// request of connections that have had none.
 #[test]
 fn drain() {
-    let mut world = World::new();
+    let mut world = ContentTestBed::new();
     let [idle, busy, new, half] = [(); 4].map(|()| world.accept());
     world.receive(idle, &get("/a.txt"));
     world.finish_opens();
@@ -325,7 +325,7 @@ fn drain() {
 
 #[test]
 fn keepalive_timeout() {
-    let mut world = World::new();
+    let mut world = ContentTestBed::new();
     let id = world.accept();
     for _ in 0..3 {
         world.receive(id, &get("/a.txt"));
@@ -342,7 +342,7 @@ fn keepalive_timeout() {
 
 #[test]
 fn send_timeout() {
-    let mut world = World::new();
+    let mut world = ContentTestBed::new();
     let (stuck, slow) = (world.accept(), world.accept());
     for id in [stuck, slow] {
         world.receive(id, &get("/a.txt"));
@@ -366,7 +366,7 @@ fn send_timeout() {
 
 #[test]
 fn disk_that_does_not_answer() {
-    let mut world = World::new();
+    let mut world = ContentTestBed::new();
     let id = world.accept();
     world.receive(id, &get("/a.txt"));
     world.advance(seconds(60));
@@ -380,8 +380,8 @@ fn disk_that_does_not_answer() {
 
 #[test]
 fn no_handle_left() {
-    let mut world = World::new();
-    world.sockets.more.files_max = 2;
+    let mut world = ContentTestBed::new();
+    world.sockets.app_state.files_max = 2;
     let ids: Vec<_> = (0..4).map(|_| world.accept()).collect();
     for (id, path) in ids.iter().zip(["/a.txt", "/b", "/missing"]) {
         world.receive(*id, &get(path));
@@ -398,7 +398,7 @@ fn no_handle_left() {
 
 #[test]
 fn content_is_never_taken_for_a_request() {
-    let mut world = World::new();
+    let mut world = ContentTestBed::new();
     let id = world.accept();
     let inner = get("/b");
     let length = inner.len();
@@ -418,7 +418,7 @@ fn content_is_never_taken_for_a_request() {
 
 #[test]
 fn heads_that_are_too_long() {
-    let mut world = World::new();
+    let mut world = ContentTestBed::new();
     for (text, expected) in [
         (format!("GET /{}", "a".repeat(9000)), 414),
         (format!("GET / HTTP/1.1\r\nX: {}", "a".repeat(17_000)), 431),
@@ -437,7 +437,7 @@ fn heads_that_are_too_long() {
 
 #[test]
 fn connections_are_bounded() {
-    let mut world = World::new();
+    let mut world = ContentTestBed::new();
     world.server.config.connections_max = 2;
     let ids: Vec<_> = (0..3).map(|_| world.accept()).collect();
     assert!(world.is_aborted(ids[2]) && !world.is_aborted(ids[1]));
@@ -453,7 +453,7 @@ fn connections_are_bounded() {
 
 #[test]
 fn requests_are_bounded() {
-    let mut world = World::new();
+    let mut world = ContentTestBed::new();
     world.server.config.requests_per_connection_max = 3;
     let id = world.accept();
     world.receive(id, &get("/a.txt").repeat(5));
@@ -466,12 +466,12 @@ fn requests_are_bounded() {
 
 #[test]
 fn stale_and_foreign_notices() {
-    let mut world = World::new();
+    let mut world = ContentTestBed::new();
     let old = world.accept();
     world.fail(old, SocketError::Reset);
-    world.poke(old);
+    world.notify(old);
     let new = world.accept();
-    world.poke(old);
+    world.notify(old);
     world.receive(new, &get("/a.txt"));
     world.server.handle_file(world.now, &mut world.sockets, FileId(4_000_000));
     world.finish_opens();
@@ -506,7 +506,7 @@ proptest! {
         paths in proptest::collection::vec("/(a\\.txt|b|missing|d|big)", 1..8),
         weather in proptest::collection::vec(happening(), 0..80),
     ) {
-        let mut world = World::new();
+        let mut world = ContentTestBed::new();
         world.put("big", &"0123456789".repeat(10_000));
         let id = world.accept();
         let text: String = paths.iter().map(|p| get(p)).collect();
@@ -519,7 +519,7 @@ proptest! {
                     given = end;
                 }
                 Happening::Acknowledge(bytes) => world.acknowledge(id, bytes),
-                Happening::Room(bytes) => { world.set_room(id, bytes); world.poke(id); }
+                Happening::Room(bytes) => { world.set_room(id, bytes); world.notify(id); }
                 Happening::Open => world.finish_opens(),
                 Happening::Pass(millis) => world.advance(Duration::from_millis(millis)),
             }

@@ -21,21 +21,22 @@ use host::nvme::{Initiate, Transport};
 use host::{Host, SocketId, SocketOption};
 use wire::Endpoint;
 use wire::nvme::command::{
-    Abort, AsyncEvent, Command, Completion, Features, Identify, QueueCounts, Sgl, admin, events,
-    feature,
+    AbortCommand, AsyncEvent, Command, Completion, Features, Identify, QueueCounts, Sgl, admin,
+    events, feature,
 };
 use wire::nvme::fabrics::{
     ADMIN_IN_CAPSULE_BYTES, CNTLID_DYNAMIC, Capabilities, Configuration, Connect, ConnectData,
-    ConnectResult, ControllerStatus, Fabrics, PropertyGet, PropertySet, Shutdown, property,
+    ConnectResult, ControllerStatus, Fabrics, PropertyGet, PropertySet, ShutdownNotification,
+    property,
 };
 use wire::nvme::identify::{Controller, cns};
 use wire::nvme::status::Status;
 
 use super::Config;
-use super::command::{Data, IO_QUEUE, Limits, Loss, Namespace};
+use super::command::{CommandData, ControllerLimits, IO_QUEUE, Loss, Namespace};
 use super::counters::InitiatorCounters;
-use super::queue::{Answer, Happened, Late, Owner, Queue};
-use crate::nvme::channel::Channel;
+use super::queue::{CommandDone, CommandOrigin, InitiatorQueue, InitiatorQueueEvent, LateCommand};
+use crate::nvme::channel::NvmeChannel;
 
 /// Entries of the admin queue: Linux's NVMF_AQ_DEPTH.
 const ADMIN_ENTRIES: u16 = 32;
@@ -53,7 +54,7 @@ const EVENT_REQUESTS: u8 = 2;
 const ENTRY_UNITS: u32 = 4;
 
 /// Environment of one call: host, time, configuration and counters.
-pub(super) struct Cx<'a> {
+pub(super) struct AssociationEnv<'a> {
     pub(super) host: &'a mut Host,
     pub(super) now: Instant,
     pub(super) config: &'a Config,
@@ -62,7 +63,7 @@ pub(super) struct Cx<'a> {
 
 /// Step of the set-up: the admin command whose completion is awaited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum AssociationSetupStep {
     Transport,
     Connect,
     Capabilities,
@@ -81,7 +82,7 @@ enum Step {
     Idle,
 }
 
-impl Step {
+impl AssociationSetupStep {
     const fn name(self) -> &'static str {
         match self {
             Self::Transport => "connection",
@@ -104,7 +105,7 @@ impl Step {
 
 /// Event of an association for the initiator.
 #[derive(Debug)]
-pub(super) enum Progress {
+pub(super) enum AssociationEvent {
     Nothing,
     /// All queues are connected.
     Live,
@@ -120,16 +121,16 @@ pub(super) enum Progress {
 pub(super) struct Association {
     remote: Endpoint,
     /// The admin queue, then the I/O queues.
-    pub(super) queues: Vec<Queue>,
-    step: Step,
+    pub(super) queues: Vec<InitiatorQueue>,
+    step: AssociationSetupStep,
     /// Deadline of the set-up, or of the controller to become ready.
-    until: Option<Instant>,
+    setup_deadline: Option<Instant>,
     capabilities: Capabilities,
     cntlid: u16,
     controller: Option<Box<Controller>>,
-    pub(super) limits: Limits,
+    pub(super) limits: ControllerLimits,
     pub(super) namespaces: BTreeMap<u32, Namespace>,
-    found: VecDeque<u32>,
+    listed_nsids: VecDeque<u32>,
     /// The namespaces changed while they were being read.
     rescan: bool,
     pub(super) live: bool,
@@ -141,19 +142,19 @@ pub(super) struct Association {
 
 impl Association {
     /// Starts to connect the admin queue.
-    pub(super) fn begin(cx: &mut Cx<'_>, remote: Endpoint) -> Result<Self, Loss> {
-        let limits = Limits { data_bytes_max: DATA_BYTES_MAX, oncs: 0 };
+    pub(super) fn begin(cx: &mut AssociationEnv<'_>, remote: Endpoint) -> Result<Self, Loss> {
+        let limits = ControllerLimits { data_bytes_max: DATA_BYTES_MAX, oncs: 0 };
         let mut association = Self {
             remote,
             queues: Vec::new(),
-            step: Step::Transport,
-            until: Some(cx.now + cx.config.setup_timeout),
+            step: AssociationSetupStep::Transport,
+            setup_deadline: Some(cx.now + cx.config.setup_timeout),
             capabilities: Capabilities::from_value(0),
             cntlid: CNTLID_DYNAMIC,
             controller: None,
             limits,
             namespaces: BTreeMap::new(),
-            found: VecDeque::new(),
+            listed_nsids: VecDeque::new(),
             rescan: false,
             live: false,
             keep_alive: None,
@@ -166,7 +167,7 @@ impl Association {
     }
 
     /// Starts to connect the next queue.
-    fn open_queue(&mut self, cx: &mut Cx<'_>, entries: u16) -> Result<(), Loss> {
+    fn open_queue(&mut self, cx: &mut AssociationEnv<'_>, entries: u16) -> Result<(), Loss> {
         let id = u16::try_from(self.queues.len()).unwrap_or(u16::MAX);
         let tls = cx.config.tls.as_ref().filter(|_| cx.config.psk.is_none());
         let socket = match tls {
@@ -180,8 +181,8 @@ impl Association {
         let params = Initiate { header_digest, data_digest, hpda: 0, maxr2t: 0 };
         let transport = Transport::initiate(socket, Arc::clone(&cx.config.crypto), params);
         let capsule = usize::try_from(ADMIN_IN_CAPSULE_BYTES).unwrap_or(0);
-        let channel = Channel::initiate(transport, cx.config.psk.as_deref());
-        self.queues.push(Queue::new(channel, id, entries, capsule));
+        let channel = NvmeChannel::initiate(transport, cx.config.psk.as_deref());
+        self.queues.push(InitiatorQueue::new(channel, id, entries, capsule));
         Ok(())
     }
 
@@ -196,7 +197,9 @@ impl Association {
         let io = self.queues.len().saturating_sub(1);
         let order = (0..io).map(|i| 1 + (last + i) % io);
         let room = |&index: &usize| self.queues.get(index).is_some_and(|q| q.live && q.room() > 0);
-        order.filter(room).min_by_key(|&index| self.queues.get(index).map_or(0, Queue::in_flight))
+        order
+            .filter(room)
+            .min_by_key(|&index| self.queues.get(index).map_or(0, InitiatorQueue::in_flight))
     }
 
     /// Returns whether a command is open on any I/O queue.
@@ -205,49 +208,64 @@ impl Association {
     }
 
     /// Handles the next event of a queue. To be called until it returns `None`.
-    pub(super) fn poll(&mut self, cx: &mut Cx<'_>, index: usize) -> Result<Option<Progress>, Loss> {
+    pub(super) fn poll(
+        &mut self,
+        cx: &mut AssociationEnv<'_>,
+        index: usize,
+    ) -> Result<Option<AssociationEvent>, Loss> {
         let Some(queue) = self.queues.get_mut(index) else { return Ok(None) };
         match queue.poll(cx.now, cx.host, cx.counters) {
             None => Ok(None),
-            Some(Happened::Ended(how)) => Err(match queue.channel.insecure() {
+            Some(InitiatorQueueEvent::Ended(how)) => Err(match queue.channel.insecure() {
                 Some(why) => {
                     cx.counters.nvmei_tls_handshakes_failed += 1;
                     Loss::Insecure(why)
                 }
                 None => Loss::Connection(how),
             }),
-            Some(Happened::Ready) => {
+            Some(InitiatorQueueEvent::Ready) => {
                 check_digests(cx, queue)?;
                 cx.counters.nvmei_tls_handshakes += u64::from(queue.channel.identity().is_some());
                 self.send_connect(cx, index).map(Some)
             }
-            Some(Happened::Answer(answer)) => self.handle(cx, index, answer).map(Some),
+            Some(InitiatorQueueEvent::Answer(answer)) => self.handle(cx, index, answer).map(Some),
         }
     }
 
-    fn handle(&mut self, cx: &mut Cx<'_>, index: usize, answer: Answer) -> Result<Progress, Loss> {
-        let Answer { owner, completion, buffer, digest_ok } = answer;
+    fn handle(
+        &mut self,
+        cx: &mut AssociationEnv<'_>,
+        index: usize,
+        answer: CommandDone,
+    ) -> Result<AssociationEvent, Loss> {
+        let CommandDone { owner, completion, buffer, digest_ok } = answer;
         match owner {
-            Owner::Request(serial) => {
-                return Ok(Progress::Answer(serial, completion, buffer, digest_ok));
+            CommandOrigin::Request(serial) => {
+                return Ok(AssociationEvent::Answer(serial, completion, buffer, digest_ok));
             }
-            Owner::KeepAlive if completion.status.is_success() => {
+            CommandOrigin::KeepAlive if completion.status.is_success() => {
                 cx.counters.nvmei_keep_alives += 1;
             }
-            Owner::KeepAlive => {
+            CommandOrigin::KeepAlive => {
                 return Err(Loss::Refused { step: "keep alive", status: completion.status });
             }
-            Owner::Abort => self.aborts_open = self.aborts_open.saturating_sub(1),
-            Owner::AsyncEvent => return self.handle_event(cx, &completion),
-            Owner::SetUp if index > 0 => return self.queue_connected(cx, index, &completion),
-            Owner::SetUp => return self.next_step(cx, &completion, buffer, digest_ok),
+            CommandOrigin::Abort => self.aborts_open = self.aborts_open.saturating_sub(1),
+            CommandOrigin::AsyncEvent => return self.handle_event(cx, &completion),
+            CommandOrigin::SetUp if index > 0 => {
+                return self.queue_connected(cx, index, &completion);
+            }
+            CommandOrigin::SetUp => return self.next_step(cx, &completion, buffer, digest_ok),
         }
-        Ok(Progress::Nothing)
+        Ok(AssociationEvent::Nothing)
     }
 
     /// Sends Connect, which is the first command on every queue (fabrics section 3.3).
-    fn send_connect(&mut self, cx: &mut Cx<'_>, index: usize) -> Result<Progress, Loss> {
-        let Some(queue) = self.queues.get_mut(index) else { return Ok(Progress::Nothing) };
+    fn send_connect(
+        &mut self,
+        cx: &mut AssociationEnv<'_>,
+        index: usize,
+    ) -> Result<AssociationEvent, Loss> {
+        let Some(queue) = self.queues.get_mut(index) else { return Ok(AssociationEvent::Nothing) };
         let kato = if index == 0 { cx.config.keep_alive.as_millis() } else { 0 };
         let connect = Connect {
             qid: queue.id,
@@ -262,68 +280,83 @@ impl Association {
             hostnqn: Some(cx.config.host),
         };
         let command = Fabrics::Connect(connect).to_command(0, Sgl::NONE);
-        let data = Data::Out(Bytes::copy_from_slice(&data.to_bytes()));
+        let data = CommandData::Out(Bytes::copy_from_slice(&data.to_bytes()));
         if index == 0 {
-            self.step = Step::Connect;
+            self.step = AssociationSetupStep::Connect;
         }
         let timeout = Some(cx.config.command_timeout);
-        self.send(cx, index, (Owner::SetUp, timeout), command, data)
+        self.send(cx, index, (CommandOrigin::SetUp, timeout), command, data)
     }
 
     fn send(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut AssociationEnv<'_>,
         index: usize,
-        (owner, timeout): (Owner, Option<Duration>),
+        (owner, timeout): (CommandOrigin, Option<Duration>),
         command: Command,
-        data: Data,
-    ) -> Result<Progress, Loss> {
-        let Some(queue) = self.queues.get_mut(index) else { return Ok(Progress::Nothing) };
+        data: CommandData,
+    ) -> Result<AssociationEvent, Loss> {
+        let Some(queue) = self.queues.get_mut(index) else { return Ok(AssociationEvent::Nothing) };
         let sent = queue.send(cx.now, cx.host, (owner, timeout), command, data, cx.counters);
         // `Initiator` leaves `ADMIN_RESERVED` entries of the admin queue free.
         sent.map_err(|_| Loss::Timeout("places in the admin queue"))?;
-        Ok(Progress::Nothing)
+        Ok(AssociationEvent::Nothing)
     }
 
-    fn ask(&mut self, cx: &mut Cx<'_>, step: Step, command: Command) -> Result<Progress, Loss> {
+    fn send_step(
+        &mut self,
+        cx: &mut AssociationEnv<'_>,
+        step: AssociationSetupStep,
+        command: Command,
+    ) -> Result<AssociationEvent, Loss> {
         self.step = step;
         let timeout = Some(cx.config.command_timeout);
-        self.send(cx, 0, (Owner::SetUp, timeout), command, Data::None)
+        self.send(cx, 0, (CommandOrigin::SetUp, timeout), command, CommandData::None)
     }
 
-    fn ask_for(
+    fn send_step_with_buffer(
         &mut self,
-        cx: &mut Cx<'_>,
-        step: Step,
+        cx: &mut AssociationEnv<'_>,
+        step: AssociationSetupStep,
         command: Command,
         buffer: Option<AlignedBuf>,
-    ) -> Result<Progress, Loss> {
+    ) -> Result<AssociationEvent, Loss> {
         self.step = step;
         let buffer = buffer.unwrap_or_else(|| AlignedBuf::new(1));
         let len = u32::try_from(PAGE_BYTES).unwrap_or(0);
         let timeout = Some(cx.config.command_timeout);
-        self.send(cx, 0, (Owner::SetUp, timeout), command, Data::In { buffer, len })
+        self.send(cx, 0, (CommandOrigin::SetUp, timeout), command, CommandData::In { buffer, len })
     }
 
-    fn ask_property(&mut self, cx: &mut Cx<'_>, step: Step, offset: u32) -> Result<Progress, Loss> {
+    fn read_property(
+        &mut self,
+        cx: &mut AssociationEnv<'_>,
+        step: AssociationSetupStep,
+        offset: u32,
+    ) -> Result<AssociationEvent, Loss> {
         let get = Fabrics::PropertyGet(PropertyGet::new(offset));
-        self.ask(cx, step, get.to_command(0, Sgl::NONE))
+        self.send_step(cx, step, get.to_command(0, Sgl::NONE))
     }
 
     /// Handles the completion of a step and starts the next one.
     fn next_step(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut AssociationEnv<'_>,
         completion: &Completion,
         buffer: Option<AlignedBuf>,
         digest_ok: bool,
-    ) -> Result<Progress, Loss> {
+    ) -> Result<AssociationEvent, Loss> {
         let (step, status) = (self.step, completion.status);
-        let none = step == Step::Events || step == Step::ChangedLog;
-        if !status.is_success() && matches!(step, Step::Namespace(_) | Step::Descriptors(_)) {
+        let none = step == AssociationSetupStep::Events || step == AssociationSetupStep::ChangedLog;
+        if !status.is_success()
+            && matches!(
+                step,
+                AssociationSetupStep::Namespace(_) | AssociationSetupStep::Descriptors(_)
+            )
+        {
             return self.namespace_refused(cx, step, status, buffer);
         }
-        if !status.is_success() && step != Step::Connect && !none {
+        if !status.is_success() && step != AssociationSetupStep::Connect && !none {
             return Err(Loss::Refused { step: step.name(), status });
         }
         if !digest_ok {
@@ -332,33 +365,40 @@ impl Association {
             return Err(Loss::Refused { step: step.name(), status });
         }
         match step {
-            Step::Connect => self.connected(cx, completion),
-            Step::Capabilities => {
+            AssociationSetupStep::Connect => self.connected(cx, completion),
+            AssociationSetupStep::Capabilities => {
                 self.capabilities = Capabilities::from_value(completion.result);
-                self.ask_property(cx, Step::Version, property::VS)
+                self.read_property(cx, AssociationSetupStep::Version, property::VS)
             }
-            Step::Version => self.enable(cx),
-            Step::Enable => {
+            AssociationSetupStep::Version => self.enable(cx),
+            AssociationSetupStep::Enable => {
                 let wait = READY_UNIT.as_nanos() * u64::from(self.capabilities.timeout.max(1));
-                self.until = Some(cx.now + cx.config.setup_timeout + Duration::from_nanos(wait));
-                self.ask_property(cx, Step::Ready(None), property::CSTS)
+                self.setup_deadline =
+                    Some(cx.now + cx.config.setup_timeout + Duration::from_nanos(wait));
+                self.read_property(cx, AssociationSetupStep::Ready(None), property::CSTS)
             }
-            Step::Ready(_) => self.check_ready(cx, completion.dword0()),
-            Step::Controller => self.identified(cx, buffer),
-            Step::Queues => self.queues_granted(cx, completion.dword0()),
-            Step::Events => {
+            AssociationSetupStep::Ready(_) => self.check_ready(cx, completion.dword0()),
+            AssociationSetupStep::Controller => self.identified(cx, buffer),
+            AssociationSetupStep::Queues => self.queues_granted(cx, completion.dword0()),
+            AssociationSetupStep::Events => {
                 self.request_events(cx)?;
                 self.after_events(cx)
             }
-            Step::ChangedLog => self.list_namespaces(cx, 0, buffer),
-            Step::Namespaces => self.namespaces_listed(cx, buffer),
-            Step::Namespace(nsid) => self.namespace_identified(cx, nsid, buffer),
-            Step::Descriptors(nsid) => self.namespace_named(cx, nsid, buffer),
-            Step::Transport | Step::Idle => Ok(Progress::Nothing),
+            AssociationSetupStep::ChangedLog => self.list_namespaces(cx, 0, buffer),
+            AssociationSetupStep::Namespaces => self.namespaces_listed(cx, buffer),
+            AssociationSetupStep::Namespace(nsid) => self.namespace_identified(cx, nsid, buffer),
+            AssociationSetupStep::Descriptors(nsid) => self.descriptors_received(cx, nsid, buffer),
+            AssociationSetupStep::Transport | AssociationSetupStep::Idle => {
+                Ok(AssociationEvent::Nothing)
+            }
         }
     }
 
-    fn connected(&mut self, cx: &mut Cx<'_>, completion: &Completion) -> Result<Progress, Loss> {
+    fn connected(
+        &mut self,
+        cx: &mut AssociationEnv<'_>,
+        completion: &Completion,
+    ) -> Result<AssociationEvent, Loss> {
         match ConnectResult::from_completion(completion.dword0(), completion.status) {
             ConnectResult::Accepted { cntlid, authentication: 0 } => self.cntlid = cntlid,
             ConnectResult::Accepted { .. } => return Err(Loss::Authentication),
@@ -370,11 +410,11 @@ impl Association {
         if let Some(queue) = self.queues.first_mut() {
             queue.live = true;
         }
-        self.ask_property(cx, Step::Capabilities, property::CAP)
+        self.read_property(cx, AssociationSetupStep::Capabilities, property::CAP)
     }
 
     /// Enables the controller, which Connect has created disabled.
-    fn enable(&mut self, cx: &mut Cx<'_>) -> Result<Progress, Loss> {
+    fn enable(&mut self, cx: &mut AssociationEnv<'_>) -> Result<AssociationEvent, Loss> {
         if self.capabilities.css & 1 == 0 && !cx.config.subsystem.is_discovery() {
             return Err(Loss::Unusable("it has no NVM command set"));
         }
@@ -382,29 +422,37 @@ impl Association {
         let configuration = Configuration { mps, ..Configuration::ENABLED };
         let set = PropertySet::new(property::CC, configuration.to_value());
         let set = Fabrics::PropertySet(set);
-        self.ask(cx, Step::Enable, set.to_command(0, Sgl::NONE))
+        self.send_step(cx, AssociationSetupStep::Enable, set.to_command(0, Sgl::NONE))
     }
 
-    fn check_ready(&mut self, cx: &mut Cx<'_>, status: u32) -> Result<Progress, Loss> {
+    fn check_ready(
+        &mut self,
+        cx: &mut AssociationEnv<'_>,
+        status: u32,
+    ) -> Result<AssociationEvent, Loss> {
         let status = ControllerStatus::from_value(status);
         if status.fatal {
             return Err(Loss::Fatal);
         }
         if !status.ready {
-            self.step = Step::Ready(Some(cx.now + READY_POLL));
-            return Ok(Progress::Nothing);
+            self.step = AssociationSetupStep::Ready(Some(cx.now + READY_POLL));
+            return Ok(AssociationEvent::Nothing);
         }
-        self.until = Some(cx.now + cx.config.setup_timeout);
+        self.setup_deadline = Some(cx.now + cx.config.setup_timeout);
         // Before the controller is ready its keep alive timer does not run (base section 3.9), and
         // it accepts no Keep Alive.
         let kato = cx.config.keep_alive;
         self.keep_alive = (kato > Duration::ZERO).then(|| cx.now + half(kato));
         let identify = Identify { cns: cns::CONTROLLER, ..Identify::default() };
         let command = identify.put(Command::new(admin::IDENTIFY, 0, 0));
-        self.ask_for(cx, Step::Controller, command, None)
+        self.send_step_with_buffer(cx, AssociationSetupStep::Controller, command, None)
     }
 
-    fn identified(&mut self, cx: &mut Cx<'_>, page: Option<AlignedBuf>) -> Result<Progress, Loss> {
+    fn identified(
+        &mut self,
+        cx: &mut AssociationEnv<'_>,
+        page: Option<AlignedBuf>,
+    ) -> Result<AssociationEvent, Loss> {
         let Some(page) = page.as_ref().and_then(|page| page.as_slice().first_chunk()) else {
             return Err(Loss::Unusable("it does not say what it is"));
         };
@@ -415,7 +463,7 @@ impl Association {
             mdts => 1_u64.checked_shl(page_shift + u32::from(mdts)).unwrap_or(DATA_BYTES_MAX),
         };
         let data_bytes_max = most.min(DATA_BYTES_MAX);
-        self.limits = Limits { data_bytes_max, oncs: controller.oncs };
+        self.limits = ControllerLimits { data_bytes_max, oncs: controller.oncs };
         self.events_max = EVENT_REQUESTS.min(controller.aerl.saturating_add(1));
         let (oaes, ioccsz) = (controller.oaes, controller.ioccsz);
         self.controller = Some(controller);
@@ -429,10 +477,14 @@ impl Association {
         let counts = QueueCounts { submission: queues, completion: queues };
         let command = Command::new(admin::SET_FEATURES, 0, 0);
         let command = Features::set(feature::NUMBER_OF_QUEUES, counts.to_value(), command);
-        self.ask(cx, Step::Queues, command)
+        self.send_step(cx, AssociationSetupStep::Queues, command)
     }
 
-    fn queues_granted(&mut self, cx: &mut Cx<'_>, granted: u32) -> Result<Progress, Loss> {
+    fn queues_granted(
+        &mut self,
+        cx: &mut AssociationEnv<'_>,
+        granted: u32,
+    ) -> Result<AssociationEvent, Loss> {
         let granted = QueueCounts::from_value(granted);
         let granted = granted.map_or(1, |counts| counts.submission.min(counts.completion));
         let queues = u32::from(cx.config.queues.max(1)).min(granted);
@@ -446,59 +498,71 @@ impl Association {
         self.configure_events(cx, oaes)
     }
 
-    fn configure_events(&mut self, cx: &mut Cx<'_>, oaes: u32) -> Result<Progress, Loss> {
+    fn configure_events(
+        &mut self,
+        cx: &mut AssociationEnv<'_>,
+        oaes: u32,
+    ) -> Result<AssociationEvent, Loss> {
         let wanted = oaes & (events::NAMESPACES | events::DISCOVERY);
         if wanted == 0 {
             return self.after_events(cx);
         }
         let command = Command::new(admin::SET_FEATURES, 0, 0);
-        self.ask(cx, Step::Events, Features::set(feature::ASYNC_EVENT, wanted, command))
+        self.send_step(
+            cx,
+            AssociationSetupStep::Events,
+            Features::set(feature::ASYNC_EVENT, wanted, command),
+        )
     }
 
-    fn after_events(&mut self, cx: &mut Cx<'_>) -> Result<Progress, Loss> {
+    fn after_events(&mut self, cx: &mut AssociationEnv<'_>) -> Result<AssociationEvent, Loss> {
         if cx.config.subsystem.is_discovery() {
-            self.step = Step::Idle;
+            self.step = AssociationSetupStep::Idle;
             return Ok(self.check_live());
         }
         self.list_namespaces(cx, 0, None)
     }
 
     /// Keeps the asynchronous event requests open.
-    fn request_events(&mut self, cx: &mut Cx<'_>) -> Result<(), Loss> {
+    fn request_events(&mut self, cx: &mut AssociationEnv<'_>) -> Result<(), Loss> {
         while self.events_open < self.events_max {
             self.events_open += 1;
             let command = Command::new(admin::ASYNC_EVENT, 0, 0);
-            self.send(cx, 0, (Owner::AsyncEvent, None), command, Data::None)?;
+            self.send(cx, 0, (CommandOrigin::AsyncEvent, None), command, CommandData::None)?;
         }
         Ok(())
     }
 
-    fn handle_event(&mut self, cx: &mut Cx<'_>, completion: &Completion) -> Result<Progress, Loss> {
+    fn handle_event(
+        &mut self,
+        cx: &mut AssociationEnv<'_>,
+        completion: &Completion,
+    ) -> Result<AssociationEvent, Loss> {
         self.events_open = self.events_open.saturating_sub(1);
         if !completion.status.is_success() {
             // The controller accepts fewer requests than AERL announces, or none.
             self.events_max = self.events_open;
-            return Ok(Progress::Nothing);
+            return Ok(AssociationEvent::Nothing);
         }
         cx.counters.nvmei_events += 1;
         let event = AsyncEvent::from_value(completion.dword0());
         self.request_events(cx)?;
         if event == AsyncEvent::DISCOVERY_CHANGED {
-            return Ok(Progress::DiscoveryChanged);
+            return Ok(AssociationEvent::DiscoveryChanged);
         }
         if event == AsyncEvent::NAMESPACE_CHANGED {
             self.rescan = true;
-            return self.look_again(cx).map(|_| Progress::Nothing);
+            return self.rescan_namespaces(cx).map(|_| AssociationEvent::Nothing);
         }
-        Ok(Progress::Nothing)
+        Ok(AssociationEvent::Nothing)
     }
 
     fn queue_connected(
         &mut self,
-        _: &mut Cx<'_>,
+        _: &mut AssociationEnv<'_>,
         index: usize,
         completion: &Completion,
-    ) -> Result<Progress, Loss> {
+    ) -> Result<AssociationEvent, Loss> {
         if !completion.status.is_success() {
             return Err(Loss::Refused { step: IO_QUEUE, status: completion.status });
         }
@@ -511,24 +575,25 @@ impl Association {
         Ok(self.check_live())
     }
 
-    fn check_live(&mut self) -> Progress {
-        let live = self.step == Step::Idle && self.queues.iter().all(|queue| queue.live);
+    fn check_live(&mut self) -> AssociationEvent {
+        let live =
+            self.step == AssociationSetupStep::Idle && self.queues.iter().all(|queue| queue.live);
         if !live || self.live {
-            return Progress::Nothing;
+            return AssociationEvent::Nothing;
         }
-        (self.live, self.until) = (true, None);
-        Progress::Live
+        (self.live, self.setup_deadline) = (true, None);
+        AssociationEvent::Live
     }
 
     /// Handles expired deadlines.
-    pub(super) fn handle_timeout(&mut self, cx: &mut Cx<'_>) -> Result<(), Loss> {
-        if self.until.is_some_and(|until| cx.now >= until) {
-            let shaking = self.queues.iter().any(|queue| queue.channel.is_shaking());
+    pub(super) fn handle_timeout(&mut self, cx: &mut AssociationEnv<'_>) -> Result<(), Loss> {
+        if self.setup_deadline.is_some_and(|until| cx.now >= until) {
+            let shaking = self.queues.iter().any(|queue| queue.channel.is_handshaking());
             return Err(Loss::Timeout(if shaking { "TLS handshake" } else { self.step.name() }));
         }
-        if let Step::Ready(Some(at)) = self.step {
+        if let AssociationSetupStep::Ready(Some(at)) = self.step {
             if cx.now >= at {
-                self.ask_property(cx, Step::Ready(None), property::CSTS)?;
+                self.read_property(cx, AssociationSetupStep::Ready(None), property::CSTS)?;
             }
         }
         if self.keep_alive.is_some_and(|at| cx.now >= at) {
@@ -538,32 +603,36 @@ impl Association {
             self.send(
                 cx,
                 0,
-                (Owner::KeepAlive, Some(kato.min(cx.config.command_timeout))),
+                (CommandOrigin::KeepAlive, Some(kato.min(cx.config.command_timeout))),
                 command,
-                Data::None,
+                CommandData::None,
             )?;
         }
         // Backwards: if neither a command nor its Abort on the admin queue was answered, the
         // command is handled first.
         for index in (0..self.queues.len()).rev() {
-            self.handle_late(cx, index)?;
+            self.abort_late_commands(cx, index)?;
         }
         Ok(())
     }
 
     /// Sends Abort for late commands. A command that stays unanswered ends the association.
-    fn handle_late(&mut self, cx: &mut Cx<'_>, index: usize) -> Result<(), Loss> {
+    fn abort_late_commands(
+        &mut self,
+        cx: &mut AssociationEnv<'_>,
+        index: usize,
+    ) -> Result<(), Loss> {
         let patience = cx.config.command_timeout;
         while let Some(queue) = self.queues.get_mut(index) {
             let sqid = queue.id;
-            let Some(Late { owner, cid, again }) = queue.poll_late(cx.now, patience) else {
+            let Some(LateCommand { owner, cid, again }) = queue.poll_late(cx.now, patience) else {
                 return Ok(());
             };
             cx.counters.nvmei_timeouts += 1;
-            if again || !matches!(owner, Owner::Request(_)) {
+            if again || !matches!(owner, CommandOrigin::Request(_)) {
                 return Err(Loss::Timeout(match owner {
-                    Owner::Request(_) => "command, and its abort",
-                    Owner::KeepAlive => "keep alive",
+                    CommandOrigin::Request(_) => "command, and its abort",
+                    CommandOrigin::KeepAlive => "keep alive",
                     _ => self.step.name(),
                 }));
             }
@@ -572,8 +641,15 @@ impl Association {
             if self.aborts_open <= most && room {
                 cx.counters.nvmei_aborts += 1;
                 self.aborts_open += 1;
-                let command = Abort { sqid, cid }.put(Command::new(admin::ABORT, 0, 0));
-                self.send(cx, 0, (Owner::Abort, Some(patience)), command, Data::None)?;
+                let command =
+                    AbortCommand { sqid, cid }.encode_into(Command::new(admin::ABORT, 0, 0));
+                self.send(
+                    cx,
+                    0,
+                    (CommandOrigin::Abort, Some(patience)),
+                    command,
+                    CommandData::None,
+                )?;
             }
         }
         Ok(())
@@ -582,26 +658,27 @@ impl Association {
     /// Returns the time at which [`Self::handle_timeout`] or a transport has work to do.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let ready = match self.step {
-            Step::Ready(at) => at,
+            AssociationSetupStep::Ready(at) => at,
             _ => None,
         };
-        let queues = self.queues.iter().filter_map(Queue::poll_timeout).min();
-        [self.until, ready, self.keep_alive, queues].into_iter().flatten().min()
+        let queues = self.queues.iter().filter_map(InitiatorQueue::poll_timeout).min();
+        [self.setup_deadline, ready, self.keep_alive, queues].into_iter().flatten().min()
     }
 
     /// Asks the controller for a normal shutdown (base section 3.6.2).
-    pub(super) fn shut_down(&mut self, cx: &mut Cx<'_>) {
-        let configuration = Configuration { shutdown: Shutdown::Normal, ..Configuration::ENABLED };
+    pub(super) fn shut_down(&mut self, cx: &mut AssociationEnv<'_>) {
+        let configuration =
+            Configuration { shutdown: ShutdownNotification::Normal, ..Configuration::ENABLED };
         let set = PropertySet::new(property::CC, configuration.to_value());
         let command = Fabrics::PropertySet(set).to_command(0, Sgl::NONE);
         // If the queue has no room, closing the connections has to suffice.
-        let _ = self.send(cx, 0, (Owner::SetUp, None), command, Data::None);
+        let _ = self.send(cx, 0, (CommandOrigin::SetUp, None), command, CommandData::None);
     }
 }
 
 /// Checks that the requested digests were granted. Without them damage would go undetected that the
 /// user asked to detect. Linux's initiator ends the association in this case, too.
-fn check_digests(cx: &Cx<'_>, queue: &Queue) -> Result<(), Loss> {
+fn check_digests(cx: &AssociationEnv<'_>, queue: &InitiatorQueue) -> Result<(), Loss> {
     let Some(agreed) = queue.channel.transport.negotiated() else { return Ok(()) };
     if cx.config.header_digest && !agreed.header_digest {
         return Err(Loss::NoDigests("header"));

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use host::SocketError;
 use host::nvme::Ended;
 use wire::nvme::command::{
-    Blocks, Command, DatasetManagement, Identify, Range, Transfer, admin, io,
+    Blocks, Command, DataDirection, DatasetManagement, Identify, Range, admin, io,
 };
 use wire::nvme::status::Status;
 
@@ -221,7 +221,7 @@ impl Loss {
     }
 
     /// Returns whether a terminate request or a TLS alert tells the controller the reason.
-    pub(super) const fn is_said(&self) -> bool {
+    pub(super) const fn is_reported_to_peer(&self) -> bool {
         match self {
             Self::Connection(Ended::Lost(why)) => {
                 matches!(why, SocketError::Tls(_) | SocketError::TlsHandshake)
@@ -239,13 +239,13 @@ impl Loss {
 
 /// Blocks of a namespace that a request changes, `from` inclusive, `to` exclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Extent {
+pub(super) struct ChangedBlocks {
     nsid: u32,
     from: u64,
     to: u64,
 }
 
-impl Extent {
+impl ChangedBlocks {
     pub(super) const fn overlaps(&self, other: &Self) -> bool {
         self.nsid == other.nsid && self.from < other.to && other.from < self.to
     }
@@ -253,7 +253,7 @@ impl Extent {
 
 /// Limits of the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Limits {
+pub(super) struct ControllerLimits {
     /// Largest data of a command in bytes.
     pub(super) data_bytes_max: u64,
     /// Supported optional commands: bits of [`wire::nvme::identify::oncs`].
@@ -262,7 +262,7 @@ pub(super) struct Limits {
 
 /// Data of a command to be sent.
 #[derive(Debug)]
-pub(super) enum Data {
+pub(super) enum CommandData {
     None,
     Out(Bytes),
     In { buffer: AlignedBuf, len: u32 },
@@ -289,7 +289,7 @@ impl Request {
     }
 
     /// Returns the blocks that the request changes; for several ranges, from the first to the last.
-    pub(super) fn change(&self, nsid: u32, shift: u8) -> Option<Extent> {
+    pub(super) fn changed_blocks(&self, nsid: u32, shift: u8) -> Option<ChangedBlocks> {
         let (from, blocks) = match self {
             Self::Write { lba, data, .. } => (*lba, data.len() as u64 >> shift),
             Self::WriteZeroes { lba, blocks, .. } => (*lba, u64::from(*blocks)),
@@ -300,7 +300,7 @@ impl Request {
             }
             _ => return None,
         };
-        Some(Extent { nsid, from, to: from.saturating_add(blocks) })
+        Some(ChangedBlocks { nsid, from, to: from.saturating_add(blocks) })
     }
 
     /// Returns the bytes of data, and the first block and number of blocks if it addresses blocks.
@@ -327,7 +327,7 @@ impl Request {
     pub(super) fn check(
         &self,
         namespace: &Namespace,
-        limits: &Limits,
+        limits: &ControllerLimits,
         buffer: Option<&AlignedBuf>,
     ) -> Result<(), Error> {
         use wire::nvme::identify::oncs;
@@ -380,35 +380,35 @@ impl Request {
     }
 
     /// Returns the command, without an identifier, and its data or the buffer for it.
-    pub(super) fn issue(
+    pub(super) fn to_command(
         &self,
         nsid: u32,
         shift: u8,
         buffer: Option<AlignedBuf>,
-    ) -> (Command, Data) {
+    ) -> (Command, CommandData) {
         let (bytes, blocks) = self.shape(shift);
         let len = u32::try_from(bytes).unwrap_or(0);
         let (lba, count) = blocks.unwrap_or_default();
         let blocks = Blocks::new(lba, u32::try_from(count).unwrap_or(0));
         let incoming = |buffer: Option<AlignedBuf>| match buffer {
-            Some(buffer) if len > 0 => Data::In { buffer, len },
-            _ => Data::None,
+            Some(buffer) if len > 0 => CommandData::In { buffer, len },
+            _ => CommandData::None,
         };
         let command = |opcode| Command::new(opcode, 0, nsid);
         match self {
             Self::Read { .. } => (blocks.put(command(io::READ)), incoming(buffer)),
             Self::Write { data, fua, .. } => {
                 let blocks = Blocks { fua: *fua, ..blocks };
-                (blocks.put(command(io::WRITE)), Data::Out(data.clone()))
+                (blocks.put(command(io::WRITE)), CommandData::Out(data.clone()))
             }
             Self::Compare { data, .. } => {
-                (blocks.put(command(io::COMPARE)), Data::Out(data.clone()))
+                (blocks.put(command(io::COMPARE)), CommandData::Out(data.clone()))
             }
             Self::WriteZeroes { deallocate, fua, .. } => {
                 let blocks = Blocks { fua: *fua, deallocate: *deallocate, ..blocks };
-                (blocks.put(command(io::WRITE_ZEROES)), Data::None)
+                (blocks.put(command(io::WRITE_ZEROES)), CommandData::None)
             }
-            Self::Flush => (command(io::FLUSH), Data::None),
+            Self::Flush => (command(io::FLUSH), CommandData::None),
             Self::Deallocate { ranges } => {
                 let mut data = Vec::with_capacity(ranges.len() * Range::BYTES);
                 for &(slba, count) in ranges {
@@ -417,13 +417,13 @@ impl Request {
                 let ranges = u16::try_from(ranges.len()).unwrap_or(u16::MAX);
                 let manage =
                     DatasetManagement { ranges, deallocate: true, integral: (false, false) };
-                (manage.put(command(io::DATASET_MANAGEMENT)), Data::Out(data.into()))
+                (manage.encode_into(command(io::DATASET_MANAGEMENT)), CommandData::Out(data.into()))
             }
             Self::Identify(identify) => (identify.put(command(admin::IDENTIFY)), incoming(buffer)),
             Self::Admin { command, data } => {
                 let data = match data {
-                    AdminData::None => Data::None,
-                    AdminData::Out(bytes) => Data::Out(bytes.clone()),
+                    AdminData::None => CommandData::None,
+                    AdminData::Out(bytes) => CommandData::Out(bytes.clone()),
                     AdminData::In(_) => incoming(buffer),
                 };
                 (*command, data)
@@ -453,10 +453,10 @@ impl AdminData {
 
     /// Returns whether an opcode transfers data in this direction.
     pub(super) fn fits(&self, opcode: u8) -> bool {
-        match (self, Transfer::of(opcode)) {
+        match (self, DataDirection::of(opcode)) {
             (Self::None, _) => true,
-            (Self::Out(bytes), Transfer::ToController) => !bytes.is_empty(),
-            (Self::In(len), Transfer::ToHost) => *len > 0,
+            (Self::Out(bytes), DataDirection::ToController) => !bytes.is_empty(),
+            (Self::In(len), DataDirection::ToHost) => *len > 0,
             _ => false,
         }
     }

@@ -33,15 +33,15 @@ pub enum DiscoveryError {
     Log(Error),
     /// The log changed in every attempt.
     #[error("the discovery log changes faster than it can be read")]
-    Restless,
+    Changing,
     /// The log claims to be unreasonably large, or has an unknown format.
     #[error("the discovery log makes no sense")]
-    Senseless,
+    Malformed,
 }
 
 /// The response that is awaited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum DiscoveryStep {
     Connect,
     /// The header, before the entries.
     Begin,
@@ -55,7 +55,7 @@ enum Step {
 #[derive(Debug)]
 pub struct Discovery {
     initiator: Initiator,
-    step: Step,
+    step: DiscoveryStep,
     entries: Vec<DiscoveryEntry>,
     restarts: u8,
     result: Option<Result<Vec<DiscoveryEntry>, DiscoveryError>>,
@@ -70,9 +70,9 @@ impl Discovery {
         let config = Config { subsystem: Nqn::discovery(), keep_alive, ..config };
         let mut initiator = Initiator::new(config, remote);
         initiator.connect(now, host);
-        let (step, entries) = (Step::Connect, Vec::new());
+        let (step, entries) = (DiscoveryStep::Connect, Vec::new());
         let mut discovery = Self { initiator, step, entries, restarts: 0, result: None };
-        discovery.go_on(now, host);
+        discovery.process_events(now, host);
         discovery
     }
 
@@ -92,11 +92,11 @@ impl Discovery {
         self.initiator.counters()
     }
 
-    fn go_on(&mut self, now: Instant, host: &mut Host) {
+    fn process_events(&mut self, now: Instant, host: &mut Host) {
         while let Some(event) = self.initiator.poll_event() {
             match event {
-                Event::Connected if self.step == Step::Connect => {
-                    self.ask(now, host, Step::Begin, 0, DiscoveryHeader::BYTES as u64);
+                Event::Connected if self.step == DiscoveryStep::Connect => {
+                    self.ask(now, host, DiscoveryStep::Begin, 0, DiscoveryHeader::BYTES as u64);
                 }
                 Event::Failed(loss) => {
                     self.end(now, host, Err(DiscoveryError::Controller(loss)));
@@ -106,17 +106,17 @@ impl Discovery {
         }
         while let Some(done) = self.initiator.poll_done() {
             match (done.result, done.buffer) {
-                (Ok(_), Some(buffer)) => self.take(now, host, buffer.as_slice()),
+                (Ok(_), Some(buffer)) => self.handle_page(now, host, buffer.as_slice()),
                 (Err(error), _) => self.end(now, host, Err(DiscoveryError::Log(error))),
                 (Ok(_), None) => {}
             }
         }
     }
 
-    fn ask(&mut self, now: Instant, host: &mut Host, step: Step, offset: u64, len: u64) {
+    fn ask(&mut self, now: Instant, host: &mut Host, step: DiscoveryStep, offset: u64, len: u64) {
         self.step = step;
         let page = GetLogPage { lid: lid::DISCOVERY, len, offset, ..GetLogPage::default() };
-        let command = page.put(Command::new(admin::GET_LOG_PAGE, 0, 0));
+        let command = page.encode_into(Command::new(admin::GET_LOG_PAGE, 0, 0));
         let data = AdminData::In(u32::try_from(len).unwrap_or(0));
         let request = Request::Admin { command, data };
         let buffer = Some(AlignedBuf::new(1));
@@ -131,15 +131,15 @@ impl Discovery {
         let left = header.records.saturating_sub(have) * entry;
         if left == 0 {
             let len = DiscoveryHeader::BYTES as u64;
-            return self.ask(now, host, Step::Check(header), 0, len);
+            return self.ask(now, host, DiscoveryStep::Check(header), 0, len);
         }
         let offset = DiscoveryHeader::BYTES as u64 + have * entry;
-        self.ask(now, host, Step::Entries(header), offset, left.min(PIECE_BYTES));
+        self.ask(now, host, DiscoveryStep::Entries(header), offset, left.min(PIECE_BYTES));
     }
 
-    fn take(&mut self, now: Instant, host: &mut Host, page: &[u8]) {
+    fn handle_page(&mut self, now: Instant, host: &mut Host, page: &[u8]) {
         match self.step {
-            Step::Begin => {
+            DiscoveryStep::Begin => {
                 let header = DiscoveryHeader::parse(page);
                 let sane = |h: &DiscoveryHeader| h.format == 0 && h.records <= ENTRIES_MAX;
                 match header.filter(sane) {
@@ -147,10 +147,10 @@ impl Discovery {
                         self.entries.clear();
                         self.ask_entries(now, host, header);
                     }
-                    None => self.end(now, host, Err(DiscoveryError::Senseless)),
+                    None => self.end(now, host, Err(DiscoveryError::Malformed)),
                 }
             }
-            Step::Entries(header) => {
+            DiscoveryStep::Entries(header) => {
                 let left = usize::try_from(header.records).unwrap_or(0) - self.entries.len();
                 let pieces = page.chunks_exact(DiscoveryEntry::BYTES).take(left);
                 let parsed = pieces.filter_map(|piece| piece.first_chunk());
@@ -158,18 +158,18 @@ impl Discovery {
                 self.ask_entries(now, host, header);
             }
             // A log that changed between the pieces is inconsistent (fabrics section 5.2).
-            Step::Check(before) if DiscoveryHeader::parse(page) != Some(before) => {
+            DiscoveryStep::Check(before) if DiscoveryHeader::parse(page) != Some(before) => {
                 self.restarts += 1;
                 if self.restarts > RESTARTS_MAX {
-                    return self.end(now, host, Err(DiscoveryError::Restless));
+                    return self.end(now, host, Err(DiscoveryError::Changing));
                 }
-                self.ask(now, host, Step::Begin, 0, DiscoveryHeader::BYTES as u64);
+                self.ask(now, host, DiscoveryStep::Begin, 0, DiscoveryHeader::BYTES as u64);
             }
-            Step::Check(_) => {
+            DiscoveryStep::Check(_) => {
                 let entries = core::mem::take(&mut self.entries);
                 self.end(now, host, Ok(entries));
             }
-            Step::Connect | Step::Over => {}
+            DiscoveryStep::Connect | DiscoveryStep::Over => {}
         }
     }
 
@@ -179,8 +179,8 @@ impl Discovery {
         host: &mut Host,
         result: Result<Vec<DiscoveryEntry>, DiscoveryError>,
     ) {
-        if self.step != Step::Over {
-            self.step = Step::Over;
+        if self.step != DiscoveryStep::Over {
+            self.step = DiscoveryStep::Over;
             self.result = Some(result);
             self.initiator.close(now, host);
         }
@@ -190,12 +190,12 @@ impl Discovery {
 impl Application for Discovery {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         self.initiator.handle_notice(now, host, notice);
-        self.go_on(now, host);
+        self.process_events(now, host);
     }
 
     fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
         self.initiator.handle_timeout(now, host);
-        self.go_on(now, host);
+        self.process_events(now, host);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {

@@ -37,15 +37,15 @@ use wire::Endpoint;
 use wire::nvme::command::Completion;
 use wire::nvme::status::Status;
 
-use self::association::{Association, Cx, Progress};
+use self::association::{Association, AssociationEnv, AssociationEvent};
 pub use self::command::{AdminData, Busy, Done, Error, Loss, Namespace, Request};
-use self::command::{Data, Limits};
+use self::command::{CommandData, ControllerLimits};
 pub use self::config::{Config, Event, State};
 pub use self::counters::InitiatorCounters;
 pub use self::discovery::{Discovery, DiscoveryError};
-use self::queue::{Answer, Happened, Owner, Queue};
+use self::queue::{CommandDone, CommandOrigin, InitiatorQueue, InitiatorQueueEvent};
 pub use self::recovery::BackOff;
-use self::recovery::{Changes, Outage};
+use self::recovery::{Outage, PendingChanges};
 
 /// Entries of the admin queue that are not used for users' commands but kept for keep alive, Abort
 /// and Asynchronous Event Request.
@@ -58,7 +58,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A submitted request that has not completed.
 #[derive(Debug)]
-struct Pending {
+struct PendingRequest {
     token: u64,
     namespace: Namespace,
     request: Request,
@@ -69,12 +69,12 @@ struct Pending {
     losses: u8,
     /// The request is suspected of ending associations: it is sent only while no other is in
     /// flight.
-    alone: bool,
-    held: bool,
+    sent_alone: bool,
+    held_back: bool,
 }
 
 #[derive(Debug)]
-enum Phase {
+enum InitiatorPhase {
     Idle,
     Up(Box<Association>),
     /// Closed by the user; waits until the deadline for the controller to confirm the shutdown.
@@ -89,14 +89,14 @@ enum Phase {
 pub struct Initiator {
     config: Config,
     remote: Endpoint,
-    phase: Phase,
+    phase: InitiatorPhase,
     outage: Outage,
     /// Connection of the last association on which a terminate request or an alert is still being
     /// delivered.
-    lingering: Option<SocketId>,
+    lingering_socket: Option<SocketId>,
     /// By serial number, which is the order of submission.
-    requests: BTreeMap<u64, Pending>,
-    changes: Changes,
+    requests: BTreeMap<u64, PendingRequest>,
+    changes: PendingChanges,
     /// Serial numbers of requests that wait for an entry: of the admin queue, of any I/O queue.
     ready: [VecDeque<u64>; 2],
     /// The I/O request in flight was sent alone.
@@ -104,7 +104,7 @@ pub struct Initiator {
     next_serial: u64,
     last_queue: usize,
     namespaces: BTreeMap<u32, Namespace>,
-    limits: Option<Limits>,
+    limits: Option<ControllerLimits>,
     done: VecDeque<Done>,
     events: VecDeque<Event>,
     counters: InitiatorCounters,
@@ -117,11 +117,11 @@ impl Initiator {
         Self {
             config,
             remote,
-            phase: Phase::Idle,
+            phase: InitiatorPhase::Idle,
             outage: Outage::default(),
-            lingering: None,
+            lingering_socket: None,
             requests: BTreeMap::new(),
-            changes: Changes::default(),
+            changes: PendingChanges::default(),
             ready: [VecDeque::new(), VecDeque::new()],
             alone: false,
             next_serial: 0,
@@ -136,8 +136,8 @@ impl Initiator {
 
     /// Starts to connect. [`Event::Connected`] or [`Event::Failed`] follows.
     pub fn connect(&mut self, now: Instant, host: &mut Host) {
-        if matches!(self.phase, Phase::Idle) {
-            self.begin(now, host);
+        if matches!(self.phase, InitiatorPhase::Idle) {
+            self.start_association(now, host);
         }
     }
 
@@ -145,12 +145,12 @@ impl Initiator {
     #[must_use]
     pub fn state(&self) -> State {
         match &self.phase {
-            Phase::Idle => State::Idle,
-            Phase::Up(association) if association.live => State::Live,
-            Phase::Up(_) => State::Connecting,
-            Phase::Waiting(_) => State::Waiting,
-            Phase::Failed(loss) => State::Failed(*loss),
-            Phase::Closing(..) | Phase::Closed => State::Closed,
+            InitiatorPhase::Idle => State::Idle,
+            InitiatorPhase::Up(association) if association.live => State::Live,
+            InitiatorPhase::Up(_) => State::Connecting,
+            InitiatorPhase::Waiting(_) => State::Waiting,
+            InitiatorPhase::Failed(loss) => State::Failed(*loss),
+            InitiatorPhase::Closing(..) | InitiatorPhase::Closed => State::Closed,
         }
     }
 
@@ -199,15 +199,15 @@ impl Initiator {
         let namespace = match self.check(nsid, &request, buffer.as_ref()) {
             Ok(namespace) => namespace,
             Err(error) => {
-                self.end(token, Err(error), buffer);
+                self.report_done(token, Err(error), buffer);
                 return Ok(());
             }
         };
         let serial = self.next_serial;
         self.next_serial += 1;
-        let change = request.change(nsid, namespace.shift);
+        let change = request.changed_blocks(nsid, namespace.shift);
         let held = change.is_some_and(|extent| !self.changes.insert(serial, extent));
-        let pending = Pending {
+        let pending = PendingRequest {
             token,
             namespace,
             request,
@@ -216,8 +216,8 @@ impl Initiator {
             status_retries: 0,
             protocol_losses: 0,
             losses: 0,
-            alone: false,
-            held,
+            sent_alone: false,
+            held_back: held,
         };
         if held {
             self.counters.nvmei_held += 1;
@@ -225,7 +225,7 @@ impl Initiator {
             self.ready[usize::from(pending.request.is_io())].push_back(serial);
         }
         self.requests.insert(serial, pending);
-        self.pump(now, host);
+        self.send_ready_requests(now, host);
         Ok(())
     }
 
@@ -242,25 +242,25 @@ impl Initiator {
     /// Closes the association in an orderly way: first the I/O queues, then the controller is shut
     /// down, and last the admin queue. Open requests fail with [`Error::Closed`].
     pub fn close(&mut self, now: Instant, host: &mut Host) {
-        let phase = core::mem::replace(&mut self.phase, Phase::Closed);
+        let phase = core::mem::replace(&mut self.phase, InitiatorPhase::Closed);
         match phase {
-            Phase::Up(mut association) => {
+            InitiatorPhase::Up(mut association) => {
                 // The buffers of data in flight are gone, so the connections are closed without a
                 // shutdown.
-                let busy = association.queues.get(ADMIN).is_some_and(Queue::awaits_data);
+                let busy = association.queues.get(ADMIN).is_some_and(InitiatorQueue::awaits_data);
                 let orderly = association.live && !busy;
                 let first = if orderly { ADMIN + 1 } else { ADMIN };
-                self.take_back(now, host, &mut association, first);
+                self.reclaim_requests(now, host, &mut association, first);
                 for queue in association.queues.iter().skip(first) {
                     host.close(now, queue.socket());
                 }
                 if orderly {
                     let (config, counters) = (&self.config, &mut self.counters);
-                    association.shut_down(&mut Cx { host, now, config, counters });
-                    self.phase = Phase::Closing(association, now + CLOSE_TIMEOUT);
+                    association.shut_down(&mut AssociationEnv { host, now, config, counters });
+                    self.phase = InitiatorPhase::Closing(association, now + CLOSE_TIMEOUT);
                 }
             }
-            Phase::Closing(..) => self.phase = phase,
+            InitiatorPhase::Closing(..) => self.phase = phase,
             _ => {}
         }
         self.fail_all(Error::Closed);
@@ -269,19 +269,22 @@ impl Initiator {
     /// Finishes closing if the controller has confirmed the shutdown or ended the connection, or at
     /// the deadline.
     fn end_closing(&mut self, now: Instant, host: &mut Host) {
-        let Phase::Closing(association, until) = &mut self.phase else { return };
+        let InitiatorPhase::Closing(association, until) = &mut self.phase else { return };
         let Some(admin) = association.queues.get_mut(ADMIN) else { return };
         let over = loop {
             match admin.poll(now, host, &mut self.counters) {
                 None => break now >= *until,
-                Some(Happened::Answer(Answer { owner: Owner::SetUp, .. })) => break true,
-                Some(Happened::Ended(_)) => break true,
+                Some(InitiatorQueueEvent::Answer(CommandDone {
+                    owner: CommandOrigin::SetUp,
+                    ..
+                })) => break true,
+                Some(InitiatorQueueEvent::Ended(_)) => break true,
                 Some(_) => {}
             }
         };
         if over {
             host.close(now, admin.socket());
-            self.phase = Phase::Closed;
+            self.phase = InitiatorPhase::Closed;
         }
     }
 
@@ -293,8 +296,8 @@ impl Initiator {
         buffer: Option<&AlignedBuf>,
     ) -> Result<Namespace, Error> {
         match &self.phase {
-            Phase::Failed(loss) => return Err(Error::ControllerLost(*loss)),
-            Phase::Closing(..) | Phase::Closed => return Err(Error::Closed),
+            InitiatorPhase::Failed(loss) => return Err(Error::ControllerLost(*loss)),
+            InitiatorPhase::Closing(..) | InitiatorPhase::Closed => return Err(Error::Closed),
             _ => {}
         }
         let limits = self.limits.ok_or(Error::NoNamespace(nsid))?;
@@ -308,60 +311,62 @@ impl Initiator {
         Ok(namespace)
     }
 
-    fn begin(&mut self, now: Instant, host: &mut Host) {
+    fn start_association(&mut self, now: Instant, host: &mut Host) {
         // No old data may arrive after the first resent command.
-        if let Some(socket) = self.lingering.take() {
+        if let Some(socket) = self.lingering_socket.take() {
             host.abort(now, socket);
         }
-        let mut cx = Cx { host, now, config: &self.config, counters: &mut self.counters };
+        let mut cx =
+            AssociationEnv { host, now, config: &self.config, counters: &mut self.counters };
         match Association::begin(&mut cx, self.remote) {
-            Ok(association) => self.phase = Phase::Up(Box::new(association)),
-            Err(loss) => self.give_up(now, loss),
+            Ok(association) => self.phase = InitiatorPhase::Up(Box::new(association)),
+            Err(loss) => self.schedule_reconnect(now, loss),
         }
     }
 
     /// Handles everything that happened on a queue.
-    fn turn(&mut self, now: Instant, host: &mut Host, index: usize) {
+    fn poll_queue(&mut self, now: Instant, host: &mut Host, index: usize) {
         loop {
-            let Phase::Up(association) = &mut self.phase else { return };
-            let mut cx = Cx { host, now, config: &self.config, counters: &mut self.counters };
+            let InitiatorPhase::Up(association) = &mut self.phase else { return };
+            let mut cx =
+                AssociationEnv { host, now, config: &self.config, counters: &mut self.counters };
             match association.poll(&mut cx, index) {
                 Ok(None) => return,
                 Ok(Some(progress)) => self.handle(progress),
-                Err(loss) => return self.lose(now, host, loss, Some(index)),
+                Err(loss) => return self.handle_loss(now, host, loss, Some(index)),
             }
         }
     }
 
-    fn handle(&mut self, progress: Progress) {
+    fn handle(&mut self, progress: AssociationEvent) {
         match progress {
-            Progress::Nothing => {}
-            Progress::Answer(serial, completion, buffer, digest_ok) => {
-                self.answer(serial, &completion, buffer, digest_ok);
+            AssociationEvent::Nothing => {}
+            AssociationEvent::Answer(serial, completion, buffer, digest_ok) => {
+                self.handle_completion(serial, &completion, buffer, digest_ok);
             }
-            Progress::Live => {
+            AssociationEvent::Live => {
                 self.counters.nvmei_associations += 1;
                 self.events.push_back(Event::Connected);
-                self.look_at_namespaces();
+                self.adopt_namespaces();
             }
-            Progress::Namespaces => {
-                self.look_at_namespaces();
+            AssociationEvent::Namespaces => {
+                self.adopt_namespaces();
                 self.events.push_back(Event::NamespacesChanged);
             }
-            Progress::DiscoveryChanged => self.events.push_back(Event::DiscoveryChanged),
+            AssociationEvent::DiscoveryChanged => self.events.push_back(Event::DiscoveryChanged),
         }
     }
 
     /// Copies the association's namespaces, and fails the waiting requests whose namespace is gone
     /// or has been replaced by another.
-    fn look_at_namespaces(&mut self) {
-        let Phase::Up(association) = &self.phase else { return };
+    fn adopt_namespaces(&mut self) {
+        let InitiatorPhase::Up(association) = &self.phase else { return };
         self.namespaces.clone_from(&association.namespaces);
         self.limits = Some(association.limits);
         let same = |before: &Namespace| {
             self.namespaces.get(&before.nsid).is_some_and(|now| now.is_same(before))
         };
-        let held = self.requests.iter().filter(|(_, pending)| pending.held);
+        let held = self.requests.iter().filter(|(_, pending)| pending.held_back);
         let waiting = self.ready.iter().flatten().chain(held.map(|(serial, _)| serial));
         let gone: Vec<u64> = waiting
             .filter(|serial| {
@@ -383,9 +388,9 @@ impl Initiator {
     }
 
     /// Sends waiting requests while the queues have room.
-    fn pump(&mut self, now: Instant, host: &mut Host) {
+    fn send_ready_requests(&mut self, now: Instant, host: &mut Host) {
         loop {
-            let Phase::Up(association) = &mut self.phase else { return };
+            let InitiatorPhase::Up(association) = &mut self.phase else { return };
             if !association.live {
                 return;
             }
@@ -399,7 +404,7 @@ impl Initiator {
             };
             let Some((serial, index)) = place else { return };
             if index != ADMIN {
-                let alone = self.requests.get(&serial).is_some_and(|pending| pending.alone);
+                let alone = self.requests.get(&serial).is_some_and(|pending| pending.sent_alone);
                 if (alone || self.alone) && association.is_busy() {
                     return;
                 }
@@ -408,11 +413,12 @@ impl Initiator {
             }
             self.ready[usize::from(index != ADMIN)].pop_front();
             let Some(pending) = self.requests.get_mut(&serial) else { continue };
-            let Pending { namespace, request, buffer, .. } = pending;
-            let (command, data) = request.issue(namespace.nsid, namespace.shift, buffer.take());
+            let PendingRequest { namespace, request, buffer, .. } = pending;
+            let (command, data) =
+                request.to_command(namespace.nsid, namespace.shift, buffer.take());
             let Some(queue) = association.queues.get_mut(index) else { return };
             let timeout = Some(self.config.command_timeout);
-            let owner = (Owner::Request(serial), timeout);
+            let owner = (CommandOrigin::Request(serial), timeout);
             self.counters.nvmei_commands += 1;
             if index != ADMIN {
                 self.last_queue = index;
@@ -421,7 +427,7 @@ impl Initiator {
             if let Err(data) = sent {
                 // The queue has room, so it refuses only an invalid command.
                 debug_assert!(false, "a queue with room takes a command");
-                if let Data::In { buffer, .. } = data {
+                if let CommandData::In { buffer, .. } = data {
                     pending.buffer = Some(buffer);
                 }
                 self.finish(serial, Err(Error::BadLength));
@@ -430,7 +436,7 @@ impl Initiator {
     }
 
     /// Handles the completion of a request's command: retries, or completes the request.
-    fn answer(
+    fn handle_completion(
         &mut self,
         serial: u64,
         completion: &Completion,
@@ -453,7 +459,7 @@ impl Initiator {
             self.counters.nvmei_digest_retries += 1;
             true
         } else {
-            let again = may_pass(status)
+            let again = is_transient(status)
                 && repeatable
                 && pending.status_retries < self.config.status_retries;
             pending.status_retries += u8::from(again);
@@ -475,13 +481,13 @@ impl Initiator {
     /// Completes a request, and releases requests that were held back by it.
     fn finish(&mut self, serial: u64, result: Result<u64, Error>) {
         let Some(pending) = self.requests.remove(&serial) else { return };
-        self.end(pending.token, result, pending.buffer);
+        self.report_done(pending.token, result, pending.buffer);
         if self.changes.remove(serial) {
             self.release_held();
         }
     }
 
-    fn end(&mut self, token: u64, result: Result<u64, Error>, buffer: Option<AlignedBuf>) {
+    fn report_done(&mut self, token: u64, result: Result<u64, Error>, buffer: Option<AlignedBuf>) {
         let ended = if result.is_ok() {
             &mut self.counters.nvmei_done
         } else {
@@ -493,9 +499,9 @@ impl Initiator {
 
     /// Releases held requests that no longer overlap an earlier one.
     fn release_held(&mut self) {
-        let free = |(serial, pending): (&u64, &mut Pending)| {
-            let free = pending.held && self.changes.may_go(*serial);
-            pending.held &= !free;
+        let free = |(serial, pending): (&u64, &mut PendingRequest)| {
+            let free = pending.held_back && self.changes.can_send(*serial);
+            pending.held_back &= !free;
             free.then_some(*serial)
         };
         let freed: Vec<u64> = self.requests.iter_mut().filter_map(free).collect();
@@ -506,43 +512,52 @@ impl Initiator {
 impl Application for Initiator {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         let Notice::Socket(socket) = notice else { return };
-        let (Phase::Up(association) | Phase::Closing(association, _)) = &self.phase else { return };
+        let (InitiatorPhase::Up(association) | InitiatorPhase::Closing(association, _)) =
+            &self.phase
+        else {
+            return;
+        };
         let Some(index) = association.queue_of(socket) else { return };
-        self.turn(now, host, index);
+        self.poll_queue(now, host, index);
         self.end_closing(now, host);
-        self.pump(now, host);
+        self.send_ready_requests(now, host);
     }
 
     fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
         match &mut self.phase {
-            Phase::Waiting(until) if now >= *until => self.begin(now, host),
-            Phase::Closing(..) => self.end_closing(now, host),
-            Phase::Up(association) => {
+            InitiatorPhase::Waiting(until) if now >= *until => self.start_association(now, host),
+            InitiatorPhase::Closing(..) => self.end_closing(now, host),
+            InitiatorPhase::Up(association) => {
                 let queues = association.queues.len();
-                let mut cx = Cx { host, now, config: &self.config, counters: &mut self.counters };
+                let mut cx = AssociationEnv {
+                    host,
+                    now,
+                    config: &self.config,
+                    counters: &mut self.counters,
+                };
                 if let Err(loss) = association.handle_timeout(&mut cx) {
-                    return self.lose(now, host, loss, None);
+                    return self.handle_loss(now, host, loss, None);
                 }
                 for index in 0..queues {
-                    self.turn(now, host, index);
+                    self.poll_queue(now, host, index);
                 }
             }
             _ => {}
         }
-        self.pump(now, host);
+        self.send_ready_requests(now, host);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
         match &self.phase {
-            Phase::Waiting(until) | Phase::Closing(_, until) => Some(*until),
-            Phase::Up(association) => association.poll_timeout(),
+            InitiatorPhase::Waiting(until) | InitiatorPhase::Closing(_, until) => Some(*until),
+            InitiatorPhase::Up(association) => association.poll_timeout(),
             _ => None,
         }
     }
 }
 
 /// Returns whether a failed command may succeed if it is sent again.
-fn may_pass(status: Status) -> bool {
+fn is_transient(status: Status) -> bool {
     let passing =
         [Status::TRANSIENT_TRANSPORT, Status::COMMAND_INTERRUPTED, Status::ABORT_REQUESTED];
     !status.is_final() && passing.contains(&status.code())

@@ -20,9 +20,9 @@ use host::{Host, SocketId};
 use wire::nvme::command::{Command, Completion, Sgl};
 use wire::nvme::pdu::{Fault, at};
 
-use super::command::Data;
+use super::command::CommandData;
 use super::counters::InitiatorCounters;
-use crate::nvme::channel::Channel;
+use crate::nvme::channel::NvmeChannel;
 
 /// Identifiers per command that may be open.
 const IDENTIFIERS: u16 = 4;
@@ -31,7 +31,7 @@ const CQE_CID: u32 = 12;
 
 /// Origin of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Owner {
+pub(super) enum CommandOrigin {
     /// The set-up.
     SetUp,
     KeepAlive,
@@ -45,7 +45,7 @@ pub(super) enum Owner {
 
 /// Data transfer of a command.
 #[derive(Debug)]
-enum Moves {
+enum DataTransfer {
     None,
     /// In-capsule data, which was sent.
     Sent,
@@ -64,11 +64,11 @@ enum Moves {
 }
 
 #[derive(Debug)]
-struct Open {
-    owner: Owner,
+struct OpenCommand {
+    owner: CommandOrigin,
     /// Time at which the command is late.
     deadline: Option<Instant>,
-    moves: Moves,
+    moves: DataTransfer,
     digest_ok: bool,
     completion: Option<Completion>,
     aborted: bool,
@@ -76,8 +76,8 @@ struct Open {
 
 /// A completed command.
 #[derive(Debug)]
-pub(super) struct Answer {
-    pub(super) owner: Owner,
+pub(super) struct CommandDone {
+    pub(super) owner: CommandOrigin,
     pub(super) completion: Completion,
     pub(super) buffer: Option<AlignedBuf>,
     /// All received data had the right digests.
@@ -86,17 +86,17 @@ pub(super) struct Answer {
 
 /// Event of a queue.
 #[derive(Debug)]
-pub(super) enum Happened {
+pub(super) enum InitiatorQueueEvent {
     /// ICReq and ICResp are exchanged: commands can be sent.
     Ready,
-    Answer(Answer),
+    Answer(CommandDone),
     Ended(Ended),
 }
 
 /// A command that was not completed in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Late {
-    pub(super) owner: Owner,
+pub(super) struct LateCommand {
+    pub(super) owner: CommandOrigin,
     pub(super) cid: u16,
     /// Second report: an Abort did not help.
     pub(super) again: bool,
@@ -104,15 +104,15 @@ pub(super) struct Late {
 
 /// A queue of the initiator.
 #[derive(Debug)]
-pub(super) struct Queue {
-    pub(super) channel: Channel,
+pub(super) struct InitiatorQueue {
+    pub(super) channel: NvmeChannel,
     /// Queue ID; zero is the admin queue.
     pub(super) id: u16,
     /// Largest number of open commands: the entries minus one.
-    most: u16,
+    commands_max: u16,
     /// Largest in-capsule data in bytes.
     in_capsule: usize,
-    open: Vec<Option<Open>>,
+    open: Vec<Option<OpenCommand>>,
     free: VecDeque<u16>,
     in_flight: usize,
     /// Deadlines of open commands and their identifiers.
@@ -123,19 +123,19 @@ pub(super) struct Queue {
     terminated: bool,
     /// Origin of the command in whose context the controller violated the protocol, or that timed
     /// out.
-    culprit: Option<Owner>,
+    culprit: Option<CommandOrigin>,
 }
 
-impl Queue {
+impl InitiatorQueue {
     /// Creates a queue of `entries`, of which one stays unused, over a connection that is being
     /// opened.
-    pub(super) fn new(channel: Channel, id: u16, entries: u16, in_capsule: usize) -> Self {
+    pub(super) fn new(channel: NvmeChannel, id: u16, entries: u16, in_capsule: usize) -> Self {
         let most = entries.saturating_sub(1).max(1);
         let identifiers = most.saturating_mul(IDENTIFIERS);
         Self {
             channel,
             id,
-            most,
+            commands_max: most,
             in_capsule,
             open: (0..identifiers).map(|_| None).collect(),
             free: (0..identifiers).collect(),
@@ -158,17 +158,17 @@ impl Queue {
 
     /// Returns the number of commands that can be sent now.
     pub(super) const fn room(&self) -> usize {
-        (self.most as usize).saturating_sub(self.in_flight)
+        (self.commands_max as usize).saturating_sub(self.in_flight)
     }
 
     /// Returns whether a command expects data from the controller.
     pub(super) fn awaits_data(&self) -> bool {
-        self.open.iter().flatten().any(|open| matches!(open.moves, Moves::In { .. }))
+        self.open.iter().flatten().any(|open| matches!(open.moves, DataTransfer::In { .. }))
     }
 
     /// Returns SQSIZE: the entries minus one.
     pub(super) const fn sqsize(&self) -> u16 {
-        self.most
+        self.commands_max
     }
 
     /// Sets the limit of in-capsule data after Connect; Connect itself always uses in-capsule data.
@@ -182,44 +182,44 @@ impl Queue {
         &mut self,
         now: Instant,
         host: &mut Host,
-        (owner, timeout): (Owner, Option<Duration>),
+        (owner, timeout): (CommandOrigin, Option<Duration>),
         command: Command,
-        data: Data,
+        data: CommandData,
         counters: &mut InitiatorCounters,
-    ) -> Result<(), Data> {
+    ) -> Result<(), CommandData> {
         if self.room() == 0 {
             return Err(data);
         }
         let Some(cid) = self.free.pop_front() else { return Err(data) };
         let mut capsule = Bytes::new();
         let (sgl, moves) = match data {
-            Data::None => (Sgl::NONE, Moves::None),
-            Data::Out(bytes) if bytes.len() <= self.in_capsule => {
+            CommandData::None => (Sgl::NONE, DataTransfer::None),
+            CommandData::Out(bytes) if bytes.len() <= self.in_capsule => {
                 let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
                 counters.nvmei_in_capsule += 1;
                 capsule = bytes;
-                (Sgl::InCapsule { offset: 0, len }, Moves::Sent)
+                (Sgl::InCapsule { offset: 0, len }, DataTransfer::Sent)
             }
-            Data::Out(data) => {
+            CommandData::Out(data) => {
                 let len = u32::try_from(data.len()).unwrap_or(u32::MAX);
-                (Sgl::Transport { len }, Moves::Out { data, asked: 0 })
+                (Sgl::Transport { len }, DataTransfer::Out { data, asked: 0 })
             }
-            Data::In { buffer, len } => {
+            CommandData::In { buffer, len } => {
                 let pages = buffer.len() / PAGE_BYTES;
                 if let Some(buffer) =
                     self.channel.transport.expect(host, (cid, cid), 0, len, buffer)
                 {
                     self.free.push_back(cid);
-                    return Err(Data::In { buffer, len });
+                    return Err(CommandData::In { buffer, len });
                 }
-                (Sgl::Transport { len }, Moves::In { len, received: 0, buffer: None, pages })
+                (Sgl::Transport { len }, DataTransfer::In { len, received: 0, buffer: None, pages })
             }
         };
         let (digest_ok, completion, aborted) = (true, None, false);
         let deadline = timeout.map(|timeout| now + timeout);
         self.deadlines.extend(deadline.map(|at| (at, cid)));
         if let Some(place) = self.open.get_mut(usize::from(cid)) {
-            *place = Some(Open { owner, deadline, moves, digest_ok, completion, aborted });
+            *place = Some(OpenCommand { owner, deadline, moves, digest_ok, completion, aborted });
         }
         self.in_flight += 1;
         let entry = Command { cid, ..command }.with_data(sgl).to_bytes();
@@ -234,10 +234,10 @@ impl Queue {
         now: Instant,
         host: &mut Host,
         counters: &mut InitiatorCounters,
-    ) -> Option<Happened> {
+    ) -> Option<InitiatorQueueEvent> {
         loop {
             let incoming = self.channel.poll(now, host)?;
-            let about = self.about(&incoming);
+            let about = self.origin_of(&incoming);
             let happened = match incoming {
                 Incoming::Buffer { tag, buffer } if self.terminated => {
                     self.keep_buffer(tag, buffer);
@@ -245,24 +245,24 @@ impl Queue {
                 }
                 Incoming::Ended(how) => {
                     self.culprit = self.culprit.or_else(|| self.culprit_of_transport());
-                    return Some(Happened::Ended(how));
+                    return Some(InitiatorQueueEvent::Ended(how));
                 }
                 _ if self.terminated => Ok(None),
-                Incoming::Ready => return Some(Happened::Ready),
+                Incoming::Ready => return Some(InitiatorQueueEvent::Ready),
                 Incoming::Response(entry) => self.complete(host, Completion::parse(&entry)),
                 Incoming::ReadData { cccid, len, success, digest_ok, .. } => {
-                    self.take_data(host, cccid, len, success, digest_ok)
+                    self.handle_read_data(host, cccid, len, success, digest_ok)
                 }
-                Incoming::Buffer { tag, buffer } => self.take_buffer(tag, buffer),
+                Incoming::Buffer { tag, buffer } => self.handle_buffer(tag, buffer),
                 Incoming::R2t { cccid, ttag, offset, len } => {
                     counters.nvmei_r2ts += 1;
-                    self.give_data(now, host, (cccid, ttag), offset, len)
+                    self.answer_r2t(now, host, (cccid, ttag), offset, len)
                 }
                 // The transport accepts these PDUs only from an initiator.
                 Incoming::Command { .. } | Incoming::WriteData { .. } => Err(Fault::SEQUENCE),
             };
             match happened {
-                Ok(Some(answer)) => return Some(Happened::Answer(answer)),
+                Ok(Some(answer)) => return Some(InitiatorQueueEvent::Answer(answer)),
                 Ok(None) => {}
                 // `Incoming::Ended` follows.
                 Err(fault) => {
@@ -275,7 +275,7 @@ impl Queue {
     }
 
     /// Returns the origin of the command that a PDU or buffer belongs to.
-    fn about(&self, incoming: &Incoming) -> Option<Owner> {
+    fn origin_of(&self, incoming: &Incoming) -> Option<CommandOrigin> {
         let cid = match incoming {
             Incoming::Response(entry) => Completion::parse(entry).cid,
             Incoming::ReadData { cccid, .. } | Incoming::R2t { cccid, .. } => *cccid,
@@ -286,17 +286,17 @@ impl Queue {
     }
 
     /// Returns the origin of the command for whose data the transport ended the connection.
-    fn culprit_of_transport(&self) -> Option<Owner> {
-        let cid = self.channel.transport.culprit()?;
+    fn culprit_of_transport(&self) -> Option<CommandOrigin> {
+        let cid = self.channel.transport.faulty_command()?;
         self.open.get(usize::from(cid))?.as_ref().map(|open| open.owner)
     }
 
     /// Returns the origin of the command that ends the association, if it is known.
-    pub(super) const fn culprit(&self) -> Option<Owner> {
+    pub(super) const fn culprit(&self) -> Option<CommandOrigin> {
         self.culprit
     }
 
-    fn open_mut(&mut self, cid: u16) -> Option<&mut Open> {
+    fn open_mut(&mut self, cid: u16) -> Option<&mut OpenCommand> {
         self.open.get_mut(usize::from(cid))?.as_mut()
     }
 
@@ -305,14 +305,14 @@ impl Queue {
         &mut self,
         host: &mut Host,
         completion: Completion,
-    ) -> Result<Option<Answer>, Fault> {
+    ) -> Result<Option<CommandDone>, Fault> {
         let cid = completion.cid;
         let unknown = Fault::field(at::ENTRY + CQE_CID);
         let received = self.channel.transport.received(cid);
         let open = self.open_mut(cid).filter(|open| open.completion.is_none());
         let open = open.ok_or(unknown)?;
         open.completion = Some(completion);
-        if let Moves::In { buffer: None, len, .. } = open.moves {
+        if let DataTransfer::In { buffer: None, len, .. } = open.moves {
             // Check now rather than when the buffer is returned: the device may hold it for a
             // while, and another error must not end the connection first.
             if completion.status.is_success() && received.is_some_and(|bytes| bytes < len) {
@@ -325,17 +325,17 @@ impl Queue {
         self.finish(cid)
     }
 
-    fn take_data(
+    fn handle_read_data(
         &mut self,
         host: &mut Host,
         cid: u16,
         bytes: u32,
         success: bool,
         right: bool,
-    ) -> Result<Option<Answer>, Fault> {
+    ) -> Result<Option<CommandDone>, Fault> {
         let open = self.open_mut(cid).ok_or_else(|| Fault::field(at::CCCID))?;
         open.digest_ok &= right;
-        if let Moves::In { received, .. } = &mut open.moves {
+        if let DataTransfer::In { received, .. } = &mut open.moves {
             *received = received.saturating_add(bytes);
         }
         if !success {
@@ -345,29 +345,32 @@ impl Queue {
         self.complete(host, Completion { result: 0, sqhd: 0, cid, status })
     }
 
-    fn take_buffer(&mut self, cid: u16, back: AlignedBuf) -> Result<Option<Answer>, Fault> {
+    fn handle_buffer(&mut self, cid: u16, back: AlignedBuf) -> Result<Option<CommandDone>, Fault> {
         self.keep_buffer(cid, back);
         self.finish(cid)
     }
 
     fn keep_buffer(&mut self, cid: u16, back: AlignedBuf) {
-        if let Some(Moves::In { buffer, .. }) = self.open_mut(cid).map(|open| &mut open.moves) {
+        if let Some(DataTransfer::In { buffer, .. }) =
+            self.open_mut(cid).map(|open| &mut open.moves)
+        {
             *buffer = Some(back);
         }
     }
 
     /// Answers an R2T. R2Ts have to be in the order of the data and without holes, as Linux
     /// requires: then all data was requested if its end was.
-    fn give_data(
+    fn answer_r2t(
         &mut self,
         now: Instant,
         host: &mut Host,
         (cid, ttag): (u16, u16),
         offset: u32,
         len: u32,
-    ) -> Result<Option<Answer>, Fault> {
+    ) -> Result<Option<CommandDone>, Fault> {
         let open = self.open_mut(cid).filter(|open| open.completion.is_none());
-        let Moves::Out { data, asked } = &mut open.ok_or_else(|| Fault::field(at::CCCID))?.moves
+        let DataTransfer::Out { data, asked } =
+            &mut open.ok_or_else(|| Fault::field(at::CCCID))?.moves
         else {
             return Err(Fault::field(at::CCCID));
         };
@@ -381,22 +384,22 @@ impl Queue {
     }
 
     /// Closes a command if its completion has arrived and its buffer was returned.
-    fn finish(&mut self, cid: u16) -> Result<Option<Answer>, Fault> {
+    fn finish(&mut self, cid: u16) -> Result<Option<CommandDone>, Fault> {
         let Some(place) = self.open.get_mut(usize::from(cid)) else { return Ok(None) };
-        let Some(Open { completion: Some(completion), moves, .. }) = place.as_ref() else {
+        let Some(OpenCommand { completion: Some(completion), moves, .. }) = place.as_ref() else {
             return Ok(None);
         };
         let whole = match moves {
-            Moves::None | Moves::Sent => true,
-            Moves::Out { data, asked } => *asked == data.len(),
-            Moves::In { len, received, .. } => len == received,
+            DataTransfer::None | DataTransfer::Sent => true,
+            DataTransfer::Out { data, asked } => *asked == data.len(),
+            DataTransfer::In { len, received, .. } => len == received,
         };
         // Success without all of the data is a protocol error.
         if completion.status.is_success() && !whole {
             return Err(Fault::SEQUENCE);
         }
         let completion = *completion;
-        let Some(Open { owner, moves, digest_ok, deadline, .. }) = place.take() else {
+        let Some(OpenCommand { owner, moves, digest_ok, deadline, .. }) = place.take() else {
             return Ok(None);
         };
         if let Some(at) = deadline {
@@ -405,10 +408,10 @@ impl Queue {
         self.in_flight -= 1;
         self.free.push_back(cid);
         let buffer = match moves {
-            Moves::In { buffer, .. } => buffer,
+            DataTransfer::In { buffer, .. } => buffer,
             _ => None,
         };
-        Ok(Some(Answer { owner, completion, buffer, digest_ok }))
+        Ok(Some(CommandDone { owner, completion, buffer, digest_ok }))
     }
 
     /// Returns the time at which [`Self::poll`] or [`Self::poll_late`] has work to do.
@@ -418,7 +421,7 @@ impl Queue {
     }
 
     /// Returns the next late command. Each is reported twice: the second time after `patience`.
-    pub(super) fn poll_late(&mut self, now: Instant, patience: Duration) -> Option<Late> {
+    pub(super) fn poll_late(&mut self, now: Instant, patience: Duration) -> Option<LateCommand> {
         let (_, cid) = self.deadlines.first().copied().filter(|&(at, _)| at <= now)?;
         self.deadlines.pop_first();
         let open = self.open.get_mut(usize::from(cid))?.as_mut()?;
@@ -429,21 +432,22 @@ impl Queue {
         if again {
             self.culprit = Some(owner);
         }
-        Some(Late { owner, cid, again })
+        Some(LateCommand { owner, cid, again })
     }
 
     /// Gives up an ended connection. Returns the origins of the open commands with their buffers;
     /// buffers that the device still has are replaced by new ones.
-    pub(super) fn abandon(
+    pub(super) fn reclaim_commands(
         &mut self,
         now: Instant,
         host: &mut Host,
         counters: &mut InitiatorCounters,
-    ) -> Vec<(Owner, Option<AlignedBuf>)> {
+    ) -> Vec<(CommandOrigin, Option<AlignedBuf>)> {
         // Otherwise data for reclaimed buffers would be reported as a protocol error of the
         // controller.
-        self.channel.transport.give_up();
-        let awaited = |open: &Open| matches!(open.moves, Moves::In { buffer: None, .. });
+        self.channel.transport.abandon();
+        let awaited =
+            |open: &OpenCommand| matches!(open.moves, DataTransfer::In { buffer: None, .. });
         for cid in 0..u16::try_from(self.open.len()).unwrap_or(u16::MAX) {
             if self.open_mut(cid).is_some_and(|open| awaited(open)) {
                 self.channel.transport.reclaim(host, cid);
@@ -459,7 +463,7 @@ impl Queue {
         let open = self.open.iter_mut().filter_map(Option::take);
         let back = open.map(|open| {
             let buffer = match open.moves {
-                Moves::In { buffer, pages, .. } => Some(buffer.unwrap_or_else(|| {
+                DataTransfer::In { buffer, pages, .. } => Some(buffer.unwrap_or_else(|| {
                     counters.nvmei_buffers_replaced += 1;
                     AlignedBuf::new(pages.max(1))
                 })),

@@ -6,7 +6,7 @@
 //! they are executed, provided that nothing else changed the blocks between the first execution and
 //! the last; otherwise an old write could overwrite a newer one that was answered meanwhile.
 //! Therefore *overlapping changes are executed one at a time*: a change that overlaps an earlier
-//! one is held until the earlier one is answered ([`Changes`]). Hence no unanswered change overlaps
+//! one is held until the earlier one is answered ([`PendingChanges`]). Hence no unanswered change overlaps
 //! an answered later one, and all are resent in the order of submission. For the same reason no
 //! data written to a connection of the old association may leave after the next association begins:
 //! these connections are reset. Admin commands that may change something are not resent: they fail
@@ -34,22 +34,22 @@ use base::{Duration, Instant};
 use host::{Host, SocketId};
 
 use super::association::Association;
-use super::command::{Error, Extent, Loss};
+use super::command::{ChangedBlocks, Error, Loss};
 use super::config::Event;
-use super::queue::{Owner, Queue};
-use super::{ADMIN, Initiator, Phase};
+use super::queue::{CommandOrigin, InitiatorQueue};
+use super::{ADMIN, Initiator, InitiatorPhase};
 
 /// Unanswered changes by serial number, which is the order of submission.
 #[derive(Debug, Default)]
-pub(super) struct Changes {
-    open: BTreeMap<u64, Extent>,
+pub(super) struct PendingChanges {
+    open: BTreeMap<u64, ChangedBlocks>,
 }
 
-impl Changes {
+impl PendingChanges {
     /// Adds a submitted change. Returns whether it may be sent now.
-    pub(super) fn insert(&mut self, serial: u64, extent: Extent) -> bool {
+    pub(super) fn insert(&mut self, serial: u64, extent: ChangedBlocks) -> bool {
         self.open.insert(serial, extent);
-        self.may_go(serial)
+        self.can_send(serial)
     }
 
     /// Removes a change that was answered or failed. Returns whether it existed.
@@ -58,7 +58,7 @@ impl Changes {
     }
 
     /// Returns whether no earlier change overlaps this one.
-    pub(super) fn may_go(&self, serial: u64) -> bool {
+    pub(super) fn can_send(&self, serial: u64) -> bool {
         let Some(extent) = self.open.get(&serial) else { return true };
         !self.open.range(..serial).any(|(_, earlier)| earlier.overlaps(extent))
     }
@@ -116,26 +116,33 @@ impl Outage {
 impl Initiator {
     /// Handles the loss of the association, caused by an event on the queue `index` if that is
     /// given: open requests wait for the next association, or fail.
-    pub(super) fn lose(&mut self, now: Instant, host: &mut Host, loss: Loss, index: Option<usize>) {
-        let phase = core::mem::replace(&mut self.phase, Phase::Idle);
-        if let Phase::Up(mut association) = phase {
+    pub(super) fn handle_loss(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        loss: Loss,
+        index: Option<usize>,
+    ) {
+        let phase = core::mem::replace(&mut self.phase, InitiatorPhase::Idle);
+        if let InitiatorPhase::Up(mut association) = phase {
             let counter = if association.live {
                 &mut self.counters.nvmei_associations_lost
             } else {
                 &mut self.counters.nvmei_connects_failed
             };
             *counter += 1;
-            let open = self.take_back(now, host, &mut association, ADMIN);
-            let last_word = index.filter(|_| loss.is_said());
-            self.lingering = hang_up(now, host, &association, last_word);
-            let culprit = association.queues.iter().find_map(Queue::culprit);
+            let open = self.reclaim_requests(now, host, &mut association, ADMIN);
+            let last_word = index.filter(|_| loss.is_reported_to_peer());
+            self.lingering_socket = close_connections(now, host, &association, last_word);
+            let culprit = association.queues.iter().find_map(InitiatorQueue::culprit);
             // If an I/O connection ended, only its commands are suspected; a controller that stops
             // may end any connection first.
             let one = matches!(loss, Loss::Connection(_)) && index != Some(ADMIN);
             let one = one || loss.is_protocol();
             for (at, serial) in open {
                 let here = !one || index == Some(at);
-                let suspect = here && culprit.is_none_or(|owner| owner == Owner::Request(serial));
+                let suspect =
+                    here && culprit.is_none_or(|owner| owner == CommandOrigin::Request(serial));
                 self.replay(serial, loss, suspect, culprit.is_some());
             }
         }
@@ -143,7 +150,7 @@ impl Initiator {
         for ready in &mut self.ready {
             ready.make_contiguous().sort_unstable();
         }
-        self.give_up(now, loss);
+        self.schedule_reconnect(now, loss);
     }
 
     /// Resends or fails a request that was open when the association was lost. `suspect`: it may
@@ -157,7 +164,7 @@ impl Initiator {
         };
         *count = count.saturating_add(u8::from(suspect));
         // Alone, it neither fails its neighbors nor counts their failures.
-        pending.alone = !known && *count > most / 2;
+        pending.sent_alone = !known && *count > most / 2;
         if *count > most {
             self.counters.nvmei_retries_exhausted += 1;
             let error = if loss.is_protocol() { Error::Protocol(loss) } else { Error::Lost(loss) };
@@ -173,7 +180,7 @@ impl Initiator {
 
     /// Ends the commands of the queues from `first` on. Returns the requests among them, each with
     /// the index of its queue, after their buffers were returned to them.
-    pub(super) fn take_back(
+    pub(super) fn reclaim_requests(
         &mut self,
         now: Instant,
         host: &mut Host,
@@ -182,8 +189,8 @@ impl Initiator {
     ) -> Vec<(usize, u64)> {
         let mut serials = Vec::new();
         for (index, queue) in association.queues.iter_mut().enumerate().skip(first) {
-            for (owner, buffer) in queue.abandon(now, host, &mut self.counters) {
-                let Owner::Request(serial) = owner else { continue };
+            for (owner, buffer) in queue.reclaim_commands(now, host, &mut self.counters) {
+                let CommandOrigin::Request(serial) = owner else { continue };
                 serials.push((index, serial));
                 if let (Some(pending), true) = (self.requests.get_mut(&serial), buffer.is_some()) {
                     pending.buffer = buffer;
@@ -194,16 +201,16 @@ impl Initiator {
     }
 
     /// Schedules the next attempt to connect, or gives up.
-    pub(super) fn give_up(&mut self, now: Instant, loss: Loss) {
+    pub(super) fn schedule_reconnect(&mut self, now: Instant, loss: Loss) {
         let next =
             if loss.is_final() { None } else { self.outage.lost(now, &self.config.back_off) };
         match next {
             Some(at) => {
-                self.phase = Phase::Waiting(at);
+                self.phase = InitiatorPhase::Waiting(at);
                 self.events.push_back(Event::Lost(loss));
             }
             None => {
-                self.phase = Phase::Failed(loss);
+                self.phase = InitiatorPhase::Failed(loss);
                 self.events.push_back(Event::Failed(loss));
                 self.fail_all(Error::ControllerLost(loss));
             }
@@ -212,9 +219,9 @@ impl Initiator {
 
     pub(super) fn fail_all(&mut self, error: Error) {
         self.ready.iter_mut().for_each(VecDeque::clear);
-        self.changes = Changes::default();
+        self.changes = PendingChanges::default();
         while let Some((_, pending)) = self.requests.pop_first() {
-            self.end(pending.token, Err(error), pending.buffer);
+            self.report_done(pending.token, Err(error), pending.buffer);
         }
     }
 }
@@ -223,7 +230,7 @@ impl Initiator {
 /// or an alert is still being delivered, is closed and its socket returned, to be reset before the
 /// next association begins. All others are reset: an orderly close would first deliver data written
 /// before, perhaps long after it was resent over another connection and answered.
-fn hang_up(
+fn close_connections(
     now: Instant,
     host: &mut Host,
     of: &Association,

@@ -8,7 +8,7 @@ use abi::aligned::{AlignedBuf, PAGE_BYTES};
 
 /// The budget and its free buffers.
 #[derive(Debug)]
-pub(super) struct Buffers {
+pub(super) struct WriteBufferPool {
     /// Free buffers, indexed by the logarithm (base 2) of their pages.
     free: Vec<Vec<AlignedBuf>>,
     free_bytes: usize,
@@ -16,9 +16,9 @@ pub(super) struct Buffers {
     bytes_max: usize,
 }
 
-/// Bytes of the budget that are in use; to be returned with [`Buffers::give`].
+/// Bytes of the budget that are in use; to be returned with [`WriteBufferPool::release`].
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Lease {
+pub(super) struct WriteBufferLease {
     bytes: usize,
 }
 
@@ -28,7 +28,7 @@ pub(super) const fn bytes_for(len: usize) -> usize {
     pages.next_power_of_two().saturating_mul(PAGE_BYTES)
 }
 
-impl Buffers {
+impl WriteBufferPool {
     /// Creates a budget of `bytes_max` bytes.
     pub(super) const fn new(bytes_max: usize) -> Self {
         Self { free: Vec::new(), free_bytes: 0, used_bytes: 0, bytes_max }
@@ -44,26 +44,26 @@ impl Buffers {
     }
 
     /// Takes a buffer of at least `len` bytes. Returns `None` if it would exceed the budget.
-    pub(super) fn take(&mut self, len: usize) -> Option<(AlignedBuf, Lease)> {
+    pub(super) fn take(&mut self, len: usize) -> Option<(AlignedBuf, WriteBufferLease)> {
         if !self.fits(len) {
             return None;
         }
         let bytes = bytes_for(len);
         let pages = bytes / PAGE_BYTES;
         self.used_bytes += bytes;
-        let kept = self.free.get_mut(kind(pages)).and_then(Vec::pop);
+        let kept = self.free.get_mut(size_class(pages)).and_then(Vec::pop);
         if kept.is_some() {
             self.free_bytes -= bytes;
         }
         self.trim();
-        Some((kept.unwrap_or_else(|| AlignedBuf::new(pages)), Lease { bytes }))
+        Some((kept.unwrap_or_else(|| AlignedBuf::new(pages)), WriteBufferLease { bytes }))
     }
 
     /// Returns a lease to the budget, and the buffer to its free list unless it is lost.
-    pub(super) fn give(&mut self, lease: Lease, buffer: Option<AlignedBuf>) {
+    pub(super) fn release(&mut self, lease: WriteBufferLease, buffer: Option<AlignedBuf>) {
         self.used_bytes -= lease.bytes;
         let Some(buffer) = buffer.filter(|buffer| buffer.len() == lease.bytes) else { return };
-        let kind = kind(buffer.len() / PAGE_BYTES);
+        let kind = size_class(buffer.len() / PAGE_BYTES);
         if self.free.len() <= kind {
             self.free.resize_with(kind + 1, Vec::new);
         }
@@ -84,7 +84,7 @@ impl Buffers {
     }
 }
 
-const fn kind(pages: usize) -> usize {
+const fn size_class(pages: usize) -> usize {
     pages.trailing_zeros() as usize
 }
 
@@ -94,21 +94,21 @@ mod tests {
 
     #[test]
     fn buffers_are_used_again_within_the_budget() {
-        let mut buffers = Buffers::new(16 * PAGE_BYTES);
+        let mut buffers = WriteBufferPool::new(16 * PAGE_BYTES);
         let (mut small, one) = buffers.take(1).unwrap();
         let (large, eight) = buffers.take(5 * PAGE_BYTES).unwrap();
         assert_eq!((small.len(), large.len()), (PAGE_BYTES, 8 * PAGE_BYTES));
         assert!(buffers.take(5 * PAGE_BYTES).is_none(), "it would be 17 pages");
         small.as_mut_slice()[0] = 7;
-        buffers.give(one, Some(small));
-        buffers.give(eight, Some(large));
+        buffers.release(one, Some(small));
+        buffers.release(eight, Some(large));
         assert_eq!((buffers.used_bytes(), buffers.free_bytes), (0, 9 * PAGE_BYTES));
         let (small, one) = buffers.take(PAGE_BYTES).unwrap();
         assert_eq!(small.as_slice()[0], 7, "the same");
-        buffers.give(one, Some(small));
+        buffers.release(one, Some(small));
         let (all, sixteen) = buffers.take(16 * PAGE_BYTES).unwrap();
         assert_eq!((all.len(), buffers.free_bytes), (16 * PAGE_BYTES, 0), "the others are gone");
-        buffers.give(sixteen, None);
+        buffers.release(sixteen, None);
         assert_eq!((buffers.used_bytes(), buffers.free_bytes), (0, 0));
     }
 }

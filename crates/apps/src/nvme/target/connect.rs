@@ -8,14 +8,14 @@ use wire::nvme::fabrics::{
 use wire::nvme::nqn::Nqn;
 use wire::nvme::status::Status;
 
-use super::controller::{Admission, ConnKey};
-use super::log::Name;
-use super::shared::Shared;
-use crate::nvme::channel::Identity;
+use super::controller::{NewControllerParams, TargetConnId};
+use super::log::QuotedNqn;
+use super::shared::NvmeTargetState;
+use crate::nvme::channel::NvmePskIdentity;
 
 /// Parameters of a connected queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Connected {
+pub(super) struct ConnectedQueueParams {
     pub(super) cntlid: u16,
     pub(super) qid: u16,
     /// Number of entries.
@@ -26,12 +26,12 @@ pub(super) struct Connected {
 
 /// A refused Connect: the result for the initiator, and the reason for the log.
 #[derive(Debug)]
-pub(super) struct Refused {
+pub(super) struct ConnectRefusal {
     pub(super) result: ConnectResult,
     pub(super) why: String,
 }
 
-impl Refused {
+impl ConnectRefusal {
     pub(super) fn new(result: ConnectResult, why: impl Into<String>) -> Self {
         Self { result, why: why.into() }
     }
@@ -62,50 +62,52 @@ impl Refused {
 /// The result for the initiator, and the reason.
 pub(super) fn connect(
     now: Instant,
-    shared: &mut Shared,
-    (key, identity): (ConnKey, Option<Identity>),
+    shared: &mut NvmeTargetState,
+    (key, identity): (TargetConnId, Option<NvmePskIdentity>),
     command: &Command,
     data: &[u8],
-) -> Result<Connected, Refused> {
+) -> Result<ConnectedQueueParams, ConnectRefusal> {
     let Some(Fabrics::Connect(asked)) = Fabrics::of(command) else {
-        return Err(Refused::sequence("the first command is no Connect"));
+        return Err(ConnectRefusal::sequence("the first command is no Connect"));
     };
     let data: &[u8; CONNECT_DATA_BYTES] = data.try_into().map_err(|_| {
         let why = format!("the data has {} bytes, not {CONNECT_DATA_BYTES}", data.len());
-        Refused::status(Status::SGL_LENGTH_INVALID, why)
+        ConnectRefusal::status(Status::SGL_LENGTH_INVALID, why)
     })?;
     if asked.recfmt != 0 {
         let why = format!("record format {}, and there is only 0", asked.recfmt);
-        return Err(Refused::status(Status::INCOMPATIBLE_FORMAT, why));
+        return Err(ConnectRefusal::status(Status::INCOMPATIBLE_FORMAT, why));
     }
     let entries_max = shared.config.queue_entries_max;
     if asked.sqsize == 0 || asked.sqsize >= entries_max {
         let entries = u32::from(asked.sqsize) + 1;
         let why = format!("a queue of {entries} entries, and there may be 2 to {entries_max}");
-        return Err(Refused::command(ipo::SQSIZE, why));
+        return Err(ConnectRefusal::command(ipo::SQSIZE, why));
     }
     let data = ConnectData::parse(data);
-    let no_name = |offset, of| Refused::data(offset, format!("the name of the {of} is not valid"));
+    let no_name =
+        |offset, of| ConnectRefusal::data(offset, format!("the name of the {of} is not valid"));
     let subnqn = data.subnqn.ok_or_else(|| no_name(ipo::SUBNQN, "subsystem"))?;
     let hostnqn = data.hostnqn.ok_or_else(|| no_name(ipo::HOSTNQN, "host"))?;
     // Zero is not a valid identifier (base section 5.27.1.25); Linux and SPDK never send it.
     if data.hostid == [0; 16] {
-        return Err(Refused::data(ipo::HOSTID, "the host identifier is zero"));
+        return Err(ConnectRefusal::data(ipo::HOSTID, "the host identifier is zero"));
     }
     // A key belongs to one host and one subsystem (tcp section 3.6.1.3).
-    if let Some(own) = identity.filter(|own| *own != Identity { host: hostnqn, subsystem: subnqn })
+    if let Some(own) =
+        identity.filter(|own| *own != NvmePskIdentity { host: hostnqn, subsystem: subnqn })
     {
         shared.counters.nvmet_refused_identity += 1;
-        let (host, subsystem) = (Name(&own.host), Name(&own.subsystem));
+        let (host, subsystem) = (QuotedNqn(&own.host), QuotedNqn(&own.subsystem));
         let why = format!("its key is for host {host} and subsystem {subsystem}");
-        return Err(Refused::status(Status::INVALID_HOST, why));
+        return Err(ConnectRefusal::status(Status::INVALID_HOST, why));
     }
     let cntlid = if asked.qid == 0 {
         connect_admin(now, shared, key, &asked, (&data, subnqn, hostnqn))?
     } else {
         connect_io(shared, key, &asked, (&data, subnqn, hostnqn))?
     };
-    Ok(Connected {
+    Ok(ConnectedQueueParams {
         cntlid,
         qid: asked.qid,
         size: asked.sqsize + 1,
@@ -116,83 +118,84 @@ pub(super) fn connect(
 /// Connects an admin queue, which creates a controller.
 fn connect_admin(
     now: Instant,
-    shared: &mut Shared,
-    key: ConnKey,
+    shared: &mut NvmeTargetState,
+    key: TargetConnId,
     asked: &Connect,
     (data, subnqn, hostnqn): (&ConnectData, Nqn, Nqn),
-) -> Result<u16, Refused> {
+) -> Result<u16, ConnectRefusal> {
     let subsystem = if subnqn.is_discovery() {
         None
     } else {
         let found = shared.subsystems.iter().position(|subsystem| subsystem.nqn == subnqn);
-        Some(found.ok_or_else(|| Refused::data(ipo::SUBNQN, "there is no such subsystem"))?)
+        Some(found.ok_or_else(|| ConnectRefusal::data(ipo::SUBNQN, "there is no such subsystem"))?)
     };
     let admitted = subsystem
         .and_then(|index| shared.subsystems.get(index))
         .is_none_or(|subsystem| subsystem.admits(&hostnqn));
     if !admitted {
-        return Err(Refused::status(Status::INVALID_HOST, "the host is not on the list"));
+        return Err(ConnectRefusal::status(Status::INVALID_HOST, "the host is not on the list"));
     }
     // The dynamic controller model: no specific controller can be requested (fabrics section 4.2).
     if data.cntlid != CNTLID_DYNAMIC {
         let why = format!("it asks for controller {:#x}, and they are dynamic", data.cntlid);
-        return Err(Refused::data(ipo::CNTLID, why));
+        return Err(ConnectRefusal::data(ipo::CNTLID, why));
     }
     let most = shared.config.controllers_max;
     let busy = || {
         let result = ConnectResult::Refused(Status::CONTROLLER_BUSY);
-        Refused::new(result, format!("there are {most} controllers, and may be no more"))
+        ConnectRefusal::new(result, format!("there are {most} controllers, and may be no more"))
     };
     if shared.controllers.len() >= most {
         return Err(busy());
     }
-    let admission = Admission { subsystem, hostnqn, hostid: data.hostid, kato: asked.kato };
+    let admission =
+        NewControllerParams { subsystem, hostnqn, hostid: data.hostid, kato: asked.kato };
     shared.counters.nvmet_controllers += 1;
     shared.controllers.create(now, admission, key).ok_or_else(busy)
 }
 
 /// Connects an I/O queue of an existing controller.
 fn connect_io(
-    shared: &mut Shared,
-    key: ConnKey,
+    shared: &mut NvmeTargetState,
+    key: TargetConnId,
     asked: &Connect,
     (data, subnqn, hostnqn): (&ConnectData, Nqn, Nqn),
-) -> Result<u16, Refused> {
+) -> Result<u16, ConnectRefusal> {
     let (cntlid, qid) = (data.cntlid, asked.qid);
     let queues_max = shared.config.queues_max;
     if subnqn.is_discovery() {
-        return Err(Refused::command(ipo::QID, "discovery has no I/O queues"));
+        return Err(ConnectRefusal::command(ipo::QID, "discovery has no I/O queues"));
     }
     let subsystem = shared.subsystems.iter().position(|subsystem| subsystem.nqn == subnqn);
     let subsystem =
-        subsystem.ok_or_else(|| Refused::data(ipo::SUBNQN, "there is no such subsystem"))?;
-    let controller = shared
-        .controllers
-        .get_mut(cntlid)
-        .ok_or_else(|| Refused::data(ipo::CNTLID, format!("there is no controller {cntlid:#x}")))?;
+        subsystem.ok_or_else(|| ConnectRefusal::data(ipo::SUBNQN, "there is no such subsystem"))?;
+    let controller = shared.controllers.get_mut(cntlid).ok_or_else(|| {
+        ConnectRefusal::data(ipo::CNTLID, format!("there is no controller {cntlid:#x}"))
+    })?;
     if controller.subsystem != Some(subsystem) {
         let why = format!("controller {cntlid} is another subsystem's");
-        return Err(Refused::data(ipo::SUBNQN, why));
+        return Err(ConnectRefusal::data(ipo::SUBNQN, why));
     }
     // Another host's controller is refused. Hosts are told apart by NQN, as in SPDK: some
     // initiators send another host identifier with each Connect, and that of the admin queue is
     // used.
     if controller.hostnqn != hostnqn {
-        let (owner, hostnqn) = (Name(&controller.hostnqn), Name(&hostnqn));
+        let (owner, hostnqn) = (QuotedNqn(&controller.hostnqn), QuotedNqn(&hostnqn));
         let why = format!("controller {cntlid} is of host {owner}, not of {hostnqn}");
-        return Err(Refused::data(ipo::HOSTNQN, why));
+        return Err(ConnectRefusal::data(ipo::HOSTNQN, why));
     }
     if !controller.is_ready() {
-        return Err(Refused::sequence(format!("controller {cntlid} is not enabled")));
+        return Err(ConnectRefusal::sequence(format!("controller {cntlid} is not enabled")));
     }
-    let granted = if controller.granted == 0 { queues_max } else { controller.granted };
+    let granted =
+        if controller.io_queues_granted == 0 { queues_max } else { controller.io_queues_granted };
     if qid > granted {
         let why = format!("queue {qid}, and controller {cntlid} was granted {granted}");
-        return Err(Refused::command(ipo::QID, why));
+        return Err(ConnectRefusal::command(ipo::QID, why));
     }
     if controller.queue(qid).is_some() {
         let why = format!("queue {qid} of controller {cntlid} is connected");
-        return Err(Refused::sequence(why));
+        return Err(ConnectRefusal::sequence(why));
     }
     controller.add_queue(qid, key);
     shared.counters.nvmet_queues += 1;

@@ -9,19 +9,19 @@ use std::collections::VecDeque;
 use base::{Duration, Instant};
 use wire::nvme::command::{AsyncEvent, events};
 use wire::nvme::fabrics::{
-    CNTLID_MAX, Capabilities, Configuration, ControllerStatus, PropertyGet, PropertySet, Shutdown,
-    ShutdownStatus, property, version,
+    CNTLID_MAX, Capabilities, Configuration, ControllerStatus, PropertyGet, PropertySet,
+    ShutdownNotification, ShutdownStatus, property, version,
 };
 use wire::nvme::log::ErrorEntry;
 use wire::nvme::nqn::Nqn;
 use wire::nvme::status::Status;
 
-use super::features::Values;
-use super::shares::Share;
+use super::buffer_quota::BufferQuota;
+use super::features::FeatureValues;
 
 /// Identifies a connection of the target: the slot of its socket, and a serial number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ConnKey {
+pub(super) struct TargetConnId {
     pub(super) index: usize,
     pub(super) serial: u32,
 }
@@ -37,28 +37,28 @@ pub(super) const VERSION: u32 = version::V1_4;
 
 /// Asynchronous events (base section 5.2). An event is reported once until its log page is read.
 #[derive(Debug, Default)]
-pub(super) struct Events {
+pub(super) struct AsyncEventState {
     /// Identifiers of open Asynchronous Event Requests.
     requests: VecDeque<u16>,
     /// Events enabled by the initiator: bits of [`events`].
-    pub(super) wanted: u32,
+    pub(super) enabled: u32,
     /// Progress of the event for changed namespaces.
-    namespaces: Report,
-    discovery: Report,
+    namespaces: AsyncEventProgress,
+    discovery: AsyncEventProgress,
     /// Namespaces that changed since the log page was read; at most one more than the page can
     /// list.
     pub(super) changed: Vec<u32>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Report {
+enum AsyncEventProgress {
     #[default]
     Nothing,
     Due,
     Sent,
 }
 
-impl Events {
+impl AsyncEventState {
     /// Keeps an event request. Returns false if there are too many.
     pub(super) fn request(&mut self, cid: u16) -> bool {
         let room = self.requests.len() < usize::from(EVENT_REQUESTS_MAX);
@@ -76,42 +76,43 @@ impl Events {
     }
 
     /// Records a namespace that was added, removed or changed.
-    pub(super) fn note_namespace(&mut self, nsid: u32) {
+    pub(super) fn namespace_changed(&mut self, nsid: u32) {
         if !self.changed.contains(&nsid) && self.changed.len() <= CHANGED_MAX {
             self.changed.push(nsid);
         }
-        if self.wanted & events::NAMESPACES != 0 && self.namespaces == Report::Nothing {
-            self.namespaces = Report::Due;
+        if self.enabled & events::NAMESPACES != 0 && self.namespaces == AsyncEventProgress::Nothing
+        {
+            self.namespaces = AsyncEventProgress::Due;
         }
     }
 
     /// Records a change of the discovery log.
-    pub(super) fn note_discovery(&mut self) {
-        if self.wanted & events::DISCOVERY != 0 && self.discovery == Report::Nothing {
-            self.discovery = Report::Due;
+    pub(super) fn discovery_changed(&mut self) {
+        if self.enabled & events::DISCOVERY != 0 && self.discovery == AsyncEventProgress::Nothing {
+            self.discovery = AsyncEventProgress::Due;
         }
     }
 
     /// Resets the event after the log page of changed namespaces was read.
-    pub(super) fn read_namespaces(&mut self) {
+    pub(super) fn namespace_log_read(&mut self) {
         self.changed.clear();
-        self.namespaces = Report::Nothing;
+        self.namespaces = AsyncEventProgress::Nothing;
     }
 
     /// Resets the event after the discovery log was read.
-    pub(super) fn read_discovery(&mut self) {
-        self.discovery = Report::Nothing;
+    pub(super) fn discovery_log_read(&mut self) {
+        self.discovery = AsyncEventProgress::Nothing;
     }
 
     /// Returns the next event and the request that it completes.
     pub(super) fn poll(&mut self) -> Option<(u16, AsyncEvent)> {
         let (report, event) = match (self.namespaces, self.discovery) {
-            (Report::Due, _) => (&mut self.namespaces, AsyncEvent::NAMESPACE_CHANGED),
-            (_, Report::Due) => (&mut self.discovery, AsyncEvent::DISCOVERY_CHANGED),
+            (AsyncEventProgress::Due, _) => (&mut self.namespaces, AsyncEvent::NAMESPACE_CHANGED),
+            (_, AsyncEventProgress::Due) => (&mut self.discovery, AsyncEvent::DISCOVERY_CHANGED),
             _ => return None,
         };
         let cid = self.requests.pop_front()?;
-        *report = Report::Sent;
+        *report = AsyncEventProgress::Sent;
         Some((cid, event))
     }
 }
@@ -132,17 +133,17 @@ pub(super) struct Controller {
     /// Keep alive timeout in milliseconds; zero if disabled.
     kato: u32,
     /// Time of the last command.
-    pub(super) heard: Instant,
+    pub(super) last_command: Instant,
     /// Connections indexed by queue ID; 0 is the admin queue.
-    queues: Vec<Option<ConnKey>>,
+    queues: Vec<Option<TargetConnId>>,
     /// Number of I/O queues granted by Set Features; zero if not set.
-    pub(super) granted: u16,
-    pub(super) values: Values,
-    pub(super) events: Events,
+    pub(super) io_queues_granted: u16,
+    pub(super) values: FeatureValues,
+    pub(super) events: AsyncEventState,
     /// Error log, the newest entry first.
     pub(super) errors: VecDeque<ErrorEntry>,
     pub(super) error_count: u64,
-    pub(super) share: Share,
+    pub(super) quota: BufferQuota,
 }
 
 impl Controller {
@@ -164,16 +165,16 @@ impl Controller {
     /// Returns the time at which the keep alive timer expires (base section 3.9). Any command on
     /// any queue restarts it.
     pub(super) fn expires(&self) -> Option<Instant> {
-        (self.kato > 0).then(|| self.heard + Duration::from_millis(u64::from(self.kato)))
+        (self.kato > 0).then(|| self.last_command + Duration::from_millis(u64::from(self.kato)))
     }
 
     /// Returns the connection of a queue.
-    pub(super) fn queue(&self, qid: u16) -> Option<ConnKey> {
+    pub(super) fn queue(&self, qid: u16) -> Option<TargetConnId> {
         self.queues.get(usize::from(qid)).copied().flatten()
     }
 
     /// Adds a queue, whose ID must be free.
-    pub(super) fn add_queue(&mut self, qid: u16, key: ConnKey) {
+    pub(super) fn add_queue(&mut self, qid: u16, key: TargetConnId) {
         let index = usize::from(qid);
         if self.queues.len() <= index {
             self.queues.resize(index + 1, None);
@@ -191,7 +192,7 @@ impl Controller {
     }
 
     /// Returns the connections of the I/O queues.
-    pub(super) fn io_queues(&self) -> impl Iterator<Item = ConnKey> + '_ {
+    pub(super) fn io_queues(&self) -> impl Iterator<Item = TargetConnId> + '_ {
         self.queues.iter().skip(1).copied().flatten()
     }
 
@@ -245,17 +246,17 @@ impl Controller {
         } else if !new.enable && old.enable {
             // Controller reset: features return to their defaults, queues stay connected.
             self.status = ControllerStatus::default();
-            self.values = Values::default();
-            self.events.wanted = 0;
+            self.values = FeatureValues::default();
+            self.events.enabled = 0;
         }
-        if !matches!(new.shutdown, Shutdown::None) && old.shutdown != new.shutdown {
+        if !matches!(new.shutdown, ShutdownNotification::None) && old.shutdown != new.shutdown {
             // Written data is at the disk already, so shutdown completes at once.
             self.status.shutdown = ShutdownStatus::Complete;
         }
     }
 
     /// Adds a failed command to the error log.
-    pub(super) fn note_error(&mut self, sqid: u16, cid: u16, status: Status) {
+    pub(super) fn record_error(&mut self, sqid: u16, cid: u16, status: Status) {
         self.error_count += 1;
         self.errors.truncate(usize::from(ERRORS_MAX) - 1);
         let (location, lba, nsid) = (u16::MAX, 0, 0);
@@ -278,7 +279,7 @@ fn capabilities(mqes: u16) -> Capabilities {
 }
 
 /// Parameters of a new controller, from Connect.
-pub(super) struct Admission {
+pub(super) struct NewControllerParams {
     pub(super) subsystem: Option<usize>,
     pub(super) hostnqn: Nqn,
     pub(super) hostid: [u8; 16],
@@ -321,8 +322,8 @@ impl Controllers {
     pub(super) fn create(
         &mut self,
         now: Instant,
-        admission: Admission,
-        admin: ConnKey,
+        admission: NewControllerParams,
+        admin: TargetConnId,
     ) -> Option<u16> {
         let free = |id: &u16| self.table.binary_search_by_key(id, |one| one.cntlid).is_err();
         let next = (self.last + 1..=CNTLID_MAX).chain(1..=self.last);
@@ -335,14 +336,14 @@ impl Controllers {
             configuration: Configuration::default(),
             status: ControllerStatus::default(),
             kato: 0,
-            heard: now,
+            last_command: now,
             queues: vec![Some(admin)],
-            granted: 0,
-            values: Values::default(),
-            events: Events::default(),
+            io_queues_granted: 0,
+            values: FeatureValues::default(),
+            events: AsyncEventState::default(),
             errors: VecDeque::new(),
             error_count: 0,
-            share: Share::default(),
+            quota: BufferQuota::default(),
         };
         controller.set_kato(admission.kato);
         let place = self.table.partition_point(|one| one.cntlid < cntlid);

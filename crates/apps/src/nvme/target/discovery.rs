@@ -3,15 +3,15 @@
 
 use wire::nvme::fabrics::CNTLID_DYNAMIC;
 use wire::nvme::log::{
-    DiscoveryEntry, DiscoveryHeader, Security, Subsystem as Kind, TRTYPE_TCP, treq,
+    DiscoveryEntry, DiscoveryHeader, DiscoverySubtype as Kind, Security, TRTYPE_TCP, treq,
 };
 use wire::nvme::nqn::Nqn;
 
-use super::shared::Shared;
+use super::shared::NvmeTargetState;
 
 /// Returns the page for a host NQN: a record for each address of the target and each subsystem that
 /// admits the host, and one for this discovery service.
-pub(super) fn page(shared: &Shared, host: &Nqn) -> Vec<u8> {
+pub(super) fn page(shared: &NvmeTargetState, host: &Nqn) -> Vec<u8> {
     let admitted = shared.subsystems.iter().filter(|subsystem| subsystem.admits(host));
     let named = admitted.map(|subsystem| (subsystem.nqn, Kind::Nvm));
     let all = named.chain([(Nqn::discovery(), Kind::Discovery)]);
@@ -24,7 +24,11 @@ pub(super) fn page(shared: &Shared, host: &Nqn) -> Vec<u8> {
     page
 }
 
-fn entries(shared: &Shared, nqn: Nqn, kind: Kind) -> impl Iterator<Item = DiscoveryEntry> + '_ {
+fn entries(
+    shared: &NvmeTargetState,
+    nqn: Nqn,
+    kind: Kind,
+) -> impl Iterator<Item = DiscoveryEntry> + '_ {
     let tls = shared.config.tls.is_some() || shared.config.psk.is_some();
     let (secure, security) = match tls {
         true => (treq::SECURE_REQUIRED, Security::Tls13),

@@ -1,6 +1,6 @@
 //! Get Features and Set Features (base sections 5.15 and 5.27).
 
-use wire::nvme::command::{Features, QueueCounts, Select, events, feature};
+use wire::nvme::command::{FeatureSelect, Features, QueueCounts, events, feature};
 use wire::nvme::status::Status;
 
 use super::controller::Controller;
@@ -17,13 +17,13 @@ const KEPT: [(u8, u32); 5] = [
 
 /// Feature values that the initiator has set.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Values {
+pub(super) struct FeatureValues {
     kept: [u32; KEPT.len()],
     /// Volatile Write Cache: written data may stay in memory until it is flushed.
     pub(super) write_cache: bool,
 }
 
-impl Default for Values {
+impl Default for FeatureValues {
     fn default() -> Self {
         Self { kept: [0; KEPT.len()], write_cache: true }
     }
@@ -63,20 +63,21 @@ pub(super) fn get(
     if !is_known(controller, asked.fid) {
         return Err(INVALID);
     }
-    let granted = if controller.granted == 0 { queues_max } else { controller.granted };
+    let granted =
+        if controller.io_queues_granted == 0 { queues_max } else { controller.io_queues_granted };
     let counts = |count: u16| {
         QueueCounts { submission: u32::from(count), completion: u32::from(count) }.to_value()
     };
-    let kept = |values: &Values| {
+    let kept = |values: &FeatureValues| {
         let place = KEPT.iter().position(|kept| kept.0 == asked.fid);
         place.and_then(|place| values.kept.get(place)).copied().unwrap_or(0)
     };
-    let current = matches!(asked.select, Select::Current);
+    let current = matches!(asked.select, FeatureSelect::Current);
     match asked.select {
-        Select::Capabilities => return Ok(CHANGEABLE),
-        Select::Other(_) => return Err(INVALID),
+        FeatureSelect::Capabilities => return Ok(CHANGEABLE),
+        FeatureSelect::Other(_) => return Err(INVALID),
         // No feature is saveable: the saved value is the default.
-        Select::Current | Select::Default | Select::Saved => {}
+        FeatureSelect::Current | FeatureSelect::Default | FeatureSelect::Saved => {}
     }
     Ok(match asked.fid {
         feature::KEEP_ALIVE => {
@@ -88,7 +89,7 @@ pub(super) fn get(
         }
         feature::ASYNC_EVENT => {
             if current {
-                controller.events.wanted
+                controller.events.enabled
             } else {
                 0
             }
@@ -96,7 +97,7 @@ pub(super) fn get(
         feature::NUMBER_OF_QUEUES => counts(if current { granted } else { queues_max }),
         feature::VOLATILE_WRITE_CACHE => u32::from(!current || controller.values.write_cache),
         _ if current => kept(&controller.values),
-        _ => kept(&Values::default()),
+        _ => kept(&FeatureValues::default()),
     })
 }
 
@@ -121,7 +122,7 @@ pub(super) fn set(
             if asked.value & !events_known(controller.subsystem.is_none()) != 0 {
                 return Err(INVALID);
             }
-            controller.events.wanted = asked.value;
+            controller.events.enabled = asked.value;
         }
         feature::NUMBER_OF_QUEUES => return set_queues(controller, asked.value, queues_max),
         feature::VOLATILE_WRITE_CACHE if asked.value > 1 => return Err(INVALID),
@@ -150,7 +151,7 @@ fn set_queues(controller: &mut Controller, value: u32, queues_max: u16) -> Resul
     }
     let asked = asked.submission.min(asked.completion);
     let granted = u16::try_from(asked).unwrap_or(u16::MAX).min(queues_max);
-    controller.granted = granted;
+    controller.io_queues_granted = granted;
     let count = u32::from(granted);
     Ok(QueueCounts { submission: count, completion: count }.to_value())
 }

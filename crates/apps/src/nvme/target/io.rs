@@ -18,23 +18,23 @@ use wire::nvme::command::{Blocks, Command, DatasetManagement, FABRICS, Range, Sg
 use wire::nvme::fabrics::Fabrics;
 use wire::nvme::status::Status;
 
-use super::link::{Disk, Link};
-use super::locks::Mode;
-use super::queue::{SGL_LENGTH, SGL_TYPE, Turn, check, in_capsule};
-use super::shared::{Op, OpId, Stage, Verb};
+use super::backend::{TargetDisk, TargetTransport};
+use super::queue::{SGL_LENGTH, SGL_TYPE, TargetConnContext, check, in_capsule};
+use super::range_locks::RangeLockMode;
+use super::shared::{NvmeOp, NvmeOpId, NvmeOpKind, NvmeOpStage};
 
 /// Largest SGL length accepted for the ranges of a Dataset Management command: 256 ranges of 16
 /// bytes (nvm section 3.2.3).
 const RANGES_BYTES_MAX: u64 = 4096;
 /// Bytes per disk read for a comparison or a check of suspect blocks.
-const LOOK_BYTES: u32 = 128 << 10;
+const CHECK_READ_BYTES: u32 = 128 << 10;
 
 const INVALID: Status = Status::INVALID_FIELD.do_not_retry();
 const OUT_OF_RANGE: Status = Status::LBA_OUT_OF_RANGE.do_not_retry();
 
 /// A command checked against its namespace.
-struct Asked {
-    verb: Verb,
+struct CheckedIoCommand {
+    verb: NvmeOpKind,
     /// Byte range of the namespace.
     bytes: Span<u64>,
     /// Bytes of data from the initiator.
@@ -43,7 +43,12 @@ struct Asked {
 }
 
 /// Checks a command against a namespace of `blocks` blocks of `1 << shift` bytes.
-fn asked(command: &Command, blocks: u64, shift: u8, data_max: u64) -> Result<Asked, Status> {
+fn check_io_command(
+    command: &Command,
+    blocks: u64,
+    shift: u8,
+    data_max: u64,
+) -> Result<CheckedIoCommand, Status> {
     let range = || {
         let range = Blocks::of(command);
         let end = range.end().filter(|end| *end <= blocks).ok_or(OUT_OF_RANGE)?;
@@ -51,29 +56,29 @@ fn asked(command: &Command, blocks: u64, shift: u8, data_max: u64) -> Result<Ask
         Ok((range, range.slba << shift..end << shift))
     };
     let (verb, bytes, data_len, fua) = match command.opcode {
-        io::FLUSH => (Verb::Flush, 0..0, 0, false),
+        io::FLUSH => (NvmeOpKind::Flush, 0..0, 0, false),
         io::READ => {
             let (range, bytes) = range()?;
-            (Verb::Read, bytes, 0, range.fua)
+            (NvmeOpKind::Read, bytes, 0, range.fua)
         }
         io::WRITE => {
             let (range, bytes) = range()?;
             let len = bytes.end - bytes.start;
-            (Verb::Write, bytes, len, range.fua)
+            (NvmeOpKind::Write, bytes, len, range.fua)
         }
         io::COMPARE => {
             let (_, bytes) = range()?;
             let len = bytes.end - bytes.start;
-            (Verb::Compare { done: 0 }, bytes, len, false)
+            (NvmeOpKind::Compare { done: 0 }, bytes, len, false)
         }
         io::WRITE_ZEROES => {
             let (range, bytes) = range()?;
-            (Verb::Zero { deallocate: range.deallocate }, bytes, 0, range.fua)
+            (NvmeOpKind::Zero { deallocate: range.deallocate }, bytes, 0, range.fua)
         }
         io::DATASET_MANAGEMENT => {
             let manage = DatasetManagement::of(command);
             let ranges = if manage.deallocate { manage.ranges } else { 0 };
-            let verb = Verb::Deallocate { next: 0, ranges };
+            let verb = NvmeOpKind::Deallocate { next: 0, ranges };
             // The SGL may describe room for more ranges than are used: Linux always describes all
             // 256.
             let described = u64::from(command.sgl.len());
@@ -82,17 +87,17 @@ fn asked(command: &Command, blocks: u64, shift: u8, data_max: u64) -> Result<Ask
         // This includes reservations: ONCS does not report them.
         _ => return Err(Status::INVALID_OPCODE.do_not_retry()),
     };
-    let moved = if verb == Verb::Read { bytes.end - bytes.start } else { data_len };
+    let moved = if verb == NvmeOpKind::Read { bytes.end - bytes.start } else { data_len };
     if moved > data_max {
         return Err(INVALID);
     }
-    Ok(Asked { verb, bytes, data_len, fua })
+    Ok(CheckedIoCommand { verb, bytes, data_len, fua })
 }
 
 /// Checks that the SGL type and length match the command's data.
-fn check_data(command: &Command, asked: &Asked, capsule: &[u8]) -> Result<(), Status> {
+fn check_data(command: &Command, asked: &CheckedIoCommand, capsule: &[u8]) -> Result<(), Status> {
     let (wanted, to_host) = match asked.verb {
-        Verb::Read => (asked.bytes.end - asked.bytes.start, true),
+        NvmeOpKind::Read => (asked.bytes.end - asked.bytes.start, true),
         _ => (asked.data_len, false),
     };
     if wanted == 0 {
@@ -107,7 +112,7 @@ fn check_data(command: &Command, asked: &Asked, capsule: &[u8]) -> Result<(), St
     if u64::from(command.sgl.len()) == wanted { Ok(()) } else { Err(SGL_LENGTH) }
 }
 
-impl<L: Link> Turn<'_, L> {
+impl<L: TargetTransport> TargetConnContext<'_, L> {
     /// Handles a command of an I/O queue.
     pub(super) fn handle_io(&mut self, command: &Command, data: Bytes, digest_ok: bool) {
         if let (Some(Fabrics::Disconnect(recfmt)), Ok(())) =
@@ -115,22 +120,22 @@ impl<L: Link> Turn<'_, L> {
         {
             return self.disconnect(command.cid, recfmt);
         }
-        match self.operation(command, data, digest_ok) {
+        match self.build_operation(command, data, digest_ok) {
             Ok(op) => {
                 let fetch = op.data_len > 0;
                 let id = self.shared.ops.insert(op);
-                if fetch { self.fetch(id, false) } else { self.take_range(id) }
+                if fetch { self.request_data(id, false) } else { self.lock_range(id) }
             }
             Err(status) => self.complete(command.cid, 0, status),
         }
     }
 
-    fn operation(
+    fn build_operation(
         &mut self,
         command: &Command,
         capsule: Bytes,
         digest_ok: bool,
-    ) -> Result<Op, Status> {
+    ) -> Result<NvmeOp, Status> {
         check(command, digest_ok)?;
         match Fabrics::of(command) {
             Some(Fabrics::Connect(_)) => return Err(Status::COMMAND_SEQUENCE.do_not_retry()),
@@ -139,18 +144,18 @@ impl<L: Link> Turn<'_, L> {
         }
         let shared = &mut *self.shared;
         let queue = self.conn.queue.as_ref().ok_or(Status::INTERNAL)?;
-        let controller = shared.controllers.get(queue.is.cntlid).ok_or(Status::INTERNAL)?;
+        let controller = shared.controllers.get(queue.params.cntlid).ok_or(Status::INTERNAL)?;
         if !controller.is_ready() {
             return Err(Status::COMMAND_SEQUENCE.do_not_retry());
         }
         let subsystem = controller.subsystem.and_then(|index| shared.subsystems.get(index));
-        let place = subsystem.and_then(|subsystem| subsystem.place(command.nsid));
+        let place = subsystem.and_then(|subsystem| subsystem.namespace_index(command.nsid));
         let none = Status::INVALID_NAMESPACE.do_not_retry();
         let place = place.ok_or(none)?;
         let namespace = shared.namespaces.get(place).ok_or(none)?;
         namespace.check(&(0..0))?;
         let blocks = namespace.blocks().ok_or(none)?;
-        let asked = asked(command, blocks, namespace.shift, shared.data_max())?;
+        let asked = check_io_command(command, blocks, namespace.shift, shared.data_max())?;
         if namespace.read_only && asked.verb.changes() {
             return Err(Status::WRITE_PROTECTED.do_not_retry());
         }
@@ -158,31 +163,31 @@ impl<L: Link> Turn<'_, L> {
         let writes_through = !controller.values.write_cache;
         let counters = &mut shared.counters;
         match asked.verb {
-            Verb::Read => counters.nvmet_reads += 1,
-            Verb::Write => {
+            NvmeOpKind::Read => counters.nvmet_reads += 1,
+            NvmeOpKind::Write => {
                 counters.nvmet_writes += 1;
                 counters.nvmet_writes_in_capsule += u64::from(!capsule.is_empty());
             }
-            Verb::Compare { .. } => counters.nvmet_compares += 1,
-            Verb::Zero { .. } => counters.nvmet_zeroes += 1,
-            Verb::Probe { .. } | Verb::Deallocate { .. } | Verb::Flush => {}
+            NvmeOpKind::Compare { .. } => counters.nvmet_compares += 1,
+            NvmeOpKind::Zero { .. } => counters.nvmet_zeroes += 1,
+            NvmeOpKind::CheckedRead { .. } | NvmeOpKind::Deallocate { .. } | NvmeOpKind::Flush => {}
         }
-        Ok(Op {
+        Ok(NvmeOp {
             owner: Some(self.conn.key),
             cid: command.cid,
-            cntlid: queue.is.cntlid,
-            verb: asked.verb,
-            stage: Stage::Memory,
-            since: self.now,
-            place,
+            cntlid: queue.params.cntlid,
+            kind: asked.verb,
+            stage: NvmeOpStage::Memory,
+            lock_waiting_since: self.now,
+            namespace_index: place,
             offset: asked.bytes.start,
             len: asked.bytes.end - asked.bytes.start,
             data_len: u32::try_from(asked.data_len).map_err(|_| INVALID)?,
             fua: asked.fua || writes_through,
-            spoilt: false,
+            digest_failed: false,
             capsule,
-            waits: 0,
-            admitted: 0,
+            waiting_capsule_bytes: 0,
+            quota_bytes: 0,
             buffer: None,
             lease: None,
             lock: None,
@@ -192,11 +197,11 @@ impl<L: Link> Turn<'_, L> {
 
     /// Allocates memory for an operation's data and requests the data. `waited` is true if the
     /// operation was first in the queue for memory.
-    pub(super) fn fetch(&mut self, id: OpId, waited: bool) {
+    pub(super) fn request_data(&mut self, id: NvmeOpId, waited: bool) {
         let shared = &mut *self.shared;
-        let admitted = waited || shared.admit(id);
+        let admitted = waited || shared.charge_quota(id);
         // Operations that wait are served first.
-        let room = admitted && (waited || shared.thirsty.is_empty());
+        let room = admitted && (waited || shared.waiting_for_buffer.is_empty());
         let Some(op) = shared.ops.get_mut(id) else {
             internal_error!(shared.counters.nvmet_internal_errors, "memory for no operation");
             return;
@@ -213,8 +218,8 @@ impl<L: Link> Turn<'_, L> {
         op.lease = Some(lease);
         let capsule = core::mem::take(&mut op.capsule);
         let (cid, len) = (op.cid, op.data_len);
-        let (cntlid, waits) = (op.cntlid, core::mem::take(&mut op.waits));
-        shared.note_capsule(cntlid, waits);
+        let (cntlid, waits) = (op.cntlid, core::mem::take(&mut op.waiting_capsule_bytes));
+        shared.release_capsule_bytes(cntlid, waits);
         if !capsule.is_empty() {
             for (to, from) in buffer.as_mut_slice().iter_mut().zip(&capsule) {
                 *to = *from;
@@ -230,7 +235,7 @@ impl<L: Link> Turn<'_, L> {
             op.buffer = Some(buffer);
             return self.finish(id, Status::INTERNAL);
         };
-        op.stage = Stage::Data { tag };
+        op.stage = NvmeOpStage::Data { tag };
         // A tag is free again only after its buffer was returned.
         let refused = self.conn.link.expect(self.host, (cid, tag), len, buffer);
         debug_assert!(refused.is_none(), "the tag is free, and the buffer long enough");
@@ -238,21 +243,21 @@ impl<L: Link> Turn<'_, L> {
     }
 
     /// Continues an operation whose data has been received.
-    pub(super) fn handle_buffer(&mut self, id: OpId, buffer: AlignedBuf) {
+    pub(super) fn handle_buffer(&mut self, id: NvmeOpId, buffer: AlignedBuf) {
         let Some(op) = self.shared.ops.get_mut(id) else { return };
         op.buffer = Some(buffer);
-        if op.spoilt {
+        if op.digest_failed {
             return self.finish(id, Status::TRANSIENT_TRANSPORT);
         }
-        let all_in = self.ranges_are_in(id);
-        if all_in { self.take_range(id) } else { self.finish(id, OUT_OF_RANGE) }
+        let all_in = self.ranges_in_bounds(id);
+        if all_in { self.lock_range(id) } else { self.finish(id, OUT_OF_RANGE) }
     }
 
     /// Returns whether all ranges of a Dataset Management command are within the namespace.
-    fn ranges_are_in(&self, id: OpId) -> bool {
+    fn ranges_in_bounds(&self, id: NvmeOpId) -> bool {
         let Some(op) = self.shared.ops.get(id) else { return false };
-        let Verb::Deallocate { ranges, .. } = op.verb else { return true };
-        let blocks = self.shared.namespaces.get(op.place).and_then(|one| one.blocks());
+        let NvmeOpKind::Deallocate { ranges, .. } = op.kind else { return true };
+        let blocks = self.shared.namespaces.get(op.namespace_index).and_then(|one| one.blocks());
         let data = op.data(0, usize::from(ranges) * Range::BYTES).unwrap_or(&[]);
         Range::parse_all(data).all(|range| {
             let end = range.slba.checked_add(u64::from(range.count));
@@ -261,10 +266,10 @@ impl<L: Link> Turn<'_, L> {
     }
 
     /// Locks the range of an operation, and executes the operation once the lock is held.
-    fn take_range(&mut self, id: OpId) {
+    fn lock_range(&mut self, id: NvmeOpId) {
         let shared = &mut *self.shared;
         let op = shared.ops.get_mut(id);
-        let found = op.and_then(|op| Some((shared.namespaces.get_mut(op.place)?, op)));
+        let found = op.and_then(|op| Some((shared.namespaces.get_mut(op.namespace_index)?, op)));
         let Some((namespace, op)) = found else {
             internal_error!(shared.counters.nvmet_internal_errors, "a range for no operation");
             return;
@@ -273,11 +278,13 @@ impl<L: Link> Turn<'_, L> {
         if let Err(status) = namespace.check(&(0..0)) {
             return self.finish(id, status);
         }
-        let mode = match &mut op.verb {
-            Verb::Read | Verb::Probe { .. } | Verb::Compare { .. } => Mode::Shared,
-            Verb::Write | Verb::Zero { .. } => Mode::Exclusive,
-            Verb::Flush => return self.perform(id),
-            Verb::Deallocate { next, ranges } => {
+        let mode = match &mut op.kind {
+            NvmeOpKind::Read | NvmeOpKind::CheckedRead { .. } | NvmeOpKind::Compare { .. } => {
+                RangeLockMode::Shared
+            }
+            NvmeOpKind::Write | NvmeOpKind::Zero { .. } => RangeLockMode::Exclusive,
+            NvmeOpKind::Flush => return self.execute(id),
+            NvmeOpKind::Deallocate { next, ranges } => {
                 let data = op.buffer.as_ref().map_or(&[][..], AlignedBuf::as_slice);
                 let rest = Range::parse_all(data).take(usize::from(*ranges));
                 let found = rest.zip(0_u16..).skip(usize::from(*next)).find(|(r, _)| r.count > 0);
@@ -288,28 +295,28 @@ impl<L: Link> Turn<'_, L> {
                 op.offset = range.slba << namespace.shift;
                 op.len = u64::from(range.count) << namespace.shift;
                 shared.counters.nvmet_deallocations += 1;
-                Mode::Exclusive
+                RangeLockMode::Exclusive
             }
         };
         let (lock, held) = namespace.locks.lock(op.offset..op.offset + op.len, mode, id.0);
         op.lock = Some(lock);
         if held {
-            self.perform(id);
+            self.execute(id);
         } else {
-            (op.stage, op.since) = (Stage::Range, self.now);
+            (op.stage, op.lock_waiting_since) = (NvmeOpStage::Range, self.now);
             shared.counters.nvmet_waits_range += 1;
         }
     }
 
     /// Executes an operation that holds its lock.
-    pub(super) fn perform(&mut self, id: OpId) {
+    pub(super) fn execute(&mut self, id: NvmeOpId) {
         let file = match self.current_file(id) {
             Ok(file) => file,
             Err(status) => return self.finish(id, status),
         };
         let shared = &mut *self.shared;
         let op = shared.ops.get_mut(id);
-        let found = op.and_then(|op| Some((shared.namespaces.get(op.place)?, op)));
+        let found = op.and_then(|op| Some((shared.namespaces.get(op.namespace_index)?, op)));
         let Some((namespace, op)) = found else {
             internal_error!(
                 shared.counters.nvmet_internal_errors,
@@ -318,30 +325,32 @@ impl<L: Link> Turn<'_, L> {
             return;
         };
         let suspect = namespace.is_suspect(&(op.offset..op.offset + op.len));
-        op.stage = Stage::Disk;
+        op.stage = NvmeOpStage::Disk;
         let number = id.0;
         let token = DiskToken { user: shared.disk_user, number };
         let at = (file, op.offset);
-        match op.verb {
-            Verb::Read if suspect => {
-                op.verb = Verb::Probe { done: 0 };
+        match op.kind {
+            NvmeOpKind::Read if suspect => {
+                op.kind = NvmeOpKind::CheckedRead { done: 0 };
                 shared.counters.nvmet_reads_probed += 1;
-                self.read_on(id, file);
+                self.read_next_part(id, file);
             }
-            Verb::Read => self.send(id, file),
-            Verb::Write => {
+            NvmeOpKind::Read => self.send_read_data(id, file),
+            NvmeOpKind::Write => {
                 let Some(buffer) = op.buffer.take() else {
                     internal_error!(shared.counters.nvmet_internal_errors, "a write without data");
                     return;
                 };
                 self.host.write(token, at, buffer, op.data_len, op.fua);
             }
-            Verb::Probe { .. } | Verb::Compare { .. } => self.read_on(id, file),
-            Verb::Zero { deallocate } => self.host.zero(token, at, op.len, deallocate),
-            Verb::Deallocate { .. } => self.host.zero(token, at, op.len, true),
+            NvmeOpKind::CheckedRead { .. } | NvmeOpKind::Compare { .. } => {
+                self.read_next_part(id, file)
+            }
+            NvmeOpKind::Zero { deallocate } => self.host.zero(token, at, op.len, deallocate),
+            NvmeOpKind::Deallocate { .. } => self.host.zero(token, at, op.len, true),
             // A read-only namespace has no unwritten data.
-            Verb::Flush if namespace.read_only => self.finish(id, Status::SUCCESS),
-            Verb::Flush => {
+            NvmeOpKind::Flush if namespace.read_only => self.finish(id, Status::SUCCESS),
+            NvmeOpKind::Flush => {
                 shared.counters.nvmet_flushes += 1;
                 self.host.flush(token, file);
             }
@@ -350,7 +359,7 @@ impl<L: Link> Turn<'_, L> {
 
     /// Completes a read and sends its data from the file. The range stays locked until the peer
     /// acknowledges it.
-    fn send(&mut self, id: OpId, file: FileId) {
+    fn send_read_data(&mut self, id: NvmeOpId, file: FileId) {
         let Some(op) = self.shared.ops.remove(id) else {
             internal_error!(
                 self.shared.counters.nvmet_internal_errors,
@@ -361,16 +370,16 @@ impl<L: Link> Turn<'_, L> {
         // At most MDTS.
         let len = u32::try_from(op.len).unwrap_or(u32::MAX);
         let data = Source::File { file, offset: op.offset, len };
-        self.complete_with_data(op.cid, &data, op.lock.map(|lock| (op.place, lock)));
+        self.complete_with_data(op.cid, &data, op.lock.map(|lock| (op.namespace_index, lock)));
         self.shared.counters.nvmet_read_bytes += op.len;
         self.shared.health.read_bytes += op.len;
     }
 
     /// Reads the next part of the range for a Compare or a check of suspect blocks.
-    fn read_on(&mut self, id: OpId, file: FileId) {
+    fn read_next_part(&mut self, id: NvmeOpId, file: FileId) {
         let op = self.shared.ops.get_mut(id);
-        let found = op.and_then(|op| match op.verb {
-            Verb::Compare { done } | Verb::Probe { done } => Some((op, done)),
+        let found = op.and_then(|op| match op.kind {
+            NvmeOpKind::Compare { done } | NvmeOpKind::CheckedRead { done } => Some((op, done)),
             _ => None,
         });
         let Some((op, done)) = found else {
@@ -378,7 +387,8 @@ impl<L: Link> Turn<'_, L> {
             return;
         };
         // At most MDTS.
-        let len = u32::try_from(op.len).unwrap_or(u32::MAX).saturating_sub(done).min(LOOK_BYTES);
+        let len =
+            u32::try_from(op.len).unwrap_or(u32::MAX).saturating_sub(done).min(CHECK_READ_BYTES);
         let extent = FileExtent { file, offset: op.offset + u64::from(done), len };
         op.reading = Some(extent);
         let token = DiskToken { user: self.shared.disk_user, number: id.0 };
@@ -388,8 +398,8 @@ impl<L: Link> Turn<'_, L> {
         }
     }
 
-    /// Handles the end of a disk read of [`Self::read_on`].
-    pub(super) fn handle_read(&mut self, id: OpId, result: Result<Bytes, FileFault>) {
+    /// Handles the end of a disk read of [`Self::read_next_part`].
+    pub(super) fn handle_read(&mut self, id: NvmeOpId, result: Result<Bytes, FileFault>) {
         let Some(op) = self.shared.ops.get_mut(id) else {
             internal_error!(self.shared.counters.nvmet_internal_errors, "bytes for no operation");
             return;
@@ -400,7 +410,7 @@ impl<L: Link> Turn<'_, L> {
             Ok(bytes) => bytes,
             Err(fault) => {
                 self.shared.health.media_errors += 1;
-                let status = status_of(op.verb, fault);
+                let status = status_of(op.kind, fault);
                 return self.finish(id, status);
             }
         };
@@ -408,7 +418,7 @@ impl<L: Link> Turn<'_, L> {
             return self.finish(id, Status::INTERNAL);
         }
         let here = u32::try_from(bytes.len()).unwrap_or(0);
-        if let Verb::Probe { done } = &mut op.verb {
+        if let NvmeOpKind::CheckedRead { done } = &mut op.kind {
             *done += here;
             let is_whole = u64::from(*done) >= op.len;
             let file = match self.current_file(id) {
@@ -416,7 +426,7 @@ impl<L: Link> Turn<'_, L> {
                 Err(status) => return self.finish(id, status),
             };
             if !is_whole {
-                return self.read_on(id, file);
+                return self.read_next_part(id, file);
             }
             let Some(op) = self.shared.ops.get(id) else {
                 internal_error!(
@@ -425,12 +435,12 @@ impl<L: Link> Turn<'_, L> {
                 );
                 return;
             };
-            if let Some(namespace) = self.shared.namespaces.get_mut(op.place) {
-                namespace.clear(&(op.offset..op.offset + op.len));
+            if let Some(namespace) = self.shared.namespaces.get_mut(op.namespace_index) {
+                namespace.clear_suspects(&(op.offset..op.offset + op.len));
             }
-            return self.send(id, file);
+            return self.send_read_data(id, file);
         }
-        let Verb::Compare { done } = op.verb else {
+        let NvmeOpKind::Compare { done } = op.kind else {
             internal_error!(
                 self.shared.counters.nvmet_internal_errors,
                 "an operation that reads nothing"
@@ -444,12 +454,12 @@ impl<L: Link> Turn<'_, L> {
             return self.finish(id, Status::COMPARE_FAILURE.do_not_retry());
         }
         let done = done + here;
-        op.verb = Verb::Compare { done };
+        op.kind = NvmeOpKind::Compare { done };
         if done >= op.data_len {
             return self.finish(id, Status::SUCCESS);
         }
         match self.current_file(id) {
-            Ok(file) => self.read_on(id, file),
+            Ok(file) => self.read_next_part(id, file),
             Err(status) => self.finish(id, status),
         }
     }
@@ -457,18 +467,18 @@ impl<L: Link> Turn<'_, L> {
     /// Returns the file of an operation's namespace, if the namespace still contains the
     /// operation's range. A resize may replace the file, and close the old one, between two reads
     /// of one operation.
-    fn current_file(&self, id: OpId) -> Result<FileId, Status> {
+    fn current_file(&self, id: NvmeOpId) -> Result<FileId, Status> {
         let gone = Status::INVALID_NAMESPACE.do_not_retry();
         let op = self.shared.ops.get(id).ok_or(Status::INTERNAL)?;
-        let namespace = self.shared.namespaces.get(op.place).ok_or(gone)?;
+        let namespace = self.shared.namespaces.get(op.namespace_index).ok_or(gone)?;
         namespace.check(&(op.offset..op.offset + op.len))?;
         namespace.file.ok_or(gone)
     }
 
     /// Handles the end of a write, a flush or a change of the file.
-    pub(super) fn handle_changed(
+    pub(super) fn handle_disk_change(
         &mut self,
-        id: OpId,
+        id: NvmeOpId,
         buffer: Option<AlignedBuf>,
         result: Result<(), FileFault>,
     ) {
@@ -483,27 +493,29 @@ impl<L: Link> Turn<'_, L> {
         op.buffer = buffer.or_else(|| op.buffer.take());
         if let Err(fault) = result {
             shared.health.media_errors += 1;
-            let status = status_of(op.verb, fault);
+            let status = status_of(op.kind, fault);
             return self.finish(id, status);
         }
-        match op.verb {
-            Verb::Zero { .. } if op.fua && op.stage == Stage::Disk => {
+        match op.kind {
+            NvmeOpKind::Zero { .. } if op.fua && op.stage == NvmeOpStage::Disk => {
                 // The disk has no Write Zeroes with FUA: flush afterwards.
-                op.stage = Stage::Flush;
+                op.stage = NvmeOpStage::Flush;
                 shared.counters.nvmet_flushes += 1;
-                if let Some(file) = shared.namespaces.get(op.place).and_then(|one| one.file) {
+                if let Some(file) =
+                    shared.namespaces.get(op.namespace_index).and_then(|one| one.file)
+                {
                     let token = DiskToken { user: shared.disk_user, number: id.0 };
                     self.host.flush(token, file);
                 }
             }
-            Verb::Deallocate { .. } => {
-                let (place, lock) = (op.place, op.lock.take());
-                op.stage = Stage::Range;
+            NvmeOpKind::Deallocate { .. } => {
+                let (place, lock) = (op.namespace_index, op.lock.take());
+                op.stage = NvmeOpStage::Range;
                 lock.into_iter().for_each(|lock| shared.unlock(place, lock));
-                self.take_range(id);
+                self.lock_range(id);
             }
             verb => {
-                if verb == Verb::Write {
+                if verb == NvmeOpKind::Write {
                     shared.counters.nvmet_written_bytes += op.len;
                     shared.health.written_bytes += op.len;
                 }
@@ -515,8 +527,9 @@ impl<L: Link> Turn<'_, L> {
     /// Aborts a command that waits for memory, its range or an event. Returns whether it was
     /// aborted. A command whose data was requested or that is at the disk is not.
     pub(super) fn abort(&mut self, cid: u16) -> bool {
-        let queue = self.conn.queue.as_ref().filter(|queue| queue.is.qid == 0);
-        let controller = queue.and_then(|queue| self.shared.controllers.get_mut(queue.is.cntlid));
+        let queue = self.conn.queue.as_ref().filter(|queue| queue.params.qid == 0);
+        let controller =
+            queue.and_then(|queue| self.shared.controllers.get_mut(queue.params.cntlid));
         if let Some(controller) = controller {
             let held = controller.events.cancel(cid);
             if held {
@@ -524,8 +537,8 @@ impl<L: Link> Turn<'_, L> {
             }
             return held;
         }
-        let Some(id) = self.shared.ops.find(self.conn.key, cid) else { return false };
-        let waits = |op: &Op| matches!(op.stage, Stage::Memory | Stage::Range);
+        let Some(id) = self.shared.ops.find_command(self.conn.key, cid) else { return false };
+        let waits = |op: &NvmeOp| matches!(op.stage, NvmeOpStage::Memory | NvmeOpStage::Range);
         let aborted = self.shared.ops.get(id).is_some_and(waits);
         if aborted {
             self.finish(id, Status::ABORT_REQUESTED);
@@ -539,32 +552,34 @@ impl<L: Link> Turn<'_, L> {
         if recfmt != 0 {
             return self.complete(cid, 0, Status::INCOMPATIBLE_FORMAT.do_not_retry());
         }
-        for open in self.let_go() {
+        for open in self.detach_operations() {
             self.complete(open, 0, Status::ABORTED_QUEUE_DELETED);
         }
         self.shared.counters.nvmet_disconnects += 1;
         self.complete(cid, 0, Status::SUCCESS);
-        // `Turn::run` ends the connection, at the end of the turn.
-        let _stays = self.leave();
+        // `TargetConnContext::run` ends the connection, at the end of the turn.
+        let _stays = self.linger_until_delivered();
     }
 
     /// Completes an operation with a status and releases its resources.
-    fn finish(&mut self, id: OpId, status: Status) {
+    fn finish(&mut self, id: NvmeOpId, status: Status) {
         let Some(mut op) = self.shared.ops.remove(id) else {
             internal_error!(self.shared.counters.nvmet_internal_errors, "no such operation ends");
             return;
         };
-        self.shared.relinquish(&mut op);
+        self.shared.release_resources(&mut op);
         self.complete(op.cid, 0, status);
     }
 }
 
 /// Returns the status of a command whose disk operation failed.
-fn status_of(verb: Verb, fault: FileFault) -> Status {
+fn status_of(verb: NvmeOpKind, fault: FileFault) -> Status {
     match (verb, fault) {
         (_, FileFault::NoSpace) => Status::CAPACITY_EXCEEDED.do_not_retry(),
         (_, FileFault::Denied) => Status::ACCESS_DENIED.do_not_retry(),
-        (Verb::Read | Verb::Probe { .. } | Verb::Compare { .. }, _) => Status::UNRECOVERED_READ,
+        (NvmeOpKind::Read | NvmeOpKind::CheckedRead { .. } | NvmeOpKind::Compare { .. }, _) => {
+            Status::UNRECOVERED_READ
+        }
         _ => Status::WRITE_FAULT,
     }
 }

@@ -12,14 +12,14 @@ use wire::Endpoint;
 use wire::nvme::fabrics::{CONNECT_DATA_BYTES, ConnectData};
 use wire::nvme::nqn::Nqn;
 
-use crate::content::date::Clock;
-use crate::content::log::{Log, quoted};
+use crate::content::date::HttpClock;
+use crate::content::log::{AccessLogQueue, quoted};
 
 /// The connection log of a target.
 #[derive(Debug)]
 pub(super) struct ConnectionLog {
-    log: Log,
-    clock: Clock,
+    log: AccessLogQueue,
+    clock: HttpClock,
     /// Lines dropped because the log was full.
     pub(super) lost: u64,
 }
@@ -28,7 +28,7 @@ impl ConnectionLog {
     /// Creates a log that keeps lines if `enabled`. `unix_epoch` is the Unix time at
     /// [`Instant::ZERO`].
     pub(super) fn new(enabled: bool, unix_epoch: Duration) -> Self {
-        Self { log: Log::new(enabled), clock: Clock::new(unix_epoch), lost: 0 }
+        Self { log: AccessLogQueue::new(enabled), clock: HttpClock::new(unix_epoch), lost: 0 }
     }
 
     /// Adds a line about a peer, or about the target itself.
@@ -56,9 +56,9 @@ impl ConnectionLog {
 }
 
 /// Formats an NQN for a line: quoted and escaped.
-pub(super) struct Name<'a>(pub(super) &'a Nqn);
+pub(super) struct QuotedNqn<'a>(pub(super) &'a Nqn);
 
-impl fmt::Display for Name<'_> {
+impl fmt::Display for QuotedNqn<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = String::new();
         quoted(&mut text, Some(self.0.as_str().as_bytes()));
@@ -82,21 +82,21 @@ impl fmt::Display for HostId {
 }
 
 /// Formats the initiator's names in the data of a Connect command.
-pub(super) struct Caller<'a>(pub(super) &'a [u8]);
+pub(super) struct ConnectNames<'a>(pub(super) &'a [u8]);
 
-impl fmt::Display for Caller<'_> {
+impl fmt::Display for ConnectNames<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Ok(data) = <&[u8; CONNECT_DATA_BYTES]>::try_from(self.0) else {
             return f.write_str("host=?");
         };
         let ConnectData { hostid, subnqn, hostnqn, .. } = ConnectData::parse(data);
         match &hostnqn {
-            Some(host) => write!(f, "host={}", Name(host))?,
+            Some(host) => write!(f, "host={}", QuotedNqn(host))?,
             None => f.write_str("host=?")?,
         }
         write!(f, " hostid={}", HostId(hostid))?;
         match &subnqn {
-            Some(subsystem) => write!(f, " subsystem={}", Name(subsystem)),
+            Some(subsystem) => write!(f, " subsystem={}", QuotedNqn(subsystem)),
             None => f.write_str(" subsystem=?"),
         }
     }
@@ -112,7 +112,7 @@ mod tests {
         let name = Nqn::new("nqn.2026-11.example:a\n10.0.0.1 \"b\"");
         let data = ConnectData { hostid: [0xab; 16], cntlid: 0, subnqn: None, hostnqn: name };
         let remote = Endpoint { addr: [192, 0, 2, 1].into(), port: 999 };
-        log.add(Instant::ZERO, Some(remote), Caller(&data.to_bytes()));
+        log.add(Instant::ZERO, Some(remote), ConnectNames(&data.to_bytes()));
         let line = log.poll().unwrap();
         let start = "192.0.2.1:999 [06/Nov/1994:08:49:37 +0000] host=";
         assert!(line.starts_with(start) && !line.contains('\n'), "{line}");

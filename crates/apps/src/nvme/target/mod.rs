@@ -8,9 +8,9 @@
 //! the disk.
 //!
 //! From the outside in: `server` (connections, deadlines), `queue` (one connection), `connect`,
-//! `admin` with `features`, `pages` and `discovery`, `io` (operations); below them `controller`,
-//! `subsystem`, `answers`, `locks`, `shares`, `buffers`, and `shared` (state of all connections).
-//! `link` is the interface to the host. `namespaces` holds changes by an operator, `log` the
+//! `admin` with `features`, `log_pages` and `discovery`, `io` (operations); below them `controller`,
+//! `subsystem`, `unacked_responses`, `range_locks`, `buffer_quota`, `buffers`, and `shared` (state of all connections).
+//! `backend` is the interface to the host. `namespaces` holds changes by an operator, `log` the
 //! connection log. Specifications are cited by the names that [`wire::nvme`] defines. NVMe's "host"
 //! is called initiator in comments.
 //!
@@ -18,7 +18,8 @@
 //! reservations, firmware commands, sanitize, protection information and Copy.
 
 mod admin;
-mod answers;
+mod backend;
+mod buffer_quota;
 mod buffers;
 mod connect;
 mod controller;
@@ -26,16 +27,15 @@ mod counters;
 mod discovery;
 mod features;
 mod io;
-mod link;
-mod locks;
 mod log;
+mod log_pages;
 mod namespaces;
-mod pages;
 mod queue;
+mod range_locks;
 mod server;
 mod shared;
-mod shares;
 mod subsystem;
+mod unacked_responses;
 
 use std::sync::Arc;
 
@@ -51,12 +51,12 @@ use wire::nvme::nqn::Nqn;
 use wire::nvme::pdu::{MAXH2CDATA_MIN, PDA_MAX};
 
 pub use counters::Counters;
-pub use namespaces::{ChangeError, NamespaceInfo, QueueInfo};
+pub use namespaces::{NamespaceChangeError, NamespaceInfo, QueueInfo};
 pub use subsystem::{NamespaceConfig, SubsystemConfig};
 
-use server::Server;
+use server::NvmeTargetServer;
 
-use super::channel::Channel;
+use super::channel::NvmeChannel;
 use super::handshake::Handshakes;
 
 /// Configuration of the target. The default has no subsystem and listens on port 4420.
@@ -143,7 +143,7 @@ impl Default for Config {
 /// Reason for which a target cannot be started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum StartError {
+pub enum NvmeTargetStartError {
     /// Listening failed on a port.
     Listen(ListenError),
     /// A field of [`Config`], by its name, is out of range.
@@ -154,7 +154,7 @@ pub enum StartError {
     Path(String),
 }
 
-impl core::fmt::Display for StartError {
+impl core::fmt::Display for NvmeTargetStartError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             Self::Listen(error) => error.fmt(f),
@@ -165,9 +165,9 @@ impl core::fmt::Display for StartError {
     }
 }
 
-impl std::error::Error for StartError {}
+impl std::error::Error for NvmeTargetStartError {}
 
-impl From<ListenError> for StartError {
+impl From<ListenError> for NvmeTargetStartError {
     fn from(error: ListenError) -> Self {
         Self::Listen(error)
     }
@@ -175,7 +175,7 @@ impl From<ListenError> for StartError {
 
 impl Config {
     /// Checks the ranges of all fields, and that names and paths are unique.
-    fn check(&self) -> Result<(), StartError> {
+    fn check(&self) -> Result<(), NvmeTargetStartError> {
         let data_max = 4096_usize << self.mdts.min(16);
         let fields = [
             ("psk", self.psk.is_none() || self.tls.is_none()),
@@ -196,16 +196,16 @@ impl Config {
             ),
         ];
         if let Some((name, _)) = fields.iter().find(|(_, good)| !good) {
-            return Err(StartError::Field(name));
+            return Err(NvmeTargetStartError::Field(name));
         }
         let nqns = || self.subsystems.iter().map(|subsystem| subsystem.nqn);
         let twice = |nqn: &Nqn| nqns().filter(|other| other == nqn).count() > 1;
         if let Some(nqn) = nqns().find(|nqn| nqn.is_discovery() || twice(nqn)) {
-            return Err(StartError::Nqn(nqn.to_string()));
+            return Err(NvmeTargetStartError::Nqn(nqn.to_string()));
         }
         let same = |path: &str| self.namespaces().filter(|other| other.path == path).count() > 1;
         match self.namespaces().find(|namespace| same(&namespace.path)) {
-            Some(namespace) => Err(StartError::Path(namespace.path.clone())),
+            Some(namespace) => Err(NvmeTargetStartError::Path(namespace.path.clone())),
             None => Ok(()),
         }
     }
@@ -230,7 +230,7 @@ impl Config {
 pub struct Target {
     listeners: Vec<ListenerId>,
     crypto: Arc<dyn CryptoProvider>,
-    server: Server<Channel>,
+    server: NvmeTargetServer<NvmeChannel>,
 }
 
 impl Target {
@@ -242,7 +242,7 @@ impl Target {
         config: Config,
         crypto: Arc<dyn CryptoProvider>,
         host: &mut Host,
-    ) -> Result<Self, StartError> {
+    ) -> Result<Self, NvmeTargetStartError> {
         config.check()?;
         let mut listeners = Vec::with_capacity(config.listen.len());
         for &listen in &config.listen {
@@ -251,7 +251,7 @@ impl Target {
                 None => host.listen(listen)?,
             });
         }
-        Ok(Self { listeners, crypto, server: Server::new(config, host) })
+        Ok(Self { listeners, crypto, server: NvmeTargetServer::new(config, host) })
     }
 
     fn accept(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
@@ -264,21 +264,21 @@ impl Target {
         // A peer that acknowledges nothing would block other initiators' writes to the same blocks.
         host.set_option(now, socket, SocketOption::UserTimeout(config.send_timeout));
         let transport = Transport::serve(socket, Arc::clone(&self.crypto), config.serve());
-        let link = Channel::serve(transport, config.psk.as_deref());
+        let link = NvmeChannel::serve(transport, config.psk.as_deref());
         self.server.handle_accepted(now, host, socket.index(), link);
     }
 
     /// Replaces the list of hosts that may connect to a subsystem (`None`: all). Existing
     /// connections stay, discovery controllers are notified. Returns false if the subsystem does
     /// not exist.
-    pub fn admit(
+    pub fn set_allowed_hosts(
         &mut self,
         now: Instant,
         host: &mut Host,
         subsystem: &Nqn,
         hosts: Option<Vec<Nqn>>,
     ) -> bool {
-        self.server.admit(now, host, subsystem, hosts)
+        self.server.set_allowed_hosts(now, host, subsystem, hosts)
     }
 
     /// Adds a namespace to a subsystem in use, under the given ID if it is free, or else under the
@@ -292,7 +292,7 @@ impl Target {
         host: &mut Host,
         (subsystem, nsid): (&Nqn, Option<u32>),
         config: &NamespaceConfig,
-    ) -> Result<u32, ChangeError> {
+    ) -> Result<u32, NamespaceChangeError> {
         self.server.add_namespace(now, host, (subsystem, nsid), config)
     }
 
@@ -308,7 +308,7 @@ impl Target {
         host: &mut Host,
         subsystem: &Nqn,
         nsid: u32,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), NamespaceChangeError> {
         self.server.remove_namespace(now, host, subsystem, nsid)
     }
 
@@ -324,7 +324,7 @@ impl Target {
         host: &mut Host,
         (subsystem, nsid): (&Nqn, u32),
         most: Option<u64>,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), NamespaceChangeError> {
         self.server.resize_namespace(now, host, (subsystem, nsid), most)
     }
 
@@ -342,7 +342,7 @@ impl Target {
 
     /// Returns the path of the next removed namespace whose file has been closed.
     pub fn poll_closed(&mut self) -> Option<String> {
-        self.server.shared.closed.pop_front()
+        self.server.shared.closed_paths.pop_front()
     }
 
     /// Returns whether the target has no operation in progress.
@@ -415,7 +415,7 @@ impl Application for Target {
         f("nvmet_controllers_open", shared.controllers.len() as u64);
         f("nvmet_operations_open", shared.ops.len() as u64);
         f("nvmet_buffer_bytes", shared.buffers.used_bytes() as u64);
-        f("nvmet_capsule_bytes", shared.capsules as u64);
+        f("nvmet_capsule_bytes", shared.waiting_capsule_bytes as u64);
         let held = shared.namespaces.iter().map(|namespace| namespace.locks.held());
         f("nvmet_locks_held", held.sum::<usize>() as u64);
         f("nvmet_locks_waiting", shared.waiting() as u64);

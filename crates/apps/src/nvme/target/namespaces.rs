@@ -12,15 +12,15 @@ use base::Instant;
 use wire::Endpoint;
 use wire::nvme::nqn::Nqn;
 
+use super::backend::{TargetDisk, TargetTransport};
 use super::controller::Controller;
-use super::link::{Disk, Link};
-use super::server::Server;
-use super::shared::Shared;
-use super::subsystem::{Namespace, NamespaceConfig, State};
+use super::server::NvmeTargetServer;
+use super::shared::NvmeTargetState;
+use super::subsystem::{NamespaceConfig, TargetNamespace, TargetNamespaceState};
 
 /// Reason for which a namespace cannot be added, removed or resized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ChangeError {
+pub enum NamespaceChangeError {
     /// The subsystem does not exist.
     #[error("there is no such subsystem")]
     NoSubsystem,
@@ -92,42 +92,42 @@ pub struct QueueInfo {
     pub pre_shared_key: bool,
 }
 
-impl Shared {
+impl NvmeTargetState {
     /// Records a change of a namespace in all controllers of its subsystem.
-    pub(super) fn note_namespace(&mut self, subsystem: usize, nsid: u32) {
+    pub(super) fn notify_namespace_changed(&mut self, subsystem: usize, nsid: u32) {
         let its = |one: &&mut Controller| one.subsystem == Some(subsystem);
-        self.controllers.iter_mut().filter(its).for_each(|one| one.events.note_namespace(nsid));
+        self.controllers.iter_mut().filter(its).for_each(|one| one.events.namespace_changed(nsid));
     }
 
     /// Returns the subsystem's index and the ID of a namespace of the table.
-    pub(super) fn name_of(&self, place: usize) -> Option<(usize, u32)> {
+    pub(super) fn namespace_id(&self, place: usize) -> Option<(usize, u32)> {
         let mut subsystems = self.subsystems.iter().enumerate();
         subsystems.find_map(|(index, one)| Some((index, one.nsid(place)?)))
     }
 
-    fn subsystem(&self, nqn: &Nqn) -> Result<usize, ChangeError> {
+    fn subsystem(&self, nqn: &Nqn) -> Result<usize, NamespaceChangeError> {
         let index = self.subsystems.iter().position(|one| one.nqn == *nqn);
-        index.ok_or(ChangeError::NoSubsystem)
+        index.ok_or(NamespaceChangeError::NoSubsystem)
     }
 
     /// Finds a namespace. Returns the indexes of its subsystem and of itself in the table.
-    fn namespace(&self, nqn: &Nqn, nsid: u32) -> Result<(usize, usize), ChangeError> {
+    fn namespace(&self, nqn: &Nqn, nsid: u32) -> Result<(usize, usize), NamespaceChangeError> {
         let index = self.subsystem(nqn)?;
-        let place = self.subsystems.get(index).and_then(|one| one.place(nsid));
-        Ok((index, place.ok_or(ChangeError::NoNamespace)?))
+        let place = self.subsystems.get(index).and_then(|one| one.namespace_index(nsid));
+        Ok((index, place.ok_or(NamespaceChangeError::NoNamespace)?))
     }
 }
 
-impl Namespace {
+impl TargetNamespace {
     /// Returns whether the namespace was removed and nothing refers to it, so its slot can be
     /// reused.
     fn is_free(&self) -> bool {
         let idle = self.locks.held() == 0 && self.locks.waiting() == 0;
-        self.state == State::Removed && self.file.is_none() && idle
+        self.state == TargetNamespaceState::Removed && self.file.is_none() && idle
     }
 }
 
-impl<L: Link> Server<L> {
+impl<L: TargetTransport> NvmeTargetServer<L> {
     /// Adds a namespace and opens its file. Initiators are notified when the open has ended.
     /// Returns the ID.
     ///
@@ -139,20 +139,21 @@ impl<L: Link> Server<L> {
         host: &mut L::Host,
         (nqn, nsid): (&Nqn, Option<u32>),
         config: &NamespaceConfig,
-    ) -> Result<u32, ChangeError> {
+    ) -> Result<u32, NamespaceChangeError> {
         let shared = &mut self.shared;
         let index = shared.subsystem(nqn)?;
         if !(9..=12).contains(&config.block_shift) {
-            return Err(ChangeError::BadBlockSize);
+            return Err(NamespaceChangeError::BadBlockSize);
         }
         if shared.namespaces.iter().any(|one| one.path == config.path && !one.is_free()) {
-            return Err(ChangeError::InUse);
+            return Err(NamespaceChangeError::InUse);
         }
-        let free = shared.namespaces.iter().position(Namespace::is_free);
+        let free = shared.namespaces.iter().position(TargetNamespace::is_free);
         let place = free.unwrap_or(shared.namespaces.len());
-        let subsystem = shared.subsystems.get_mut(index).ok_or(ChangeError::NoSubsystem)?;
-        let nsid = subsystem.add(nsid, place).ok_or(ChangeError::BadId)?;
-        let namespace = Namespace::open(config, host);
+        let subsystem =
+            shared.subsystems.get_mut(index).ok_or(NamespaceChangeError::NoSubsystem)?;
+        let nsid = subsystem.add(nsid, place).ok_or(NamespaceChangeError::BadId)?;
+        let namespace = TargetNamespace::open(config, host);
         match shared.namespaces.get_mut(place) {
             Some(slot) => *slot = namespace,
             None => shared.namespaces.push(namespace),
@@ -173,20 +174,20 @@ impl<L: Link> Server<L> {
         host: &mut L::Host,
         nqn: &Nqn,
         nsid: u32,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), NamespaceChangeError> {
         let shared = &mut self.shared;
         let (index, place) = shared.namespace(nqn, nsid)?;
         if let Some(subsystem) = shared.subsystems.get_mut(index) {
             subsystem.remove(nsid);
         }
         if let Some(namespace) = shared.namespaces.get_mut(place) {
-            namespace.state = State::Removed;
+            namespace.state = TargetNamespaceState::Removed;
             namespace.reopened.take().into_iter().for_each(|file| host.close(file));
         }
-        shared.leaving.push(place);
-        shared.note_namespace(index, nsid);
+        shared.namespaces_to_close.push(place);
+        shared.notify_namespace_changed(index, nsid);
         shared.log.add(now, None, format!("namespace={nsid} removed"));
-        self.settle(now, host);
+        self.run_affected(now, host);
         Ok(())
     }
 
@@ -202,27 +203,28 @@ impl<L: Link> Server<L> {
         host: &mut L::Host,
         (nqn, nsid): (&Nqn, u32),
         most: Option<u64>,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), NamespaceChangeError> {
         let shared = &mut self.shared;
         let (index, place) = shared.namespace(nqn, nsid)?;
-        let namespace = shared.namespaces.get_mut(place).ok_or(ChangeError::NoNamespace)?;
+        let namespace =
+            shared.namespaces.get_mut(place).ok_or(NamespaceChangeError::NoNamespace)?;
         let blocks = namespace.blocks().filter(|_| namespace.reopened.is_none());
-        let blocks = blocks.ok_or(ChangeError::Opening)?;
+        let blocks = blocks.ok_or(NamespaceChangeError::Opening)?;
         if let Some(most) = most.map(|bytes| bytes >> namespace.shift) {
             if most == 0 {
-                return Err(ChangeError::BadBlockSize);
+                return Err(NamespaceChangeError::BadBlockSize);
             }
-            namespace.state = State::Ready(blocks.min(most));
+            namespace.state = TargetNamespaceState::Ready(blocks.min(most));
         }
         let now_has = namespace.blocks().unwrap_or(0);
         let (path, read_only) = (namespace.path.clone(), namespace.read_only);
-        let file = host.open(&path, read_only).ok_or(ChangeError::TooManyFiles)?;
+        let file = host.open(&path, read_only).ok_or(NamespaceChangeError::TooManyFiles)?;
         namespace.reopened = Some(file);
         if now_has != blocks {
-            shared.note_namespace(index, nsid);
+            shared.notify_namespace_changed(index, nsid);
             shared.log.add(now, None, format!("namespace={nsid} resized blocks={now_has}"));
         }
-        self.settle(now, host);
+        self.run_affected(now, host);
         Ok(())
     }
 
@@ -244,21 +246,27 @@ impl<L: Link> Server<L> {
         }
         let after = namespace.blocks();
         if before != after {
-            if let Some((index, nsid)) = shared.name_of(place) {
-                shared.note_namespace(index, nsid);
+            if let Some((index, nsid)) = shared.namespace_id(place) {
+                shared.notify_namespace_changed(index, nsid);
                 let blocks = after.unwrap_or(0);
                 shared.log.add(now, None, format!("namespace={nsid} resized blocks={blocks}"));
             }
         }
-        self.settle(now, host);
+        self.run_affected(now, host);
         true
     }
 
     /// Closes the files of removed namespaces that no operation refers to.
     pub(super) fn close_files(&mut self, host: &mut L::Host) {
-        let Shared { leaving, ops, namespaces, closed, .. } = &mut self.shared;
+        let NvmeTargetState {
+            namespaces_to_close: leaving,
+            ops,
+            namespaces,
+            closed_paths: closed,
+            ..
+        } = &mut self.shared;
         leaving.retain(|&place| {
-            let used = ops.any_at(place);
+            let used = ops.any_for_namespace(place);
             if let Some(namespace) = namespaces.get_mut(place).filter(|_| !used) {
                 namespace.file.take().into_iter().for_each(|file| host.close(file));
                 closed.push_back(namespace.path.clone());
@@ -269,11 +277,11 @@ impl<L: Link> Server<L> {
 
     /// Returns the state of all namespaces.
     pub(super) fn namespaces(&self) -> Vec<NamespaceInfo> {
-        let Shared { subsystems, namespaces, .. } = &self.shared;
+        let NvmeTargetState { subsystems, namespaces, .. } = &self.shared;
         let mut all = Vec::new();
         for subsystem in subsystems {
             for nsid in 1..=subsystem.nn() {
-                let place = subsystem.place(nsid).and_then(|place| namespaces.get(place));
+                let place = subsystem.namespace_index(nsid).and_then(|place| namespaces.get(place));
                 let Some(namespace) = place else { continue };
                 all.push(NamespaceInfo {
                     subsystem: subsystem.nqn,
@@ -282,9 +290,10 @@ impl<L: Link> Server<L> {
                     uuid: namespace.uuid,
                     block_bytes: 1 << namespace.shift,
                     read_only: namespace.read_only,
-                    opening: namespace.state == State::Opening || namespace.reopened.is_some(),
+                    opening: namespace.state == TargetNamespaceState::Opening
+                        || namespace.reopened.is_some(),
                     blocks: match namespace.state {
-                        State::Failed(fault) => Err(fault),
+                        TargetNamespaceState::Failed(fault) => Err(fault),
                         _ => Ok(namespace.blocks().unwrap_or(0)),
                     },
                 });

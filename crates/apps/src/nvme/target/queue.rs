@@ -18,48 +18,48 @@ use wire::nvme::pdu::{Fault, at};
 use wire::nvme::status::Status;
 
 use super::admin;
-use super::answers::{Answer, Answers};
-use super::connect::{self, Connected, Refused};
-use super::controller::ConnKey;
-use super::link::Link;
-use super::locks::LockId;
-use super::log::Caller;
-use super::shared::{OpId, Shared};
+use super::backend::TargetTransport;
+use super::connect::{self, ConnectRefusal, ConnectedQueueParams};
+use super::controller::TargetConnId;
+use super::log::ConnectNames;
+use super::range_locks::LockId;
+use super::shared::{NvmeOpId, NvmeTargetState};
+use super::unacked_responses::{UnackedResponse, UnackedResponses};
 
 /// SQHD of a queue without flow control (fabrics section 3.3).
 const NO_FLOW_CONTROL: u16 = 0xffff;
 /// Limit of unacknowledged responses of a connection that has no queue yet.
-const UNCONNECTED: u16 = 32;
+const UNCONNECTED_RESPONSES_MAX: u16 = 32;
 /// Interval at which a connection that is stalled or leaving checks for acknowledgments. The host
 /// sends a notice only when everything is acknowledged, except for bytes that the device still
 /// reads.
-const STALL: Duration = Duration::from_millis(500);
+const ACK_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Multiple of `data_timeout` in which all data of one write has to arrive.
-const WHOLE_WRITE: u64 = 4;
+const WHOLE_WRITE_FACTOR: u64 = 4;
 
 /// A connection of the target.
-pub(super) struct Conn<L> {
+pub(super) struct NvmeTargetConn<L> {
     pub(super) link: L,
-    pub(super) key: ConnKey,
+    pub(super) key: TargetConnId,
     /// The peer's address.
     pub(super) remote: Option<Endpoint>,
     /// The initiator that sent Connect, for the log line at the end.
-    pub(super) who: Option<String>,
+    pub(super) initiator_name: Option<String>,
     /// Deadline for Connect; for a leaving connection, deadline for its acknowledgments.
-    until: Instant,
+    deadline_at: Instant,
     /// The connection has ended for its peer, and stays only until the peer has acknowledged data
     /// that the device may read again.
-    leaves: bool,
-    pub(super) queue: Option<Queue>,
-    pub(super) answers: Answers,
+    lingering: bool,
+    pub(super) queue: Option<NvmeTargetQueue>,
+    pub(super) unacked: UnackedResponses,
     /// Time of the next check whether reading can continue or a leaving connection can end; `None`
     /// if neither is pending.
-    stalled: Option<Instant>,
+    recheck_at: Option<Instant>,
 }
 
 /// A connected queue.
-pub(super) struct Queue {
-    pub(super) is: Connected,
+pub(super) struct NvmeTargetQueue {
+    pub(super) params: ConnectedQueueParams,
     /// Submission queue head.
     sqhd: u16,
     /// Number of open commands.
@@ -67,26 +67,26 @@ pub(super) struct Queue {
     /// Bitmap of the identifiers of open commands.
     cids: Box<[u64; 1024]>,
     /// Operations that wait for data, indexed by transfer tag (TTAG).
-    tags: Vec<Option<OpId>>,
+    ops_by_ttag: Vec<Option<NvmeOpId>>,
     /// Number of tags in use.
     tags_used: usize,
     /// Time at which requested data last arrived or was first requested; `None` if none is awaited.
-    data_since: Option<Instant>,
+    data_progress_at: Option<Instant>,
     /// Tags with the times of their R2Ts, the oldest first.
-    asked: VecDeque<(Instant, u16)>,
+    r2ts: VecDeque<(Instant, u16)>,
 }
 
-impl Queue {
-    fn new(is: Connected) -> Self {
+impl NvmeTargetQueue {
+    fn new(is: ConnectedQueueParams) -> Self {
         Self {
-            is,
+            params: is,
             sqhd: 0,
             open: 0,
             cids: Box::new([0; 1024]),
-            tags: Vec::new(),
+            ops_by_ttag: Vec::new(),
             tags_used: 0,
-            data_since: None,
-            asked: VecDeque::new(),
+            data_progress_at: None,
+            r2ts: VecDeque::new(),
         }
     }
 
@@ -95,7 +95,7 @@ impl Queue {
     }
 
     /// Opens a command. Returns false if its identifier is in use.
-    fn begin(&mut self, cid: u16) -> bool {
+    fn open_command(&mut self, cid: u16) -> bool {
         let Some(word) = self.cids.get_mut(usize::from(cid / 64)) else { return false };
         let bit = 1 << (cid % 64);
         let free = *word & bit == 0;
@@ -105,81 +105,82 @@ impl Queue {
     }
 
     /// Closes a command. Returns the SQHD for its completion.
-    fn finish(&mut self, cid: u16) -> u16 {
+    fn close_command(&mut self, cid: u16) -> u16 {
         if let Some(word) = self.cids.get_mut(usize::from(cid / 64)) {
             *word &= !(1 << (cid % 64));
         }
         self.open = self.open.saturating_sub(1);
-        self.advance()
+        self.advance_sqhd()
     }
 
     /// Advances the queue's head by one entry, as every completion does. Returns SQHD.
-    fn advance(&mut self) -> u16 {
-        if !self.is.flow_control {
+    fn advance_sqhd(&mut self) -> u16 {
+        if !self.params.flow_control {
             return NO_FLOW_CONTROL;
         }
-        self.sqhd = (self.sqhd + 1) % self.is.size;
+        self.sqhd = (self.sqhd + 1) % self.params.size;
         self.sqhd
     }
 
     /// Allocates a transfer tag for an operation.
-    pub(super) fn tag(&mut self, now: Instant, id: OpId) -> Option<u16> {
-        let index = self.tags.iter().position(Option::is_none).unwrap_or(self.tags.len());
+    pub(super) fn tag(&mut self, now: Instant, id: NvmeOpId) -> Option<u16> {
+        let index =
+            self.ops_by_ttag.iter().position(Option::is_none).unwrap_or(self.ops_by_ttag.len());
         let tag = u16::try_from(index).ok()?;
-        if index == self.tags.len() {
-            self.tags.push(None);
+        if index == self.ops_by_ttag.len() {
+            self.ops_by_ttag.push(None);
         }
-        *self.tags.get_mut(index)? = Some(id);
+        *self.ops_by_ttag.get_mut(index)? = Some(id);
         if self.tags_used == 0 {
-            self.data_since = Some(now);
+            self.data_progress_at = Some(now);
         }
         self.tags_used += 1;
-        self.asked.push_back((now, tag));
+        self.r2ts.push_back((now, tag));
         Some(tag)
     }
 
-    fn tagged(&self, tag: u16) -> Option<OpId> {
-        self.tags.get(usize::from(tag)).copied().flatten()
+    fn tagged(&self, tag: u16) -> Option<NvmeOpId> {
+        self.ops_by_ttag.get(usize::from(tag)).copied().flatten()
     }
 
-    fn untag(&mut self, tag: u16) -> Option<OpId> {
-        let id = self.tags.get_mut(usize::from(tag))?.take()?;
+    fn untag(&mut self, tag: u16) -> Option<NvmeOpId> {
+        let id = self.ops_by_ttag.get_mut(usize::from(tag))?.take()?;
         self.tags_used -= 1;
         // Initiators usually send data in the order of the R2Ts.
-        let place = self.asked.iter().position(|(_, asked)| *asked == tag);
-        place.and_then(|place| self.asked.remove(place));
+        let place = self.r2ts.iter().position(|(_, asked)| *asked == tag);
+        place.and_then(|place| self.r2ts.remove(place));
         if self.tags_used == 0 {
-            self.data_since = None;
+            self.data_progress_at = None;
         }
         Some(id)
     }
 }
 
-impl Queue {
+impl NvmeTargetQueue {
     /// Returns the deadline for awaited data: of any progress, and of all data of the oldest R2T.
     /// The second limit keeps a peer that sends a few bytes now and then from holding memory.
     fn data_deadline(&self, timeout: Duration) -> Option<Instant> {
-        let silent = self.data_since.map(|since| since + timeout);
-        let whole = self.asked.front().map(|(since, _)| *since + timeout * WHOLE_WRITE);
+        let silent = self.data_progress_at.map(|since| since + timeout);
+        let whole = self.r2ts.front().map(|(since, _)| *since + timeout * WHOLE_WRITE_FACTOR);
         silent.into_iter().chain(whole).min()
     }
 }
 
 /// One connection during its turn, with everything that it may access.
-pub(super) struct Turn<'a, L: Link> {
+pub(super) struct TargetConnContext<'a, L: TargetTransport> {
     pub(super) now: Instant,
     pub(super) host: &'a mut L::Host,
-    pub(super) shared: &'a mut Shared,
-    pub(super) conn: &'a mut Conn<L>,
+    pub(super) shared: &'a mut NvmeTargetState,
+    pub(super) conn: &'a mut NvmeTargetConn<L>,
 }
 
-impl<L: Link> Turn<'_, L> {
+impl<L: TargetTransport> TargetConnContext<'_, L> {
     /// Handles everything that was received. Returns how the connection ended, if it did.
     pub(super) fn run(&mut self) -> Option<Ended> {
         while !self.is_stalled() {
             let Some(incoming) = self.conn.link.poll(self.now, self.host) else { break };
             match incoming {
-                Incoming::Command { .. } | Incoming::WriteData { .. } if self.conn.leaves => {}
+                Incoming::Command { .. } | Incoming::WriteData { .. } if self.conn.lingering => {}
                 Incoming::Command { sqe, data, digest_ok } => {
                     self.handle_command(&Command::parse(&sqe), data, digest_ok);
                 }
@@ -204,71 +205,72 @@ impl<L: Link> Turn<'_, L> {
         self.release_acknowledged();
         // A leaving connection ends once all data that may have to be retransmitted is
         // acknowledged.
-        self.conn.leaves.then(|| self.leave()).flatten()
+        self.conn.lingering.then(|| self.linger_until_delivered()).flatten()
     }
 
     /// Returns whether data that the device may read again can still be delivered.
-    fn has_to_stay(&self) -> bool {
+    fn has_undelivered_reads(&self) -> bool {
         let delivers = match self.conn.link.error(self.host) {
             // After a TLS error, TCP still delivers the records that were encrypted before, and the
             // alert.
             None | Some(SocketError::Tls(_) | SocketError::TlsHandshake) => true,
             Some(_) => false,
         };
-        self.conn.answers.keep() && delivers
+        self.conn.unacked.has_locked_ranges() && delivers
     }
 
     /// Handles the end of the connection for its peer. Returns true if the connection stays until
     /// sent data is delivered; the ranges of that data stay locked until then.
-    pub(super) fn lingers(&mut self) -> bool {
+    pub(super) fn start_lingering(&mut self) -> bool {
         self.release_acknowledged();
-        let stays = self.has_to_stay();
+        let stays = self.has_undelivered_reads();
         if stays {
-            self.let_go();
+            self.detach_operations();
             self.remove_queue();
-            let _stays = self.leave();
+            let _stays = self.linger_until_delivered();
         }
         stays
     }
 
     /// Stops handling received commands and data. Returns an end if the connection can be closed
     /// now.
-    pub(super) fn leave(&mut self) -> Option<Ended> {
-        if !self.conn.leaves {
-            self.conn.leaves = true;
-            self.conn.until = self.now + self.shared.config.send_timeout;
+    pub(super) fn linger_until_delivered(&mut self) -> Option<Ended> {
+        if !self.conn.lingering {
+            self.conn.lingering = true;
+            self.conn.deadline_at = self.now + self.shared.config.send_timeout;
         }
-        let stays = self.has_to_stay();
-        self.conn.stalled = stays.then(|| self.now + STALL);
+        let stays = self.has_undelivered_reads();
+        self.conn.recheck_at = stays.then(|| self.now + ACK_CHECK_INTERVAL);
         (!stays).then_some(Ended::Closed)
     }
 
     /// Returns whether reading stops because the peer has too many unacknowledged responses. If the
     /// connection is lost, reading continues: responses go nowhere then.
     fn is_stalled(&mut self) -> bool {
-        let entries = self.conn.queue.as_ref().map_or(UNCONNECTED, |queue| queue.is.size);
-        let before = self.conn.stalled.take();
-        if self.conn.leaves || !self.conn.answers.are_too_many(entries) {
+        let entries =
+            self.conn.queue.as_ref().map_or(UNCONNECTED_RESPONSES_MAX, |queue| queue.params.size);
+        let before = self.conn.recheck_at.take();
+        if self.conn.lingering || !self.conn.unacked.is_limit_reached(entries) {
             return false;
         }
         self.release_acknowledged();
         let over = self.conn.link.error(self.host).is_some();
-        if over || !self.conn.answers.are_too_many(entries) {
+        if over || !self.conn.unacked.is_limit_reached(entries) {
             return false;
         }
         self.shared.counters.nvmet_stalls += u64::from(before.is_none());
-        self.conn.stalled = Some(self.now + STALL);
+        self.conn.recheck_at = Some(self.now + ACK_CHECK_INTERVAL);
         true
     }
 
     /// Drops the responses that the peer has acknowledged, and unlocks their ranges.
     pub(super) fn release_acknowledged(&mut self) {
-        if self.conn.answers.is_empty() {
+        if self.conn.unacked.is_empty() {
             return;
         }
         let acknowledged = self.conn.link.acknowledged(self.host);
-        while let Some(answer) = self.conn.answers.pop(acknowledged) {
-            if let Some((place, lock)) = answer.kept {
+        while let Some(answer) = self.conn.unacked.pop(acknowledged) {
+            if let Some((place, lock)) = answer.locked_range {
                 self.shared.unlock(place, lock);
             }
         }
@@ -277,11 +279,11 @@ impl<L: Link> Turn<'_, L> {
     /// Marks all unacknowledged read ranges as suspect, after the disk failed to read data that was
     /// being sent; it is not known which. The next reads of these ranges are checked before data is
     /// sent, and fail if the disk cannot read them.
-    pub(super) fn suspect_reads(&mut self) {
-        for (place, lock) in self.conn.answers.kept() {
+    pub(super) fn mark_reads_suspect(&mut self) {
+        for (place, lock) in self.conn.unacked.locked_ranges() {
             let Some(namespace) = self.shared.namespaces.get_mut(place) else { continue };
             if let Some(range) = namespace.locks.range(lock) {
-                namespace.suspect(range);
+                namespace.mark_suspect(range);
             }
         }
     }
@@ -291,34 +293,34 @@ impl<L: Link> Turn<'_, L> {
         let Some(queue) = &mut self.conn.queue else {
             return self.handle_first(command, &data, digest_ok);
         };
-        let Connected { cntlid, qid, size, .. } = queue.is;
+        let ConnectedQueueParams { cntlid, qid, size, .. } = queue.params;
         if queue.open >= size {
             return self.refuse_overflow(cid);
         }
-        if !queue.begin(cid) {
+        if !queue.open_command(cid) {
             // The open command with this identifier is unaffected, but this entry was consumed.
-            let sqhd = queue.advance();
+            let sqhd = queue.advance_sqhd();
             let status = Status::COMMAND_ID_CONFLICT.do_not_retry();
-            self.note_failed(cid, status);
-            return self.answer(&Completion { result: 0, sqhd, cid, status });
+            self.count_failed(cid, status);
+            return self.respond(&Completion { result: 0, sqhd, cid, status });
         }
         if let Some(controller) = self.shared.controllers.get_mut(cntlid) {
-            controller.heard = self.now;
+            controller.last_command = self.now;
         }
         if qid != 0 {
             return self.handle_io(command, data, digest_ok);
         }
         self.shared.counters.nvmet_admin_commands += 1;
         let answer = match check(command, digest_ok) {
-            Err(status) => admin::Answer::Failed(status),
+            Err(status) => admin::AdminResponse::Failed(status),
             Ok(()) if command.opcode == FABRICS => admin::fabrics(self.shared, cntlid, command),
             Ok(()) => admin::admin(self.shared, cntlid, command),
         };
         match answer {
-            admin::Answer::Value(result) => self.complete(cid, result, Status::SUCCESS),
-            admin::Answer::Failed(status) => self.complete(cid, 0, status),
-            admin::Answer::Data(page) => self.complete_with_page(command, page),
-            admin::Answer::Held => {}
+            admin::AdminResponse::Value(result) => self.complete(cid, result, Status::SUCCESS),
+            admin::AdminResponse::Failed(status) => self.complete(cid, 0, status),
+            admin::AdminResponse::Data(page) => self.complete_with_page(command, page),
+            admin::AdminResponse::Pending => {}
         }
     }
 
@@ -329,16 +331,16 @@ impl<L: Link> Turn<'_, L> {
     /// itself is valid.
     fn refuse_overflow(&mut self, cid: u16) {
         let Some(queue) = &mut self.conn.queue else { return };
-        let Connected { size, qid, .. } = queue.is;
-        let sqhd = queue.advance();
+        let ConnectedQueueParams { size, qid, .. } = queue.params;
+        let sqhd = queue.advance_sqhd();
         let status = Status::COMMAND_SEQUENCE.with_more();
-        self.note_failed(cid, status);
+        self.count_failed(cid, status);
         self.shared.counters.nvmet_queue_overflows += 1;
-        let who = self.conn.who.as_deref().unwrap_or("");
+        let who = self.conn.initiator_name.as_deref().unwrap_or("");
         let why =
             format!("command {cid} refused {who}: queue {qid} has {size} entries, all in use");
         self.shared.log.add(self.now, self.conn.remote, why);
-        self.answer(&Completion { result: 0, sqhd, cid, status });
+        self.respond(&Completion { result: 0, sqhd, cid, status });
     }
 
     /// Handles the first command of a connection, which has to be Connect.
@@ -346,7 +348,10 @@ impl<L: Link> Turn<'_, L> {
         let key = self.conn.key;
         let checked = check(command, digest_ok).and_then(|()| in_capsule(command, data));
         let checked = checked.map_err(|status| {
-            Refused::new(ConnectResult::Refused(status), format!("its first command: {status}"))
+            ConnectRefusal::new(
+                ConnectResult::Refused(status),
+                format!("its first command: {status}"),
+            )
         });
         let connected = match checked {
             Ok(()) => {
@@ -360,8 +365,8 @@ impl<L: Link> Turn<'_, L> {
         let cid = command.cid;
         let completion = match connected {
             Ok(is) => {
-                let mut queue = Queue::new(is);
-                let sqhd = queue.advance();
+                let mut queue = NvmeTargetQueue::new(is);
+                let sqhd = queue.advance_sqhd();
                 self.conn.queue = Some(queue);
                 let result = ConnectResult::Accepted { cntlid: is.cntlid, authentication: 0 };
                 let (dword0, status) = result.to_completion();
@@ -377,14 +382,18 @@ impl<L: Link> Turn<'_, L> {
                 Completion { result: u64::from(dword0), sqhd: 0, cid, status }
             }
         };
-        self.answer(&completion);
+        self.respond(&completion);
     }
 
     /// Logs the result of a Connect.
-    fn log_connect(&mut self, connected: &Result<Connected, Refused>, data: &[u8]) {
-        let caller = Caller(data);
+    fn log_connect(
+        &mut self,
+        connected: &Result<ConnectedQueueParams, ConnectRefusal>,
+        data: &[u8],
+    ) {
+        let caller = ConnectNames(data);
         let line = match connected {
-            Ok(Connected { cntlid, qid, size, .. }) => {
+            Ok(ConnectedQueueParams { cntlid, qid, size, .. }) => {
                 let who = format!("{caller} controller={cntlid} queue={qid}");
                 let (header, data) = self.conn.link.digests();
                 let digests = match (header, data) {
@@ -395,10 +404,10 @@ impl<L: Link> Turn<'_, L> {
                 };
                 let tls = if self.conn.link.identity().is_some() { " tls=psk" } else { "" };
                 let line = format!("connected {who} entries={size} digests={digests}{tls}");
-                self.conn.who = Some(who);
+                self.conn.initiator_name = Some(who);
                 line
             }
-            Err(Refused { result, why }) => {
+            Err(ConnectRefusal { result, why }) => {
                 format!("refused {caller}: {why} ({})", result.to_completion().1)
             }
         };
@@ -412,21 +421,21 @@ impl<L: Link> Turn<'_, L> {
         let Some(op) = queue.tagged(tag).and_then(|id| self.shared.ops.get_mut(id)) else {
             return self.terminate(Fault::field(at::TTAG));
         };
-        op.spoilt |= !digest_ok;
-        queue.data_since = Some(self.now);
+        op.digest_failed |= !digest_ok;
+        queue.data_progress_at = Some(self.now);
     }
 
     /// Completes a command.
     pub(super) fn complete(&mut self, cid: u16, result: u64, status: Status) {
         if !status.is_success() {
-            self.note_failed(cid, status);
+            self.count_failed(cid, status);
         }
         let Some(queue) = &mut self.conn.queue else { return };
-        let sqhd = queue.finish(cid);
-        self.answer(&Completion { result, sqhd, cid, status });
+        let sqhd = queue.close_command(cid);
+        self.respond(&Completion { result, sqhd, cid, status });
     }
 
-    /// Completes a read with its data. The range `kept` stays locked until the peer acknowledges.
+    /// Completes a read with its data. The range `locked_range` stays locked until the peer acknowledges.
     pub(super) fn complete_with_data(
         &mut self,
         cid: u16,
@@ -434,9 +443,9 @@ impl<L: Link> Turn<'_, L> {
         kept: Option<(usize, LockId)>,
     ) {
         // With flow control a completion is needed to report SQHD (tcp section 3.3.2.2).
-        let success = self.conn.queue.as_ref().is_some_and(|queue| !queue.is.flow_control);
+        let success = self.conn.queue.as_ref().is_some_and(|queue| !queue.params.flow_control);
         let mut mark = self.conn.link.send_data(self.now, self.host, cid, data, success);
-        let sqhd = self.conn.queue.as_mut().map_or(0, |queue| queue.finish(cid));
+        let sqhd = self.conn.queue.as_mut().map_or(0, |queue| queue.close_command(cid));
         if !success {
             let completion = Completion { result: 0, sqhd, cid, status: Status::SUCCESS };
             mark = self.conn.link.send_response(self.now, self.host, &completion.to_bytes());
@@ -445,7 +454,7 @@ impl<L: Link> Turn<'_, L> {
             Source::Memory(memory) => memory.len(),
             Source::File { .. } => 0,
         };
-        self.conn.answers.push(Answer { mark, bytes, kept });
+        self.conn.unacked.push(UnackedResponse { mark, bytes, locked_range: kept });
     }
 
     /// Completes a command with a page, which must be as long as the host's SGL describes.
@@ -460,16 +469,16 @@ impl<L: Link> Turn<'_, L> {
         self.complete_with_data(command.cid, &Source::Memory(Bytes::from(page)), None);
     }
 
-    fn answer(&mut self, completion: &Completion) {
+    fn respond(&mut self, completion: &Completion) {
         let mark = self.conn.link.send_response(self.now, self.host, &completion.to_bytes());
-        self.conn.answers.push(Answer { mark, bytes: 0, kept: None });
+        self.conn.unacked.push(UnackedResponse { mark, bytes: 0, locked_range: None });
     }
 
-    fn note_failed(&mut self, cid: u16, status: Status) {
+    fn count_failed(&mut self, cid: u16, status: Status) {
         self.shared.counters.count_failed(status);
         let Some(queue) = &self.conn.queue else { return };
-        if let Some(controller) = self.shared.controllers.get_mut(queue.is.cntlid) {
-            controller.note_error(queue.is.qid, cid, status);
+        if let Some(controller) = self.shared.controllers.get_mut(queue.params.cntlid) {
+            controller.record_error(queue.params.qid, cid, status);
         }
     }
 
@@ -479,25 +488,25 @@ impl<L: Link> Turn<'_, L> {
 
     /// Detaches all operations of the connection and returns their command identifiers. Disk
     /// operations continue without an owner and keep their range locked until they end.
-    pub(super) fn let_go(&mut self) -> Vec<u16> {
+    pub(super) fn detach_operations(&mut self) -> Vec<u16> {
         let mut cids = Vec::new();
-        for id in self.shared.ops.of(self.conn.key) {
+        for id in self.shared.ops.of_connection(self.conn.key) {
             let Some(op) = self.shared.ops.get_mut(id) else { continue };
             cids.push(op.cid);
             if op.at_disk() {
                 op.owner = None;
             } else if let Some(mut op) = self.shared.ops.remove(id) {
-                self.shared.relinquish(&mut op);
+                self.shared.release_resources(&mut op);
             }
         }
         cids
     }
 
     /// Releases everything that an ended connection held.
-    pub(super) fn abandon(&mut self) {
-        self.let_go();
-        let answers = core::mem::take(&mut self.conn.answers);
-        for (place, lock) in answers.kept() {
+    pub(super) fn release_all(&mut self) {
+        self.detach_operations();
+        let answers = core::mem::take(&mut self.conn.unacked);
+        for (place, lock) in answers.locked_ranges() {
             self.shared.unlock(place, lock);
         }
         self.remove_queue();
@@ -505,69 +514,78 @@ impl<L: Link> Turn<'_, L> {
 
     fn remove_queue(&mut self) {
         let Some(queue) = self.conn.queue.take() else { return };
-        let Connected { cntlid, qid, .. } = queue.is;
+        let ConnectedQueueParams { cntlid, qid, .. } = queue.params;
         if qid != 0 {
             if let Some(controller) = self.shared.controllers.get_mut(cntlid) {
                 controller.remove_queue(qid);
             }
         } else if let Some(controller) = self.shared.controllers.remove(cntlid) {
             // The association ends with its admin queue.
-            self.shared.doomed.extend(controller.io_queues());
+            self.shared.to_disconnect.extend(controller.io_queues());
         }
     }
 }
 
-impl<L: Link> Conn<L> {
-    /// Creates a connection that has to send Connect before `until`.
-    pub(super) fn new(link: L, (key, remote): (ConnKey, Option<Endpoint>), until: Instant) -> Self {
+impl<L: TargetTransport> NvmeTargetConn<L> {
+    /// Creates a connection that has to send Connect before `deadline_at`.
+    pub(super) fn new(
+        link: L,
+        (key, remote): (TargetConnId, Option<Endpoint>),
+        until: Instant,
+    ) -> Self {
         Self {
             link,
             key,
             remote,
-            who: None,
-            until,
-            leaves: false,
+            initiator_name: None,
+            deadline_at: until,
+            lingering: false,
             queue: None,
-            answers: Answers::default(),
-            stalled: None,
+            unacked: UnackedResponses::default(),
+            recheck_at: None,
         }
     }
 
     /// Returns the time of the connection's next turn if nothing is received before.
-    pub(super) fn deadline(&self, shared: &Shared) -> Option<Instant> {
-        let queue = self.queue.as_ref().filter(|_| !self.leaves);
-        let until = queue.is_none().then_some(self.until);
+    pub(super) fn deadline(&self, shared: &NvmeTargetState) -> Option<Instant> {
+        let queue = self.queue.as_ref().filter(|_| !self.lingering);
+        let until = queue.is_none().then_some(self.deadline_at);
         let data = queue.and_then(|queue| queue.data_deadline(shared.config.data_timeout));
-        let admin = queue.filter(|queue| queue.is.qid == 0);
+        let admin = queue.filter(|queue| queue.params.qid == 0);
         let alive = admin
-            .and_then(|queue| shared.controllers.get(queue.is.cntlid))
+            .and_then(|queue| shared.controllers.get(queue.params.cntlid))
             .and_then(|controller| controller.expires());
-        let own = [until, data, alive, self.stalled, self.link.poll_timeout()];
+        let own = [until, data, alive, self.recheck_at, self.link.poll_timeout()];
         own.into_iter().flatten().min()
     }
 
     /// Returns whether the connection has ended for its peer and stays only to deliver sent data.
-    pub(super) const fn is_leaving(&self) -> bool {
-        self.leaves
+    pub(super) const fn is_lingering(&self) -> bool {
+        self.lingering
     }
 
     /// Counts an expired deadline and returns it as the reason for which the connection has to end.
-    pub(super) fn overdue(&self, now: Instant, shared: &mut Shared) -> Option<&'static str> {
-        let Some(queue) = self.queue.as_ref().filter(|_| !self.leaves) else {
+    pub(super) fn check_deadlines(
+        &self,
+        now: Instant,
+        shared: &mut NvmeTargetState,
+    ) -> Option<&'static str> {
+        let Some(queue) = self.queue.as_ref().filter(|_| !self.lingering) else {
             let counters = &mut shared.counters;
-            let (counter, why) = match self.leaves {
+            let (counter, why) = match self.lingering {
                 true => (&mut counters.nvmet_timeouts_acknowledge, NOT_ACKNOWLEDGED),
                 false => (&mut counters.nvmet_timeouts_connect, "no Connect in time"),
             };
-            *counter += u64::from(now >= self.until);
-            return (now >= self.until).then_some(why);
+            *counter += u64::from(now >= self.deadline_at);
+            return (now >= self.deadline_at).then_some(why);
         };
         let over = |at: Option<Instant>| at.is_some_and(|at| now >= at);
         if over(queue.data_deadline(shared.config.data_timeout)) {
             shared.counters.nvmet_timeouts_data += 1;
             return Some("data of a write did not come in time");
         }
-        let controller = shared.controllers.get(queue.is.cntlid).filter(|_| queue.is.qid == 0);
+        let controller =
+            shared.controllers.get(queue.params.cntlid).filter(|_| queue.params.qid == 0);
         let silent = over(controller.and_then(|controller| controller.expires()));
         shared.counters.nvmet_timeouts_keep_alive += u64::from(silent);
         silent.then_some("keep alive timer expired")

@@ -2,10 +2,10 @@
 //!
 //! [`super::Target`] passes on the host's notices. If a turn releases a range or memory, or an
 //! association loses its admin queue, the affected connections have their turn before the call
-//! returns ([`Server::settle`]).
+//! returns ([`NvmeTargetServer::run_affected`]).
 
 use abi::FileId;
-use base::{Alarms, Duration, Instant};
+use base::{DeadlineHeap, Duration, Instant};
 use host::nvme::Ended;
 use host::{Alert, DiskUser, SocketError};
 use wire::nvme::nqn::Nqn;
@@ -13,67 +13,72 @@ use wire::nvme::status::Status;
 
 use super::Config;
 use super::admin::NOT_ABORTED;
-use super::buffers::Buffers;
-use super::controller::{ConnKey, Controller, Controllers};
+use super::backend::{TargetDisk, TargetTransport};
+use super::buffers::WriteBufferPool;
+use super::controller::{Controller, Controllers, TargetConnId};
 use super::counters::Counters;
-use super::link::{Disk, Link};
 use super::log::ConnectionLog;
 use super::namespaces::QueueInfo;
-use super::queue::{Conn, NOT_ACKNOWLEDGED, Turn};
-use super::shared::{Aborting, Health, OpId, Ops, Shared, Stage};
-use super::subsystem::{State, open_all};
+use super::queue::{NOT_ACKNOWLEDGED, NvmeTargetConn, TargetConnContext};
+use super::shared::{
+    HealthTotals, NvmeOpId, NvmeOpStage, NvmeOpTable, NvmeTargetState, PendingAbort,
+};
+use super::subsystem::{TargetNamespaceState, open_all};
 use crate::nvme::Insecure;
 
 /// Interval of checks for acknowledgments of locked ranges that other commands wait for. The host
 /// sends a notice only when everything is acknowledged.
-const RECHECK: Duration = Duration::from_millis(5);
+const LOCK_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The target, generic over connections.
-pub(super) struct Server<L> {
-    pub(super) shared: Shared,
+pub(super) struct NvmeTargetServer<L> {
+    pub(super) shared: NvmeTargetState,
     /// Connections, indexed by the slot of their socket.
-    slots: Vec<Option<Conn<L>>>,
+    slots: Vec<Option<NvmeTargetConn<L>>>,
     connections: usize,
-    deadlines: Alarms,
+    deadlines: DeadlineHeap,
     next_serial: u32,
     /// Time of the next check for acknowledgments.
-    recheck: Option<Instant>,
+    ack_check_at: Option<Instant>,
 }
 
-impl<L: Link> Server<L> {
+impl<L: TargetTransport> NvmeTargetServer<L> {
     pub(super) fn new(config: Config, disk: &mut L::Host) -> Self {
         let (subsystems, namespaces) = open_all(&config.subsystems, disk);
-        let failed = namespaces.iter().filter(|one| matches!(one.state, State::Failed(_))).count();
+        let failed = namespaces
+            .iter()
+            .filter(|one| matches!(one.state, TargetNamespaceState::Failed(_)))
+            .count();
         let mut counters = Counters::default();
         counters.nvmet_namespaces_failed += failed as u64;
         let log = ConnectionLog::new(config.log, config.unix_epoch);
-        let shared = Shared {
+        let shared = NvmeTargetState {
             disk_user: disk.new_user(),
-            buffers: Buffers::new(config.buffer_bytes_max),
+            buffers: WriteBufferPool::new(config.buffer_bytes_max),
             config,
             counters,
             subsystems,
             namespaces,
             controllers: Controllers::default(),
-            ops: Ops::default(),
+            ops: NvmeOpTable::default(),
             ready: Default::default(),
-            thirsty: Default::default(),
-            capsules: 0,
+            waiting_for_buffer: Default::default(),
+            waiting_capsule_bytes: 0,
             aborts: Default::default(),
-            doomed: Vec::new(),
+            to_disconnect: Vec::new(),
             generation: 1,
-            health: Health::default(),
+            health: HealthTotals::default(),
             log,
-            leaving: Vec::new(),
-            closed: Default::default(),
+            namespaces_to_close: Vec::new(),
+            closed_paths: Default::default(),
         };
         Self {
             shared,
             slots: Vec::new(),
             connections: 0,
-            deadlines: Alarms::default(),
+            deadlines: DeadlineHeap::default(),
             next_serial: 0,
-            recheck: None,
+            ack_check_at: None,
         }
     }
 
@@ -90,7 +95,7 @@ impl<L: Link> Server<L> {
         mut link: L,
     ) {
         // A previous connection in this slot has ended without a notice.
-        self.remove(now, host, index, "lost");
+        self.end_and_log(now, host, index, "lost");
         let remote = link.remote(host);
         if self.connections >= self.shared.config.connections_max {
             self.shared.counters.nvmet_connections_refused += 1;
@@ -103,11 +108,11 @@ impl<L: Link> Server<L> {
         if self.slots.len() <= index {
             self.slots.resize_with(index + 1, || None);
         }
-        let key = ConnKey { index, serial: self.next_serial };
+        let key = TargetConnId { index, serial: self.next_serial };
         self.next_serial = self.next_serial.wrapping_add(1);
         let connect_by = now + self.shared.config.connect_timeout;
         if let Some(slot) = self.slots.get_mut(index) {
-            *slot = Some(Conn::new(link, (key, remote), connect_by));
+            *slot = Some(NvmeTargetConn::new(link, (key, remote), connect_by));
             self.connections += 1;
         }
         self.handle_socket(now, host, index);
@@ -115,19 +120,19 @@ impl<L: Link> Server<L> {
 
     /// Handles a notice about a connection.
     pub(super) fn handle_socket(&mut self, now: Instant, host: &mut L::Host, index: usize) {
-        let ended = self.with(now, host, index, |turn| turn.run()).flatten();
+        let ended = self.with_connection(now, host, index, |turn| turn.run()).flatten();
         if let Some(how) = ended {
-            self.end(now, host, index, how);
+            self.handle_end(now, host, index, how);
         }
-        self.settle(now, host);
+        self.run_affected(now, host);
     }
 
     /// Returns the connected queues.
     pub(super) fn queues(&self) -> Vec<QueueInfo> {
-        let Shared { subsystems, controllers, .. } = &self.shared;
-        let info = |conn: &Conn<L>| {
+        let NvmeTargetState { subsystems, controllers, .. } = &self.shared;
+        let info = |conn: &NvmeTargetConn<L>| {
             let queue = conn.queue.as_ref()?;
-            let controller = controllers.get(queue.is.cntlid)?;
+            let controller = controllers.get(queue.params.cntlid)?;
             let subsystem = controller.subsystem.and_then(|index| subsystems.get(index));
             let (header_digest, data_digest) = conn.link.digests();
             Some(QueueInfo {
@@ -135,9 +140,9 @@ impl<L: Link> Server<L> {
                 host: controller.hostnqn,
                 host_id: controller.hostid,
                 subsystem: subsystem.map_or_else(Nqn::discovery, |subsystem| subsystem.nqn),
-                controller: queue.is.cntlid,
-                queue: queue.is.qid,
-                entries: queue.is.size,
+                controller: queue.params.cntlid,
+                queue: queue.params.qid,
+                entries: queue.params.size,
                 open: queue.open(),
                 header_digest,
                 data_digest,
@@ -167,21 +172,22 @@ impl<L: Link> Server<L> {
         if before == after {
             return;
         }
-        shared.counters.nvmet_namespaces_failed += u64::from(matches!(after, State::Failed(_)));
-        if let Some((index, nsid)) = shared.name_of(place) {
-            shared.note_namespace(index, nsid);
+        shared.counters.nvmet_namespaces_failed +=
+            u64::from(matches!(after, TargetNamespaceState::Failed(_)));
+        if let Some((index, nsid)) = shared.namespace_id(place) {
+            shared.notify_namespace_changed(index, nsid);
             let line = match after {
-                State::Failed(fault) => format!("namespace={nsid} failed: {fault}"),
+                TargetNamespaceState::Failed(fault) => format!("namespace={nsid} failed: {fault}"),
                 _ => format!("namespace={nsid} ready"),
             };
             shared.log.add(now, None, line);
         }
-        self.settle(now, host);
+        self.run_affected(now, host);
     }
 
     /// Replaces the list of hosts that may connect to a subsystem. Returns false if the subsystem
     /// does not exist.
-    pub(super) fn admit(
+    pub(super) fn set_allowed_hosts(
         &mut self,
         now: Instant,
         host: &mut L::Host,
@@ -195,9 +201,9 @@ impl<L: Link> Server<L> {
         shared.generation += 1;
         let discovery = |one: &&mut Controller| one.subsystem.is_none();
         for controller in shared.controllers.iter_mut().filter(discovery) {
-            controller.events.note_discovery();
+            controller.events.discovery_changed();
         }
-        self.settle(now, host);
+        self.run_affected(now, host);
         true
     }
 
@@ -207,34 +213,36 @@ impl<L: Link> Server<L> {
             return;
         }
         while let Some((token, result)) = host.poll_read(user) {
-            let id = OpId(token);
-            if let Some(index) = self.owner(id) {
-                self.with(now, host, index, |turn| turn.handle_read(id, result));
+            let id = NvmeOpId(token);
+            if let Some(index) = self.connection_of(id) {
+                self.with_connection(now, host, index, |turn| turn.handle_read(id, result));
             } else if let Some(mut op) = self.shared.ops.remove(id) {
                 self.shared.counters.nvmet_orphans += 1;
                 op.reading.take().into_iter().for_each(|extent| host.release(extent));
-                self.shared.relinquish(&mut op);
+                self.shared.release_resources(&mut op);
             }
         }
         while let Some((token, buffer, result)) = host.poll_changed(user) {
-            let id = OpId(token);
-            if let Some(index) = self.owner(id) {
-                self.with(now, host, index, |turn| turn.handle_changed(id, buffer, result));
+            let id = NvmeOpId(token);
+            if let Some(index) = self.connection_of(id) {
+                self.with_connection(now, host, index, |turn| {
+                    turn.handle_disk_change(id, buffer, result)
+                });
             } else if let Some(mut op) = self.shared.ops.remove(id) {
                 self.shared.counters.nvmet_orphans += 1;
                 op.buffer = buffer.or_else(|| op.buffer.take());
-                self.shared.relinquish(&mut op);
+                self.shared.release_resources(&mut op);
             }
         }
-        self.settle(now, host);
+        self.run_affected(now, host);
     }
 
     /// Returns the index of the connection of an operation.
-    fn owner(&self, id: OpId) -> Option<usize> {
-        self.find(self.shared.ops.get(id)?.owner?)
+    fn connection_of(&self, id: NvmeOpId) -> Option<usize> {
+        self.connection_index(self.shared.ops.get(id)?.owner?)
     }
 
-    fn find(&self, key: ConnKey) -> Option<usize> {
+    fn connection_index(&self, key: TargetConnId) -> Option<usize> {
         let conn = self.slots.get(key.index)?.as_ref()?;
         (conn.key == key).then_some(key.index)
     }
@@ -244,70 +252,72 @@ impl<L: Link> Server<L> {
         while let Some(key) = self.deadlines.pop(now) {
             let index = key as usize;
             let Some(conn) = self.slots.get(index).and_then(Option::as_ref) else { continue };
-            if let Some(why) = conn.overdue(now, &mut self.shared) {
-                self.remove(now, host, index, why);
+            if let Some(why) = conn.check_deadlines(now, &mut self.shared) {
+                self.end_and_log(now, host, index, why);
             } else {
                 self.handle_socket(now, host, index);
             }
         }
-        if self.recheck.is_some_and(|at| at <= now) {
+        if self.ack_check_at.is_some_and(|at| at <= now) {
             for index in 0..self.slots.len() {
                 let conn = self.slots.get(index).and_then(Option::as_ref);
-                if conn.is_some_and(|conn| conn.answers.keep()) {
-                    self.with(now, host, index, |turn| turn.release_acknowledged());
+                if conn.is_some_and(|conn| conn.unacked.has_locked_ranges()) {
+                    self.with_connection(now, host, index, |turn| turn.release_acknowledged());
                 }
             }
             self.expire_ranges(now, host);
         }
-        self.settle(now, host);
+        self.run_affected(now, host);
     }
 
     /// Ends connections that have not acknowledged ranges for which other commands have waited too
     /// long. TCP does not end them: a peer that responds may keep its window closed forever (RFC
     /// 9293 section 3.8.6.1), or accept a byte now and then.
     fn expire_ranges(&mut self, now: Instant, host: &mut L::Host) {
-        let ranges = self.shared.overdue(now);
+        let ranges = self.shared.expired_lock_holders(now);
         if ranges.is_empty() {
             return;
         }
         for index in 0..self.slots.len() {
             let conn = self.slots.get(index).and_then(Option::as_ref);
             let waited_for = |kept| ranges.binary_search(&kept).is_ok();
-            if conn.is_some_and(|conn| conn.answers.kept().any(waited_for)) {
+            if conn.is_some_and(|conn| conn.unacked.locked_ranges().any(waited_for)) {
                 self.shared.counters.nvmet_timeouts_acknowledge += 1;
-                self.remove(now, host, index, NOT_ACKNOWLEDGED);
+                self.end_and_log(now, host, index, NOT_ACKNOWLEDGED);
             }
         }
     }
 
     /// Returns the time for [`Self::handle_timeout`]; may be early.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.deadlines.next().into_iter().chain(self.recheck).min()
+        self.deadlines.next().into_iter().chain(self.ack_check_at).min()
     }
 
     /// Ends all connections. The caller has stopped listening.
     pub(super) fn drain(&mut self, now: Instant, host: &mut L::Host) {
         for index in 0..self.slots.len() {
-            self.remove(now, host, index, "the target ends");
+            self.end_and_log(now, host, index, "the target ends");
         }
-        self.settle(now, host);
+        self.run_affected(now, host);
     }
 
     /// Runs the connections affected by the previous turns until no work is left.
-    pub(super) fn settle(&mut self, now: Instant, host: &mut L::Host) {
+    pub(super) fn run_affected(&mut self, now: Instant, host: &mut L::Host) {
         loop {
-            if let Some(key) = self.shared.doomed.pop() {
-                let index = self.find(key);
+            if let Some(key) = self.shared.to_disconnect.pop() {
+                let index = self.connection_index(key);
                 let why = "its controller's admin queue is gone";
-                index.into_iter().for_each(|index| self.remove(now, host, index, why));
+                index.into_iter().for_each(|index| self.end_and_log(now, host, index, why));
             } else if let Some(abort) = self.shared.aborts.pop_front() {
                 self.abort(now, host, abort);
             } else if let Some(id) = self.shared.ready.pop_front() {
-                let index = self.owner(id);
-                index.map(|index| self.with(now, host, index, |turn| turn.perform(id)));
-            } else if let Some(id) = self.next_thirsty() {
-                let index = self.owner(id);
-                index.map(|index| self.with(now, host, index, |turn| turn.fetch(id, true)));
+                let index = self.connection_of(id);
+                index.map(|index| self.with_connection(now, host, index, |turn| turn.execute(id)));
+            } else if let Some(id) = self.next_waiting_for_buffer() {
+                let index = self.connection_of(id);
+                index.map(|index| {
+                    self.with_connection(now, host, index, |turn| turn.request_data(id, true))
+                });
             } else {
                 break;
             }
@@ -315,36 +325,39 @@ impl<L: Link> Server<L> {
         self.close_files(host);
         self.report_events(now, host);
         let wanted = self.shared.waiting() > 0;
-        self.recheck = wanted.then(|| self.recheck.filter(|at| *at > now).unwrap_or(now + RECHECK));
+        self.ack_check_at = wanted
+            .then(|| self.ack_check_at.filter(|at| *at > now).unwrap_or(now + LOCK_CHECK_INTERVAL));
     }
 
     /// Aborts a command if possible, then completes the Abort command.
-    fn abort(&mut self, now: Instant, host: &mut L::Host, abort: Aborting) {
-        let Aborting { admin, cid, queue, target } = abort;
-        let index = self.find(queue);
-        let aborted =
-            index.and_then(|index| self.with(now, host, index, |turn| turn.abort(target)));
+    fn abort(&mut self, now: Instant, host: &mut L::Host, abort: PendingAbort) {
+        let PendingAbort { admin, cid, queue, target } = abort;
+        let index = self.connection_index(queue);
+        let aborted = index
+            .and_then(|index| self.with_connection(now, host, index, |turn| turn.abort(target)));
         let result = if aborted == Some(true) { 0 } else { NOT_ABORTED };
-        if let Some(index) = self.find(admin) {
-            self.with(now, host, index, |turn| turn.complete(cid, result, Status::SUCCESS));
+        if let Some(index) = self.connection_index(admin) {
+            self.with_connection(now, host, index, |turn| {
+                turn.complete(cid, result, Status::SUCCESS)
+            });
         }
     }
 
     /// Removes and returns the operation that has waited longest for memory, if its buffer is
     /// available.
-    fn next_thirsty(&mut self) -> Option<OpId> {
+    fn next_waiting_for_buffer(&mut self) -> Option<NvmeOpId> {
         let shared = &mut self.shared;
         loop {
-            let id = *shared.thirsty.front()?;
-            let waits = |op: &&super::shared::Op| op.stage == Stage::Memory;
+            let id = *shared.waiting_for_buffer.front()?;
+            let waits = |op: &&super::shared::NvmeOp| op.stage == NvmeOpStage::Memory;
             let Some(op) = shared.ops.get(id).filter(waits) else {
-                shared.thirsty.pop_front();
+                shared.waiting_for_buffer.pop_front();
                 continue;
             };
             if !shared.buffers.fits(op.data_len as usize) {
                 return None;
             }
-            return shared.thirsty.pop_front();
+            return shared.waiting_for_buffer.pop_front();
         }
     }
 
@@ -356,23 +369,25 @@ impl<L: Link> Server<L> {
             }
         }
         for (key, cid, event) in due {
-            let Some(index) = key.and_then(|key| self.find(key)) else { continue };
+            let Some(index) = key.and_then(|key| self.connection_index(key)) else { continue };
             self.shared.counters.nvmet_events += 1;
             let value = u64::from(event.to_value());
-            self.with(now, host, index, |turn| turn.complete(cid, value, Status::SUCCESS));
+            self.with_connection(now, host, index, |turn| {
+                turn.complete(cid, value, Status::SUCCESS)
+            });
         }
     }
 
     /// Runs `work` on a connection and updates the connection's deadline.
-    fn with<R>(
+    fn with_connection<R>(
         &mut self,
         now: Instant,
         host: &mut L::Host,
         index: usize,
-        work: impl FnOnce(&mut Turn<'_, L>) -> R,
+        work: impl FnOnce(&mut TargetConnContext<'_, L>) -> R,
     ) -> Option<R> {
         let conn = self.slots.get_mut(index)?.as_mut()?;
-        let mut turn = Turn { now, host, shared: &mut self.shared, conn };
+        let mut turn = TargetConnContext { now, host, shared: &mut self.shared, conn };
         let result = work(&mut turn);
         if let (Some(at), Ok(key)) = (conn.deadline(&self.shared), u32::try_from(index)) {
             self.deadlines.set(key, at);
@@ -381,7 +396,7 @@ impl<L: Link> Server<L> {
     }
 
     /// Handles the end of a connection.
-    fn end(&mut self, now: Instant, host: &mut L::Host, index: usize, how: Ended) {
+    fn handle_end(&mut self, now: Instant, host: &mut L::Host, index: usize, how: Ended) {
         self.log_end(now, index, how);
         let counters = &mut self.shared.counters;
         let gently = match how {
@@ -393,7 +408,7 @@ impl<L: Link> Server<L> {
             Ended::Lost(SocketError::File(_)) => {
                 counters.nvmet_connections_lost += 1;
                 counters.nvmet_connections_unreadable += 1;
-                self.with(now, host, index, |turn| turn.suspect_reads());
+                self.with_connection(now, host, index, |turn| turn.mark_reads_suspect());
                 false
             }
             Ended::Lost(why) => {
@@ -405,10 +420,12 @@ impl<L: Link> Server<L> {
                 false
             }
         };
-        if gently && self.with(now, host, index, |turn| turn.lingers()) == Some(true) {
+        if gently
+            && self.with_connection(now, host, index, |turn| turn.start_lingering()) == Some(true)
+        {
             return;
         }
-        self.take_out(now, host, index, gently);
+        self.remove_connection(now, host, index, gently);
     }
 
     /// Counts a connection lost before it was secure. Returns whether our TLS ended it, with an
@@ -432,22 +449,22 @@ impl<L: Link> Server<L> {
     fn log_end(&mut self, now: Instant, index: usize, how: impl core::fmt::Display) {
         let Some(conn) = self.slots.get_mut(index).and_then(Option::as_mut) else { return };
         let log = &mut self.shared.log;
-        match (conn.who.take(), conn.link.insecure()) {
+        match (conn.initiator_name.take(), conn.link.insecure()) {
             (Some(who), _) => log.add(now, conn.remote, format!("closed {who}: {how}")),
             (None, Some(why)) => log.add(now, conn.remote, format!("refused: {why}")),
             // The line was logged when it began to leave.
-            (None, None) if conn.is_leaving() => {}
+            (None, None) if conn.is_lingering() => {}
             (None, None) => log.add(now, conn.remote, format!("closed without a queue: {how}")),
         }
     }
 
-    fn remove(&mut self, now: Instant, host: &mut L::Host, index: usize, why: &str) {
+    fn end_and_log(&mut self, now: Instant, host: &mut L::Host, index: usize, why: &str) {
         self.log_end(now, index, why);
-        self.take_out(now, host, index, false);
+        self.remove_connection(now, host, index, false);
     }
 
-    fn take_out(&mut self, now: Instant, host: &mut L::Host, index: usize, gently: bool) {
-        if self.with(now, host, index, |turn| turn.abandon()).is_none() {
+    fn remove_connection(&mut self, now: Instant, host: &mut L::Host, index: usize, gently: bool) {
+        if self.with_connection(now, host, index, |turn| turn.release_all()).is_none() {
             return;
         }
         let Some(mut conn) = self.slots.get_mut(index).and_then(Option::take) else { return };

@@ -10,25 +10,25 @@ use host::DiskUser;
 use structures::slab::{Key, Slab};
 
 use super::Config;
-use super::buffers::{Buffers, Lease};
-use super::controller::{ConnKey, Controllers};
+use super::buffers::{WriteBufferLease, WriteBufferPool};
+use super::controller::{Controllers, TargetConnId};
 use super::counters::Counters;
-use super::locks::LockId;
 use super::log::ConnectionLog;
-use super::subsystem::{Namespace, State, Subsystem};
+use super::range_locks::LockId;
+use super::subsystem::{Subsystem, TargetNamespace, TargetNamespaceState};
 
 /// Identifies an operation: slot and generation. Also the token of its disk operations and the
 /// owner of its lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct OpId(pub(super) u64);
+pub(super) struct NvmeOpId(pub(super) u64);
 
-impl OpId {
+impl NvmeOpId {
     const fn key(self) -> Key {
         Key::from_u64(self.0)
     }
 }
 
-impl From<Key> for OpId {
+impl From<Key> for NvmeOpId {
     fn from(key: Key) -> Self {
         Self(key.to_u64())
     }
@@ -36,11 +36,11 @@ impl From<Key> for OpId {
 
 /// Kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verb {
+pub(super) enum NvmeOpKind {
     Read,
     Write,
     /// A read whose range is checked by reading it before it is sent. `done` bytes have been read.
-    Probe {
+    CheckedRead {
         done: u32,
     },
     /// `done` bytes were compared and are equal.
@@ -59,21 +59,21 @@ pub(super) enum Verb {
     Flush,
 }
 
-impl Verb {
+impl NvmeOpKind {
     /// Returns whether the operation changes stored data.
     pub(super) const fn changes(self) -> bool {
         match self {
             Self::Write | Self::Zero { .. } => true,
             // Other attributes of Dataset Management are hints, which are ignored.
             Self::Deallocate { ranges, .. } => ranges > 0,
-            Self::Read | Self::Probe { .. } | Self::Compare { .. } | Self::Flush => false,
+            Self::Read | Self::CheckedRead { .. } | Self::Compare { .. } | Self::Flush => false,
         }
     }
 }
 
 /// Stage of an operation: the resource that it waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum NvmeOpStage {
     /// Memory for its data.
     Memory,
     /// Data from the initiator, under this tag (TTAG).
@@ -88,18 +88,18 @@ pub(super) enum Stage {
 
 /// An operation: a command of an I/O queue that is being executed.
 #[derive(Debug)]
-pub(super) struct Op {
+pub(super) struct NvmeOp {
     /// Connection of the command; `None` after the connection has ended.
-    pub(super) owner: Option<ConnKey>,
+    pub(super) owner: Option<TargetConnId>,
     pub(super) cid: u16,
     /// Controller of the command, which may have been removed.
     pub(super) cntlid: u16,
-    pub(super) verb: Verb,
-    pub(super) stage: Stage,
-    /// Time since which it waits for its lock; meaningful in [`Stage::Range`].
-    pub(super) since: Instant,
-    /// Index of the namespace in [`Shared::namespaces`].
-    pub(super) place: usize,
+    pub(super) kind: NvmeOpKind,
+    pub(super) stage: NvmeOpStage,
+    /// Time since which it waits for its lock; meaningful in [`NvmeOpStage::Range`].
+    pub(super) lock_waiting_since: Instant,
+    /// Index of the namespace in [`NvmeTargetState::namespaces`].
+    pub(super) namespace_index: usize,
     /// First byte of the range in the namespace.
     pub(super) offset: u64,
     /// Length of the range in bytes.
@@ -109,24 +109,24 @@ pub(super) struct Op {
     /// Force unit access: the data has to be on the medium at the end.
     pub(super) fua: bool,
     /// Data arrived with a wrong digest.
-    pub(super) spoilt: bool,
+    pub(super) digest_failed: bool,
     /// In-capsule data that has not been copied to `buffer`.
     pub(super) capsule: Bytes,
     /// Bytes of `capsule` that are counted as waiting.
-    pub(super) waits: usize,
+    pub(super) waiting_capsule_bytes: usize,
     /// Bytes charged to its controller's quota.
-    pub(super) admitted: usize,
+    pub(super) quota_bytes: usize,
     pub(super) buffer: Option<AlignedBuf>,
-    pub(super) lease: Option<Lease>,
+    pub(super) lease: Option<WriteBufferLease>,
     pub(super) lock: Option<LockId>,
     /// Extent of the disk read in progress.
     pub(super) reading: Option<FileExtent>,
 }
 
-impl Op {
+impl NvmeOp {
     /// Returns whether a disk operation is in progress for it.
     pub(super) const fn at_disk(&self) -> bool {
-        matches!(self.stage, Stage::Disk | Stage::Flush)
+        matches!(self.stage, NvmeOpStage::Disk | NvmeOpStage::Flush)
     }
 
     /// Returns a range of its data.
@@ -137,136 +137,136 @@ impl Op {
 
 /// Operations in progress.
 #[derive(Debug, Default)]
-pub(super) struct Ops(Slab<Op>);
+pub(super) struct NvmeOpTable(Slab<NvmeOp>);
 
-impl Ops {
-    pub(super) fn insert(&mut self, op: Op) -> OpId {
-        OpId::from(self.0.insert(op))
+impl NvmeOpTable {
+    pub(super) fn insert(&mut self, op: NvmeOp) -> NvmeOpId {
+        NvmeOpId::from(self.0.insert(op))
     }
 
     pub(super) const fn len(&self) -> usize {
         self.0.len()
     }
 
-    pub(super) fn get(&self, id: OpId) -> Option<&Op> {
+    pub(super) fn get(&self, id: NvmeOpId) -> Option<&NvmeOp> {
         self.0.get(id.key())
     }
 
-    pub(super) fn get_mut(&mut self, id: OpId) -> Option<&mut Op> {
+    pub(super) fn get_mut(&mut self, id: NvmeOpId) -> Option<&mut NvmeOp> {
         self.0.get_mut(id.key())
     }
 
-    pub(super) fn remove(&mut self, id: OpId) -> Option<Op> {
+    pub(super) fn remove(&mut self, id: NvmeOpId) -> Option<NvmeOp> {
         self.0.remove(id.key())
     }
 
     /// Finds the operation of a command.
-    pub(super) fn find(&self, key: ConnKey, cid: u16) -> Option<OpId> {
-        let is = |op: &Op| op.owner == Some(key) && op.cid == cid;
-        self.0.iter().find(|(_, op)| is(op)).map(|(key, _)| OpId::from(key))
+    pub(super) fn find_command(&self, key: TargetConnId, cid: u16) -> Option<NvmeOpId> {
+        let is = |op: &NvmeOp| op.owner == Some(key) && op.cid == cid;
+        self.0.iter().find(|(_, op)| is(op)).map(|(key, _)| NvmeOpId::from(key))
     }
 
     /// Returns whether an operation refers to the namespace at an index of the table.
-    pub(super) fn any_at(&self, place: usize) -> bool {
-        self.0.iter().any(|(_, op)| op.place == place)
+    pub(super) fn any_for_namespace(&self, place: usize) -> bool {
+        self.0.iter().any(|(_, op)| op.namespace_index == place)
     }
 
     /// Returns the operations of a connection.
-    pub(super) fn of(&self, key: ConnKey) -> Vec<OpId> {
+    pub(super) fn of_connection(&self, key: TargetConnId) -> Vec<NvmeOpId> {
         let own = self.0.iter().filter(|(_, op)| op.owner == Some(key));
-        own.map(|(key, _)| OpId::from(key)).collect()
+        own.map(|(key, _)| NvmeOpId::from(key)).collect()
     }
 }
 
 /// A pending Abort command.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Aborting {
+pub(super) struct PendingAbort {
     /// Connection and identifier of the Abort command itself.
-    pub(super) admin: ConnKey,
+    pub(super) admin: TargetConnId,
     pub(super) cid: u16,
     /// Connection and identifier of the command to abort.
-    pub(super) queue: ConnKey,
+    pub(super) queue: TargetConnId,
     pub(super) target: u16,
 }
 
 /// State shared by all connections.
-pub(super) struct Shared {
+pub(super) struct NvmeTargetState {
     /// The target's identity as a user of the host's disk.
     pub(super) disk_user: DiskUser,
     pub(super) config: Config,
     pub(super) counters: Counters,
     pub(super) subsystems: Vec<Subsystem>,
-    pub(super) namespaces: Vec<Namespace>,
+    pub(super) namespaces: Vec<TargetNamespace>,
     pub(super) controllers: Controllers,
-    pub(super) buffers: Buffers,
-    pub(super) ops: Ops,
+    pub(super) buffers: WriteBufferPool,
+    pub(super) ops: NvmeOpTable,
     /// Operations that were granted their lock and have not continued yet.
-    pub(super) ready: VecDeque<OpId>,
+    pub(super) ready: VecDeque<NvmeOpId>,
     /// Operations within their controllers' quotas that wait for memory. May contain operations
     /// that have ended.
-    pub(super) thirsty: VecDeque<OpId>,
+    pub(super) waiting_for_buffer: VecDeque<NvmeOpId>,
     /// Bytes of in-capsule data that waits for memory.
-    pub(super) capsules: usize,
+    pub(super) waiting_capsule_bytes: usize,
     /// Pending Abort commands.
-    pub(super) aborts: VecDeque<Aborting>,
+    pub(super) aborts: VecDeque<PendingAbort>,
     /// Connections to be ended.
-    pub(super) doomed: Vec<ConnKey>,
+    pub(super) to_disconnect: Vec<TargetConnId>,
     /// GENCTR of the discovery log.
     pub(super) generation: u64,
     /// Values for the health log that no counter holds.
-    pub(super) health: Health,
+    pub(super) health: HealthTotals,
     pub(super) log: ConnectionLog,
     /// Indexes of removed namespaces whose files are still open.
-    pub(super) leaving: Vec<usize>,
+    pub(super) namespaces_to_close: Vec<usize>,
     /// Paths of closed files of removed namespaces, until the program takes them.
-    pub(super) closed: VecDeque<String>,
+    pub(super) closed_paths: VecDeque<String>,
 }
 
 /// Values for the SMART / health information log.
 #[derive(Debug, Default)]
-pub(super) struct Health {
+pub(super) struct HealthTotals {
     pub(super) read_bytes: u64,
     pub(super) written_bytes: u64,
     pub(super) media_errors: u64,
 }
 
-impl Shared {
+impl NvmeTargetState {
     /// Returns MDTS in bytes.
     pub(super) const fn data_max(&self) -> u64 {
         4096 << self.config.mdts
     }
 
     /// Releases the lock, memory and quota of an operation that ends.
-    pub(super) fn relinquish(&mut self, op: &mut Op) {
+    pub(super) fn release_resources(&mut self, op: &mut NvmeOp) {
         if let Some(lock) = op.lock.take() {
-            self.unlock(op.place, lock);
+            self.unlock(op.namespace_index, lock);
         }
         if let Some(lease) = op.lease.take() {
-            self.buffers.give(lease, op.buffer.take());
+            self.buffers.release(lease, op.buffer.take());
         }
-        self.note_capsule(op.cntlid, core::mem::take(&mut op.waits));
-        self.dismiss(op);
+        self.release_capsule_bytes(op.cntlid, core::mem::take(&mut op.waiting_capsule_bytes));
+        self.release_quota(op);
     }
 
     /// Releases a lock; operations that are granted theirs become ready.
     pub(super) fn unlock(&mut self, place: usize, lock: LockId) {
         let Some(namespace) = self.namespaces.get_mut(place) else { return };
         let ready = &mut self.ready;
-        namespace.locks.release(lock, &mut |owner| ready.push_back(OpId(owner)));
+        namespace.locks.release(lock, &mut |owner| ready.push_back(NvmeOpId(owner)));
     }
 
     /// Returns the locks, sorted, that conflict with operations that have waited longer than
     /// `send_timeout`. The time of each such operation is restarted: the conflicting operation may
     /// be at the disk, which may take long.
-    pub(super) fn overdue(&mut self, now: Instant) -> Vec<(usize, LockId)> {
+    pub(super) fn expired_lock_holders(&mut self, now: Instant) -> Vec<(usize, LockId)> {
         let mut found = Vec::new();
         for (place, namespace) in self.namespaces.iter().enumerate() {
-            for owner in namespace.locks.owners() {
-                let Some(op) = self.ops.get_mut(OpId(owner)) else { continue };
-                if now < op.since + self.config.send_timeout {
+            for owner in namespace.locks.waiting_owners() {
+                let Some(op) = self.ops.get_mut(NvmeOpId(owner)) else { continue };
+                if now < op.lock_waiting_since + self.config.send_timeout {
                     continue;
                 }
-                op.since = now;
+                op.lock_waiting_since = now;
                 let holders = op.lock.into_iter().flat_map(|lock| namespace.locks.holders(lock));
                 found.extend(holders.map(|lock| (place, lock)));
             }
@@ -277,7 +277,7 @@ impl Shared {
 
     /// Returns whether the first open of any namespace is in progress.
     pub(super) fn is_opening(&self) -> bool {
-        self.namespaces.iter().any(|namespace| namespace.state == State::Opening)
+        self.namespaces.iter().any(|namespace| namespace.state == TargetNamespaceState::Opening)
     }
 
     /// Returns the number of operations that wait for a lock.

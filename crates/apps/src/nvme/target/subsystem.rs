@@ -6,12 +6,12 @@ use std::ops::Range;
 use abi::{FileFault, FileId, FileKind};
 use siphasher::sip128::{Hasher128, SipHasher13};
 use std::hash::Hasher;
-use wire::nvme::identify::{Namespace as Identified, Text};
+use wire::nvme::identify::{AsciiField, Namespace as Identified};
 use wire::nvme::nqn::Nqn;
 use wire::nvme::status::Status;
 
-use super::link::Disk;
-use super::locks::Locks;
+use super::backend::TargetDisk;
+use super::range_locks::RangeLocks;
 
 /// Largest number of namespaces of a subsystem, and largest namespace ID.
 pub(super) const NAMESPACES_MAX: usize = 1024;
@@ -62,7 +62,7 @@ impl NamespaceConfig {
 
 /// State of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum TargetNamespaceState {
     Opening,
     /// Its number of blocks.
     Ready(u64),
@@ -73,7 +73,7 @@ pub(super) enum State {
 
 /// A namespace.
 #[derive(Debug)]
-pub(super) struct Namespace {
+pub(super) struct TargetNamespace {
     pub(super) path: String,
     pub(super) shift: u8,
     pub(super) read_only: bool,
@@ -81,18 +81,18 @@ pub(super) struct Namespace {
     pub(super) file: Option<FileId>,
     /// The second open of the file, in progress, which reads its new length.
     pub(super) reopened: Option<FileId>,
-    pub(super) state: State,
-    pub(super) locks: Locks,
+    pub(super) state: TargetNamespaceState,
+    pub(super) locks: RangeLocks,
     /// Byte ranges that the disk may be unable to read.
     suspects: VecDeque<Range<u64>>,
 }
 
-impl Namespace {
-    pub(super) fn open(config: &NamespaceConfig, disk: &mut impl Disk) -> Self {
+impl TargetNamespace {
+    pub(super) fn open(config: &NamespaceConfig, disk: &mut impl TargetDisk) -> Self {
         let file = disk.open(&config.path, config.read_only);
         let state = match file {
-            Some(_) => State::Opening,
-            None => State::Failed(FileFault::Refused(abi::Refusal::TableFull)),
+            Some(_) => TargetNamespaceState::Opening,
+            None => TargetNamespaceState::Failed(FileFault::Refused(abi::Refusal::TableFull)),
         };
         Self {
             path: config.path.clone(),
@@ -102,25 +102,29 @@ impl Namespace {
             file,
             reopened: None,
             state,
-            locks: Locks::default(),
+            locks: RangeLocks::default(),
             suspects: VecDeque::new(),
         }
     }
 
     /// Handles the end of the first open of the file.
-    pub(super) fn handle_opened(&mut self, disk: &impl Disk) {
-        if self.state != State::Removed {
-            self.state = self.file.and_then(|file| self.look(disk, file)).unwrap_or(self.state);
+    pub(super) fn handle_opened(&mut self, disk: &impl TargetDisk) {
+        if self.state != TargetNamespaceState::Removed {
+            self.state =
+                self.file.and_then(|file| self.open_result(disk, file)).unwrap_or(self.state);
         }
     }
 
     /// Handles the end of the second open. Returns the file to be closed, if the open has ended.
-    pub(super) fn handle_reopened(&mut self, disk: &impl Disk) -> Option<FileId> {
+    pub(super) fn handle_reopened(&mut self, disk: &impl TargetDisk) -> Option<FileId> {
         let new = self.reopened?;
-        let state = self.look(disk, new)?;
+        let state = self.open_result(disk, new)?;
         self.reopened = None;
         // If the file can no longer be opened, the first open stays in use.
-        if !matches!((state, self.state), (State::Ready(_), State::Ready(_))) {
+        if !matches!(
+            (state, self.state),
+            (TargetNamespaceState::Ready(_), TargetNamespaceState::Ready(_))
+        ) {
             return Some(new);
         }
         self.state = state;
@@ -128,17 +132,17 @@ impl Namespace {
     }
 
     /// Returns the result of opening a file; `None` while the open is in progress.
-    fn look(&self, disk: &impl Disk, file: FileId) -> Option<State> {
+    fn open_result(&self, disk: &impl TargetDisk, file: FileId) -> Option<TargetNamespaceState> {
         Some(match disk.stat(file)? {
             Ok(stat) if !matches!(stat.kind, FileKind::Regular | FileKind::Block) => {
-                State::Failed(FileFault::BadPath)
+                TargetNamespaceState::Failed(FileFault::BadPath)
             }
             // A partial last block is not used.
             Ok(stat) => match stat.size >> self.shift {
-                0 => State::Failed(FileFault::BadExtent),
-                blocks => State::Ready(blocks),
+                0 => TargetNamespaceState::Failed(FileFault::BadExtent),
+                blocks => TargetNamespaceState::Ready(blocks),
             },
-            Err(fault) => State::Failed(fault),
+            Err(fault) => TargetNamespaceState::Failed(fault),
         })
     }
 
@@ -146,15 +150,17 @@ impl Namespace {
     /// command waits.
     pub(super) fn check(&self, range: &Range<u64>) -> Result<(), Status> {
         match self.state {
-            State::Ready(blocks) if range.end <= blocks << self.shift => Ok(()),
-            State::Ready(_) => Err(Status::LBA_OUT_OF_RANGE.do_not_retry()),
-            State::Opening => Err(Status::NAMESPACE_NOT_READY),
-            State::Failed(_) | State::Removed => Err(Status::INVALID_NAMESPACE.do_not_retry()),
+            TargetNamespaceState::Ready(blocks) if range.end <= blocks << self.shift => Ok(()),
+            TargetNamespaceState::Ready(_) => Err(Status::LBA_OUT_OF_RANGE.do_not_retry()),
+            TargetNamespaceState::Opening => Err(Status::NAMESPACE_NOT_READY),
+            TargetNamespaceState::Failed(_) | TargetNamespaceState::Removed => {
+                Err(Status::INVALID_NAMESPACE.do_not_retry())
+            }
         }
     }
 
     /// Records a range that was being sent when a disk read failed.
-    pub(super) fn suspect(&mut self, range: Range<u64>) {
+    pub(super) fn mark_suspect(&mut self, range: Range<u64>) {
         if self.suspects.contains(&range) {
             return;
         }
@@ -170,15 +176,17 @@ impl Namespace {
     }
 
     /// Removes the suspect ranges within a range that was read without error.
-    pub(super) fn clear(&mut self, range: &Range<u64>) {
+    pub(super) fn clear_suspects(&mut self, range: &Range<u64>) {
         self.suspects.retain(|one| one.start < range.start || one.end > range.end);
     }
 
     /// Returns the number of blocks once the namespace is ready.
     pub(super) const fn blocks(&self) -> Option<u64> {
         match self.state {
-            State::Ready(blocks) => Some(blocks),
-            State::Opening | State::Failed(_) | State::Removed => None,
+            TargetNamespaceState::Ready(blocks) => Some(blocks),
+            TargetNamespaceState::Opening
+            | TargetNamespaceState::Failed(_)
+            | TargetNamespaceState::Removed => None,
         }
     }
 
@@ -202,11 +210,11 @@ impl Namespace {
 #[derive(Debug)]
 pub(super) struct Subsystem {
     pub(super) nqn: Nqn,
-    pub(super) serial: Text<20>,
+    pub(super) serial: AsciiField<20>,
     pub(super) hosts: Option<Vec<Nqn>>,
     /// Index of each namespace in [`Shared::namespaces`](super::shared::Shared::namespaces), by ID
     /// minus one.
-    places: Vec<Option<usize>>,
+    namespace_indexes: Vec<Option<usize>>,
 }
 
 impl Subsystem {
@@ -217,12 +225,12 @@ impl Subsystem {
 
     /// Returns NN: the largest namespace ID that is or was in use.
     pub(super) fn nn(&self) -> u32 {
-        u32::try_from(self.places.len()).unwrap_or(u32::MAX)
+        u32::try_from(self.namespace_indexes.len()).unwrap_or(u32::MAX)
     }
 
     /// Returns the index of a namespace in the table of all; `None` if it does not exist.
-    pub(super) fn place(&self, nsid: u32) -> Option<usize> {
-        self.places.get(usize::try_from(nsid.checked_sub(1)?).ok()?).copied().flatten()
+    pub(super) fn namespace_index(&self, nsid: u32) -> Option<usize> {
+        self.namespace_indexes.get(usize::try_from(nsid.checked_sub(1)?).ok()?).copied().flatten()
     }
 
     /// Returns whether a namespace of this ID exists or existed.
@@ -232,7 +240,7 @@ impl Subsystem {
 
     /// Returns the ID of a namespace of the table.
     pub(super) fn nsid(&self, place: usize) -> Option<u32> {
-        let index = self.places.iter().position(|one| *one == Some(place))?;
+        let index = self.namespace_indexes.iter().position(|one| *one == Some(place))?;
         u32::try_from(index + 1).ok()
     }
 
@@ -241,29 +249,29 @@ impl Subsystem {
     pub(super) fn add(&mut self, nsid: Option<u32>, place: usize) -> Option<u32> {
         let nsid = nsid.unwrap_or_else(|| self.nn() + 1);
         let index = usize::try_from(nsid.checked_sub(1)?).ok()?;
-        if index >= NAMESPACES_MAX || self.place(nsid).is_some() {
+        if index >= NAMESPACES_MAX || self.namespace_index(nsid).is_some() {
             return None;
         }
-        if self.places.len() <= index {
-            self.places.resize(index + 1, None);
+        if self.namespace_indexes.len() <= index {
+            self.namespace_indexes.resize(index + 1, None);
         }
-        *self.places.get_mut(index)? = Some(place);
+        *self.namespace_indexes.get_mut(index)? = Some(place);
         Some(nsid)
     }
 
     /// Removes a namespace and returns its index in the table of all.
     pub(super) fn remove(&mut self, nsid: u32) -> Option<usize> {
         let index = usize::try_from(nsid.checked_sub(1)?).ok()?;
-        self.places.get_mut(index)?.take()
+        self.namespace_indexes.get_mut(index)?.take()
     }
 
     /// Returns the IDs of namespaces that are ready.
     pub(super) fn active<'a>(
         &'a self,
-        namespaces: &'a [Namespace],
+        namespaces: &'a [TargetNamespace],
     ) -> impl Iterator<Item = u32> + 'a {
         (1..=self.nn()).filter(|nsid| {
-            let namespace = self.place(*nsid).and_then(|place| namespaces.get(place));
+            let namespace = self.namespace_index(*nsid).and_then(|place| namespaces.get(place));
             namespace.is_some_and(|namespace| namespace.blocks().is_some())
         })
     }
@@ -272,18 +280,19 @@ impl Subsystem {
 /// Opens the namespaces of all subsystems.
 pub(super) fn open_all(
     configs: &[SubsystemConfig],
-    disk: &mut impl Disk,
-) -> (Vec<Subsystem>, Vec<Namespace>) {
+    disk: &mut impl TargetDisk,
+) -> (Vec<Subsystem>, Vec<TargetNamespace>) {
     let mut namespaces = Vec::new();
     let mut subsystems = Vec::new();
     for config in configs {
         let first = namespaces.len();
-        namespaces.extend(config.namespaces.iter().map(|config| Namespace::open(config, disk)));
+        namespaces
+            .extend(config.namespaces.iter().map(|config| TargetNamespace::open(config, disk)));
         subsystems.push(Subsystem {
             nqn: config.nqn,
-            serial: Text::new(&config.serial),
+            serial: AsciiField::new(&config.serial),
             hosts: config.hosts.clone(),
-            places: (first..namespaces.len()).map(Some).collect(),
+            namespace_indexes: (first..namespaces.len()).map(Some).collect(),
         });
     }
     (subsystems, namespaces)

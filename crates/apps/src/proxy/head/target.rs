@@ -9,11 +9,11 @@ use core::net::Ipv6Addr;
 
 /// Error: the target or authority is ambiguous or invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ambiguous;
+pub(super) struct AmbiguousTarget;
 
 /// A target in a form for an origin server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Target<'b> {
+pub(super) enum ForwardedTarget<'b> {
     /// Path and query; the path begins with a slash.
     Origin {
         /// True if a slash must be prepended, because the absolute form had no path.
@@ -25,7 +25,7 @@ pub(super) enum Target<'b> {
     Asterisk,
 }
 
-impl<'b> Target<'b> {
+impl<'b> ForwardedTarget<'b> {
     /// Parses a target; returns the authority too if the target has the absolute form.
     ///
     /// # Errors
@@ -34,29 +34,29 @@ impl<'b> Target<'b> {
     pub(super) fn parse(
         method: &[u8],
         target: &'b [u8],
-    ) -> Result<(Self, Option<Authority<'b>>), Ambiguous> {
+    ) -> Result<(Self, Option<Authority<'b>>), AmbiguousTarget> {
         if !target.iter().all(|&b| matches!(b, b'!'..=b'~') && b != b'#') {
-            return Err(Ambiguous);
+            return Err(AmbiguousTarget);
         }
         if target.first() == Some(&b'/') {
             return Ok((Self::origin(target)?, None));
         }
         if target == b"*" {
             let whole = (method == b"OPTIONS").then_some((Self::Asterisk, None));
-            return whole.ok_or(Ambiguous);
+            return whole.ok_or(AmbiguousTarget);
         }
         // RFC 9110 section 4.2.1: the scheme is compared case-insensitively. A request for https
         // over plain HTTP, or for any other scheme, is not for this server.
         let scheme = b"http://";
-        let (start, rest) = target.split_at_checked(scheme.len()).ok_or(Ambiguous)?;
+        let (start, rest) = target.split_at_checked(scheme.len()).ok_or(AmbiguousTarget)?;
         if !start.eq_ignore_ascii_case(scheme) {
-            return Err(Ambiguous);
+            return Err(AmbiguousTarget);
         }
         let end = rest.iter().position(|b| matches!(b, b'/' | b'?')).unwrap_or(rest.len());
         let (authority, text) = rest.split_at(end);
         let authority = Authority::parse(authority)?;
         if authority.is_empty() {
-            return Err(Ambiguous);
+            return Err(AmbiguousTarget);
         }
         // RFC 9112 section 3.2.4: the last proxy converts it to the asterisk form.
         if text.is_empty() && method == b"OPTIONS" {
@@ -67,10 +67,10 @@ impl<'b> Target<'b> {
 
     /// Accepts path and query if the path has no backslash, which URL parsers of browsers and of
     /// some servers take for a slash.
-    fn origin(text: &'b [u8]) -> Result<Self, Ambiguous> {
+    fn origin(text: &'b [u8]) -> Result<Self, AmbiguousTarget> {
         let path = text.split(|&b| b == b'?').next().unwrap_or_default();
         if path.contains(&b'\\') {
-            return Err(Ambiguous);
+            return Err(AmbiguousTarget);
         }
         Ok(Self::Origin { add_slash: path.is_empty(), text })
     }
@@ -105,9 +105,9 @@ impl<'b> Authority<'b> {
     /// # Errors
     /// Fails if the bytes are not a DNS name, an IPv4 address or an IPv6 address in brackets, with
     /// or without a port.
-    pub(super) fn parse(text: &'b [u8]) -> Result<Self, Ambiguous> {
+    pub(super) fn parse(text: &'b [u8]) -> Result<Self, AmbiguousTarget> {
         let end = match text.first() {
-            Some(b'[') => text.iter().position(|&b| b == b']').ok_or(Ambiguous)? + 1,
+            Some(b'[') => text.iter().position(|&b| b == b']').ok_or(AmbiguousTarget)? + 1,
             _ => text.iter().position(|&b| b == b':').unwrap_or(text.len()),
         };
         let (host, port) = text.split_at(end);
@@ -121,10 +121,10 @@ impl<'b> Authority<'b> {
         let port = match port.split_first() {
             None => None,
             Some((b':', digits)) => parse_port(digits)?,
-            Some(_) => return Err(Ambiguous),
+            Some(_) => return Err(AmbiguousTarget),
         };
         let named = !host.is_empty() || (text.is_empty() && port.is_none());
-        if is_host && named { Ok(Self { host, port }) } else { Err(Ambiguous) }
+        if is_host && named { Ok(Self { host, port }) } else { Err(AmbiguousTarget) }
     }
 
     /// Returns whether the host is empty.
@@ -147,13 +147,13 @@ impl<'b> Authority<'b> {
 }
 
 /// Parses a port; `None` if there are no digits, which RFC 3986 section 3.2.3 allows.
-fn parse_port(digits: &[u8]) -> Result<Option<u16>, Ambiguous> {
+fn parse_port(digits: &[u8]) -> Result<Option<u16>, AmbiguousTarget> {
     if digits.is_empty() {
         return Ok(None);
     }
     // The integer parser would accept a sign.
     let text = core::str::from_utf8(digits).ok().filter(|t| t.bytes().all(|b| b.is_ascii_digit()));
-    text.and_then(|text| text.parse().ok()).map(Some).ok_or(Ambiguous)
+    text.and_then(|text| text.parse().ok()).map(Some).ok_or(AmbiguousTarget)
 }
 
 #[cfg(test)]
@@ -161,7 +161,8 @@ mod tests {
     use super::*;
 
     fn parsed(method: &str, target: &str) -> Option<(String, Option<String>)> {
-        let (target, authority) = Target::parse(method.as_bytes(), target.as_bytes()).ok()?;
+        let (target, authority) =
+            ForwardedTarget::parse(method.as_bytes(), target.as_bytes()).ok()?;
         let (mut text, mut host) = (Vec::new(), Vec::new());
         target.write(&mut text);
         let text = String::from_utf8(text).unwrap();

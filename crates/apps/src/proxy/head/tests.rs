@@ -18,15 +18,15 @@ fn listener(insert: Insert, keep_alive: bool) -> Listener {
     }
 }
 
-fn decide_at(bytes: &str, listener: &Listener, client: &str) -> Decision {
+fn decide_at(bytes: &str, listener: &Listener, client: &str) -> ProxyDecision {
     decide_bytes(bytes.as_bytes(), listener, client)
 }
 
-fn decide_bytes(bytes: &[u8], listener: &Listener, client: &str) -> Decision {
+fn decide_bytes(bytes: &[u8], listener: &Listener, client: &str) -> ProxyDecision {
     let limits = Limits::default();
     let end = |addr: &str| Endpoint { addr: addr.parse().unwrap(), port: 1 };
     let local = if client.contains(':') { "fd77::2" } else { "10.77.0.2" };
-    let about = Circumstances {
+    let about = ProxyRequestEnv {
         listener,
         limits: &limits,
         client: end(client),
@@ -38,15 +38,15 @@ fn decide_bytes(bytes: &[u8], listener: &Listener, client: &str) -> Decision {
 
 fn forwarded(bytes: &str, insert: Insert, keep_alive: bool) -> (usize, String) {
     match decide_at(bytes, &listener(insert, keep_alive), "10.77.0.1") {
-        Decision::Forward { pool, head, .. } => (pool, String::from_utf8(head).unwrap()),
+        ProxyDecision::Forward { pool, head, .. } => (pool, String::from_utf8(head).unwrap()),
         other => panic!("{other:?}"),
     }
 }
 
 fn refused(bytes: &str, insert: Insert) -> u16 {
     match decide_at(bytes, &listener(insert, true), "10.77.0.1") {
-        Decision::Refuse { status, .. } => status.code(),
-        Decision::Forward { head, .. } => panic!("{}", String::from_utf8_lossy(&head)),
+        ProxyDecision::Refuse { status, .. } => status.code(),
+        ProxyDecision::Forward { head, .. } => panic!("{}", String::from_utf8_lossy(&head)),
     }
 }
 
@@ -83,7 +83,7 @@ fn fields_are_added() {
                     Via: 1.0 x, 1.1 outboard\r\nConnection: close\r\n\r\n";
     assert_eq!(forwarded(text, ALL, false).1, expected);
     let six = decide_at("GET / HTTP/1.1\r\nHost: a\r\n\r\n", &listener(ALL, true), "fd77::1");
-    let Decision::Forward { head, .. } = six else { panic!() };
+    let ProxyDecision::Forward { head, .. } = six else { panic!() };
     let head = String::from_utf8(head).unwrap();
     assert!(head.contains("Forwarded: for=\"[fd77::1]\";by=\"[fd77::2]\";proto=http\r\n"));
 }
@@ -104,7 +104,7 @@ fn forged_fields_are_replaced() {
         ),
     ] {
         let listener = Listener { policy: HeaderPolicy::Replace, ..listener(insert, true) };
-        let Decision::Forward { head, .. } = decide_at(&text, &listener, "10.77.0.1") else {
+        let ProxyDecision::Forward { head, .. } = decide_at(&text, &listener, "10.77.0.1") else {
             panic!("{insert:?}");
         };
         let expected = format!(
@@ -173,7 +173,7 @@ fn refusals() {
     }
     let none = Listener { default: None, ..listener(ALL, true) };
     let decision = decide_at("HEAD / HTTP/1.1\r\nHost: a\r\n\r\n", &none, "10.77.0.1");
-    assert_eq!(decision, Decision::Refuse { status: Status::NotFound, is_head: true });
+    assert_eq!(decision, ProxyDecision::Refuse { status: HttpStatus::NotFound, is_head: true });
 }
 
 /// The contents of a canonical head, which cannot be interpreted in two ways.
@@ -216,9 +216,9 @@ fn read_canonical(head: &[u8]) -> Result<Seen, String> {
             return Err(line.to_owned());
         }
         match fields::kind(name) {
-            Kind::Dropped => return Err(line.to_owned()),
-            Kind::EndToEnd | Kind::Forwarding(_) => continue,
-            Kind::Generated => {}
+            HeaderFieldKind::Dropped => return Err(line.to_owned()),
+            HeaderFieldKind::EndToEnd | HeaderFieldKind::Forwarding(_) => continue,
+            HeaderFieldKind::Generated => {}
         }
         match name {
             "Host" if index == 0 => seen.host = Some(value.to_owned()),
@@ -275,15 +275,15 @@ fn unescape(text: &str) -> Vec<u8> {
 /// change it.
 fn outcome(bytes: &[u8], listener: &Listener) -> Result<Seen, u16> {
     let head = match decide_bytes(bytes, listener, "10.77.0.1") {
-        Decision::Refuse { status, .. } => return Err(status.code()),
-        Decision::Forward { head, .. } => head,
+        ProxyDecision::Refuse { status, .. } => return Err(status.code()),
+        ProxyDecision::Forward { head, .. } => head,
     };
     let shown = String::from_utf8_lossy(&head).into_owned();
     let seen = read_canonical(&head).unwrap_or_else(|e| panic!("{e:?} in {shown:?}"));
     if listener.insert == NOTHING {
         match decide_bytes(&head, listener, "10.77.0.1") {
-            Decision::Forward { head: again, .. } => assert_eq!(again, head, "{shown:?}"),
-            Decision::Refuse { .. } => panic!("{shown:?}"),
+            ProxyDecision::Forward { head: again, .. } => assert_eq!(again, head, "{shown:?}"),
+            ProxyDecision::Refuse { .. } => panic!("{shown:?}"),
         }
     }
     Ok(seen)

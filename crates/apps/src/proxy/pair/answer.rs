@@ -8,13 +8,13 @@ use super::*;
 /// Time limit for the client to acknowledge a response and to close.
 const LINGER: Duration = Duration::from_secs(2);
 
-impl<I: Copy + Eq> Pair<I> {
+impl<I: Copy + Eq> ProxyPair<I> {
     /// Responds to a request with an error, and closes.
-    pub(super) fn answer<S: Sockets<Id = I>>(
+    pub(super) fn answer<S: ProxySockets<Id = I>>(
         &mut self,
-        cx: &mut Context<'_, S>,
-        status: Status,
-    ) -> Fate {
+        cx: &mut ProxyPairEnv<'_, S>,
+        status: HttpStatus,
+    ) -> PairAction {
         cx.shared.counters.count_status(status.code());
         self.status = StatusLine::of(status.code());
         cx.shared.clock.advance(cx.now);
@@ -36,19 +36,23 @@ impl<I: Copy + Eq> Pair<I> {
     }
 
     /// Sends a TLS alert in place of a handshake, and closes.
-    pub(super) fn answer_alert<S: Sockets<Id = I>>(
+    pub(super) fn answer_alert<S: ProxySockets<Id = I>>(
         &mut self,
-        cx: &mut Context<'_, S>,
+        cx: &mut ProxyPairEnv<'_, S>,
         description: u8,
-    ) -> Fate {
+    ) -> PairAction {
         self.say(cx, fatal_alert(description).to_vec())
     }
 
-    fn say<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>, bytes: Vec<u8>) -> Fate {
+    fn say<S: ProxySockets<Id = I>>(
+        &mut self,
+        cx: &mut ProxyPairEnv<'_, S>,
+        bytes: Vec<u8>,
+    ) -> PairAction {
         self.release_backend(cx);
-        self.head = bytes;
-        self.phase = Phase::Answering;
-        self.shut = [false; 2];
+        self.buffer = bytes;
+        self.phase = ProxyPairPhase::Answering;
+        self.send_closed = [false; 2];
         self.deadline = cx.now + LINGER;
         self.close_when_done(cx)
     }
@@ -57,7 +61,10 @@ impl<I: Copy + Eq> Pair<I> {
     /// all acknowledgments, wait for the client's FIN. Bytes that still arrive are discarded,
     /// because a reset in response to them could destroy the proxy's response on its way (RFC 9112
     /// section 9.6).
-    pub(super) fn close_when_done<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
+    pub(super) fn close_when_done<S: ProxySockets<Id = I>>(
+        &mut self,
+        cx: &mut ProxyPairEnv<'_, S>,
+    ) -> PairAction {
         let client = self.client;
         if cx.host.readiness(client).error.is_some() {
             cx.host.close(cx.now, client);
@@ -72,10 +79,10 @@ impl<I: Copy + Eq> Pair<I> {
             cx.host.consume(client, bytes);
         }
         if !self.flush(cx, client) {
-            return Fate::Keep;
+            return PairAction::Keep;
         }
-        if !self.shut[CLIENT] {
-            self.shut[CLIENT] = true;
+        if !self.send_closed[CLIENT] {
+            self.send_closed[CLIENT] = true;
             cx.host.shutdown(cx.now, client);
         }
         let ready = cx.host.readiness(client);
@@ -83,6 +90,6 @@ impl<I: Copy + Eq> Pair<I> {
             cx.host.close(cx.now, client);
             return self.end(cx, "answered", "by us");
         }
-        Fate::Keep
+        PairAction::Keep
     }
 }

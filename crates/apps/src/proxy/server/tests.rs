@@ -11,8 +11,8 @@ use wire::tls::fatal_alert;
 
 use super::*;
 use crate::proxy::config::{Check, Insert, Listener, Mode, Pool, Route};
-use crate::proxy::hello::tests::client_hello;
-use fake::{Id, World, end, listener, pool, table};
+use crate::proxy::sni::tests::client_hello;
+use fake::{FakeSocketId, ProxyTestBed, end, listener, pool, table};
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
 
@@ -26,7 +26,7 @@ fn status(text: &str) -> &str {
 }
 
 /// Asserts that the client gets `code` and then a close that does not destroy the response.
-fn assert_answered(world: &mut World, client: Id, code: &str) {
+fn assert_answered(world: &mut ProxyTestBed, client: FakeSocketId, code: &str) {
     assert_eq!(status(&world.text(client)), code);
     assert!(world.is_shut(client) && !world.is_aborted(client));
     world.receive(client, "what still comes");
@@ -38,7 +38,7 @@ fn assert_answered(world: &mut World, client: Id, code: &str) {
 
 #[test]
 fn tcp_connects_at_once_and_relays_both_ways() {
-    let mut world = World::new(Mode::Tcp, 1);
+    let mut world = ProxyTestBed::new(Mode::Tcp, 1);
     let client = world.accept();
     assert_eq!(world.opened_to(), 11, "before the client says anything");
     let backend = world.establish();
@@ -73,7 +73,7 @@ fn tcp_connects_at_once_and_relays_both_ways() {
 fn http_head_at_any_cut() {
     let text = format!("\r\n{GET}body");
     for cut in 0..=text.len() {
-        let mut world = World::new(Mode::Http, 1);
+        let mut world = ProxyTestBed::new(Mode::Http, 1);
         let client = world.accept();
         world.receive(client, &text[..cut]);
         world.receive(client, &text[cut..]);
@@ -90,7 +90,7 @@ fn http_head_at_any_cut() {
 
 #[test]
 fn head_one_byte_at_a_time() {
-    let mut world = World::new(Mode::Http, 1);
+    let mut world = ProxyTestBed::new(Mode::Http, 1);
     let client = world.accept();
     for byte in GET.bytes() {
         world.receive(client, [byte]);
@@ -106,7 +106,7 @@ fn routes_by_host_and_path_with_fields_added() {
     let route = Route { host: "b".into(), path: "/x".into(), pool: 1 };
     let insert = Insert { x_forwarded_for: true, ..Insert::default() };
     table.listeners = vec![Listener { routes: vec![route], insert, ..listener(Mode::Http) }];
-    let mut world = World::with(Config { splice: false, ..Config::default() }, table);
+    let mut world = ProxyTestBed::with(Config { splice: false, ..Config::default() }, table);
     let client = world.accept();
     world.receive(client, "GET /x/y HTTP/1.1\r\nHost: B:80\r\n\r\n");
     assert_eq!(world.opened_to(), 99);
@@ -127,10 +127,10 @@ fn malformed_and_oversized_heads() {
         ("CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n".to_owned(), "405", "proxy_405"),
         ("GET / HTTP/3.0\r\n\r\n".to_owned(), "505", "proxy_505"),
     ] {
-        let mut world = World::new(Mode::Http, 1);
+        let mut world = ProxyTestBed::new(Mode::Http, 1);
         let client = world.accept();
         world.receive(client, &text);
-        assert!(world.sockets.more.opened.is_empty());
+        assert!(world.sockets.app_state.opened.is_empty());
         assert_answered(&mut world, client, code);
         let mut moved = base::counters::all(|f| world.server.shared.counters.visit(f));
         let is_status = |name: &str| name.starts_with("proxy_4") || name.starts_with("proxy_5");
@@ -138,7 +138,7 @@ fn malformed_and_oversized_heads() {
         assert_eq!(moved, [(counter, 1)]);
     }
     // No more is gathered than shows that the head is too long.
-    let mut world = World::new(Mode::Http, 1);
+    let mut world = ProxyTestBed::new(Mode::Http, 1);
     let client = world.accept();
     world.receive(client, format!("GET / HTTP/1.1\r\nHost: a\r\nB: {}", "b".repeat(30_000)));
     let discarded = 28 + 30_000 - (16 * 1024 + 1);
@@ -148,7 +148,7 @@ fn malformed_and_oversized_heads() {
         ("proxy_discarded_bytes", discarded),
     ]);
     // A response to HEAD has no content.
-    let mut world = World::new(Mode::Http, 0);
+    let mut world = ProxyTestBed::new(Mode::Http, 0);
     let client = world.accept();
     world.receive(client, GET.replace("GET", "HEAD"));
     assert!(world.text(client).ends_with("\r\n\r\n"));
@@ -156,7 +156,7 @@ fn malformed_and_oversized_heads() {
 
 #[test]
 fn slow_heads() {
-    let mut world = World::new(Mode::Http, 1);
+    let mut world = ProxyTestBed::new(Mode::Http, 1);
     let client = world.accept();
     world.receive(client, "GET / HT");
     world.advance(seconds(9));
@@ -181,7 +181,7 @@ fn slow_heads() {
 #[test]
 fn clients_that_leave_early() {
     for stage in 0..3 {
-        let mut world = World::new(Mode::Http, 1);
+        let mut world = ProxyTestBed::new(Mode::Http, 1);
         let client = world.accept();
         if stage > 0 {
             world.receive(client, &GET[..GET.len() - stage % 2]);
@@ -196,7 +196,7 @@ fn clients_that_leave_early() {
     }
     // Half-closed while the connection to the backend is in progress: the request is still
     // forwarded.
-    let mut world = World::new(Mode::Http, 1);
+    let mut world = ProxyTestBed::new(Mode::Http, 1);
     let client = world.accept();
     world.receive(client, GET);
     world.peer_closes(client);
@@ -211,7 +211,7 @@ fn clients_that_leave_early() {
 
 #[test]
 fn retries_before_the_first_byte() {
-    let mut world = World::new(Mode::Http, 3);
+    let mut world = ProxyTestBed::new(Mode::Http, 3);
     let client = world.accept();
     world.receive(client, GET);
     assert_eq!(world.opened_to(), 11);
@@ -235,7 +235,7 @@ fn retries_before_the_first_byte() {
 #[test]
 fn no_backend_to_be_had() {
     // All backends refuse.
-    let mut world = World::new(Mode::Http, 2);
+    let mut world = ProxyTestBed::new(Mode::Http, 2);
     let client = world.accept();
     world.receive(client, GET);
     world.fail(world.opened(), SocketError::Refused);
@@ -244,21 +244,21 @@ fn no_backend_to_be_had() {
     // The last backend does not answer; no more are tried than allowed.
     let mut table = table(Mode::Http, 5);
     table.limits.retries = 1;
-    let mut world = World::with(Config::default(), table);
+    let mut world = ProxyTestBed::with(Config::default(), table);
     let client = world.accept();
     world.receive(client, GET);
     world.fail(world.opened(), SocketError::Refused);
     world.advance(seconds(4));
-    assert_eq!(world.sockets.more.opened.len(), 2);
+    assert_eq!(world.sockets.app_state.opened.len(), 2);
     assert_answered(&mut world, client, "504");
     // The pool is empty.
-    let mut world = World::new(Mode::Http, 0);
+    let mut world = ProxyTestBed::new(Mode::Http, 0);
     let client = world.accept();
     world.receive(client, GET);
     assert_answered(&mut world, client, "503");
     // No local port is free.
-    let mut world = World::new(Mode::Http, 2);
-    world.sockets.more.connect_error = Some(ConnectError::NoPort);
+    let mut world = ProxyTestBed::new(Mode::Http, 2);
+    world.sockets.app_state.connect_error = Some(ConnectError::NoPort);
     let client = world.accept();
     world.receive(client, GET);
     assert_answered(&mut world, client, "503");
@@ -271,7 +271,7 @@ fn no_backend_to_be_had() {
         ("proxy_discarded_bytes", 16),
     ]);
     // TCP mode reports all of this with a reset.
-    let mut world = World::new(Mode::Tcp, 1);
+    let mut world = ProxyTestBed::new(Mode::Tcp, 1);
     let client = world.accept();
     world.fail(world.opened(), SocketError::Unreachable);
     assert!(world.is_aborted(client));
@@ -283,7 +283,7 @@ fn limits_of_clients_and_backends() {
     let mut table = table(Mode::Http, 1);
     table.limits.connections_max = 2;
     table.pools = vec![Pool { connections_max: 1, ..pool(1) }];
-    let mut world = World::with(Config { splice: false, ..Config::default() }, table);
+    let mut world = ProxyTestBed::with(Config { splice: false, ..Config::default() }, table);
     let first = world.accept();
     world.receive(first, GET);
     let second = world.accept();
@@ -298,16 +298,16 @@ fn limits_of_clients_and_backends() {
 #[test]
 fn backends_that_fail_before_and_after_they_answer() {
     for close in [true, false] {
-        let fails = |world: &mut World, backend| {
+        let fails = |world: &mut ProxyTestBed, backend| {
             if close { world.peer_closes(backend) } else { world.fail(backend, SocketError::Reset) }
         };
-        let mut world = World::new(Mode::Http, 1);
+        let mut world = ProxyTestBed::new(Mode::Http, 1);
         let client = world.accept();
         world.receive(client, GET);
         let backend = world.establish();
         fails(&mut world, backend);
         assert_answered(&mut world, client, "502");
-        let mut world = World::new(Mode::Http, 1);
+        let mut world = ProxyTestBed::new(Mode::Http, 1);
         let client = world.accept();
         world.receive(client, GET);
         let backend = world.establish();
@@ -318,7 +318,7 @@ fn backends_that_fail_before_and_after_they_answer() {
         assert_eq!((world.is_shut(client), world.is_aborted(client)), (close, !close));
     }
     // TCP mode passes on a FIN as a FIN.
-    let mut world = World::new(Mode::Tcp, 1);
+    let mut world = ProxyTestBed::new(Mode::Tcp, 1);
     let client = world.accept();
     let backend = world.establish();
     world.peer_closes(backend);
@@ -327,7 +327,7 @@ fn backends_that_fail_before_and_after_they_answer() {
 
 #[test]
 fn hanging_backends_and_idle_connections() {
-    let mut world = World::new(Mode::Http, 1);
+    let mut world = ProxyTestBed::new(Mode::Http, 1);
     let client = world.accept();
     world.receive(client, GET);
     let backend = world.establish();
@@ -338,7 +338,7 @@ fn hanging_backends_and_idle_connections() {
     assert!(world.is_aborted(backend));
     assert_eq!(status(&world.text(client)), "504");
     // A backend that has begun to respond: a reset.
-    let mut world = World::new(Mode::Http, 1);
+    let mut world = ProxyTestBed::new(Mode::Http, 1);
     let client = world.accept();
     world.receive(client, GET);
     let backend = world.establish();
@@ -363,7 +363,7 @@ fn hanging_backends_and_idle_connections() {
 #[test]
 fn late_data_of_a_client_does_not_cut_the_response_off() {
     for mode in [Mode::Http, Mode::Tcp] {
-        let mut world = World::new(mode, 1);
+        let mut world = ProxyTestBed::new(mode, 1);
         let client = world.accept();
         world.receive(client, "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
         let backend = world.establish();
@@ -382,7 +382,7 @@ fn late_data_of_a_client_does_not_cut_the_response_off() {
 
 #[test]
 fn resets_are_passed_on() {
-    let mut world = World::new(Mode::Tcp, 1);
+    let mut world = ProxyTestBed::new(Mode::Tcp, 1);
     let client = world.accept();
     let backend = world.establish();
     world.fail(client, SocketError::Reset);
@@ -405,7 +405,7 @@ fn resets_are_passed_on() {
 
 #[test]
 fn back_pressure_is_bounded() {
-    let mut world = World::new(Mode::Tcp, 1);
+    let mut world = ProxyTestBed::new(Mode::Tcp, 1);
     let client = world.accept();
     let backend = world.establish();
     world.set_room(client, 3000);
@@ -424,7 +424,7 @@ fn back_pressure_is_bounded() {
 
 #[test]
 fn a_head_that_does_not_fit_waits() {
-    let mut world = World::new(Mode::Http, 1);
+    let mut world = ProxyTestBed::new(Mode::Http, 1);
     let client = world.accept();
     world.receive(client, format!("{GET}body"));
     let backend = world.opened();
@@ -449,25 +449,25 @@ fn tls_by_name() {
     let config = Config { splice: false, ..Config::default() };
     for record in [3, 1000] {
         for cut in [1, 4, 5, 6, 40, 70] {
-            let mut world = World::with(config.clone(), table.clone());
+            let mut world = ProxyTestBed::with(config.clone(), table.clone());
             let client = world.accept();
             let hello = client_hello(Some("x.b.example"), record);
             world.receive(client, &hello[..cut]);
-            assert!(world.sockets.more.opened.is_empty());
+            assert!(world.sockets.app_state.opened.is_empty());
             world.receive(client, &hello[cut..]);
             assert_eq!(world.opened_to(), 99);
             let backend = world.establish();
             assert_eq!(world.sent(backend), hello, "untouched");
         }
     }
-    let mut world = World::with(config.clone(), table.clone());
+    let mut world = ProxyTestBed::with(config.clone(), table.clone());
     let client = world.accept();
     world.receive(client, client_hello(None, 1000));
     assert_eq!(world.opened_to(), 11, "no name: the default");
     // Without a default: unrecognized_name.
     table.listeners[0].default = None;
     for name in [None, Some("c.example")] {
-        let mut world = World::with(config.clone(), table.clone());
+        let mut world = ProxyTestBed::with(config.clone(), table.clone());
         let client = world.accept();
         world.receive(client, client_hello(name, 1000));
         assert_eq!(world.sent(client), fatal_alert(112));
@@ -477,12 +477,12 @@ fn tls_by_name() {
 
 #[test]
 fn tls_that_is_none() {
-    let mut world = World::new(Mode::Tls, 1);
+    let mut world = ProxyTestBed::new(Mode::Tls, 1);
     let client = world.accept();
     world.receive(client, GET);
     assert_eq!(world.sent(client), fatal_alert(50));
     // A ClientHello without an end: the buffer is bounded.
-    let mut world = World::new(Mode::Tls, 1);
+    let mut world = ProxyTestBed::new(Mode::Tls, 1);
     let client = world.accept();
     let record = [&[22, 3, 1, 0x40, 0, 1, 0, 0xff, 0xff][..], &[0; 0x3ffc]].concat();
     world.receive(client, &record[..16_383]);
@@ -490,7 +490,7 @@ fn tls_that_is_none() {
     world.receive(client, &record[16_383..]);
     assert_eq!(world.sent(client), fatal_alert(50));
     // No backend is up.
-    let mut world = World::new(Mode::Tls, 0);
+    let mut world = ProxyTestBed::new(Mode::Tls, 0);
     let client = world.accept();
     world.receive(client, client_hello(None, 1000));
     assert_eq!(world.sent(client), fatal_alert(80));
@@ -500,7 +500,7 @@ fn tls_that_is_none() {
 fn proxy_protocol_comes_first() {
     let mut table = table(Mode::Tcp, 1);
     table.pools = vec![Pool { proxy_protocol: true, ..pool(1) }];
-    let mut world = World::with(Config { splice: false, ..Config::default() }, table);
+    let mut world = ProxyTestBed::with(Config { splice: false, ..Config::default() }, table);
     let client = world.accept();
     world.receive(client, "x");
     let backend = world.establish();
@@ -510,14 +510,14 @@ fn proxy_protocol_comes_first() {
 
 #[test]
 fn spliced_to_the_end() {
-    let mut world = World::with(Config::default(), table(Mode::Http, 1));
+    let mut world = ProxyTestBed::with(Config::default(), table(Mode::Http, 1));
     let client = world.accept();
     world.receive(client, format!("{GET}body"));
     let backend = world.establish();
     assert_eq!(world.text(backend), GET, "the head, and nothing more");
-    assert_eq!(world.sockets.more.spliced, [(client, backend)]);
+    assert_eq!(world.sockets.app_state.spliced, [(client, backend)]);
     // The sockets are the host's until it has decided.
-    world.poke(client);
+    world.notify(client);
     world.receive(backend, "early");
     assert_eq!((world.unread(client), world.unread(backend)), (4, 5));
     world.spliced();
@@ -551,7 +551,7 @@ fn spliced_to_the_end() {
 
 #[test]
 fn refused_splices_are_relayed_here() {
-    let mut world = World::with(Config::default(), table(Mode::Http, 1));
+    let mut world = ProxyTestBed::with(Config::default(), table(Mode::Http, 1));
     let client = world.accept();
     world.receive(client, format!("{GET}body"));
     let backend = world.establish();
@@ -563,14 +563,14 @@ fn refused_splices_are_relayed_here() {
     world.peer_closes(client);
     world.assert_empty();
     // Refused at once.
-    world.sockets.more.splice = Some(SpliceError::Refused(Refusal::NotSupported));
+    world.sockets.app_state.splice = Some(SpliceError::Refused(Refusal::NotSupported));
     let client = world.accept();
     world.receive(client, GET);
     let backend = world.establish();
     world.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
     assert_eq!(status(&world.text(client)), "200");
     world.fail(client, SocketError::Reset);
-    world.sockets.more.splice = Some(SpliceError::NotConnected(SocketError::Closed));
+    world.sockets.app_state.splice = Some(SpliceError::NotConnected(SocketError::Closed));
     let client = world.accept();
     world.receive(client, GET);
     world.establish();
@@ -594,11 +594,11 @@ fn refused_splices_are_relayed_here() {
 /// The host asks the device once all bytes are acknowledged; a vanished peer acknowledges nothing.
 #[test]
 fn splices_that_never_begin() {
-    let mut world = World::with(Config::default(), table(Mode::Http, 1));
+    let mut world = ProxyTestBed::with(Config::default(), table(Mode::Http, 1));
     let client = world.accept();
     world.receive(client, GET);
     let backend = world.establish();
-    assert_eq!(world.sockets.more.spliced, [(client, backend)]);
+    assert_eq!(world.sockets.app_state.spliced, [(client, backend)]);
     world.advance(seconds(299));
     assert!(!world.is_aborted(client) && !world.is_aborted(backend));
     world.advance(seconds(301));
@@ -613,7 +613,7 @@ fn splices_that_do_not_end_well() {
         (SpliceEnd::IdleTimeout, "proxy_splices_idle"),
         (SpliceEnd::Unspliced, "proxy_splices_lost"),
     ] {
-        let mut world = World::with(Config::default(), table(Mode::Tcp, 1));
+        let mut world = ProxyTestBed::with(Config::default(), table(Mode::Tcp, 1));
         world.accept();
         world.establish();
         world.spliced();
@@ -632,7 +632,7 @@ fn splices_that_do_not_end_well() {
 /// Three consecutive failures take a backend down; without checks it is tried again later.
 #[test]
 fn passive_health() {
-    let mut world = World::new(Mode::Http, 1);
+    let mut world = ProxyTestBed::new(Mode::Http, 1);
     for _ in 0..3 {
         let client = world.accept();
         world.receive(client, GET);
@@ -641,12 +641,12 @@ fn passive_health() {
     }
     let client = world.accept();
     world.receive(client, GET);
-    assert_eq!(world.sockets.more.opened.len(), 3, "not tried");
+    assert_eq!(world.sockets.app_state.opened.len(), 3, "not tried");
     assert_answered_later(&mut world, client, "503");
     world.advance(Check::DOWN_TIME);
     let client = world.accept();
     world.receive(client, GET);
-    assert_eq!(world.sockets.more.opened.len(), 4);
+    assert_eq!(world.sockets.app_state.opened.len(), 4);
     let log = world.log();
     let remarks: Vec<&String> = log.iter().filter(|l| l.starts_with('#')).collect();
     assert_eq!(
@@ -659,24 +659,24 @@ fn passive_health() {
 }
 
 /// Like `assert_answered`, but a deadline of a backend may remain.
-fn assert_answered_later(world: &mut World, client: Id, code: &str) {
+fn assert_answered_later(world: &mut ProxyTestBed, client: FakeSocketId, code: &str) {
     assert_eq!(status(&world.text(client)), code);
     world.acknowledge(client);
     world.peer_closes(client);
     assert!(world.is_closed(client));
 }
 
-fn checked(path: &str) -> World {
+fn checked(path: &str) -> ProxyTestBed {
     let mut table = table(Mode::Http, 1);
     table.pools[0].check = Check { path: path.to_owned(), ..Check::default() };
-    World::with(Config { splice: false, ..Config::default() }, table)
+    ProxyTestBed::with(Config { splice: false, ..Config::default() }, table)
 }
 
 /// Waits for the next check to begin; returns its socket.
-fn next_check(world: &mut World) -> Id {
-    let before = world.sockets.more.opened.len();
+fn next_check(world: &mut ProxyTestBed) -> FakeSocketId {
+    let before = world.sockets.app_state.opened.len();
     for _ in 0..30 {
-        if world.sockets.more.opened.len() > before {
+        if world.sockets.app_state.opened.len() > before {
             return world.opened();
         }
         world.advance(Duration::from_millis(100));
@@ -743,7 +743,7 @@ fn checks_by_request() {
 
 #[test]
 fn a_new_table_keeps_connections() {
-    let mut world = World::new(Mode::Http, 1);
+    let mut world = ProxyTestBed::new(Mode::Http, 1);
     let old = world.accept();
     world.receive(old, GET);
     let backend = world.establish();
@@ -761,9 +761,9 @@ fn a_new_table_keeps_connections() {
     assert_eq!(world.opened_to(), 50, "what is chosen from now on is new");
     world.establish();
     // A retry goes to the new backend too.
-    let first = world.sockets.more.opened[1];
+    let first = world.sockets.app_state.opened[1];
     world.fail(first, SocketError::Refused);
-    assert_eq!((world.opened_to(), world.sockets.more.opened.len()), (50, 4));
+    assert_eq!((world.opened_to(), world.sockets.app_state.opened.len()), (50, 4));
     // The removed backend is dropped when its last connection ends.
     assert_eq!(world.server.shared.backends.get(0).map(|b| b.connections), Some(1));
     world.fail(old, SocketError::Reset);
@@ -781,7 +781,7 @@ proptest! {
         room in 1_usize..5000,
         turns in proptest::collection::vec(0_u8..4, 1..60),
     ) {
-        let mut world = World::new(Mode::Tcp, 1);
+        let mut world = ProxyTestBed::new(Mode::Tcp, 1);
         let client = world.accept();
         let backend = world.establish();
         world.set_room(client, room);
@@ -821,7 +821,7 @@ proptest! {
 /// connections are made. A spliced pair is logged once the device has reported its bytes.
 #[test]
 fn the_end_is_logged() {
-    let mut world = World::new(Mode::Http, 1);
+    let mut world = ProxyTestBed::new(Mode::Http, 1);
     let waiting = world.accept();
     world.receive(waiting, "GET / HT");
     let relayed = world.accept();
@@ -833,7 +833,7 @@ fn the_end_is_logged() {
     world.server.end(world.now);
     world.fail(relayed, SocketError::Closed);
     world.receive(waiting, "TP/1.1\r\nHost: a\r\n\r\n");
-    assert_eq!(world.sockets.more.opened.len(), 1, "no backend is connected to again");
+    assert_eq!(world.sockets.app_state.opened.len(), 1, "no backend is connected to again");
     let ends: Vec<_> = world.log().into_iter().map(|line| line[45..].to_owned()).collect();
     assert_eq!(
         ends,
@@ -842,7 +842,7 @@ fn the_end_is_logged() {
             "\"GET / HTTP/1.1\" 203 10.77.0.11:8080 0 16 relayed drained 0/0/0/5/5 KD"
         ]
     );
-    let mut world = World::with(Config::default(), table(Mode::Http, 1));
+    let mut world = ProxyTestBed::with(Config::default(), table(Mode::Http, 1));
     let client = world.accept();
     world.receive(client, GET);
     world.establish();

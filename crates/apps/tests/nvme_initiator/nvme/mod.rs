@@ -12,7 +12,7 @@ use testkit::{Frame, Machine, PLAIN_LINK};
 use wire::Endpoint;
 use wire::nvme::nqn::Nqn;
 
-pub(crate) use self::target::{Answer, Target};
+pub(crate) use self::target::{ScriptAnswer, ScriptedController};
 
 pub(crate) const PORT: u16 = 4420;
 pub(crate) const SUBSYSTEM: &str = "nqn.2026-11.example:disks";
@@ -29,12 +29,12 @@ fn machine(number: u8, offload: bool) -> Machine {
 }
 
 /// Initiator and target with their machines.
-pub(crate) struct Net {
+pub(crate) struct InitiatorRig {
     pub(crate) now: Instant,
     pub(crate) client: Machine,
     pub(crate) server: Machine,
     pub(crate) initiator: Initiator,
-    pub(crate) target: Target,
+    pub(crate) target: ScriptedController,
     pub(crate) done: Vec<Done>,
     pub(crate) events: Vec<Event>,
     /// All frames are dropped.
@@ -55,7 +55,7 @@ pub(crate) fn remote() -> Endpoint {
     Endpoint { addr: [10, 77, 0, 2].into(), port: PORT }
 }
 
-impl Net {
+impl InitiatorRig {
     pub(crate) fn new(config: Config) -> Self {
         Self::with(config, false, false)
     }
@@ -74,7 +74,7 @@ impl Net {
             (Some(server), Some(TlsClient { config: Arc::new(client), name, crypto }))
         });
         config.tls = tls_client;
-        let target = Target::new(server.host(), ends);
+        let target = ScriptedController::new(server.host(), ends);
         let initiator = Initiator::new(config, remote());
         Self {
             now: Instant::ZERO + Duration::from_secs(1),
@@ -187,7 +187,10 @@ impl Net {
 }
 
 /// Runs both ends once and delivers their frames. Returns whether anything happened.
-fn turn(net: &mut Net, client: impl FnOnce(&mut Net, Instant) -> (Vec<Frame>, bool)) -> bool {
+fn turn(
+    net: &mut InitiatorRig,
+    client: impl FnOnce(&mut InitiatorRig, Instant) -> (Vec<Frame>, bool),
+) -> bool {
     let (up, by_client) = client(net, net.now);
     for frame in up {
         // The source port follows the Ethernet and IPv4 headers.

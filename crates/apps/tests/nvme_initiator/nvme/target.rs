@@ -20,23 +20,23 @@ const SHIFT: u8 = 9;
 const BLOCKS: u64 = 4096;
 
 /// Response of a script to an I/O command.
-pub(crate) enum Answer {
+pub(crate) enum ScriptAnswer {
     /// Execute the command correctly.
     Good,
-    /// Do not answer; keep the command in [`Target::kept`].
+    /// Do not answer; keep the command in [`ScriptedController::kept`].
     Keep,
     /// Send these headers with their data.
     Pdus(Vec<(Header, Vec<u8>)>),
     /// As `Pdus`, with wrong data digests.
-    Spoiled(Vec<(Header, Vec<u8>)>),
+    WrongDigests(Vec<(Header, Vec<u8>)>),
     /// Close the connection.
     Close,
 }
 
 /// Maps a queue ID and an I/O command to the response.
-type Script = Box<dyn FnMut(u16, &Command) -> Answer>;
+type Script = Box<dyn FnMut(u16, &Command) -> ScriptAnswer>;
 
-struct Conn {
+struct ControllerConn {
     socket: SocketId,
     rules: Rules,
     /// Digests and alignment of PDUs to the initiator.
@@ -50,8 +50,8 @@ struct Conn {
 }
 
 /// The scripted controller.
-pub(crate) struct Target {
-    conns: Vec<Conn>,
+pub(crate) struct ScriptedController {
+    conns: Vec<ControllerConn>,
     pub(crate) disk: Vec<u8>,
     pub(crate) script: Script,
     /// Unanswered I/O commands: connection, command and in-capsule data.
@@ -81,12 +81,12 @@ pub(crate) struct Target {
     pub(crate) silent: bool,
 }
 
-impl Application for Target {
+impl Application for ScriptedController {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         match notice {
             Notice::Accepted(_, socket) => {
                 let (rules, qid) = (Rules { plen_max: 1 << 24, ..Rules::NONE }, None);
-                self.conns.push(Conn {
+                self.conns.push(ControllerConn {
                     socket,
                     rules,
                     send: Rules::NONE,
@@ -104,7 +104,7 @@ impl Application for Target {
     }
 }
 
-impl Target {
+impl ScriptedController {
     pub(crate) fn new(host: &mut Host, tls: Option<TlsServer>) -> Self {
         let listen = Listen { addr: None, port: super::PORT, backlog: 64 };
         match tls {
@@ -114,7 +114,7 @@ impl Target {
         Self {
             conns: Vec::new(),
             disk: vec![0; usize::try_from(BLOCKS << SHIFT).unwrap()],
-            script: Box::new(|_, _| Answer::Good),
+            script: Box::new(|_, _| ScriptAnswer::Good),
             kept: Vec::new(),
             log: Vec::new(),
             admin_log: Vec::new(),
@@ -133,7 +133,7 @@ impl Target {
         }
     }
 
-    fn conn(&mut self, socket: SocketId) -> Option<&mut Conn> {
+    fn conn(&mut self, socket: SocketId) -> Option<&mut ControllerConn> {
         self.conns.iter_mut().find(|conn| conn.socket == socket)
     }
 
@@ -294,15 +294,15 @@ impl Target {
         }
         self.log.push((qid, command.opcode, Blocks::of(&command).slba));
         match (self.script)(qid, &command) {
-            Answer::Good => self.obey(now, host, socket, command, data),
-            Answer::Keep => self.kept.push((socket, command, data.clone())),
-            Answer::Pdus(pdus) => {
+            ScriptAnswer::Good => self.execute(now, host, socket, command, data),
+            ScriptAnswer::Keep => self.kept.push((socket, command, data.clone())),
+            ScriptAnswer::Pdus(pdus) => {
                 for (header, data) in pdus {
                     self.send(now, host, socket, &header, &data, 0);
                 }
             }
-            Answer::Close => host.shutdown(now, socket),
-            Answer::Spoiled(pdus) => {
+            ScriptAnswer::Close => host.shutdown(now, socket),
+            ScriptAnswer::WrongDigests(pdus) => {
                 for (header, data) in pdus {
                     self.send(now, host, socket, &header, &data, 0xffff);
                 }
@@ -313,11 +313,11 @@ impl Target {
     /// Executes the kept commands.
     pub(crate) fn release(&mut self, now: Instant, host: &mut Host) {
         for (socket, command, data) in core::mem::take(&mut self.kept) {
-            self.obey(now, host, socket, command, &data);
+            self.execute(now, host, socket, command, &data);
         }
     }
 
-    fn obey(
+    fn execute(
         &mut self,
         now: Instant,
         host: &mut Host,

@@ -3,5 +3,5 @@
 //! Called by [`crate::stream`]. The protocol itself is implemented above the socket, in
 //! [`crate::nvme::Transport`].
 
-pub(crate) mod pdus;
-pub(crate) mod port;
+pub(crate) mod rx_offload;
+pub(crate) mod tx_pdus;

@@ -10,7 +10,7 @@ use zeroize::Zeroizing;
 
 pub use wire::tls::Version as TlsVersion;
 
-use super::secret::{Secret, Sender};
+use super::secret::{SecretSender, TrafficSecret};
 
 /// TLS configuration of a listener.
 #[derive(Clone)]
@@ -57,7 +57,7 @@ pub struct TlsDirection {
     pub(super) iv: [u8; NONCE_BYTES],
     pub(super) number: u64,
     /// Secret from which the next key is derived; `None` if the key cannot change.
-    pub(super) secret: Option<Secret>,
+    pub(super) secret: Option<TrafficSecret>,
 }
 
 /// Traffic secrets of a TLS 1.3 handshake: RFC 8446 section 7.1.
@@ -94,19 +94,19 @@ impl TlsKeys {
     ) -> Option<Self> {
         let suite = secrets.suite;
         let (ours, theirs) = if secrets.is_client {
-            (Sender::Client, Sender::Server)
+            (SecretSender::Client, SecretSender::Server)
         } else {
-            (Sender::Server, Sender::Client)
+            (SecretSender::Server, SecretSender::Client)
         };
-        let tx = TlsDirection::of_secret(&Secret::new(rustls, suite, ours, &secrets.tx)?)?;
-        let rx = TlsDirection::of_secret(&Secret::new(rustls, suite, theirs, &secrets.rx)?)?;
+        let tx = TlsDirection::of_secret(&TrafficSecret::new(rustls, suite, ours, &secrets.tx)?)?;
+        let rx = TlsDirection::of_secret(&TrafficSecret::new(rustls, suite, theirs, &secrets.rx)?)?;
         Some(Self { version: TlsVersion::Tls13, suite, tx, rx, crypto })
     }
 }
 
 impl TlsDirection {
     /// Derives key and IV for records from number 0: RFC 8446 section 7.3.
-    pub(super) fn of_secret(secret: &Secret) -> Option<Self> {
+    pub(super) fn of_secret(secret: &TrafficSecret) -> Option<Self> {
         let mut key = Zeroizing::new([0; 32]);
         let mut iv = [0; NONCE_BYTES];
         secret.expand(b"key", key.get_mut(..secret.suite.key_bytes())?)?;

@@ -2,7 +2,7 @@
 //!
 //! Called by the session when keys change, and by the host for the device's events. The state of
 //! the receive contexts is in [`super::offload`], that of the transmit contexts in
-//! [`super::sealer`].
+//! [`super::tx_keys`].
 
 use alloc::boxed::Box;
 
@@ -10,15 +10,20 @@ use abi::l5o::{Direction, L5oCreate, L5oId, L5oState, ResyncRequest};
 use abi::nvme_tcp::OverTls;
 use abi::{Op, Refusal};
 
-use super::{Piece, Session};
-use crate::l5p::Connection;
-use crate::tcp::conn::Cx;
+use super::{HostTlsSession, TlsQueuedData};
+use crate::l5p::L5pConnection;
+use crate::tcp::conn::TcpEnv;
 use base::internal_error;
 
-impl Session {
+impl HostTlsSession {
     /// Requests a transmit context from the next record on, if one `follows`. The keys are added to
     /// the send stream's in any case.
-    pub(super) fn install_tx(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, follows: bool) {
+    pub(super) fn install_tx(
+        &mut self,
+        conn: &mut L5pConnection,
+        cx: &mut TcpEnv<'_>,
+        follows: bool,
+    ) {
         let Some(open) = self.stage.open() else { return };
         let refused = match cx.out.offloads.l5o {
             Ok(limits) if limits.tls_tx => None,
@@ -40,7 +45,7 @@ impl Session {
             cx.out.ops.push_back(Op::L5oCreate(Box::new(create)));
             cx.out.counters.tls_tx_device += 1;
         }
-        let Some(sealer) = &mut conn.snd.transforms.sealer else {
+        let Some(sealer) = &mut conn.snd.transforms.tx_keys else {
             internal_error!(cx.out.counters.internal_errors, "a session without keys");
             return;
         };
@@ -52,14 +57,14 @@ impl Session {
     }
 
     /// Returns the context and number of the next record to be written, if the device encrypts it.
-    pub(crate) fn tx_at(&self, conn: &Connection) -> Option<OverTls> {
+    pub(crate) fn tx_at(&self, conn: &L5pConnection) -> Option<OverTls> {
         let open = self.stage.open()?;
-        let context = conn.snd.transforms.sealer.as_ref()?.context()?;
+        let context = conn.snd.transforms.tx_keys.as_ref()?.context()?;
         Some(OverTls { context, number: open.tx.number, skip: 0 })
     }
 
     /// Requests a receive context from the first record on whose header has not arrived.
-    pub(super) fn install_rx(&mut self, conn: &Connection, cx: &mut Cx<'_>) {
+    pub(super) fn install_rx(&mut self, conn: &L5pConnection, cx: &mut TcpEnv<'_>) {
         if !conn.state.is_synchronized() {
             return;
         }
@@ -70,8 +75,8 @@ impl Session {
     }
 
     /// Drops former contexts, answers the device's questions, and requests a postponed context.
-    pub(super) fn follow(&mut self, conn: &Connection, cx: &mut Cx<'_>) {
-        let Some(mut offload) = self.offload.take_if(|o| o.is_to_follow()) else { return };
+    pub(super) fn follow(&mut self, conn: &L5pConnection, cx: &mut TcpEnv<'_>) {
+        let Some(mut offload) = self.offload.take_if(|o| o.must_follow()) else { return };
         let drained = conn.rcv.ready_bytes() == 0 && self.front.copied().is_empty();
         if let Some(mut boundaries) = self.boundaries(&conn.rcv).map(Iterator::peekable) {
             if let Some(&at) = boundaries.peek() {
@@ -79,7 +84,7 @@ impl Session {
             }
             offload.answer(conn, cx, drained, boundaries);
         }
-        let install = offload.is_to_install();
+        let install = offload.can_install_postponed();
         self.offload = Some(offload);
         if install {
             self.install_rx(conn, cx);
@@ -89,12 +94,12 @@ impl Session {
     /// Handles `l5o_resync_rx_req`: the device asks whether a record begins at a position.
     pub(crate) fn handle_resync(
         &mut self,
-        conn: &Connection,
-        cx: &mut Cx<'_>,
+        conn: &L5pConnection,
+        cx: &mut TcpEnv<'_>,
         context: L5oId,
         request: ResyncRequest,
     ) {
-        if let Some(offload) = self.offload.as_deref_mut().filter(|o| o.is(context)) {
+        if let Some(offload) = self.offload.as_deref_mut().filter(|o| o.is_current(context)) {
             offload.handle_request(conn, cx, request);
             self.follow(conn, cx);
         }
@@ -103,19 +108,19 @@ impl Session {
     /// Handles the refusal of a context.
     pub(crate) fn handle_refused(
         &mut self,
-        conn: &mut Connection,
-        cx: &mut Cx<'_>,
+        conn: &mut L5pConnection,
+        cx: &mut TcpEnv<'_>,
         context: L5oId,
         why: Refusal,
     ) {
-        if let Some(offload) = self.offload.as_deref_mut().filter(|o| o.is(context)) {
-            offload.refused(why);
+        if let Some(offload) = self.offload.as_deref_mut().filter(|o| o.is_current(context)) {
+            offload.handle_refused(why);
             cx.out.counters.tls_rx_sw += 1;
             cx.out.counters.tls_rx_device_refused += 1;
             return;
         }
         // The context may be one of older keys: the host encrypts records under these as well.
-        if conn.lose_context(cx, Some((context, why))).seals {
+        if conn.drop_contexts(cx, Some((context, why))).encryption {
             self.tx_refused = Some(why);
             cx.out.counters.tls_tx_sw += 1;
             cx.out.counters.tls_tx_device_refused += 1;
@@ -124,19 +129,19 @@ impl Session {
 
     /// Handles a reset of the device: the host encrypts everything written so far; new contexts are
     /// requested for later records.
-    pub(crate) fn handle_device_reset(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
+    pub(crate) fn handle_device_reset(&mut self, conn: &mut L5pConnection, cx: &mut TcpEnv<'_>) {
         for piece in &mut self.queue {
             match piece {
-                Piece::File { source, .. } => source.read_on_host(),
-                Piece::Pdu(pdu) => pdu.data.read_on_host(),
-                Piece::Memory(_) | Piece::End => {}
+                TlsQueuedData::File { source, .. } => source.read_on_host(),
+                TlsQueuedData::Pdu(pdu) => pdu.data.read_on_host(),
+                TlsQueuedData::Memory(_) | TlsQueuedData::End => {}
             }
         }
         if self.stage.open().is_none() || !conn.state.is_synchronized() {
             return;
         }
         if let Some(offload) = &mut self.offload {
-            offload.lost(cx.out, conn.rcv.edge(), Refusal::DeviceReset);
+            offload.handle_lost(cx.out, conn.rcv.edge(), Refusal::DeviceReset);
         }
         if conn.state.may_write() {
             self.install_tx(conn, cx, true);

@@ -14,44 +14,44 @@ use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{ConnectionState, EncodeError, InsufficientSizeError, UnbufferedStatus};
 use rustls::{ClientConfig, ServerConfig};
 
-use super::open::{Done, Kernel};
+use super::open_state::{HandshakeResult, NextKeySource};
 use super::record::content;
 
 /// A handshake in progress.
-pub(crate) struct Handshake {
+pub(crate) struct RustlsHandshake {
     /// `None` when the handshake is complete, or its secrets cannot be extracted.
-    end: Option<End>,
+    end: Option<RustlsConnection>,
     /// Bytes that rustls has not consumed.
     incoming: Vec<u8>,
 }
 
-enum End {
+enum RustlsConnection {
     Server(UnbufferedServerConnection),
     Client(UnbufferedClientConnection),
 }
 
 /// Progress of a handshake.
-pub(crate) enum Progress {
+pub(crate) enum HandshakeProgress {
     /// rustls needs another record.
     More,
-    Done(Box<Done>),
+    Done(Box<HandshakeResult>),
     /// The handshake failed; the alert is in the output.
     Failed,
 }
 
 /// Result of passing a record to rustls.
-enum Step {
+enum RustlsOutcome {
     Blocked,
     Done,
     Refused,
     Error,
 }
 
-impl Handshake {
+impl RustlsHandshake {
     /// # Errors
     /// The configuration is invalid for a server.
     pub(crate) fn server(config: Arc<ServerConfig>) -> Result<Self, rustls::Error> {
-        let end = End::Server(UnbufferedServerConnection::new(config)?);
+        let end = RustlsConnection::Server(UnbufferedServerConnection::new(config)?);
         Ok(Self { end: Some(end), incoming: Vec::new() })
     }
 
@@ -61,57 +61,57 @@ impl Handshake {
         config: Arc<ClientConfig>,
         name: ServerName<'static>,
     ) -> Result<Self, rustls::Error> {
-        let end = End::Client(UnbufferedClientConnection::new(config, name)?);
+        let end = RustlsConnection::Client(UnbufferedClientConnection::new(config, name)?);
         Ok(Self { end: Some(end), incoming: Vec::new() })
     }
 
     /// Processes a record, or nothing when a client begins. Appends the output to `out`.
-    pub(crate) fn feed(&mut self, record: &[u8], out: &mut Vec<u8>) -> Progress {
-        let Some(end) = &mut self.end else { return Progress::Failed };
+    pub(crate) fn feed(&mut self, record: &[u8], out: &mut Vec<u8>) -> HandshakeProgress {
+        let Some(end) = &mut self.end else { return HandshakeProgress::Failed };
         self.incoming.extend_from_slice(record);
         let step = match end {
-            End::Server(conn) => advance(conn, &mut self.incoming, out),
-            End::Client(conn) => advance(conn, &mut self.incoming, out),
+            RustlsConnection::Server(conn) => advance(conn, &mut self.incoming, out),
+            RustlsConnection::Client(conn) => advance(conn, &mut self.incoming, out),
         };
         match step {
-            Step::Blocked => Progress::More,
-            Step::Done => self
+            RustlsOutcome::Blocked => HandshakeProgress::More,
+            RustlsOutcome::Done => self
                 .end
                 .take()
-                .and_then(End::into_kernel)
-                .map_or(Progress::Failed, |done| Progress::Done(Box::new(done))),
-            Step::Refused => Progress::Failed,
-            Step::Error => {
+                .and_then(RustlsConnection::into_kernel)
+                .map_or(HandshakeProgress::Failed, |done| HandshakeProgress::Done(Box::new(done))),
+            RustlsOutcome::Refused => HandshakeProgress::Failed,
+            RustlsOutcome::Error => {
                 // The alert is the last output of rustls.
                 match end {
-                    End::Server(conn) => drain(conn, &mut self.incoming, out),
-                    End::Client(conn) => drain(conn, &mut self.incoming, out),
+                    RustlsConnection::Server(conn) => drain(conn, &mut self.incoming, out),
+                    RustlsConnection::Client(conn) => drain(conn, &mut self.incoming, out),
                 }
-                Progress::Failed
+                HandshakeProgress::Failed
             }
         }
     }
 }
 
-impl End {
-    fn into_kernel(self) -> Option<Done> {
+impl RustlsConnection {
+    fn into_kernel(self) -> Option<HandshakeResult> {
         Some(match self {
             Self::Server(conn) => {
                 let (secrets, kernel): (_, KernelConnection<ServerConnectionData>) =
                     conn.dangerous_into_kernel_connection().ok()?;
-                Done { secrets, kernel: Kernel::Server(Box::new(kernel)) }
+                HandshakeResult { secrets, kernel: NextKeySource::Server(Box::new(kernel)) }
             }
             Self::Client(conn) => {
                 let (secrets, kernel): (_, KernelConnection<ClientConnectionData>) =
                     conn.dangerous_into_kernel_connection().ok()?;
-                Done { secrets, kernel: Kernel::Client(Box::new(kernel)) }
+                HandshakeResult { secrets, kernel: NextKeySource::Client(Box::new(kernel)) }
             }
         })
     }
 }
 
 /// Common interface of the two connection types of rustls.
-trait Process {
+trait ProcessRecords {
     type Data;
     fn process<'c, 'i>(
         &'c mut self,
@@ -119,7 +119,7 @@ trait Process {
     ) -> UnbufferedStatus<'c, 'i, Self::Data>;
 }
 
-impl Process for UnbufferedServerConnection {
+impl ProcessRecords for UnbufferedServerConnection {
     type Data = ServerConnectionData;
     fn process<'c, 'i>(
         &'c mut self,
@@ -129,7 +129,7 @@ impl Process for UnbufferedServerConnection {
     }
 }
 
-impl Process for UnbufferedClientConnection {
+impl ProcessRecords for UnbufferedClientConnection {
     type Data = ClientConnectionData;
     fn process<'c, 'i>(
         &'c mut self,
@@ -139,7 +139,11 @@ impl Process for UnbufferedClientConnection {
     }
 }
 
-fn advance<P: Process>(conn: &mut P, incoming: &mut Vec<u8>, out: &mut Vec<u8>) -> Step {
+fn advance<P: ProcessRecords>(
+    conn: &mut P,
+    incoming: &mut Vec<u8>,
+    out: &mut Vec<u8>,
+) -> RustlsOutcome {
     loop {
         let UnbufferedStatus { discard, state, .. } = conn.process(incoming);
         let step = match state {
@@ -151,12 +155,12 @@ fn advance<P: Process>(conn: &mut P, incoming: &mut Vec<u8>, out: &mut Vec<u8>) 
                 data.done();
                 None
             }
-            Ok(ConnectionState::WriteTraffic(_)) => Some(Step::Done),
-            Ok(ConnectionState::BlockedHandshake) => Some(Step::Blocked),
+            Ok(ConnectionState::WriteTraffic(_)) => Some(RustlsOutcome::Done),
+            Ok(ConnectionState::BlockedHandshake) => Some(RustlsOutcome::Blocked),
             // Early data is never accepted, and no application data belongs to the handshake's
             // records.
-            Ok(_) => Some(Step::Refused),
-            Err(_) => Some(Step::Error),
+            Ok(_) => Some(RustlsOutcome::Refused),
+            Err(_) => Some(RustlsOutcome::Error),
         };
         incoming.drain(..discard);
         if let Some(step) = step {
@@ -167,7 +171,7 @@ fn advance<P: Process>(conn: &mut P, incoming: &mut Vec<u8>, out: &mut Vec<u8>) 
 
 /// Collects the output of a failed handshake, up to the alert. rustls must not be called after
 /// that: it would process its input again and panic, over discarded bytes or over a second alert.
-fn drain<P: Process>(conn: &mut P, incoming: &mut Vec<u8>, out: &mut Vec<u8>) {
+fn drain<P: ProcessRecords>(conn: &mut P, incoming: &mut Vec<u8>, out: &mut Vec<u8>) {
     loop {
         let start = out.len();
         let UnbufferedStatus { discard, state, .. } = conn.process(incoming);

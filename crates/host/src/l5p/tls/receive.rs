@@ -1,7 +1,7 @@
 //! From received records to plaintext for the application.
 //!
 //! A record that the device decrypted and verified stays in its packets: the session skips its
-//! header, and the content is read from the connection's receive queue ([`Session::step`]). Any
+//! header, and the content is read from the connection's receive queue ([`HostTlsSession::examine_front`]). Any
 //! other record is copied, the parts that the device decrypted are restored to ciphertext, and the
 //! host decrypts the record. That holds even if the device decrypted all but one packet of it,
 //! since the tag authenticates the ciphertext (Autonomous NIC Offloads, section 5.2, partial
@@ -13,17 +13,17 @@ use abi::crypto::TAG_BYTES;
 use bytes::Bytes;
 use wire::tls::Framing;
 
-use super::offload::Boundary;
 use super::record::{Alert, HEADER_BYTES, RECORD_BYTES_MAX, Version, content};
-use super::stage::{Stage, StageEvent};
-use super::{PLAIN_BYTES_MAX, Session};
+use super::rx_offload::RecordBoundary;
+use super::stage::{TlsStage, TlsStageEvent};
+use super::{DECRYPTED_BYTES_MAX, HostTlsSession};
 use crate::config::TcpConfig;
 use crate::counters::HostCounters;
-use crate::l5p::Connection;
+use crate::l5p::L5pConnection;
 use crate::l5p::transforms::has_unsent;
 use crate::net::outbox::Outbox;
-use crate::tcp::conn::Cx;
-use crate::tcp::rcv::Receive;
+use crate::tcp::conn::TcpEnv;
+use crate::tcp::rcv::TcpReceiveState;
 
 /// Bound on the zero padding that is searched for the content type (RFC 8446 section 5.4). A record
 /// with more is decrypted by the host.
@@ -34,28 +34,28 @@ const ALERT_BYTES: usize = 2;
 
 /// State of the record at the front of the received bytes.
 #[derive(Debug)]
-pub(super) enum Front {
+pub(super) enum FrontRecord {
     Unseen,
     /// The device may have decrypted the record: number of bytes that must be there before it is
     /// examined again.
     Awaited(usize),
     /// The host must decrypt the record.
-    Copied(Copied),
-    /// The device decrypted the record; its content follows that in `plain`.
-    Clear(Clear),
+    Copied(CopiedRecord),
+    /// The device decrypted the record; its content follows that in `decrypted`.
+    InPlace(InPlaceContent),
 }
 
 /// Copied part of a record, as it was received.
 #[derive(Debug, Default)]
-pub(super) struct Copied {
+pub(super) struct CopiedRecord {
     pub(super) bytes: Vec<u8>,
     /// The device had decrypted some of it.
-    pub(super) undone: bool,
+    pub(super) restored: bool,
 }
 
 /// Content that is read in place.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Clear {
+pub(super) struct InPlaceContent {
     /// Content bytes that were not read.
     pub(super) left: usize,
     /// Bytes of the record after the content.
@@ -63,9 +63,9 @@ pub(super) struct Clear {
 }
 
 /// Result of examining the record at the front.
-pub(super) enum Step {
+pub(super) enum FrontRecordStatus {
     /// The content can be read.
-    Clear,
+    InPlace,
     /// The device decrypted the record, which carries something other than application data.
     Control { kind: u8, text: Bytes },
     /// The record is incomplete.
@@ -74,10 +74,10 @@ pub(super) enum Step {
     Copy,
 }
 
-impl Front {
+impl FrontRecord {
     /// Returns the content that can be read in place.
-    pub(super) const fn clear(&self) -> Option<Clear> {
-        if let Self::Clear(clear) = self { Some(*clear) } else { None }
+    pub(super) const fn in_place(&self) -> Option<InPlaceContent> {
+        if let Self::InPlace(clear) = self { Some(*clear) } else { None }
     }
 
     /// Returns the copied part of the record.
@@ -86,22 +86,22 @@ impl Front {
     }
 }
 
-impl Session {
-    pub(super) fn receive(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
-        while self.plain_bytes < PLAIN_BYTES_MAX
-            && self.front.clear().is_none()
+impl HostTlsSession {
+    pub(super) fn receive(&mut self, conn: &mut L5pConnection, cx: &mut TcpEnv<'_>) {
+        while self.decrypted_bytes < DECRYPTED_BYTES_MAX
+            && self.front.in_place().is_none()
             && conn.rcv.ready_bytes() > 0
         {
             let room = record_room(conn, cx.config);
-            match self.step(&mut conn.rcv, cx.out, room, false) {
-                Step::Clear => conn.modes.notify = true,
-                Step::Control { kind, text } => {
+            match self.examine_front(&mut conn.rcv, cx.out, room, false) {
+                FrontRecordStatus::InPlace => conn.modes.notify_app = true,
+                FrontRecordStatus::Control { kind, text } => {
                     if let Err(alert) = self.handle_content(conn, cx, kind, text) {
                         self.fail(conn, cx, alert);
                     }
                 }
-                Step::Wait => return,
-                Step::Copy => self.copy(conn, cx),
+                FrontRecordStatus::Wait => return,
+                FrontRecordStatus::Copy => self.copy_front(conn, cx),
             }
         }
     }
@@ -110,20 +110,20 @@ impl Session {
     /// still processed: a KeyUpdate must be answered before the next application data (RFC 8446
     /// section 4.6.3). Once only close_notify is left, no answer is due, nor may one follow it
     /// (section 6.1), so records are not even decrypted.
-    pub(crate) fn discard(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
+    pub(crate) fn discard(&mut self, conn: &mut L5pConnection, cx: &mut TcpEnv<'_>) {
         loop {
-            self.plain.clear();
-            self.plain_bytes = 0;
-            if let Some(clear) = self.front.clear() {
+            self.decrypted.clear();
+            self.decrypted_bytes = 0;
+            if let Some(clear) = self.front.in_place() {
                 self.consume_clear(&mut conn.rcv, cx.out, clear.left);
             }
-            let newest = conn.snd.transforms.sealer.as_ref().map_or(0, |sealer| sealer.newest());
+            let newest = conn.snd.transforms.tx_keys.as_ref().map_or(0, |sealer| sealer.newest());
             let unsent = has_unsent(&conn.snd.spans, conn.snd.nxt, newest);
             if self.has_ended() && !unsent {
-                if matches!(self.stage, Stage::Handshake(_) | Stage::Open(_)) {
-                    self.enter(&mut cx.out.counters, StageEvent::Unwanted);
+                if matches!(self.stage, TlsStage::Handshake(_) | TlsStage::Open(_)) {
+                    self.enter(&mut cx.out.counters, TlsStageEvent::Unwanted);
                 }
-                self.front = Front::Unseen;
+                self.front = FrontRecord::Unseen;
                 if let Some(mut offload) = self.offload.take() {
                     offload.release(cx.out);
                 }
@@ -137,33 +137,33 @@ impl Session {
     }
 
     /// Returns whether more bytes are needed before the record at the front is examined again.
-    fn awaits(&mut self, rcv: &Receive) -> bool {
-        let Front::Awaited(bytes) = self.front else { return false };
-        let awaits = rcv.ready_bytes() < bytes && !rcv.finished();
+    fn awaits(&mut self, rcv: &TcpReceiveState) -> bool {
+        let FrontRecord::Awaited(bytes) = self.front else { return false };
+        let awaits = rcv.ready_bytes() < bytes && !rcv.is_finished();
         if !awaits {
-            self.front = Front::Unseen;
+            self.front = FrontRecord::Unseen;
         }
         awaits
     }
 
     /// Examines the record at the front, which the device may have decrypted. With `data_only`, a
     /// record that is neither application data nor close_notify is left alone.
-    pub(super) fn step(
+    pub(super) fn examine_front(
         &mut self,
-        rcv: &mut Receive,
+        rcv: &mut TcpReceiveState,
         out: &mut Outbox,
         room: usize,
         data_only: bool,
-    ) -> Step {
+    ) -> FrontRecordStatus {
         if self.awaits(rcv) {
-            return Step::Wait;
+            return FrontRecordStatus::Wait;
         }
-        let Stage::Open(open) = &mut self.stage else { return Step::Copy };
+        let TlsStage::Open(open) = &mut self.stage else { return FrontRecordStatus::Copy };
         let Some(offload) = self.offload.as_deref_mut().filter(|o| o.is_active()) else {
-            return Step::Copy;
+            return FrontRecordStatus::Copy;
         };
-        if matches!(self.front, Front::Copied(_)) {
-            return Step::Copy;
+        if matches!(self.front, FrontRecord::Copied(_)) {
+            return FrontRecordStatus::Copy;
         }
         let framing = open.rx.keys.framing;
         let mut header = [0; HEADER_BYTES];
@@ -173,19 +173,19 @@ impl Session {
         if !whole {
             // A rest that cannot arrive any more, or that does not fit the window, is not awaited.
             let fits = len.unwrap_or(0) <= room;
-            let waits = fits && (len.is_some() || !here) && !rcv.finished();
+            let waits = fits && (len.is_some() || !here) && !rcv.is_finished();
             if !waits {
-                return Step::Copy;
+                return FrontRecordStatus::Copy;
             }
-            self.front = Front::Awaited(len.unwrap_or(HEADER_BYTES));
-            return Step::Wait;
+            self.front = FrontRecord::Awaited(len.unwrap_or(HEADER_BYTES));
+            return FrontRecordStatus::Wait;
         }
         let len = len.unwrap_or(0);
-        if !offload.opened_whole(rcv.pieces(0, len), open.rx.number, len) {
-            return Step::Copy;
+        if !offload.is_decrypted(rcv.pieces(0, len), open.rx.number, len) {
+            return FrontRecordStatus::Copy;
         }
         let Some((kind, content)) = content_of(rcv, framing, header[0], len) else {
-            return Step::Copy;
+            return FrontRecordStatus::Copy;
         };
         let is_data = kind == content::APPLICATION_DATA && content > 0 && open.message.is_empty();
         let front = framing.front();
@@ -194,10 +194,10 @@ impl Session {
             rcv.copy_to(front, &mut alert) && alert[1] == Alert::CloseNotify as u8
         };
         if data_only && !is_data && !ends {
-            return Step::Wait;
+            return FrontRecordStatus::Wait;
         }
         if open.rx.advance().is_err() {
-            return Step::Copy;
+            return FrontRecordStatus::Copy;
         }
         offload.note_record(true);
         let counters = &mut out.counters;
@@ -208,18 +208,21 @@ impl Session {
             open.note_data();
             counters.tls_rx_bytes += content as u64;
             discard(rcv, out, front);
-            self.front = Front::Clear(Clear { left: content, trailer: len - front - content });
-            return Step::Clear;
+            self.front = FrontRecord::InPlace(InPlaceContent {
+                left: content,
+                trailer: len - front - content,
+            });
+            return FrontRecordStatus::InPlace;
         }
         let mut text = alloc::vec![0; content];
         rcv.copy_to(front, &mut text);
         discard(rcv, out, len);
-        Step::Control { kind, text: Bytes::from(text) }
+        FrontRecordStatus::Control { kind, text: Bytes::from(text) }
     }
 
     /// Copies the received bytes of the record at the front, restored to ciphertext, and processes
     /// the record once it is complete.
-    fn copy(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
+    fn copy_front(&mut self, conn: &mut L5pConnection, cx: &mut TcpEnv<'_>) {
         let wanted = match missing(self.front.copied()) {
             Ok(wanted) => wanted,
             Err(alert) => {
@@ -228,23 +231,25 @@ impl Session {
             }
         };
         // Bytes after close_notify are ignored: RFC 8446 section 6.1.
-        if matches!(self.stage, Stage::PeerClosed(_) | Stage::Failed { .. }) {
+        if matches!(self.stage, TlsStage::PeerClosed(_) | TlsStage::Failed { .. }) {
             let unwanted = conn.rcv.ready_bytes();
             return discard(&mut conn.rcv, cx.out, unwanted);
         }
         let Some(piece) = conn.rcv.pieces(0, wanted).next() else { return };
         let here = piece.bytes().len();
-        if matches!(self.stage, Stage::Detect(_)) {
-            self.enter(&mut cx.out.counters, StageEvent::Record);
+        if matches!(self.stage, TlsStage::Detect(_)) {
+            self.enter(&mut cx.out.counters, TlsStageEvent::Record);
         }
-        let mut copied = match core::mem::replace(&mut self.front, Front::Unseen) {
-            Front::Copied(copied) => copied,
-            Front::Unseen | Front::Awaited(_) | Front::Clear(_) => Copied::default(),
+        let mut copied = match core::mem::replace(&mut self.front, FrontRecord::Unseen) {
+            FrontRecord::Copied(copied) => copied,
+            FrontRecord::Unseen | FrontRecord::Awaited(_) | FrontRecord::InPlace(_) => {
+                CopiedRecord::default()
+            }
         };
         let at = copied.bytes.len();
         copied.bytes.extend_from_slice(piece.bytes());
         if let Some(offload) = &self.offload {
-            copied.undone |= offload.restore(&piece, &mut copied.bytes[at..]);
+            copied.restored |= offload.restore(&piece, &mut copied.bytes[at..]);
         }
         if let Some(packet) = conn.rcv.consume(here) {
             cx.out.recycle.push_back(packet);
@@ -252,11 +257,11 @@ impl Session {
         if missing(&copied.bytes) == Ok(0) {
             self.handle_record(conn, cx, copied);
         } else {
-            self.front = Front::Copied(copied);
+            self.front = FrontRecord::Copied(copied);
         }
     }
 
-    /// Counts a record that the host decrypted. `undone`: the device had decrypted some of it.
+    /// Counts a record that the host decrypted. `restored`: the device had decrypted some of it.
     pub(super) fn note_copied(&mut self, counters: &mut HostCounters, undone: bool) {
         let Some(offload) = self.offload.as_deref_mut().filter(|o| o.is_active()) else { return };
         offload.note_record(false);
@@ -270,14 +275,19 @@ impl Session {
     }
 
     /// Removes bytes of content that was read in place.
-    pub(super) fn consume_clear(&mut self, rcv: &mut Receive, out: &mut Outbox, bytes: usize) {
-        let Front::Clear(clear) = &mut self.front else { return };
+    pub(super) fn consume_clear(
+        &mut self,
+        rcv: &mut TcpReceiveState,
+        out: &mut Outbox,
+        bytes: usize,
+    ) {
+        let FrontRecord::InPlace(clear) = &mut self.front else { return };
         let bytes = bytes.min(clear.left);
         clear.left -= bytes;
         let done = if clear.left == 0 { clear.trailer } else { 0 };
         discard(rcv, out, bytes + done);
         if done > 0 {
-            self.front = Front::Unseen;
+            self.front = FrontRecord::Unseen;
         }
     }
 
@@ -285,18 +295,18 @@ impl Session {
     /// behind it whose headers have arrived.
     pub(super) fn boundaries<'a>(
         &'a self,
-        rcv: &'a Receive,
-    ) -> Option<impl Iterator<Item = Boundary> + use<'a>> {
+        rcv: &'a TcpReceiveState,
+    ) -> Option<impl Iterator<Item = RecordBoundary> + use<'a>> {
         let open = self.stage.open()?;
         let framing = open.rx.keys.framing;
         let read = rcv.read_position();
         let copied = self.front.copied();
-        let position = match self.front.clear() {
+        let position = match self.front.in_place() {
             Some(clear) => read + (clear.left + clear.trailer) as u64,
             None => read - copied.len() as u64,
         };
-        let first = Boundary { position, number: open.rx.number };
-        let follow = move |at: &Boundary| {
+        let first = RecordBoundary { position, number: open.rx.number };
+        let follow = move |at: &RecordBoundary| {
             let mut header = [0; HEADER_BYTES];
             match at.position.checked_sub(read) {
                 Some(skip) => {
@@ -311,7 +321,7 @@ impl Session {
             }
             let len = HEADER_BYTES as u64 + u64::from(framing.parse(header)?.len);
             let number = at.number.checked_add(1)?;
-            Some(Boundary { position: at.position + len, number })
+            Some(RecordBoundary { position: at.position + len, number })
         };
         Some(core::iter::successors(Some(first), follow))
     }
@@ -335,13 +345,13 @@ fn missing(copied: &[u8]) -> Result<usize, Alert> {
 
 /// Returns the number of bytes that a peer can certainly send before any of them is read: the
 /// window may lag by a segment, and by the rounding of its scale.
-pub(super) fn record_room(conn: &Connection, config: &TcpConfig) -> usize {
+pub(super) fn record_room(conn: &L5pConnection, config: &TcpConfig) -> usize {
     let lag = conn.snd.mss.saturating_add(1 << conn.rcv.scale);
     config.receive_bytes_max.saturating_sub(lag) as usize
 }
 
 /// Removes bytes from the front of the receive queue.
-fn discard(rcv: &mut Receive, out: &mut Outbox, mut bytes: usize) {
+fn discard(rcv: &mut TcpReceiveState, out: &mut Outbox, mut bytes: usize) {
     while bytes > 0 {
         let here = rcv.peek().len().min(bytes);
         if here == 0 {
@@ -356,7 +366,12 @@ fn discard(rcv: &mut Receive, out: &mut Outbox, mut bytes: usize) {
 
 /// Returns the content type and content length of a decrypted record of `len` bytes. `None` if the
 /// padding is too long, or the record must be rejected.
-fn content_of(rcv: &Receive, framing: Framing, outer: u8, len: usize) -> Option<(u8, usize)> {
+fn content_of(
+    rcv: &TcpReceiveState,
+    framing: Framing,
+    outer: u8,
+    len: usize,
+) -> Option<(u8, usize)> {
     let text_end = len.checked_sub(TAG_BYTES)?;
     let text = text_end.checked_sub(framing.front())?;
     let (kind, content) = match framing.version {

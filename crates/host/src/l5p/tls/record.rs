@@ -3,7 +3,7 @@
 //!
 //! [`super::Session`] decrypts whole records here, and [`super::sealer`] encrypts those that the
 //! device does not. Record numbers come from the callers. Invariants: content that fails
-//! authentication is never shown; a key is passed only to the device ([`Keys::state`]).
+//! authentication is never shown; a key is passed only to the device ([`TlsRecordKeys::state`]).
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -40,7 +40,7 @@ pub enum Alert {
 }
 
 /// Keys of one direction.
-pub(crate) struct Keys {
+pub(crate) struct TlsRecordKeys {
     aead: Box<dyn Aead>,
     pub(crate) suite: Suite,
     pub(crate) framing: Framing,
@@ -48,13 +48,13 @@ pub(crate) struct Keys {
     iv: [u8; NONCE_BYTES],
 }
 
-impl fmt::Debug for Keys {
+impl fmt::Debug for TlsRecordKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Keys").field("suite", &self.suite).finish_non_exhaustive()
     }
 }
 
-impl Keys {
+impl TlsRecordKeys {
     /// Creates the keys that a handshake negotiated; `None` if the suite is not supported.
     pub(crate) fn of_secrets(
         crypto: &dyn CryptoProvider,
@@ -102,7 +102,7 @@ impl Keys {
     pub(crate) fn seal(&self, number: u64, kind: u8, text: &[u8], out: &mut Vec<u8>) {
         debug_assert!(text.len() <= CONTENT_BYTES_MAX, "callers cut");
         let nonce = self.framing.nonce(&self.iv, number);
-        let mut front = [0; Framing::FRONT_BYTES_MAX];
+        let mut front = [0; Framing::FULL_HEADER_BYTES_MAX];
         let front_len = self.framing.write_front(kind, text.len(), &nonce, &mut front);
         out.extend_from_slice(&front[..front_len]);
         let start = out.len();
@@ -123,7 +123,7 @@ impl Keys {
     pub(crate) fn open(&self, number: u64, record: &mut [u8]) -> Result<(u8, Range<usize>), Alert> {
         let kind = self.check(record)?;
         let front_len = self.framing.front();
-        let mut front = [0; Framing::FRONT_BYTES_MAX];
+        let mut front = [0; Framing::FULL_HEADER_BYTES_MAX];
         front[..front_len].copy_from_slice(&record[..front_len]);
         let nonce = self.framing.nonce_of(&self.iv, number, &front);
         let sealed = &mut record[front_len..];
@@ -170,7 +170,7 @@ impl Keys {
     /// Encrypts again what a device decrypted as part of record `number`: `bytes`, which begin at
     /// `offset` of the encrypted text. Applying the keystream again reverts the decryption.
     pub(crate) fn restore(&self, number: u64, explicit: [u8; 8], offset: u64, bytes: &mut [u8]) {
-        let mut front = [0; Framing::FRONT_BYTES_MAX];
+        let mut front = [0; Framing::FULL_HEADER_BYTES_MAX];
         front[HEADER_BYTES..].copy_from_slice(&explicit);
         let nonce = self.framing.nonce_of(&self.iv, number, &front);
         self.aead.apply(&nonce, offset, bytes);

@@ -15,35 +15,35 @@ use zeroize::Zeroizing;
 
 /// End of the handshake that encrypts with a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sender {
+pub(super) enum SecretSender {
     Client,
     Server,
 }
 
 /// `application_traffic_secret_N` of one direction.
 #[derive(Clone)]
-pub(super) struct Secret {
+pub(super) struct TrafficSecret {
     pub(super) suite: Suite,
     /// Suite of rustls, for its HKDF.
     rustls: &'static Tls13CipherSuite,
-    pub(super) sender: Sender,
+    pub(super) sender: SecretSender,
     bytes: Zeroizing<Vec<u8>>,
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for TrafficSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Never shows the secret.
         f.debug_struct("Secret").field("sender", &self.sender).finish_non_exhaustive()
     }
 }
 
-impl Secret {
+impl TrafficSecret {
     /// Creates a secret; `None` if `rustls` does not have the suite, or the secret does not have
     /// the length of its hash.
     pub(super) fn new(
         rustls: &CryptoProvider,
         suite: Suite,
-        sender: Sender,
+        sender: SecretSender,
         bytes: &[u8],
     ) -> Option<Self> {
         let name = match suite {

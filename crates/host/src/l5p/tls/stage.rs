@@ -1,28 +1,28 @@
 //! Stages of a session, and the events that lead from one to another.
 //!
-//! [`super::Session`] enters each stage through [`Stage::next`]. Closing our direction is
+//! [`super::Session`] enters each stage through [`TlsStage::next`]. Closing our direction is
 //! independent of the stage: the application may do it at any time, and close_notify waits in the
 //! queue behind the data written before it.
 
 use alloc::boxed::Box;
 
-use super::handshake::Handshake;
-use super::open::Open;
+use super::handshake::RustlsHandshake;
+use super::open_state::TlsOpenState;
 use super::record::Alert;
 use crate::api::SocketError;
 
 /// Stage of a session; each but the last may fail.
-pub(super) enum Stage {
+pub(super) enum TlsStage {
     /// A client that has not sent its first message.
-    Begin(Box<Handshake>),
+    Begin(Box<RustlsHandshake>),
     /// A server that has received nothing: a client that does not speak TLS is passed to the
     /// application.
-    Detect(Box<Handshake>),
-    Handshake(Box<Handshake>),
+    Detect(Box<RustlsHandshake>),
+    Handshake(Box<RustlsHandshake>),
     /// There are keys.
-    Open(Box<Open>),
-    /// As `Open`, but received records are ignored.
-    PeerClosed(Box<Open>),
+    Open(Box<TlsOpenState>),
+    /// As `TlsOpenState`, but received records are ignored.
+    PeerClosed(Box<TlsOpenState>),
     /// Nothing is sent or received.
     Failed {
         error: SocketError,
@@ -32,13 +32,13 @@ pub(super) enum Stage {
 }
 
 /// Events that move a session from one stage to another.
-pub(super) enum StageEvent {
+pub(super) enum TlsStageEvent {
     /// A client sends its first message.
     Begun,
     /// A server received its first bytes, which are not text.
     Record,
     /// The handshake returned keys.
-    Keys(Box<Open>),
+    Keys(Box<TlsOpenState>),
     /// The peer sent close_notify.
     CloseNotify,
     /// Everything was sent for an application that has closed the socket: received records are
@@ -48,26 +48,26 @@ pub(super) enum StageEvent {
     Failure(SocketError),
 }
 
-impl Stage {
+impl TlsStage {
     /// Stage of a session that could not begin, or received an event that its stage does not
     /// handle.
     pub(super) const BROKEN: Self =
         Self::Failed { error: SocketError::Tls(Alert::InternalError), peer_closed: false };
 
     /// Returns the stage that an event leads to; `None` if the stage does not handle the event.
-    pub(super) fn next(self, event: StageEvent) -> Option<Self> {
+    pub(super) fn next(self, event: TlsStageEvent) -> Option<Self> {
         Some(match (self, event) {
-            (Self::Begin(handshake), StageEvent::Begun)
-            | (Self::Detect(handshake), StageEvent::Record) => Self::Handshake(handshake),
-            (Self::Handshake(_), StageEvent::Keys(open)) => Self::Open(open),
-            (Self::Open(open), StageEvent::CloseNotify | StageEvent::Unwanted) => {
+            (Self::Begin(handshake), TlsStageEvent::Begun)
+            | (Self::Detect(handshake), TlsStageEvent::Record) => Self::Handshake(handshake),
+            (Self::Handshake(_), TlsStageEvent::Keys(open)) => Self::Open(open),
+            (Self::Open(open), TlsStageEvent::CloseNotify | TlsStageEvent::Unwanted) => {
                 Self::PeerClosed(open)
             }
-            (Self::Handshake(_), StageEvent::Unwanted) => {
+            (Self::Handshake(_), TlsStageEvent::Unwanted) => {
                 Self::Failed { error: SocketError::Closed, peer_closed: false }
             }
             (Self::Failed { .. }, _) => return None,
-            (stage, StageEvent::Failure(error)) => {
+            (stage, TlsStageEvent::Failure(error)) => {
                 Self::Failed { error, peer_closed: matches!(stage, Self::PeerClosed(_)) }
             }
             _ => return None,
@@ -75,15 +75,15 @@ impl Stage {
     }
 
     /// Returns the state with the keys, if there are any.
-    pub(super) const fn open(&self) -> Option<&Open> {
+    pub(super) const fn open(&self) -> Option<&TlsOpenState> {
         match self {
             Self::Open(open) | Self::PeerClosed(open) => Some(open),
             Self::Begin(_) | Self::Detect(_) | Self::Handshake(_) | Self::Failed { .. } => None,
         }
     }
 
-    /// As [`Self::open`], mutable.
-    pub(super) const fn open_mut(&mut self) -> Option<&mut Open> {
+    /// As [`Self::open_state`], mutable.
+    pub(super) const fn open_mut(&mut self) -> Option<&mut TlsOpenState> {
         match self {
             Self::Open(open) | Self::PeerClosed(open) => Some(open),
             Self::Begin(_) | Self::Detect(_) | Self::Handshake(_) | Self::Failed { .. } => None,
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
     use abi::crypto::Suite;
 
-    fn handshake() -> Box<Handshake> {
+    fn handshake() -> Box<RustlsHandshake> {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -117,10 +117,10 @@ mod tests {
             .with_root_certificates(RootCertStore::empty())
             .with_no_client_auth();
         let name = ServerName::try_from("localhost").unwrap();
-        Box::new(Handshake::client(Arc::new(config), name).unwrap())
+        Box::new(RustlsHandshake::client(Arc::new(config), name).unwrap())
     }
 
-    fn open() -> Box<Open> {
+    fn open() -> Box<TlsOpenState> {
         let direction = || TlsDirection::new(&[1; 32], [2; 12], 0);
         let keys = TlsKeys {
             version: TlsVersion::Tls13,
@@ -129,38 +129,38 @@ mod tests {
             rx: direction(),
             crypto: Arc::new(crypto::Provider),
         };
-        Box::new(Open::attached(&keys, &crypto::Provider).unwrap())
+        Box::new(TlsOpenState::attached(&keys, &crypto::Provider).unwrap())
     }
 
-    const fn name(stage: &Stage) -> &'static str {
+    const fn name(stage: &TlsStage) -> &'static str {
         match stage {
-            Stage::Begin(_) => "BEGIN",
-            Stage::Detect(_) => "DETECT",
-            Stage::Handshake(_) => "HANDSHAKE",
-            Stage::Open(_) => "OPEN",
-            Stage::PeerClosed(_) => "PEER_CLOSED",
-            Stage::Failed { .. } => "FAILED",
+            TlsStage::Begin(_) => "BEGIN",
+            TlsStage::Detect(_) => "DETECT",
+            TlsStage::Handshake(_) => "HANDSHAKE",
+            TlsStage::Open(_) => "OPEN",
+            TlsStage::PeerClosed(_) => "PEER_CLOSED",
+            TlsStage::Failed { .. } => "FAILED",
         }
     }
 
-    fn stages() -> [Stage; 6] {
+    fn stages() -> [TlsStage; 6] {
         [
-            Stage::Begin(handshake()),
-            Stage::Detect(handshake()),
-            Stage::Handshake(handshake()),
-            Stage::Open(open()),
-            Stage::PeerClosed(open()),
-            Stage::BROKEN,
+            TlsStage::Begin(handshake()),
+            TlsStage::Detect(handshake()),
+            TlsStage::Handshake(handshake()),
+            TlsStage::Open(open()),
+            TlsStage::PeerClosed(open()),
+            TlsStage::BROKEN,
         ]
     }
 
-    fn events() -> [(StageEvent, &'static str); 5] {
+    fn events() -> [(TlsStageEvent, &'static str); 5] {
         [
-            (StageEvent::Begun, "first message"),
-            (StageEvent::Record, "first bytes are no text"),
-            (StageEvent::Keys(open()), "keys"),
-            (StageEvent::CloseNotify, "close_notify received"),
-            (StageEvent::Unwanted, "socket closed, all sent"),
+            (TlsStageEvent::Begun, "first message"),
+            (TlsStageEvent::Record, "first bytes are no text"),
+            (TlsStageEvent::Keys(open()), "keys"),
+            (TlsStageEvent::CloseNotify, "close_notify received"),
+            (TlsStageEvent::Unwanted, "socket closed, all sent"),
         ]
     }
 
@@ -180,17 +180,17 @@ mod tests {
 
     /// The diagram in ARCHITECTURE.md equals the table.
     #[test]
-    fn the_documents_have_the_transitions() {
+    fn tls_transitions_are_documented() {
         testkit::states::assert_documented(&diagram());
     }
 
     /// A failure ends every other stage, and remembers whether the peer had closed.
     #[test]
-    fn a_failure_is_the_end() {
+    fn a_failure_ends_every_stage() {
         for stage in stages() {
             let from = name(&stage);
-            match stage.next(StageEvent::Failure(SocketError::TlsHandshake)) {
-                Some(Stage::Failed { error, peer_closed }) => {
+            match stage.next(TlsStageEvent::Failure(SocketError::TlsHandshake)) {
+                Some(TlsStage::Failed { error, peer_closed }) => {
                     assert_eq!(error, SocketError::TlsHandshake);
                     assert_eq!(peer_closed, from == "PEER_CLOSED");
                 }

@@ -12,17 +12,17 @@ use bytes::Bytes;
 use wire::tls::Run;
 
 use super::record::{Alert, CONTENT_BYTES_MAX, content};
-use super::sealer::Records;
-use super::stage::Stage;
-use super::{Piece, Session};
+use super::stage::TlsStage;
+use super::tx_keys::RecordRun;
+use super::{HostTlsSession, TlsQueuedData};
 use crate::config::TcpConfig;
 use crate::counters::HostCounters;
-use crate::l5p::Connection;
-use crate::l5p::nvme_tcp::pdus::Text;
-use crate::l5p::nvme_tcp::pdus::{Written, joined};
-use crate::l5p::transforms::{Unit, take_unsent};
-use crate::storage::source::Source;
-use crate::tcp::conn::Cx;
+use crate::l5p::L5pConnection;
+use crate::l5p::nvme_tcp::tx_pdus::TxContent;
+use crate::l5p::nvme_tcp::tx_pdus::{OutgoingPdu, join_memory};
+use crate::l5p::transforms::{L5pUnit, take_unsent};
+use crate::storage::source::StreamSource;
+use crate::tcp::conn::TcpEnv;
 
 /// Content of an alert: RFC 8446 section 6.
 const ALERT_BYTES: u64 = 2;
@@ -33,7 +33,7 @@ const EPOCHS_MAX: usize = 8;
 /// without a digest.
 const PDU_RUNS: u64 = 2;
 
-impl Piece {
+impl TlsQueuedData {
     /// Returns how many records the key must still allow before the piece is written: all of its
     /// records if it cannot be split.
     fn records(&self) -> u64 {
@@ -45,26 +45,26 @@ impl Piece {
     }
 }
 
-impl Session {
+impl HostTlsSession {
     /// Queues or writes as many bytes as there is room for. Returns their number.
     pub(crate) fn send(
         &mut self,
-        conn: &mut Connection,
+        conn: &mut L5pConnection,
         counters: &mut HostCounters,
         config: &TcpConfig,
         mut bytes: Bytes,
     ) -> usize {
         let room = conn.send_room(config).saturating_sub(self.queued_memory);
         let taken = bytes.len().min(room);
-        conn.modes.wants_room |= taken == room;
+        conn.modes.wants_send_room |= taken == room;
         if taken == 0 {
             return 0;
         }
         bytes.truncate(taken);
-        if self.is_to_write(conn, taken as u64) {
-            self.write(conn, counters, Text::Plain(Source::Memory(bytes)), taken as u64);
+        if self.can_write_now(conn, taken as u64) {
+            self.write(conn, counters, TxContent::Plain(StreamSource::Memory(bytes)), taken as u64);
         } else {
-            self.queue.push_back(Piece::Memory(bytes));
+            self.queue.push_back(TlsQueuedData::Memory(bytes));
             self.queued += taken as u64;
             self.queued_memory += taken;
         }
@@ -74,36 +74,41 @@ impl Session {
     /// Queues or writes a range of a file, whose reference the caller has counted.
     pub(crate) fn send_file(
         &mut self,
-        conn: &mut Connection,
+        conn: &mut L5pConnection,
         counters: &mut HostCounters,
-        source: Source,
+        source: StreamSource,
         len: u64,
     ) {
         if len == 0 {
             return;
         }
-        if self.is_to_write(conn, len) {
-            self.write(conn, counters, Text::Plain(source), len);
+        if self.can_write_now(conn, len) {
+            self.write(conn, counters, TxContent::Plain(source), len);
         } else {
-            self.queue.push_back(Piece::File { source, left: len });
+            self.queue.push_back(TlsQueuedData::File { source, left: len });
             self.queued += len;
         }
     }
 
     /// Queues or writes a whole PDU, regardless of the room.
-    pub(crate) fn send_pdu(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, pdu: Written) {
-        if self.is_to_write(conn, pdu.len() + PDU_RUNS * CONTENT_BYTES_MAX as u64) {
+    pub(crate) fn send_pdu(
+        &mut self,
+        conn: &mut L5pConnection,
+        cx: &mut TcpEnv<'_>,
+        pdu: OutgoingPdu,
+    ) {
+        if self.can_write_now(conn, pdu.len() + PDU_RUNS * CONTENT_BYTES_MAX as u64) {
             self.write_pdu(conn, &mut cx.out.counters, pdu);
         } else {
             self.queued += pdu.len();
             self.queued_memory += pdu.memory();
-            self.queue.push_back(Piece::Pdu(Box::new(pdu)));
+            self.queue.push_back(TlsQueuedData::Pdu(Box::new(pdu)));
         }
     }
 
     /// Returns whether this number of bytes can be written at once: the queue is empty, and the key
     /// may encrypt all of them.
-    fn is_to_write(&self, conn: &Connection, bytes: u64) -> bool {
+    fn can_write_now(&self, conn: &L5pConnection, bytes: u64) -> bool {
         let Some(open) = self.stage.open() else { return false };
         self.queue.is_empty()
             && !open.update_wanted
@@ -113,8 +118,10 @@ impl Session {
     }
 
     /// Writes queued data as records while the connection has room.
-    pub(super) fn transmit(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
-        if self.shut && matches!(self.stage, Stage::Detect(_) | Stage::Handshake(_)) {
+    pub(super) fn transmit(&mut self, conn: &mut L5pConnection, cx: &mut TcpEnv<'_>) {
+        if self.closed_for_send
+            && matches!(self.stage, TlsStage::Detect(_) | TlsStage::Handshake(_))
+        {
             // The application no longer waits for the handshake.
             self.release(cx.out, cx.files);
             conn.shutdown();
@@ -137,9 +144,9 @@ impl Session {
             // As much as the key may still encrypt.
             let most = open.tx_left().saturating_mul(CONTENT_BYTES_MAX as u64);
             match piece {
-                Piece::Memory(bytes) => {
+                TlsQueuedData::Memory(bytes) => {
                     if conn.send_room(cx.config) == 0 {
-                        conn.modes.wants_room = true;
+                        conn.modes.wants_send_room = true;
                         return;
                     }
                     let here = usize::try_from(most).unwrap_or(usize::MAX).min(bytes.len());
@@ -152,11 +159,11 @@ impl Session {
                     self.write(
                         conn,
                         &mut cx.out.counters,
-                        Text::Plain(Source::Memory(text)),
+                        TxContent::Plain(StreamSource::Memory(text)),
                         here as u64,
                     );
                 }
-                Piece::File { source, left } => {
+                TlsQueuedData::File { source, left } => {
                     let here = most.min(*left);
                     *left -= here;
                     self.queued -= here;
@@ -164,10 +171,10 @@ impl Session {
                     if *left == 0 {
                         self.queue.pop_front();
                     }
-                    self.write(conn, &mut cx.out.counters, Text::Plain(source), here);
+                    self.write(conn, &mut cx.out.counters, TxContent::Plain(source), here);
                 }
-                Piece::Pdu(_) => self.transmit_pdu(conn, cx),
-                Piece::End => {
+                TlsQueuedData::Pdu(_) => self.transmit_pdu(conn, cx),
+                TlsQueuedData::End => {
                     self.queue.pop_front();
                     open.write(conn, content::ALERT, &[1, Alert::CloseNotify as u8]);
                     conn.shutdown();
@@ -177,8 +184,8 @@ impl Session {
     }
 
     /// Writes the PDU at the front of the queue.
-    fn transmit_pdu(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
-        let Some(Piece::Pdu(pdu)) = self.queue.pop_front() else {
+    fn transmit_pdu(&mut self, conn: &mut L5pConnection, cx: &mut TcpEnv<'_>) {
+        let Some(TlsQueuedData::Pdu(pdu)) = self.queue.pop_front() else {
             internal_error!(cx.out.counters.internal_errors, "the piece in front is no PDU");
             return;
         };
@@ -189,16 +196,21 @@ impl Session {
 
     /// Appends a PDU to the send stream: first the digest, then the encryption (Autonomous NIC
     /// Offloads, section 5.3). Memory is joined to one run of records.
-    fn write_pdu(&mut self, conn: &mut Connection, counters: &mut HostCounters, pdu: Written) {
+    fn write_pdu(
+        &mut self,
+        conn: &mut L5pConnection,
+        counters: &mut HostCounters,
+        pdu: OutgoingPdu,
+    ) {
         let seals =
-            conn.snd.transforms.sealer.as_ref().is_some_and(|sealer| sealer.context().is_some());
+            conn.snd.transforms.tx_keys.as_ref().is_some_and(|sealer| sealer.context().is_some());
         let Some(pdus) = &mut conn.snd.transforms.pdus else {
             internal_error!(counters.internal_errors, "a PDU on a connection that sends none");
             return;
         };
         let mark = pdu.mark;
-        let pieces = pdus.make(pdu, seals, counters);
-        for (text, len) in joined(pieces) {
+        let pieces = pdus.stream_content(pdu, seals, counters);
+        for (text, len) in join_memory(pieces) {
             self.write(conn, counters, text, len);
         }
         if let Some(pdus) = &mut conn.snd.transforms.pdus {
@@ -210,9 +222,9 @@ impl Session {
     /// and the content is in memory, as records encrypted by the host.
     fn write(
         &mut self,
-        conn: &mut Connection,
+        conn: &mut L5pConnection,
         counters: &mut HostCounters,
-        text: Text,
+        text: TxContent,
         bytes: u64,
     ) {
         let Some(open) = self.stage.open_mut() else { return };
@@ -226,11 +238,11 @@ impl Session {
         open.tx.number += run.records();
         counters.tls_tx_records += run.records();
         counters.tls_tx_bytes += bytes;
-        let Some(sealer) = &mut conn.snd.transforms.sealer else {
+        let Some(sealer) = &mut conn.snd.transforms.tx_keys else {
             internal_error!(counters.internal_errors, "a session without keys");
             return;
         };
-        let records = Records {
+        let records = RecordRun {
             epoch: sealer.newest(),
             number,
             kind: content::APPLICATION_DATA,
@@ -238,22 +250,22 @@ impl Session {
             front: as_u32(framing.front()),
         };
         let text = match text {
-            Text::Plain(mut source) if !sealer.is_offloaded(&records) => {
-                if let Source::Memory(text) = source {
-                    let sealed = sealer.seal(&records, &text);
+            TxContent::Plain(mut source) if !sealer.is_offloaded(&records) => {
+                if let StreamSource::Memory(text) = source {
+                    let sealed = sealer.encrypt(&records, &text);
                     return conn.snd.spans.push_memory(Bytes::from(sealed));
                 }
                 source.read_on_host();
-                Text::Plain(source)
+                TxContent::Plain(source)
             }
             text => text,
         };
-        conn.snd.spans.push_unit(Unit::Records { records, text });
+        conn.snd.spans.push_unit(L5pUnit::Records { records, text });
     }
 
     /// Changes our key: appends KeyUpdate under the old one, and requests a transmit context for
     /// the new one. Returns false if the key cannot be changed.
-    pub(super) fn rekey(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) -> bool {
+    pub(super) fn rekey(&mut self, conn: &mut L5pConnection, cx: &mut TcpEnv<'_>) -> bool {
         let Some(open) = self.stage.open_mut() else { return false };
         let record = open.update_tx(&*self.crypto, cx);
         open.update_wanted = false;
@@ -270,10 +282,10 @@ impl Session {
     ///
     /// No record number encrypts two plaintexts under one key: the records taken back were never
     /// encrypted, except close_notify, whose number is not reached again under the old key.
-    pub(super) fn rekey_unsent(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
+    pub(super) fn rekey_unsent(&mut self, conn: &mut L5pConnection, cx: &mut TcpEnv<'_>) {
         let ended = self.has_ended();
         let Some(open) = self.stage.open_mut() else { return };
-        let Some(sealer) = conn.snd.transforms.sealer.as_deref() else {
+        let Some(sealer) = conn.snd.transforms.tx_keys.as_deref() else {
             internal_error!(cx.out.counters.internal_errors, "a session without keys");
             return;
         };
@@ -287,7 +299,7 @@ impl Session {
         let end_bytes =
             if ended { ALERT_BYTES + open.tx.keys.framing.overhead() as u64 } else { 0 };
         let newest = sealer.newest();
-        let from = conn.first_movable();
+        let from = conn.first_rewritable();
         let Some(unsent) = take_unsent(&mut conn.snd.spans, from, newest, end_bytes) else {
             return;
         };
@@ -305,7 +317,7 @@ impl Session {
             return self.fail(conn, cx, Alert::InternalError);
         }
         for (source, len) in unsent.content {
-            self.write(conn, &mut cx.out.counters, Text::Plain(source), len);
+            self.write(conn, &mut cx.out.counters, TxContent::Plain(source), len);
         }
         if let (true, Some(open)) = (ended, self.stage.open_mut()) {
             let end = open.seal(content::ALERT, &[1, Alert::CloseNotify as u8]);

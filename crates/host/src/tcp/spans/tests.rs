@@ -29,11 +29,11 @@ impl TxUnit for Infallible {
         match *self {}
     }
 
-    fn forget(&mut self, _: u64, _: &mut dyn FnMut(FileId, u64, u64)) -> usize {
+    fn release_before(&mut self, _: u64, _: &mut dyn FnMut(FileId, u64, u64)) -> usize {
         match *self {}
     }
 
-    fn first_unread(&self, _: u64) -> Option<Unread> {
+    fn first_unread(&self, _: u64) -> Option<UnreadRange> {
         match *self {}
     }
 }
@@ -47,23 +47,28 @@ impl TxTransforms for () {
         match *unit {}
     }
 
-    fn fill(&mut self, unit: &Infallible, _: u64, _: Bytes) -> Option<(u64, Pieces<Infallible>)> {
+    fn fill(
+        &mut self,
+        unit: &Infallible,
+        _: u64,
+        _: Bytes,
+    ) -> Option<(u64, SpanPieces<Infallible>)> {
         match *unit {}
     }
 
-    fn read_on_host(&mut self, unit: &mut Infallible) -> Option<Pieces<Infallible>> {
+    fn read_on_host(&mut self, unit: &mut Infallible) -> Option<SpanPieces<Infallible>> {
         match *unit {}
     }
 
     fn note_handed_over(&mut self, _: u64, _: u32, _: &[Part], _: bool) {}
     fn note_echo(&mut self, _: u32, _: bool) {}
-    fn note_all_left(&mut self) {}
-    fn distrust(&mut self) {}
-    fn acknowledged(&mut self, _: u64, _: &mut Outbox) {}
-    fn count(&mut self, _: &mut Outbox) {}
-    fn lose(&mut self, _: &mut Outbox, _: Option<(L5oId, Refusal)>) {}
+    fn note_all_canceled(&mut self) {}
+    fn forget_expected_positions(&mut self) {}
+    fn drop_acked_keys(&mut self, _: u64, _: &mut Outbox) {}
+    fn add_to_counters(&mut self, _: &mut Outbox) {}
+    fn drop_contexts(&mut self, _: &mut Outbox, _: Option<(L5oId, Refusal)>) {}
 
-    fn is_proven(&self, _: &Part, _: u64) -> bool {
+    fn device_has_context(&self, _: &Part, _: u64) -> bool {
         true
     }
 
@@ -94,7 +99,7 @@ fn unread(map: &SpanMap<Infallible>, position: u64) -> (u64, u64, u64) {
 fn head_and_body_share_a_transmit() {
     let mut map = SpanMap::<Infallible>::new();
     map.push_memory(Bytes::from_static(&[7; 100]));
-    map.push_plain(Source::Device { file: FILE, offset: 4096 }, 1000);
+    map.push_plain(StreamSource::Device { file: FILE, offset: 4096 }, 1000);
     assert_eq!(parts(&map, 1, 500), (500, [(7, 100), (4096, 400)].into()));
     assert_eq!(parts(&map, 501, 5000), (600, [(4496, 600)].into()));
     let mut released = Vec::new();
@@ -108,7 +113,7 @@ fn head_and_body_share_a_transmit() {
 fn a_transmit_has_as_many_extents_as_the_device_takes() {
     let mut map = SpanMap::<Infallible>::new();
     for offset in 0..20 {
-        map.push_plain(Source::Device { file: FILE, offset: offset * 100 }, 10);
+        map.push_plain(StreamSource::Device { file: FILE, offset: offset * 100 }, 10);
     }
     let most = FileLimits::EXTENTS_PER_TRANSMIT_MAX;
     let (sent, seen) = parts(&map, 1, 200);
@@ -119,7 +124,7 @@ fn a_transmit_has_as_many_extents_as_the_device_takes() {
 fn unread_bytes_wait_for_the_host() {
     let mut map = SpanMap::<Infallible>::new();
     map.push_memory(Bytes::from_static(&[1; 10]));
-    map.push_plain(Source::Unread { file: FILE, offset: 50 }, 100);
+    map.push_plain(StreamSource::Unread { file: FILE, offset: 50 }, 100);
     assert_eq!(parts(&map, 1, 1000).0, 10);
     assert_eq!(unread(&map, 1), (11, 50, 100));
     assert_eq!(map.fill(11, Bytes::from_static(&[2; 60]), &mut ()), 60);
@@ -136,16 +141,16 @@ fn unread_bytes_wait_for_the_host() {
 }
 
 #[test]
-fn nothing_is_to_be_read_until_the_host_has_to() {
+fn device_ranges_are_unread_only_after_a_reset() {
     let mut map = SpanMap::<Infallible>::new();
-    map.push_plain(Source::Device { file: FILE, offset: 0 }, 100);
+    map.push_plain(StreamSource::Device { file: FILE, offset: 0 }, 100);
     assert_eq!(map.first_unread(1), None);
     map.read_on_host(&mut ());
     assert_eq!(unread(&map, 1), (1, 0, 100));
     map.advance(101, |_, _, _| {});
-    map.push_plain(Source::Device { file: FILE, offset: 0 }, 100);
+    map.push_plain(StreamSource::Device { file: FILE, offset: 0 }, 100);
     assert_eq!(map.first_unread(101), None);
-    map.push_plain(Source::Unread { file: FILE, offset: 500 }, 100);
+    map.push_plain(StreamSource::Unread { file: FILE, offset: 500 }, 100);
     assert_eq!(unread(&map, 101), (201, 500, 100));
 }
 
@@ -166,7 +171,7 @@ proptest! {
                 model.extend((0..len).map(|_| u64::from(byte)));
             } else {
                 let offset = 1000 * (i as u64 + 1);
-                map.push_plain(Source::Device { file: FILE, offset }, len);
+                map.push_plain(StreamSource::Device { file: FILE, offset }, len);
                 model.extend(offset..offset + len);
             }
         }

@@ -38,7 +38,12 @@ impl Engine for CountEngine {
 
     // Inlined: called for every frame, and flows are rarely counted.
     #[inline]
-    fn take(&mut self, now: Instant, arrived: &mut Offered<'_>, _out: &mut Egress) -> bool {
+    fn consume_frame(
+        &mut self,
+        now: Instant,
+        arrived: &mut Offered<'_>,
+        _out: &mut Egress,
+    ) -> bool {
         if !self.flows.is_empty() {
             self.count_received(now, arrived);
         }
@@ -46,13 +51,13 @@ impl Engine for CountEngine {
     }
 
     #[inline]
-    fn note_sent(&mut self, now: Instant, header: &Header, packets: u64, bytes: u64) {
+    fn on_frame_sent(&mut self, now: Instant, header: &Header, packets: u64, bytes: u64) {
         if !self.flows.is_empty() {
             self.count_sent(now, header, packets, bytes);
         }
     }
 
-    fn note_refused(&mut self, header: &Header, packets: u64, bytes: u64) {
+    fn on_frame_refused(&mut self, header: &Header, packets: u64, bytes: u64) {
         let tuple = tuple_of(header);
         if let Some(counts) = tuple.and_then(|tuple| self.counts_of(&tuple)) {
             // Counting may have started after the frame was first announced.

@@ -29,7 +29,7 @@ const FLOWS_MAX: usize = 1024;
 
 /// A counted flow.
 #[derive(Debug)]
-struct Flow {
+struct CountedFlow {
     tuple: Tuple,
     /// Queue of the host that requested the count.
     queue: usize,
@@ -39,7 +39,7 @@ struct Flow {
 /// The flow counter engine.
 #[derive(Debug)]
 pub(crate) struct CountEngine {
-    flows: HashTable<Flow>,
+    flows: HashTable<CountedFlow>,
     seed: u64,
     counters: CountCounters,
 }
@@ -74,25 +74,25 @@ impl CountEngine {
         if self.flows.len() >= FLOWS_MAX {
             return Err(Refusal::TableFull);
         }
-        let flow = Flow { tuple: *tuple, queue, counts: FlowCounts::default() };
+        let flow = CountedFlow { tuple: *tuple, queue, counts: FlowCounts::default() };
         self.flows.insert_unique(hash, flow, |flow| hash_tuple(self.seed, &flow.tuple));
         self.counters.count_started += 1;
         Ok(())
     }
 
-    fn find(&self, queue: usize, tuple: &Tuple) -> Result<&Flow, Refusal> {
-        let same = |flow: &Flow| flow.tuple == *tuple && flow.queue == queue;
+    fn find(&self, queue: usize, tuple: &Tuple) -> Result<&CountedFlow, Refusal> {
+        let same = |flow: &CountedFlow| flow.tuple == *tuple && flow.queue == queue;
         self.flows.find(hash_tuple(self.seed, tuple), same).ok_or(Refusal::DoesNotFit)
     }
 
     fn stop(&mut self, queue: usize, tuple: &Tuple) -> Result<FlowCounts, Refusal> {
-        let same = |flow: &Flow| flow.tuple == *tuple && flow.queue == queue;
+        let same = |flow: &CountedFlow| flow.tuple == *tuple && flow.queue == queue;
         let found = self.flows.find_entry(hash_tuple(self.seed, tuple), same);
         found.map(|found| found.remove().0.counts).map_err(|_| Refusal::DoesNotFit)
     }
 
     fn counts_of(&mut self, tuple: &Tuple) -> Option<&mut FlowCounts> {
-        let same = |flow: &Flow| flow.tuple == *tuple;
+        let same = |flow: &CountedFlow| flow.tuple == *tuple;
         self.flows.find_mut(hash_tuple(self.seed, tuple), same).map(|flow| &mut flow.counts)
     }
 }

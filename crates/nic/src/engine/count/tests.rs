@@ -22,7 +22,7 @@ fn rig(link: WireCaps) -> Rig {
 }
 
 /// The flow of packets that leave with the rig's headers.
-fn sent(version: u8, local: u16, remote: u16) -> Tuple {
+fn sent_tuple(version: u8, local: u16, remote: u16) -> Tuple {
     let addr = |last: u8| match version {
         4 => [10, 77, 0, last].into(),
         _ => [0xfd77, 0, 0, 0, 0, 0, 0, u16::from(last)].into(),
@@ -32,8 +32,8 @@ fn sent(version: u8, local: u16, remote: u16) -> Tuple {
 }
 
 /// The flow of packets made by [`packet`]: the same headers, seen by the receiver.
-fn came(version: u8, local: u16, remote: u16) -> Tuple {
-    let Tuple { local, remote } = sent(version, remote, local);
+fn received_tuple(version: u8, local: u16, remote: u16) -> Tuple {
+    let Tuple { local, remote } = sent_tuple(version, remote, local);
     Tuple { local: remote, remote: local }
 }
 
@@ -72,7 +72,7 @@ fn received_frames_are_counted_by_flow() {
         let mut rig = rig(PLAIN_LINK);
         let tcp = packet(version, protocol::TCP, b"hello");
         let udp = packet(version, protocol::UDP, b"hello");
-        let (a, b) = (came(version, 40_000, 80), came(version, 257, 80));
+        let (a, b) = (received_tuple(version, 40_000, 80), received_tuple(version, 257, 80));
         receive(&mut rig, &tcp);
         assert_eq!(ask(&mut rig, 0, a, CountRequest::Start), None);
         assert_eq!(ask(&mut rig, 1, b, CountRequest::Start), None);
@@ -93,11 +93,11 @@ fn received_frames_are_counted_by_flow() {
 }
 
 #[test]
-fn packets_that_leave_are_counted_as_the_wire_has_them() {
+fn transmitted_frames_are_counted_as_packets_on_the_link() {
     let whole = WireCaps { segmentation: true, udp_segmentation: true, checksum: true, mtu: 1500 };
     for link in [PLAIN_LINK, whole] {
         let mut rig = rig(link);
-        let (tcp, udp) = (sent(4, 80, 40_000), sent(4, 443, 5000));
+        let (tcp, udp) = (sent_tuple(4, 80, 40_000), sent_tuple(4, 443, 5000));
         assert_eq!(ask(&mut rig, 0, tcp, CountRequest::Start), None);
         assert_eq!(ask(&mut rig, 0, udp, CountRequest::Start), None);
         rig.now += Duration::from_millis(3);
@@ -119,7 +119,7 @@ fn packets_that_leave_are_counted_as_the_wire_has_them() {
 fn a_run_that_is_too_long_counts_once() {
     let whole = WireCaps { segmentation: true, udp_segmentation: true, checksum: true, mtu: 1500 };
     let mut rig = rig(whole);
-    let tuple = sent(4, 80, 40_000);
+    let tuple = sent_tuple(4, 80, 40_000);
     ask(&mut rig, 0, tuple, CountRequest::Start);
     let mut run = transmit(FlowId(1), 1, 100);
     run.parts.push(Part::Host(Bytes::from_static(&[7; 250])));
@@ -134,9 +134,9 @@ fn a_run_that_is_too_long_counts_once() {
 }
 
 #[test]
-fn odd_requests_are_refused() {
+fn invalid_requests_are_refused() {
     let mut rig = rig(PLAIN_LINK);
-    let tuple = sent(4, 80, 40_000);
+    let tuple = sent_tuple(4, 80, 40_000);
     let refused = |why| Some(Err(why));
     for request in [CountRequest::Report, CountRequest::Stop] {
         assert_eq!(ask(&mut rig, 0, tuple, request), refused(Refusal::DoesNotFit));
@@ -150,18 +150,18 @@ fn odd_requests_are_refused() {
     assert_eq!(other, refused(Refusal::DoesNotFit), "another host's");
     for port in 1..FLOWS_MAX {
         let port = u16::try_from(port).unwrap();
-        assert_eq!(ask(&mut rig, 1, sent(6, port, 1), CountRequest::Start), None);
+        assert_eq!(ask(&mut rig, 1, sent_tuple(6, port, 1), CountRequest::Start), None);
     }
-    let more = ask(&mut rig, 0, sent(6, 9, 9), CountRequest::Start);
+    let more = ask(&mut rig, 0, sent_tuple(6, 9, 9), CountRequest::Start);
     assert_eq!(more, refused(Refusal::TableFull));
     assert_eq!(rig.counter("count_refused"), 6);
 }
 
 #[test]
-fn flows_are_forgotten_with_their_host_and_by_a_reset() {
+fn flows_are_removed_when_their_host_quits_and_on_reset() {
     let mut rig = rig(PLAIN_LINK);
-    ask(&mut rig, 0, sent(4, 1, 1), CountRequest::Start);
-    ask(&mut rig, 1, sent(4, 2, 2), CountRequest::Start);
+    ask(&mut rig, 0, sent_tuple(4, 1, 1), CountRequest::Start);
+    ask(&mut rig, 1, sent_tuple(4, 2, 2), CountRequest::Start);
     rig.op(0, Op::Quiesce);
     assert_eq!(rig.counter("count_flows"), 1);
     rig.device.reset();

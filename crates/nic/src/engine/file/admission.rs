@@ -7,15 +7,15 @@
 
 use alloc::collections::VecDeque;
 
-use super::jobs::Job;
+use super::jobs::FileJob;
 use structures::slab::{Key, Slab};
 
 /// The pending transmits.
 #[derive(Debug)]
 pub(super) struct Admission {
-    jobs: Slab<Job>,
+    jobs: Slab<FileJob>,
     /// Jobs that do not have all their blocks yet, oldest first. Keys of canceled jobs are stale.
-    line: VecDeque<Key>,
+    queue: VecDeque<Key>,
     /// True if the queue has changed since its head was last tried.
     changed: bool,
 }
@@ -23,7 +23,7 @@ pub(super) struct Admission {
 impl Admission {
     /// Creates an empty queue.
     pub(super) const fn new() -> Self {
-        Self { jobs: Slab::new(), line: VecDeque::new(), changed: false }
+        Self { jobs: Slab::new(), queue: VecDeque::new(), changed: false }
     }
 
     /// Number of jobs, admitted or not.
@@ -33,30 +33,30 @@ impl Admission {
 
     /// True if no job is queued.
     pub(super) fn is_idle(&self) -> bool {
-        self.line.is_empty()
+        self.queue.is_empty()
     }
 
-    pub(super) fn get(&self, key: Key) -> Option<&Job> {
+    pub(super) fn get(&self, key: Key) -> Option<&FileJob> {
         self.jobs.get(key)
     }
 
-    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut Job> {
+    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut FileJob> {
         self.jobs.get_mut(key)
     }
 
     /// Stores a job without queuing it.
-    pub(super) fn insert(&mut self, job: Job) -> Key {
+    pub(super) fn insert(&mut self, job: FileJob) -> Key {
         self.jobs.insert(job)
     }
 
     /// Appends a job to the queue.
     pub(super) fn admit(&mut self, key: Key) {
-        self.line.push_back(key);
+        self.queue.push_back(key);
         self.changed = true;
     }
 
     /// Removes a job. Its key in the queue becomes stale.
-    pub(super) fn remove(&mut self, key: Key) -> Option<Job> {
+    pub(super) fn remove(&mut self, key: Key) -> Option<FileJob> {
         let job = self.jobs.remove(key)?;
         self.changed = true;
         Some(job)
@@ -64,17 +64,17 @@ impl Admission {
 
     /// Returns the head of the queue, which may be stale.
     pub(super) fn head(&self) -> Option<Key> {
-        self.line.front().copied()
+        self.queue.front().copied()
     }
 
     /// Removes the head of the queue.
     pub(super) fn pass_head(&mut self) {
-        self.line.pop_front();
+        self.queue.pop_front();
     }
 
     /// Requests another try of the head, because memory may have been freed elsewhere.
-    pub(super) fn nudge(&mut self) {
-        self.changed |= !self.line.is_empty();
+    pub(super) fn request_retry(&mut self) {
+        self.changed |= !self.queue.is_empty();
     }
 
     /// True if [`Self::take_changed`] would return true.
@@ -90,6 +90,6 @@ impl Admission {
     /// Removes all jobs.
     pub(super) fn clear(&mut self) {
         self.jobs.drain(drop);
-        self.line.clear();
+        self.queue.clear();
     }
 }

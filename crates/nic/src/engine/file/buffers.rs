@@ -9,21 +9,21 @@ use alloc::vec::Vec;
 
 /// The memory of the file engine.
 #[derive(Debug)]
-pub(crate) struct Buffers {
+pub(crate) struct BlockBufferPool {
     /// Spare buffers, indexed by their number of pages minus one.
     spare: Vec<Vec<AlignedBuf>>,
     spare_bytes: usize,
     allocated_bytes: usize,
-    lent_bytes: usize,
+    disk_bytes: usize,
     bytes_max: usize,
 }
 
-impl Buffers {
+impl BlockBufferPool {
     /// Creates an empty pool of up to `bytes_max` bytes, in buffers of up to `pages_max` pages.
     pub(crate) fn new(bytes_max: usize, pages_max: usize) -> Self {
         let mut spare = Vec::new();
         spare.resize_with(pages_max, Vec::new);
-        Self { spare, spare_bytes: 0, allocated_bytes: 0, lent_bytes: 0, bytes_max }
+        Self { spare, spare_bytes: 0, allocated_bytes: 0, disk_bytes: 0, bytes_max }
     }
 
     /// Bytes in use, including spare buffers.
@@ -32,7 +32,7 @@ impl Buffers {
     }
 
     /// Returns a buffer for a disk read, or `None` if blocks must be evicted first.
-    pub(crate) fn lend(&mut self, pages: usize) -> Option<AlignedBuf> {
+    pub(crate) fn take_for_disk(&mut self, pages: usize) -> Option<AlignedBuf> {
         let bytes = pages * PAGE_BYTES;
         let buf = match self.spare.get_mut(pages - 1)?.pop() {
             Some(buf) => {
@@ -41,19 +41,19 @@ impl Buffers {
             }
             None => self.allocate(pages)?,
         };
-        self.lent_bytes += bytes;
+        self.disk_bytes += bytes;
         Some(buf)
     }
 
     /// Accepts a buffer back from the disk. Returns `None` if no such amount of memory was given to
     /// it.
-    pub(crate) fn take_back(&mut self, buf: AlignedBuf) -> Option<AlignedBuf> {
-        self.lent_bytes = self.lent_bytes.checked_sub(buf.len())?;
+    pub(crate) fn accept_from_disk(&mut self, buf: AlignedBuf) -> Option<AlignedBuf> {
+        self.disk_bytes = self.disk_bytes.checked_sub(buf.len())?;
         Some(buf)
     }
 
     /// Makes a buffer spare.
-    pub(crate) fn put(&mut self, buf: AlignedBuf) {
+    pub(crate) fn make_spare(&mut self, buf: AlignedBuf) {
         let bytes = buf.len();
         match self.spare.get_mut(bytes / PAGE_BYTES - 1) {
             Some(spare) => {
@@ -91,19 +91,19 @@ mod tests {
 
     #[test]
     fn sizes_share_one_limit() {
-        let mut buffers = Buffers::new(4 * PAGE_BYTES, 4);
-        let (a, b) = (buffers.lend(3).unwrap(), buffers.lend(1).unwrap());
-        assert!(buffers.lend(1).is_none());
-        let a = buffers.take_back(a).unwrap();
+        let mut buffers = BlockBufferPool::new(4 * PAGE_BYTES, 4);
+        let (a, b) = (buffers.take_for_disk(3).unwrap(), buffers.take_for_disk(1).unwrap());
+        assert!(buffers.take_for_disk(1).is_none());
+        let a = buffers.accept_from_disk(a).unwrap();
         let at = a.as_slice().as_ptr();
-        buffers.put(a);
-        let a = buffers.lend(3).unwrap();
+        buffers.make_spare(a);
+        let a = buffers.take_for_disk(3).unwrap();
         assert_eq!(a.as_slice().as_ptr(), at, "reused");
-        let a = buffers.take_back(a).unwrap();
-        buffers.put(a);
-        let c = buffers.lend(2).unwrap();
+        let a = buffers.accept_from_disk(a).unwrap();
+        buffers.make_spare(a);
+        let c = buffers.take_for_disk(2).unwrap();
         assert_eq!(buffers.allocated_bytes(), 3 * PAGE_BYTES, "the spare one made room");
-        assert!(buffers.take_back(b).is_some() && buffers.take_back(c).is_some());
-        assert!(buffers.take_back(AlignedBuf::new(1)).is_none(), "not ours");
+        assert!(buffers.accept_from_disk(b).is_some() && buffers.accept_from_disk(c).is_some());
+        assert!(buffers.accept_from_disk(AlignedBuf::new(1)).is_none(), "not ours");
     }
 }

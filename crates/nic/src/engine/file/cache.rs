@@ -13,7 +13,7 @@
 //! without held bytes are evicted first, then held ones. Each step is O(1).
 //!
 //! Called by the file engine. The cache does no I/O and knows neither transmits nor file IDs.
-//! Invariant: after every call that may free memory, [`Cache::take_freed`] returns true.
+//! Invariant: after every call that may free memory, [`BlockCache::take_freed`] returns true.
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use alloc::sync::Arc;
@@ -22,7 +22,7 @@ use base::{internal_error, mix};
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
-use super::buffers::Buffers;
+use super::buffers::BlockBufferPool;
 use super::counters::FileCounters;
 use super::waiters::{WaitList, Waiters};
 use structures::slab::{Key, Slab};
@@ -32,7 +32,7 @@ use structures::slab::{Key, Slab};
 const EVICTION_TRIES: usize = 16;
 
 #[derive(Debug)]
-enum Content {
+enum BlockContent {
     Reading {
         /// The file from which the block is read.
         file: Key,
@@ -42,39 +42,39 @@ enum Content {
 }
 
 #[derive(Debug)]
-struct Block {
+struct CachedBlock {
     version: u64,
     index: u64,
-    content: Content,
+    content: BlockContent,
     pins: u32,
     held_bytes: u64,
     /// True if the block was read ahead and has not been requested yet.
-    ahead: bool,
+    read_ahead: bool,
     /// True if the block has lost its name.
     detached: bool,
-    list: Option<Which>,
+    list: Option<EvictionList>,
     prev: Key,
     next: Key,
 }
 
 /// The lists of evictable blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Which {
+enum EvictionList {
     Free,
     Held,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct List {
+struct LruList {
     head: Key,
     tail: Key,
 }
 
-const EMPTY_LIST: List = List { head: Key::NONE, tail: Key::NONE };
+const EMPTY_LIST: LruList = LruList { head: Key::NONE, tail: Key::NONE };
 
 /// A block that is being read.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Reading {
+pub(crate) struct BlockRead {
     pub(crate) version: u64,
     pub(crate) index: u64,
     pub(crate) file: Key,
@@ -82,20 +82,20 @@ pub(crate) struct Reading {
 
 /// The block cache.
 #[derive(Debug)]
-pub(crate) struct Cache {
-    blocks: Slab<Block>,
+pub(crate) struct BlockCache {
+    blocks: Slab<CachedBlock>,
     by_content: HashTable<Key>,
-    free: List,
-    held: List,
+    free: LruList,
+    held: LruList,
     waiters: Waiters,
-    buffers: Buffers,
+    buffers: BlockBufferPool,
     held_bytes: u64,
-    /// True if memory may have been freed since [`Cache::take_freed`] was last called.
+    /// True if memory may have been freed since [`BlockCache::take_freed`] was last called.
     freed: bool,
     seed: u64,
 }
 
-impl Cache {
+impl BlockCache {
     /// Creates an empty cache of up to `bytes_max` bytes, in blocks of up to `pages_max` pages.
     pub(crate) fn new(bytes_max: usize, pages_max: usize, seed: u64) -> Self {
         Self {
@@ -104,7 +104,7 @@ impl Cache {
             free: EMPTY_LIST,
             held: EMPTY_LIST,
             waiters: Waiters::new(),
-            buffers: Buffers::new(bytes_max, pages_max),
+            buffers: BlockBufferPool::new(bytes_max, pages_max),
             held_bytes: 0,
             freed: false,
             seed,
@@ -147,28 +147,28 @@ impl Cache {
     /// Returns the content of a block that is in memory.
     pub(crate) fn content(&self, key: Key) -> Option<&Arc<AlignedBuf>> {
         match &self.blocks.get(key)?.content {
-            Content::Ready(buf) => Some(buf),
-            Content::Reading { .. } => None,
+            BlockContent::Ready(buf) => Some(buf),
+            BlockContent::Reading { .. } => None,
         }
     }
 
     /// Returns the source of a block that is being read.
-    pub(crate) fn reading(&self, key: Key) -> Option<Reading> {
+    pub(crate) fn reading(&self, key: Key) -> Option<BlockRead> {
         let block = self.blocks.get(key)?;
-        let Content::Reading { file, .. } = block.content else { return None };
-        Some(Reading { version: block.version, index: block.index, file })
+        let BlockContent::Reading { file, .. } = block.content else { return None };
+        Some(BlockRead { version: block.version, index: block.index, file })
     }
 
     /// Creates a block that is about to be read from `file`.
-    pub(crate) fn begin_read(&mut self, reading: Reading, ahead: bool) -> Key {
-        let Reading { version, index, file } = reading;
-        let key = self.blocks.insert(Block {
+    pub(crate) fn begin_read(&mut self, reading: BlockRead, ahead: bool) -> Key {
+        let BlockRead { version, index, file } = reading;
+        let key = self.blocks.insert(CachedBlock {
             version,
             index,
-            content: Content::Reading { file, waiters: WaitList::EMPTY },
+            content: BlockContent::Reading { file, waiters: WaitList::EMPTY },
             pins: 0,
             held_bytes: 0,
-            ahead,
+            read_ahead: ahead,
             detached: false,
             list: None,
             prev: Key::NONE,
@@ -182,7 +182,7 @@ impl Cache {
 
     /// Adds a pending transmit to the waiters of a block that is being read.
     pub(crate) fn wait(&mut self, key: Key, waiter: Key) {
-        if let Some(Content::Reading { waiters, .. }) =
+        if let Some(BlockContent::Reading { waiters, .. }) =
             self.blocks.get_mut(key).map(|b| &mut b.content)
         {
             self.waiters.push(waiters, waiter);
@@ -192,7 +192,9 @@ impl Cache {
     /// Removes the list of waiters from a block, to be iterated with [`Self::next_waiter`].
     pub(crate) fn take_waiters(&mut self, key: Key) -> WaitList {
         match self.blocks.get_mut(key).map(|b| &mut b.content) {
-            Some(Content::Reading { waiters, .. }) => core::mem::replace(waiters, WaitList::EMPTY),
+            Some(BlockContent::Reading { waiters, .. }) => {
+                core::mem::replace(waiters, WaitList::EMPTY)
+            }
             _ => WaitList::EMPTY,
         }
     }
@@ -206,7 +208,7 @@ impl Cache {
     pub(crate) fn fill(&mut self, key: Key, buf: AlignedBuf) {
         self.freed = true;
         if let Some(block) = self.blocks.get_mut(key) {
-            block.content = Content::Ready(Arc::new(buf));
+            block.content = BlockContent::Ready(Arc::new(buf));
             self.touch(key);
         }
     }
@@ -242,7 +244,7 @@ impl Cache {
     pub(crate) fn touch(&mut self, key: Key) {
         self.unlink(key);
         let Some(block) = self.blocks.get_mut(key) else { return };
-        let Content::Ready(buf) = &block.content else { return };
+        let BlockContent::Ready(buf) = &block.content else { return };
         if block.pins > 0 {
             return;
         }
@@ -251,10 +253,10 @@ impl Cache {
         }
         // A detached block that frames share counts as memory until they have left and it is
         // evicted.
-        let which = if block.held_bytes > 0 { Which::Held } else { Which::Free };
+        let which = if block.held_bytes > 0 { EvictionList::Held } else { EvictionList::Free };
         let list = match which {
-            Which::Free => &mut self.free,
-            Which::Held => &mut self.held,
+            EvictionList::Free => &mut self.free,
+            EvictionList::Held => &mut self.held,
         };
         let prev = core::mem::replace(&mut list.tail, key);
         block.list = Some(which);
@@ -266,8 +268,8 @@ impl Cache {
     }
 
     /// Records a request for a block. Returns whether this is the first one after a read-ahead.
-    pub(crate) fn ask(&mut self, key: Key) -> bool {
-        self.blocks.get_mut(key).is_some_and(|b| core::mem::take(&mut b.ahead))
+    pub(crate) fn mark_requested(&mut self, key: Key) -> bool {
+        self.blocks.get_mut(key).is_some_and(|b| core::mem::take(&mut b.read_ahead))
     }
 
     /// Adds `bytes` held bytes to a block: they have been sent for the first time.
@@ -292,7 +294,8 @@ impl Cache {
         };
         // An acknowledgment of a huge range costs at most a walk over the existing blocks.
         if last - first >= self.blocks.len() as u64 {
-            let within = |b: &Block| b.version == version && (first..=last).contains(&b.index);
+            let within =
+                |b: &CachedBlock| b.version == version && (first..=last).contains(&b.index);
             let keys: Vec<(Key, u64)> = self
                 .blocks
                 .iter()
@@ -327,7 +330,8 @@ impl Cache {
         let (first, last) = (from / block_bytes, (to - 1) / block_bytes);
         // As above, a huge range costs at most a walk over the existing blocks.
         let keys: SmallVec<[Key; 4]> = if last - first >= self.blocks.len() as u64 {
-            let within = |b: &Block| b.version == version && (first..=last).contains(&b.index);
+            let within =
+                |b: &CachedBlock| b.version == version && (first..=last).contains(&b.index);
             self.blocks.iter().filter(|(_, b)| within(b) && !b.detached).map(|b| b.0).collect()
         } else {
             (first..=last).filter_map(|index| self.find(version, index)).collect()
@@ -350,19 +354,19 @@ impl Cache {
     }
 
     /// Returns a buffer of `pages` pages for a read, evicting blocks if necessary. A read-ahead
-    /// (`ahead`) evicts neither held blocks nor read-ahead blocks that have not been requested yet.
-    pub(crate) fn lend(
+    /// (`read_ahead`) evicts neither held blocks nor read-ahead blocks that have not been requested yet.
+    pub(crate) fn take_for_disk(
         &mut self,
         pages: usize,
         ahead: bool,
         counters: &mut FileCounters,
     ) -> Option<AlignedBuf> {
         loop {
-            if let Some(buf) = self.buffers.lend(pages) {
+            if let Some(buf) = self.buffers.take_for_disk(pages) {
                 return Some(buf);
             }
-            let evicted = self.evict(Which::Free, ahead, counters)
-                || (!ahead && self.evict(Which::Held, ahead, counters));
+            let evicted = self.evict(EvictionList::Free, ahead, counters)
+                || (!ahead && self.evict(EvictionList::Held, ahead, counters));
             if !evicted {
                 return None;
             }
@@ -371,14 +375,14 @@ impl Cache {
 
     /// Accepts a buffer back from the disk. Returns `None` if no such amount of memory was given to
     /// it.
-    pub(crate) fn take_back(&mut self, buf: AlignedBuf) -> Option<AlignedBuf> {
-        self.buffers.take_back(buf)
+    pub(crate) fn accept_from_disk(&mut self, buf: AlignedBuf) -> Option<AlignedBuf> {
+        self.buffers.accept_from_disk(buf)
     }
 
     /// Makes a buffer spare whose content is not used.
-    pub(crate) fn put(&mut self, buf: AlignedBuf) {
+    pub(crate) fn make_spare(&mut self, buf: AlignedBuf) {
         self.freed = true;
-        self.buffers.put(buf);
+        self.buffers.make_spare(buf);
     }
 
     /// Removes all blocks. Buffers in use by the disk are still expected back.
@@ -406,18 +410,18 @@ impl Cache {
 
     /// Evicts the least recently used block of a list that no frame shares. Returns whether there
     /// was one.
-    fn evict(&mut self, which: Which, ahead: bool, counters: &mut FileCounters) -> bool {
+    fn evict(&mut self, which: EvictionList, ahead: bool, counters: &mut FileCounters) -> bool {
         for _ in 0..EVICTION_TRIES {
             let key = self.list(which).head;
             let Some(block) = self.blocks.get(key) else { return false };
-            let Content::Ready(buf) = &block.content else {
+            let BlockContent::Ready(buf) = &block.content else {
                 internal_error!(
                     counters.nic_internal_errors,
                     "a block that is read may be evicted"
                 );
                 return false;
             };
-            if ahead && block.ahead {
+            if ahead && block.read_ahead {
                 return false;
             }
             if Arc::strong_count(buf) > 1 {
@@ -426,7 +430,7 @@ impl Cache {
             }
             counters.file_evicted += 1;
             counters.file_held_evicted += u64::from(block.held_bytes > 0);
-            counters.file_read_ahead_wasted += u64::from(block.ahead);
+            counters.file_read_ahead_wasted += u64::from(block.read_ahead);
             self.drop_block(key);
             return true;
         }
@@ -439,7 +443,7 @@ impl Cache {
         }
     }
 
-    fn remove(&mut self, key: Key) -> Option<Content> {
+    fn remove(&mut self, key: Key) -> Option<BlockContent> {
         self.unlink(key);
         self.unname(key);
         let block = self.blocks.remove(key)?;
@@ -455,11 +459,11 @@ impl Cache {
         }
     }
 
-    fn reuse(&mut self, content: Content) {
-        let Content::Ready(buf) = content else { return };
+    fn reuse(&mut self, content: BlockContent) {
+        let BlockContent::Ready(buf) = content else { return };
         let bytes = buf.len();
         match Arc::try_unwrap(buf) {
-            Ok(buf) => self.buffers.put(buf),
+            Ok(buf) => self.buffers.make_spare(buf),
             Err(_shared) => self.buffers.forget(bytes),
         }
     }
@@ -479,10 +483,10 @@ impl Cache {
         }
     }
 
-    const fn list(&mut self, which: Which) -> &mut List {
+    const fn list(&mut self, which: EvictionList) -> &mut LruList {
         match which {
-            Which::Free => &mut self.free,
-            Which::Held => &mut self.held,
+            EvictionList::Free => &mut self.free,
+            EvictionList::Held => &mut self.held,
         }
     }
 }
@@ -497,26 +501,26 @@ mod tests {
     use super::*;
     use alloc::vec;
 
-    fn cache(blocks: usize) -> Cache {
-        Cache::new(blocks * PAGE_BYTES, 1, 1)
+    fn cache(blocks: usize) -> BlockCache {
+        BlockCache::new(blocks * PAGE_BYTES, 1, 1)
     }
 
     /// Reads a block of one page. Returns `None` if there is no memory.
-    fn read(cache: &mut Cache, index: u64, ahead: bool) -> Option<Key> {
+    fn read(cache: &mut BlockCache, index: u64, ahead: bool) -> Option<Key> {
         let mut counters = FileCounters::default();
-        let buf = cache.lend(1, ahead, &mut counters)?;
-        let key = cache.begin_read(Reading { version: 9, index, file: Key::NONE }, ahead);
-        let buf = cache.take_back(buf).unwrap();
+        let buf = cache.take_for_disk(1, ahead, &mut counters)?;
+        let key = cache.begin_read(BlockRead { version: 9, index, file: Key::NONE }, ahead);
+        let buf = cache.accept_from_disk(buf).unwrap();
         cache.fill(key, buf);
         Some(key)
     }
 
-    fn present(cache: &Cache) -> Vec<u64> {
+    fn present(cache: &BlockCache) -> Vec<u64> {
         (0..20).filter(|&i| cache.find(9, i).is_some()).collect()
     }
 
     #[test]
-    fn the_least_recently_used_goes_first() {
+    fn the_least_recently_used_is_evicted_first() {
         let mut cache = cache(3);
         let zero = read(&mut cache, 0, false).unwrap();
         read(&mut cache, 1, false);
@@ -527,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn held_blocks_go_last_and_pinned_ones_never() {
+    fn held_blocks_are_evicted_last_and_pinned_ones_never() {
         let mut cache = cache(3);
         let keys: Vec<Key> = (0..3).map(|i| read(&mut cache, i, false).unwrap()).collect();
         cache.hold(keys[0], 4096);
@@ -563,12 +567,12 @@ mod tests {
     }
 
     #[test]
-    fn reading_ahead_does_not_eat_itself() {
+    fn read_ahead_does_not_evict_read_ahead() {
         let mut cache = cache(2);
         let zero = read(&mut cache, 0, true).unwrap();
         read(&mut cache, 1, true);
         assert!(read(&mut cache, 2, true).is_none());
-        assert!(cache.ask(zero) && !cache.ask(zero));
+        assert!(cache.mark_requested(zero) && !cache.mark_requested(zero));
         assert!(read(&mut cache, 2, true).is_some());
         assert_eq!(present(&cache), [1, 2]);
     }

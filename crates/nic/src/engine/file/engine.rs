@@ -32,7 +32,7 @@ impl Engine for FileEngine {
         Some(Self::new(file, file_bytes_max(config), config.rss_seed))
     }
 
-    fn offer(&self, capabilities: &mut Capabilities) {
+    fn add_capabilities(&self, capabilities: &mut Capabilities) {
         capabilities.file = Ok(FileLimits { files_max: self.files_max() });
     }
 
@@ -78,8 +78,8 @@ impl Engine for FileEngine {
         self.waits_for_memory()
     }
 
-    fn find_memory(&mut self) {
-        self.nudge();
+    fn reclaim_memory(&mut self) {
+        self.retry_waiting();
     }
 
     fn reset(&mut self, _out: &mut Egress) {

@@ -1,7 +1,7 @@
 //! Pending transmits in the file engine: the blocks that they need, and how they get them.
 //!
 //! [`FileEngine::start`] plans a transmit: it checks each extent and lists the block ranges in it.
-//! If all blocks are in memory, the transmit is complete. Otherwise it becomes a [`Job`], which is
+//! If all blocks are in memory, the transmit is complete. Otherwise it becomes a [`FileJob`], which is
 //! queued for admission until it has pinned every block, and then waits for the missing reads.
 
 use abi::port::Payload;
@@ -12,13 +12,13 @@ use smallvec::SmallVec;
 use base::internal_error;
 
 use super::super::Resolved;
-use super::open::Readable;
+use super::open_files::ReadableFile;
 use super::{FileEngine, Start};
 use structures::slab::Key;
 
 /// A range of a block that a transmit needs.
 #[derive(Clone, Copy, Debug)]
-struct Need {
+struct BlockNeed {
     /// The file that contains the range.
     file: Key,
     version: u64,
@@ -32,15 +32,15 @@ struct Need {
     len: u32,
 }
 
-type Needs = SmallVec<[Need; 2]>;
+type BlockNeeds = SmallVec<[BlockNeed; 2]>;
 
 /// A pending transmit.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct FileJob {
     /// The device's key of the transmit.
     token: Key,
     parts: Parts,
-    needs: Needs,
+    needs: BlockNeeds,
     /// Number of needs, from the first, whose blocks are pinned.
     acquired: usize,
     /// Number of pinned blocks that are still being read.
@@ -52,7 +52,7 @@ pub(super) struct Job {
 }
 
 /// Result of trying to pin a job's blocks.
-enum Admitted {
+enum AdmitResult {
     All,
     NoMemory,
     Failed(FileFault),
@@ -74,13 +74,13 @@ impl FileEngine {
             self.counters.file_bad_extents += u64::from(fault == FileFault::BadExtent);
         })?;
         // No transmit overtakes those that wait for memory; see the parent module.
-        let ready = |need: &Need| self.cache.content(need.block).is_some();
+        let ready = |need: &BlockNeed| self.cache.content(need.block).is_some();
         if self.admission.is_idle() && needs.iter().all(ready) {
             let mut ahead = None;
             for need in &needs {
                 self.counters.file_block_hits += 1;
                 self.cache.touch(need.block);
-                if self.cache.ask(need.block) {
+                if self.cache.mark_requested(need.block) {
                     ahead = Some((need.file, need.index));
                 }
             }
@@ -95,7 +95,7 @@ impl FileEngine {
             self.files.retain(need.file);
         }
         let (token, waited) = (Key::NONE, false);
-        let job = Job { token, parts, needs, acquired: 0, missing: 0, first, waited };
+        let job = FileJob { token, parts, needs, acquired: 0, missing: 0, first, waited };
         Ok(Start::Waiting(self.admission.insert(job)))
     }
 
@@ -110,7 +110,7 @@ impl FileEngine {
     /// Removes a pending transmit.
     pub(crate) fn cancel(&mut self, job: Key) {
         if let Some(job) = self.admission.remove(job) {
-            self.let_go(&job);
+            self.release_job(&job);
         }
     }
 
@@ -118,15 +118,15 @@ impl FileEngine {
     pub(super) fn advance(&mut self) {
         while let Some(key) = self.admission.head() {
             match self.acquire(key) {
-                Admitted::All => {
+                AdmitResult::All => {
                     self.admission.pass_head();
                     self.finish_if_complete(key);
                 }
-                Admitted::Failed(fault) => {
+                AdmitResult::Failed(fault) => {
                     self.admission.pass_head();
                     self.fail(key, fault);
                 }
-                Admitted::NoMemory => return,
+                AdmitResult::NoMemory => return,
             }
         }
     }
@@ -146,14 +146,14 @@ impl FileEngine {
     /// Completes a job with a fault.
     pub(super) fn fail(&mut self, key: Key, fault: FileFault) {
         if let Some(job) = self.admission.remove(key) {
-            self.let_go(&job);
+            self.release_job(&job);
             self.done.push_back((job.token, Err(fault)));
         }
     }
 
     /// Lists the block ranges of all file extents.
-    fn plan(&self, queue: usize, parts: &Parts) -> Result<Needs, FileFault> {
-        let mut needs = Needs::new();
+    fn plan(&self, queue: usize, parts: &Parts) -> Result<BlockNeeds, FileFault> {
+        let mut needs = BlockNeeds::new();
         let mut extents = ExtentCount::default();
         for part in parts {
             let Part::File(extent) = part else { continue };
@@ -170,9 +170,9 @@ impl FileEngine {
     fn plan_extent(
         &self,
         file: Key,
-        readable: &Readable,
+        readable: &ReadableFile,
         extent: &FileExtent,
-        needs: &mut Needs,
+        needs: &mut BlockNeeds,
     ) -> Result<(), FileFault> {
         let end = extent.offset.checked_add(u64::from(extent.len)).ok_or(FileFault::BadExtent)?;
         if extent.len == 0 || end > readable.size {
@@ -187,7 +187,7 @@ impl FileEngine {
             let block = self.cache.find(version, index).unwrap_or(Key::NONE);
             #[expect(clippy::cast_possible_truncation, reason = "a block is at most a megabyte")]
             let (start, bytes) = (within as u32, len as u32);
-            needs.push(Need { file, version, index, block, start, len: bytes });
+            needs.push(BlockNeed { file, version, index, block, start, len: bytes });
             at += len;
         }
         Ok(())
@@ -195,27 +195,27 @@ impl FileEngine {
 
     /// Pins the blocks of a job and starts the missing reads. If memory runs out, the job keeps its
     /// pins and continues there the next time; no other job gets blocks meanwhile.
-    fn acquire(&mut self, key: Key) -> Admitted {
+    fn acquire(&mut self, key: Key) -> AdmitResult {
         let mut ahead = None;
         loop {
-            let Some(job) = self.admission.get(key) else { return Admitted::All };
+            let Some(job) = self.admission.get(key) else { return AdmitResult::All };
             let Some(&need) = job.needs.get(job.acquired) else { break };
             let readable = match self.files.readable(need.file) {
                 Ok(readable) => readable,
-                Err(fault) => return Admitted::Failed(fault),
+                Err(fault) => return AdmitResult::Failed(fault),
             };
             let sequential = if let Some(block) = self.cache.find(need.version, need.index) {
                 let here = self.cache.content(block).is_some();
                 self.counters.file_block_hits += u64::from(here);
                 self.counters.file_block_shared_waits += u64::from(!here);
                 self.take(key, block);
-                self.cache.ask(block)
+                self.cache.mark_requested(block)
             } else if let Some(block) = self.read(need.file, &readable, need.index, false) {
                 self.take(key, block);
                 self.is_sequential(&need)
             } else {
                 self.wait_for_memory(key);
-                return Admitted::NoMemory;
+                return AdmitResult::NoMemory;
             };
             if sequential {
                 ahead = Some((need.file, need.index));
@@ -224,13 +224,13 @@ impl FileEngine {
         if let Some((file, index)) = ahead {
             self.read_ahead(file, index);
         }
-        Admitted::All
+        AdmitResult::All
     }
 
     /// Pins a block for the next need of a job.
     fn take(&mut self, key: Key, block: Key) {
         let missing = self.cache.content(block).is_none();
-        let wants = |job: &&mut Job| job.acquired < job.needs.len();
+        let wants = |job: &&mut FileJob| job.acquired < job.needs.len();
         let Some(job) = self.admission.get_mut(key).filter(wants) else {
             internal_error!(self.counters.nic_internal_errors, "a block that no job needs");
             return;
@@ -253,13 +253,13 @@ impl FileEngine {
 
     /// True if a block that must be read continues a sequential access: the preceding block is
     /// cached, or there is none.
-    fn is_sequential(&self, need: &Need) -> bool {
+    fn is_sequential(&self, need: &BlockNeed) -> bool {
         let before = need.index.checked_sub(1);
         before.is_none_or(|before| self.cache.find(need.version, before).is_some())
     }
 
     fn finish_if_complete(&mut self, key: Key) {
-        let complete = |job: &Job| job.missing == 0 && job.acquired == job.needs.len();
+        let complete = |job: &FileJob| job.missing == 0 && job.acquired == job.needs.len();
         if !self.admission.get(key).is_some_and(complete) {
             return;
         }
@@ -269,12 +269,12 @@ impl FileEngine {
         };
         let parts = core::mem::take(&mut job.parts);
         let resolved = self.resolve(parts, &job.needs, job.first);
-        self.let_go(&job);
+        self.release_job(&job);
         self.done.push_back((job.token, Ok(resolved)));
     }
 
     /// Releases a job's pins on blocks and files.
-    fn let_go(&mut self, job: &Job) {
+    fn release_job(&mut self, job: &FileJob) {
         for need in &job.needs[..job.acquired] {
             self.cache.unpin(need.block, &mut self.counters);
         }
@@ -286,7 +286,7 @@ impl FileEngine {
 
     /// Builds the payload of a transmit whose blocks are all in memory. The payload shares the
     /// blocks, so they are not evicted while it exists.
-    fn resolve(&mut self, parts: Parts, needs: &[Need], first: bool) -> Resolved {
+    fn resolve(&mut self, parts: Parts, needs: &[BlockNeed], first: bool) -> Resolved {
         let mut resolved = Resolved::default();
         let mut needs = needs.iter();
         for part in parts {

@@ -20,7 +20,7 @@
 //! Transmits that already wait for such a block need other bytes of it, and still get them.
 //!
 //! Called by [`crate::Device`]. Packets, flows and time are unknown here. Paths come from the host
-//! and are passed to the disk unchanged; the disk confines them to its root. Files: `open` (IDs and
+//! and are passed to the disk unchanged; the disk confines them to its root. Files: `open_files` (IDs and
 //! handles), `cache` (blocks), `buffers` (memory), `waiters`, `admission` and `jobs` (pending
 //! transmits), `engine` (the [`super::Engine`] implementation), `counters`.
 
@@ -30,7 +30,7 @@ mod cache;
 mod counters;
 mod engine;
 mod jobs;
-mod open;
+mod open_files;
 mod waiters;
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
@@ -42,10 +42,10 @@ use alloc::vec::Vec;
 use smallvec::SmallVec;
 
 use self::admission::Admission;
-use self::cache::{Cache, Reading, pages};
+use self::cache::{BlockCache, BlockRead, pages};
 use self::counters::FileCounters;
-pub(crate) use self::open::PINNED;
-use self::open::{OpenFiles, Opened, Readable};
+pub(crate) use self::open_files::PINNED;
+use self::open_files::{OpenCompletion, OpenFiles, ReadableFile};
 use super::Resolved;
 use crate::config::FileConfig;
 use structures::slab::Key;
@@ -63,7 +63,7 @@ pub(crate) enum Start {
 }
 
 /// Completion of a pending transmit: its token from [`FileEngine::admit`] and its payload.
-pub(crate) type Done = (Key, Result<Resolved, FileFault>);
+pub(crate) type FileJobDone = (Key, Result<Resolved, FileFault>);
 
 /// The file engine.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ pub(crate) struct FileEngine {
     files: OpenFiles,
     /// Files found changed, with their queues, that have not been reported to the host yet.
     changed: Vec<(usize, FileId)>,
-    cache: Cache,
+    cache: BlockCache,
     admission: Admission,
     /// Opens and closes for the disk.
     control: VecDeque<DiskRequest>,
@@ -80,7 +80,7 @@ pub(crate) struct FileEngine {
     reads: VecDeque<DiskRequest>,
     /// Number of reads submitted to the disk.
     in_flight: usize,
-    done: VecDeque<Done>,
+    done: VecDeque<FileJobDone>,
     counters: FileCounters,
 }
 
@@ -91,7 +91,7 @@ impl FileEngine {
         Self {
             files: OpenFiles::new(config.files_max, seed),
             changed: Vec::new(),
-            cache: Cache::new(config.memory_bytes_max, config.block_pages, seed),
+            cache: BlockCache::new(config.memory_bytes_max, config.block_pages, seed),
             admission: Admission::new(),
             control: VecDeque::new(),
             reads: VecDeque::new(),
@@ -204,7 +204,7 @@ impl FileEngine {
     /// Returns the next completion of a pending transmit. Must be called until `None` after every
     /// other call.
     #[inline]
-    pub(crate) fn poll_done(&mut self) -> Option<Done> {
+    pub(crate) fn poll_done(&mut self) -> Option<FileJobDone> {
         if self.done.is_empty() {
             let (freed, changed) = (self.cache.take_freed(), self.admission.take_changed());
             if freed || changed {
@@ -216,8 +216,8 @@ impl FileEngine {
 
     /// Lets the oldest transmit that waits for memory try again, because frames may have left and
     /// released blocks.
-    pub(crate) fn nudge(&mut self) {
-        self.admission.nudge();
+    pub(crate) fn retry_waiting(&mut self) {
+        self.admission.request_retry();
     }
 
     /// True if transmits wait for memory that no read completion will free.
@@ -326,11 +326,11 @@ impl FileEngine {
         result: Result<(DiskFile, FileStat), FileFault>,
     ) -> Option<(usize, FileOpened)> {
         match self.files.finish(Key::from_u64(id.0), result.ok()) {
-            Opened::Tell { queue, file } => {
+            OpenCompletion::Tell { queue, file } => {
                 self.counters.file_open_failures += u64::from(result.is_err());
                 Some((queue, FileOpened { file, result: result.map(|(_, stat)| stat) }))
             }
-            Opened::Abandoned => {
+            OpenCompletion::Abandoned => {
                 self.counters.file_stale_completions += 1;
                 self.close_disk(result.ok().map(|(disk, _)| disk));
                 None
@@ -350,11 +350,11 @@ impl FileEngine {
             self.counters.file_stale_completions += 1;
             return self.take_stale(buf);
         };
-        let verdict = self.judge(&reading, buf.len(), result);
+        let verdict = self.check_read(&reading, buf.len(), result);
         let closed = self.files.release(reading.file);
         self.close_disk(closed);
         let mut waiters = self.cache.take_waiters(key);
-        let verdict = match (verdict, self.cache.take_back(buf)) {
+        let verdict = match (verdict, self.cache.accept_from_disk(buf)) {
             (Ok(()), Some(buf)) => {
                 self.cache.fill(key, buf);
                 while let Some(job) = self.cache.next_waiter(&mut waiters) {
@@ -364,7 +364,7 @@ impl FileEngine {
             }
             (Ok(()), None) => FileFault::Io,
             (Err(fault), buf) => {
-                buf.into_iter().for_each(|buf| self.cache.put(buf));
+                buf.into_iter().for_each(|buf| self.cache.make_spare(buf));
                 fault
             }
         };
@@ -382,9 +382,9 @@ impl FileEngine {
     }
 
     /// Checks that a read returned the content that existed when the file was opened.
-    fn judge(
+    fn check_read(
         &self,
-        reading: &Reading,
+        reading: &BlockRead,
         buf_bytes: usize,
         result: Result<(u32, FileStat), FileFault>,
     ) -> Result<(), FileFault> {
@@ -402,7 +402,7 @@ impl FileEngine {
     }
 
     /// Length of block `index` of a file in bytes; 0 beyond its end.
-    fn block_len(&self, file: &Readable, index: u64) -> usize {
+    fn block_len(&self, file: &ReadableFile, index: u64) -> usize {
         let block_bytes = self.config.block_bytes();
         let start = index.saturating_mul(block_bytes as u64);
         usize::try_from(file.size.saturating_sub(start)).unwrap_or(usize::MAX).min(block_bytes)
@@ -410,16 +410,16 @@ impl FileEngine {
 
     /// Starts the read of a block. Returns `None` if there is no memory, or if the block lies
     /// beyond the file's end.
-    fn read(&mut self, file: Key, readable: &Readable, index: u64, ahead: bool) -> Option<Key> {
+    fn read(&mut self, file: Key, readable: &ReadableFile, index: u64, ahead: bool) -> Option<Key> {
         let bytes = self.block_len(readable, index);
         if bytes == 0 {
             return None;
         }
-        let buf = self.cache.lend(pages(bytes), ahead, &mut self.counters)?;
+        let buf = self.cache.take_for_disk(pages(bytes), ahead, &mut self.counters)?;
         self.counters.file_disk_reads += 1;
         self.counters.file_disk_read_bytes += buf.len() as u64;
         self.counters.file_read_ahead += u64::from(ahead);
-        let reading = Reading { version: readable.version, index, file };
+        let reading = BlockRead { version: readable.version, index, file };
         let block = self.cache.begin_read(reading, ahead);
         self.files.retain(file);
         self.reads.push_back(DiskRequest::Read {
@@ -449,8 +449,8 @@ impl FileEngine {
     }
 
     fn take_stale(&mut self, buf: AlignedBuf) {
-        if let Some(buf) = self.cache.take_back(buf) {
-            self.cache.put(buf);
+        if let Some(buf) = self.cache.accept_from_disk(buf) {
+            self.cache.make_spare(buf);
         }
     }
 

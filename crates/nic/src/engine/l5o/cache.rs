@@ -13,7 +13,7 @@ use super::counters::L5oCounters;
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
-struct Link {
+struct ContextLruLink {
     newer: u32,
     older: u32,
     resident: bool,
@@ -21,8 +21,8 @@ struct Link {
 
 /// An LRU cache of contexts.
 #[derive(Debug)]
-pub(super) struct Cache {
-    links: Vec<Link>,
+pub(super) struct ContextCache {
+    links: Vec<ContextLruLink>,
     newest: u32,
     oldest: u32,
     resident: usize,
@@ -30,7 +30,7 @@ pub(super) struct Cache {
     context_bytes: u64,
 }
 
-impl Cache {
+impl ContextCache {
     /// Creates an empty cache of `bytes` for contexts of `context_bytes` each.
     pub(super) fn new(bytes: u32, context_bytes: u32) -> Self {
         let context_bytes = context_bytes.max(1);
@@ -41,7 +41,7 @@ impl Cache {
 
     /// Adds a new context to the cache.
     pub(super) fn insert(&mut self, index: u32, counters: &mut L5oCounters) {
-        let absent = Link { newer: NONE, older: NONE, resident: false };
+        let absent = ContextLruLink { newer: NONE, older: NONE, resident: false };
         if self.links.len() <= index as usize {
             self.links.resize(index as usize + 1, absent);
         }
@@ -97,13 +97,13 @@ impl Cache {
             None => self.oldest = index,
         }
         if let Some(link) = self.links.get_mut(index as usize) {
-            *link = Link { newer: NONE, older, resident: true };
+            *link = ContextLruLink { newer: NONE, older, resident: true };
         }
     }
 
     fn unlink(&mut self, index: u32) {
         let Some(link) = self.links.get_mut(index as usize) else { return };
-        let Link { newer, older, .. } = *link;
+        let ContextLruLink { newer, older, .. } = *link;
         link.resident = false;
         match self.links.get_mut(newer as usize) {
             Some(link) => link.older = older,
@@ -122,9 +122,9 @@ mod tests {
     use base::Prng;
 
     #[test]
-    fn the_least_recently_used_goes() {
+    fn the_least_recently_used_is_evicted() {
         let mut counters = L5oCounters::default();
-        let mut cache = Cache::new(2 * 208 + 100, 208);
+        let mut cache = ContextCache::new(2 * 208 + 100, 208);
         cache.insert(0, &mut counters);
         cache.insert(1, &mut counters);
         cache.touch(0, &mut counters);
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn agrees_with_a_list() {
         let mut prng = Prng::new(7);
-        let (mut counters, mut cache) = (L5oCounters::default(), Cache::new(80, 10));
+        let (mut counters, mut cache) = (L5oCounters::default(), ContextCache::new(80, 10));
         let mut list: Vec<u32> = Vec::new();
         let mut hits = 0;
         for index in 0..20 {

@@ -4,108 +4,108 @@
 //! `rx` processes each packet from its first byte to its last (`walk`). Messages whose boundaries
 //! are known may arrive in any order: their ranges are decrypted as they arrive, and the tag is
 //! verified when the last range of a message has arrived. If a header lies in a hole, the chain may
-//! continue on an assumption ([`Chain::assume`]): all messages are equally long and numbers are
+//! continue on an assumption ([`RecordTracker::bridge_hole`]): all messages are equally long and numbers are
 //! consecutive.
 //!
 //! Each message has a state (`message`), and [`Numbering`] tells how far numbers are trusted; both
-//! are transition tables. The flag `anchored` is independent of them: boundaries can be known under
+//! are transition tables. The flag `boundary_known` is independent of them: boundaries can be known under
 //! wrong numbers and lost under right ones.
 //!
 //! Invariants on which the host relies:
 //! - One contiguous range per packet is decrypted; the rest is exactly as it arrived.
-//! - A number is live at most once in a context's life ([`Fresh`]), and each byte of its message is
+//! - A number is live at most once in a context's life ([`DecryptGuard`]), and each byte of its message is
 //!   added to the sum at most once, so a correct tag vouches for exactly the bytes that were
 //!   decrypted under that number.
 //! - If a tag is wrong, the packet is restored as it arrived, and all messages that it touched are
 //!   given up.
 //!
-//! Invariants of the list ([`Chain::check`]): messages are contiguous, the last ends at `next`, and
+//! Invariants of the list ([`RecordTracker::check`]): messages are contiguous, the last ends at `next`, and
 //! only the last may lack its length.
 
 use base::{SeqNum, internal_error};
 use smallvec::SmallVec;
 
 use super::counters::L5oCounters;
-use super::lengths::Lengths;
-use super::message::{Message, MessageEvent, Text};
-use super::nonces::Nonces;
+use super::lengths::LengthPredictor;
+use super::message::{MessageEvent, TextState, TrackedMessage};
+use super::nonces::NoncePredictor;
 use super::numbering::{Numbering, NumberingEvent};
-use super::packet::{Walk, small, wide};
-use super::tools::Tools;
-use crate::engine::seen::Seen;
+use super::packet::{RecordParser, offset_i64, offset_u32};
+use super::rx_scratch::RxScratch;
+use crate::engine::received_ranges::ReceivedRanges;
 use crate::engine::tls::HEADER;
 
 /// Guards against decrypting a message twice: the messages that may still become live.
 #[derive(Debug)]
-pub(super) struct Fresh {
+pub(super) struct DecryptGuard {
     /// Next unused number: lower ones were live or have been skipped for good.
-    number: u64,
+    next_unused_number: u64,
     /// Messages that begin before this sequence number are not decrypted.
-    floor: SeqNum,
+    no_decrypt_before: SeqNum,
 }
 
-impl Fresh {
+impl DecryptGuard {
     /// True if no message with this number was live.
-    pub(super) const fn has_number(&self, number: u64) -> bool {
-        number >= self.number
+    pub(super) const fn is_unused(&self, number: u64) -> bool {
+        number >= self.next_unused_number
     }
 
-    /// True if message `number` at `start` may be decrypted.
-    pub(super) fn has(&self, start: SeqNum, number: u64) -> bool {
-        self.has_number(number) && start.ge(self.floor)
+    /// True if message `next_unused_number` at `start` may be decrypted.
+    pub(super) fn allows(&self, start: SeqNum, number: u64) -> bool {
+        self.is_unused(number) && start.ge(self.no_decrypt_before)
     }
 
-    /// Marks `number`, and thereby all lower ones, as used.
-    pub(super) const fn spend(&mut self, number: u64) {
-        self.number = number.wrapping_add(1);
+    /// Marks `next_unused_number`, and thereby all lower ones, as used.
+    pub(super) const fn mark_used(&mut self, number: u64) {
+        self.next_unused_number = number.wrapping_add(1);
     }
 
-    /// Skips the numbers up to `number`.
-    fn pass(&mut self, number: u64) {
-        self.number = self.number.max(number.wrapping_add(1));
+    /// Skips the numbers up to `next_unused_number`.
+    fn skip_to(&mut self, number: u64) {
+        self.next_unused_number = self.next_unused_number.max(number.wrapping_add(1));
     }
 
-    /// Prevents decryption of messages that begin before `floor`.
+    /// Prevents decryption of messages that begin before `no_decrypt_before`.
     fn raise(&mut self, floor: SeqNum) {
-        self.floor = self.floor.max(floor);
+        self.no_decrypt_before = self.no_decrypt_before.max(floor);
     }
 }
 
 /// The known part of a stream.
 #[derive(Debug)]
-pub(super) struct Chain {
+pub(super) struct RecordTracker {
     /// Contiguous messages with something missing, and settled ones between them. Empty while the
     /// stream is in order.
-    pub(super) list: SmallVec<[Message; 1]>,
+    pub(super) list: SmallVec<[TrackedMessage; 1]>,
     /// End of the list: start of the next message, or of the list's last message while its length
     /// is unknown.
     pub(super) next: SeqNum,
     /// Number of the message that begins at `next`.
     pub(super) number: u64,
     /// True if a message is known to begin at `next`. Otherwise `next` is the last such position.
-    pub(super) anchored: bool,
-    /// How far `number` is trusted.
+    pub(super) boundary_known: bool,
+    /// How far `next_unused_number` is trusted.
     numbering: Numbering,
-    pub(super) fresh: Fresh,
-    lengths: Lengths,
+    pub(super) guard: DecryptGuard,
+    lengths: LengthPredictor,
     /// Wrong tags since the last correct one, or since the host confirmed a number.
-    pub(super) failures: u32,
-    pub(super) nonces: Nonces,
+    pub(super) wrong_tags: u32,
+    pub(super) nonces: NoncePredictor,
 }
 
-impl Chain {
-    /// Creates a chain for a stream whose message `number` begins at `next`.
+impl RecordTracker {
+    /// Creates a chain for a stream whose message `next_unused_number` begins at `next`.
     pub(super) fn new(next: SeqNum, number: u64) -> Self {
         Self {
             list: SmallVec::new(),
             next,
             number,
-            anchored: true,
+            boundary_known: true,
             numbering: Numbering::Known,
-            fresh: Fresh { number, floor: next },
-            lengths: Lengths::default(),
-            failures: 0,
-            nonces: Nonces::default(),
+            guard: DecryptGuard { next_unused_number: number, no_decrypt_before: next },
+            lengths: LengthPredictor::default(),
+            wrong_tags: 0,
+            nonces: NoncePredictor::default(),
         }
     }
 
@@ -129,28 +129,28 @@ impl Chain {
         if !cfg!(debug_assertions) {
             return;
         }
-        self.list.iter().for_each(Message::check);
+        self.list.iter().for_each(TrackedMessage::check);
         for pair in self.list.windows(2) {
             debug_assert_eq!(pair[0].end(), pair[1].start, "a gap: {pair:?}");
             debug_assert!(!pair[0].lacks_length(), "behind an unknown length: {pair:?}");
         }
         if let Some(last) = self.list.last() {
             debug_assert_eq!(last.end(), self.next, "{last:?}");
-            let same = !self.anchored || !last.lacks_length() || last.number == self.number;
+            let same = !self.boundary_known || !last.lacks_length() || last.number == self.number;
             debug_assert!(same, "{} is {last:?}", self.number);
         }
     }
 
     /// Handles further header bytes of message `index`. A complete header sets the message's length
     /// or tests the assumed one. Returns false if no boundary is known from here on.
-    pub(super) fn header(&mut self, w: &mut Walk<'_>, index: usize) -> bool {
+    pub(super) fn header(&mut self, w: &mut RecordParser<'_>, index: usize) -> bool {
         let message = &mut self.list[index];
-        if !message.seen.covers(0, HEADER) || !message.state().wants_header() {
+        if !message.received.covers(0, HEADER) || !message.state().wants_header() {
             return true;
         }
         let real = w.keys.length(&message.front);
         let (start, number) = (message.start, message.number);
-        w.header = real.map(|_| (start, number));
+        w.last_header = real.map(|_| (start, number));
         match real {
             Some(len) if message.lacks_length() => {
                 message.advance(MessageEvent::Header(len), w.counters);
@@ -163,7 +163,7 @@ impl Chain {
             }
             None if message.lacks_length() => {
                 self.list.truncate(index);
-                (self.next, self.anchored) = (start, false);
+                (self.next, self.boundary_known) = (start, false);
                 return false;
             }
             _ => {
@@ -176,7 +176,7 @@ impl Chain {
 
     /// Handles a header that contradicts the assumed length: drops everything derived from it.
     /// Returns false if no boundary is known from here on.
-    fn disprove(&mut self, w: &mut Walk<'_>, index: usize, real: Option<u32>) -> bool {
+    fn disprove(&mut self, w: &mut RecordParser<'_>, index: usize, real: Option<u32>) -> bool {
         // If there is no header at this position, an earlier assumed length was wrong.
         let guilty = match real {
             Some(_) => Some(index),
@@ -184,7 +184,7 @@ impl Chain {
         };
         let Some(guilty) = guilty else {
             self.cut(index, w.counters);
-            self.anchored = false;
+            self.boundary_known = false;
             return false;
         };
         self.cut(guilty + 1, w.counters);
@@ -199,17 +199,18 @@ impl Chain {
             message.advance(MessageEvent::Disprove, w.counters);
         }
         // Bytes received beyond the header were attributed to wrong offsets.
-        if self.list[guilty].seen.end() > HEADER || real.is_none() {
+        if self.list[guilty].received.end() > HEADER || real.is_none() {
             self.give_up(guilty, w.counters);
-            self.list[guilty].seen = Seen::default();
+            self.list[guilty].received = ReceivedRanges::default();
         }
-        self.fresh.raise(w.tools.high);
+        self.guard.raise(w.tools.high);
         real.is_some()
     }
 
     /// Drops the messages from `index` on.
     pub(super) fn cut(&mut self, index: usize, counters: &mut L5oCounters) {
-        let opened = |message: &&Message| message.is_live() && message.text != Text::Sealed;
+        let opened =
+            |message: &&TrackedMessage| message.is_live() && message.text != TextState::Encrypted;
         counters.l5o_messages_given_up += self.list[index..].iter().filter(opened).count() as u64;
         self.list.truncate(index);
         if let Some(last) = self.list.last() {
@@ -226,9 +227,9 @@ impl Chain {
     }
 
     /// Appends a message. Neighboring settled messages are merged.
-    pub(super) fn push(&mut self, message: Message) {
+    pub(super) fn push(&mut self, message: TrackedMessage) {
         if message.is_live() {
-            self.fresh.spend(message.number);
+            self.guard.mark_used(message.number);
         }
         match self.list.last_mut() {
             Some(last) if last.is_settled() && message.is_settled() => last.len += message.len,
@@ -238,25 +239,25 @@ impl Chain {
 
     /// Records a message that arrived whole in one packet.
     pub(super) fn push_whole(&mut self, start: SeqNum, len: u32, number: u64) {
-        self.fresh.spend(number);
+        self.guard.mark_used(number);
         if !self.list.is_empty() {
-            self.push(Message::new(start, len, number, false));
+            self.push(TrackedMessage::new(start, len, number, false));
         }
     }
 
     /// Bridges missing headers before byte `at` of the packet, assuming that messages keep their
     /// usual length. Returns false if that is impossible, or if a header in the packet contradicts
     /// it.
-    pub(super) fn assume(&mut self, w: &mut Walk<'_>, at: usize) -> bool {
-        let Some(usual) = self.lengths.usual() else { return false };
-        if !w.tools.out_of_order || !self.anchored {
+    pub(super) fn bridge_hole(&mut self, w: &mut RecordParser<'_>, at: usize) -> bool {
+        let Some(usual) = self.lengths.typical_len() else { return false };
+        if !w.tools.out_of_order || !self.boundary_known {
             return false;
         }
         let (from, step) = (w.at(self.next), i64::from(usual));
-        let count = (wide(at) - from) / step + 1;
-        let room = w.tools.ahead_max.saturating_sub(self.list.len());
-        let total = w.tools.total_max.saturating_sub(w.tools.open);
-        if count > wide(room.min(total)) {
+        let count = (offset_i64(at) - from) / step + 1;
+        let room = w.tools.messages_per_flow_max.saturating_sub(self.list.len());
+        let total = w.tools.messages_total_max.saturating_sub(w.tools.tracked_messages);
+        if count > offset_i64(room.min(total)) {
             return false;
         }
         let mut header = usize::try_from(from + count * step).unwrap_or(usize::MAX);
@@ -272,30 +273,30 @@ impl Chain {
                 begun.advance(MessageEvent::Assume(usual), w.counters);
                 continue;
             }
-            let live = self.fresh.has(start, number) && !self.numbering.is_wrong();
-            let mut message = Message::new(start, 0, number, live);
+            let live = self.guard.allows(start, number) && !self.numbering.is_wrong();
+            let mut message = TrackedMessage::new(start, 0, number, live);
             message.advance(MessageEvent::Assume(usual), w.counters);
             self.push(message);
         }
         true
     }
 
-    /// Continues with message `number` at `at`; what precedes it is unknown.
+    /// Continues with message `next_unused_number` at `at`; what precedes it is unknown.
     pub(super) fn resume(&mut self, at: SeqNum, number: u64, counters: &mut L5oCounters) {
-        if self.list.last().is_some_and(Message::lacks_length) {
+        if self.list.last().is_some_and(TrackedMessage::lacks_length) {
             self.list.pop();
         }
         if let Some(last) = self.list.last() {
             let (start, gap) = (last.end(), at.distance(last.end()));
             match u32::try_from(gap) {
                 Ok(0) => {}
-                Ok(gap) => self.push(Message::new(start, gap, 0, false)),
+                Ok(gap) => self.push(TrackedMessage::new(start, gap, 0, false)),
                 Err(_) => self.list.clear(),
             }
         }
-        (self.next, self.number, self.anchored, self.failures) = (at, number, true, 0);
+        (self.next, self.number, self.boundary_known, self.wrong_tags) = (at, number, true, 0);
         self.renumber(NumberingEvent::Restart, counters);
-        self.fresh.raise(at);
+        self.guard.raise(at);
     }
 
     /// Corrects the numbers, which were too low by `by` (modulo 2^64).
@@ -304,20 +305,20 @@ impl Chain {
         if let Some(begun) = self.list.last_mut().filter(|last| last.lacks_length()) {
             begun.number = begun.number.wrapping_add(by);
         }
-        self.failures = 0;
+        self.wrong_tags = 0;
     }
 
     /// Drops all knowledge of boundaries.
-    pub(super) fn lose(&mut self, counters: &mut L5oCounters) {
+    pub(super) fn lose_boundary(&mut self, counters: &mut L5oCounters) {
         self.cut(0, counters);
-        self.anchored = false;
+        self.boundary_known = false;
         self.renumber(NumberingEvent::Restart, counters);
     }
 
     /// Drops all knowledge of boundaries and continues at `at`.
     pub(super) fn restart(&mut self, at: SeqNum, counters: &mut L5oCounters) {
-        self.lose(counters);
-        (self.next, self.fresh.floor) = (at, at);
+        self.lose_boundary(counters);
+        (self.next, self.guard.no_decrypt_before) = (at, at);
     }
 
     /// Drops messages that end at or before `end`, complete or not.
@@ -330,7 +331,7 @@ impl Chain {
     }
 
     /// Gives up messages from `base` on: they were decrypted under speculative numbers.
-    pub(super) fn disown(&mut self, base: SeqNum, counters: &mut L5oCounters) {
+    pub(super) fn give_up_speculative(&mut self, base: SeqNum, counters: &mut L5oCounters) {
         for index in 0..self.list.len() {
             if self.list[index].start.ge(base) {
                 self.give_up(index, counters);
@@ -340,7 +341,7 @@ impl Chain {
 
     /// Figure 8 (b) of the paper: a packet beyond a hole contains the next header. Its text is not
     /// decrypted, but that of later packets is. Requires that `next` lies within the packet.
-    pub(super) fn skip_to_header(&mut self, w: &mut Walk<'_>) {
+    pub(super) fn skip_to_header(&mut self, w: &mut RecordParser<'_>) {
         let next = self.next;
         self.cut(0, w.counters);
         self.next = next;
@@ -348,21 +349,21 @@ impl Chain {
         while let Some(left) = w.payload.get(at..).filter(|left| !left.is_empty()) {
             let len = if left.len() < HEADER as usize { Some(0) } else { w.keys.length(left) };
             let Some(len) = len else {
-                w.lost = Some(at);
+                w.unknown_from = Some(at);
                 return;
             };
             let front = left.len().min(w.keys.front() as usize);
-            let live = self.fresh.has_number(self.number);
+            let live = self.guard.is_unused(self.number);
             if len == 0 || len as usize > left.len() {
-                let mut message = Message::new(self.next, len, self.number, live);
+                let mut message = TrackedMessage::new(self.next, len, self.number, live);
                 message.front[..front].copy_from_slice(&left[..front]);
-                message.seen = Seen::prefix(small(front));
+                message.received = ReceivedRanges::prefix(offset_u32(front));
                 self.push(message);
                 if len == 0 {
                     return;
                 }
             }
-            self.fresh.pass(self.number);
+            self.guard.skip_to(self.number);
             self.number = self.number.wrapping_add(1);
             self.next += len;
             at += len as usize;
@@ -372,18 +373,18 @@ impl Chain {
     /// Removes complete messages, and the oldest if there are too many or if they are so old that
     /// their sequence numbers could be mistaken for future ones. `high` is the end of the highest
     /// packet.
-    pub(super) fn compact(&mut self, high: SeqNum, tools: &Tools, counters: &mut L5oCounters) {
-        self.fresh.floor = self.fresh.floor.follow(high);
+    pub(super) fn compact(&mut self, high: SeqNum, tools: &RxScratch, counters: &mut L5oCounters) {
+        self.guard.no_decrypt_before = self.guard.no_decrypt_before.clamp_behind(high);
         if self.next.is_far_before(high) {
-            self.lose(counters);
-            self.next = self.next.follow(high);
+            self.lose_boundary(counters);
+            self.next = self.next.clamp_behind(high);
         }
-        let old = |message: &Message| message.end().is_far_before(high);
-        while self.list.len() > tools.ahead_max || self.list.first().is_some_and(old) {
+        let old = |message: &TrackedMessage| message.end().is_far_before(high);
+        while self.list.len() > tools.messages_per_flow_max || self.list.first().is_some_and(old) {
             self.give_up(0, counters);
             self.list.remove(0);
         }
-        while self.list.first().is_some_and(Message::is_settled) {
+        while self.list.first().is_some_and(TrackedMessage::is_settled) {
             self.list.remove(0);
         }
         let mut at = 1;

@@ -26,7 +26,7 @@ impl Engine for L5oEngine {
         config.l5o.clone().map(|l5o| Self::new(l5o, config.rss_seed))
     }
 
-    fn offer(&self, capabilities: &mut Capabilities) {
+    fn add_capabilities(&self, capabilities: &mut Capabilities) {
         capabilities.l5o = Ok(self.limits());
     }
 
@@ -68,24 +68,24 @@ impl Engine for L5oEngine {
     }
 
     /// Decrypts what it can of a TCP segment, and emits resync requests.
-    fn open(&mut self, arrived: &mut Offered<'_>, out: &mut Egress) {
-        if !self.receives() {
+    fn process_frame(&mut self, arrived: &mut Offered<'_>, out: &mut Egress) {
+        if !self.has_receive_contexts() {
             return;
         }
         let Some((received, at)) = arrived.segment() else { return };
         let Some(tcp) = tcp_payload(received.packet.as_slice(), at) else { return };
         let payload = &mut received.packet.as_mut_slice()[tcp.range];
         let Some(outcome) = self.receive(&tcp.tuple, tcp.seq, payload) else { return };
-        let (opened, placed) = (outcome.opened, outcome.placed);
+        let (opened, placed) = (outcome.decrypted, outcome.placed);
         received.metadata = RxMetadata { opened, placed };
-        for (queue, context, flow, request) in outcome.asks {
+        for (queue, context, flow, request) in outcome.resync_requests {
             out.emit(queue, Event::L5oResyncRxReq { context, flow, request });
         }
     }
 
     #[inline]
     fn has_requests(&self) -> bool {
-        self.returns_buffers()
+        self.has_returned_buffers()
     }
 
     /// Returns completed registered buffers, after the frame that completed them.
@@ -94,7 +94,7 @@ impl Engine for L5oEngine {
         Some(Request::Tell(queue, Event::DdpTeardownDone(Box::new(done))))
     }
 
-    fn note_settled(&mut self) {
+    fn on_requests_done(&mut self) {
         self.sweep();
     }
 
@@ -102,7 +102,7 @@ impl Engine for L5oEngine {
         self.has_output_room()
     }
 
-    fn find_memory(&mut self) {
+    fn reclaim_memory(&mut self) {
         self.trim();
     }
 

@@ -46,18 +46,18 @@ impl Regularity {
 
 /// Statistics of the lengths seen.
 #[derive(Debug, Default)]
-pub(super) struct Lengths {
+pub(super) struct LengthPredictor {
     /// Length of a full message; 0 before the first.
-    usual: u32,
+    typical_len: u32,
     regularity: Regularity,
     /// Moving average of the lengths.
     average: u32,
 }
 
-impl Lengths {
+impl LengthPredictor {
     /// Records the length in a header.
     pub(super) fn learn(&mut self, len: u32) {
-        let compared = match len.cmp(&self.usual) {
+        let compared = match len.cmp(&self.typical_len) {
             core::cmp::Ordering::Equal => Compared::Same,
             core::cmp::Ordering::Greater => Compared::Longer,
             core::cmp::Ordering::Less => Compared::Shorter,
@@ -65,16 +65,16 @@ impl Lengths {
         let (regularity, usual) = self.regularity.next(compared);
         self.regularity = regularity;
         if usual {
-            self.usual = len;
+            self.typical_len = len;
         }
         let before = if self.average == 0 { len } else { self.average };
         self.average = (before * 7 + len) / 8;
     }
 
     /// Returns the length to assume, never 0, if lengths are regular.
-    pub(super) const fn usual(&self) -> Option<u32> {
+    pub(super) const fn typical_len(&self) -> Option<u32> {
         match self.regularity {
-            Regularity::Repeated | Regularity::RepeatedThenShorter => Some(self.usual),
+            Regularity::Repeated | Regularity::RepeatedThenShorter => Some(self.typical_len),
             Regularity::Once | Regularity::OnceThenShorter => None,
         }
     }
@@ -93,9 +93,9 @@ mod tests {
     use super::*;
 
     fn usual_after(lengths: &[u32]) -> Option<u32> {
-        let mut all = Lengths::default();
+        let mut all = LengthPredictor::default();
         lengths.iter().for_each(|&len| all.learn(len));
-        all.usual()
+        all.typical_len()
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! An incomplete message and its states.
 //!
 //! Used by `chain` and `walk`. [`MessageState::next`] is the transition table, drawn in
-//! ARCHITECTURE.md; every state change goes through it ([`Message::advance`]). A message is *live*
+//! ARCHITECTURE.md; every state change goes through it ([`TrackedMessage::advance`]). A message is *live*
 //! while its text is decrypted and added to its authentication sum; of other messages only the
 //! boundary matters.
 //!
@@ -14,7 +14,7 @@ use abi::crypto::{Sum, TAG_BYTES};
 use base::{SeqNum, internal_error};
 
 use super::counters::L5oCounters;
-use crate::engine::seen::Seen;
+use crate::engine::received_ranges::ReceivedRanges;
 use crate::engine::tls::{FRONT, HEADER};
 
 /// Knowledge of a message's boundary, and whether the message is decrypted.
@@ -93,18 +93,18 @@ impl MessageState {
 
 /// What was done with a message's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Text {
+pub(super) enum TextState {
     /// Nothing was decrypted.
-    Sealed,
+    Encrypted,
     /// Some of it was decrypted.
-    Opened,
+    Decrypted,
     /// Some of it was decrypted under a predicted explicit nonce that has not arrived yet.
-    OpenedAhead,
+    DecryptedAhead,
 }
 
 /// A message, or a merged run of settled ones.
 #[derive(Clone, Debug)]
-pub(super) struct Message {
+pub(super) struct TrackedMessage {
     /// Sequence number of the first byte.
     pub(super) start: SeqNum,
     /// Length including the header, in bytes; 0 while [`MessageState::lacks_length`].
@@ -112,18 +112,18 @@ pub(super) struct Message {
     /// Record number.
     pub(super) number: u64,
     state: MessageState,
-    pub(super) text: Text,
+    pub(super) text: TextState,
     /// Header and explicit nonce: the received or predicted bytes.
     pub(super) front: [u8; FRONT],
     /// The received bytes of the tag.
     pub(super) tag: [u8; TAG_BYTES],
     /// Ranges of the message that have arrived.
-    pub(super) seen: Seen,
+    pub(super) received: ReceivedRanges,
     /// Authentication sum over the text.
     pub(super) sum: Sum,
 }
 
-impl Message {
+impl TrackedMessage {
     /// Creates a message of which nothing has arrived. A `len` of 0 means unknown.
     pub(super) fn new(start: SeqNum, len: u32, number: u64, live: bool) -> Self {
         let state = match (len, live) {
@@ -137,10 +137,10 @@ impl Message {
             len,
             number,
             state,
-            text: Text::Sealed,
+            text: TextState::Encrypted,
             front: [0; FRONT],
             tag: [0; TAG_BYTES],
-            seen: Seen::default(),
+            received: ReceivedRanges::default(),
             sum: Sum::default(),
         }
     }
@@ -185,11 +185,11 @@ impl Message {
     /// Asserts the invariants of the state.
     pub(super) fn check(&self) {
         debug_assert_eq!(self.lacks_length(), self.len == 0, "{self:?}");
-        let header_seen = self.seen.covers(0, HEADER);
+        let header_seen = self.received.covers(0, HEADER);
         debug_assert!(!self.state.wants_header() || !header_seen, "not looked at: {self:?}");
-        debug_assert!(!self.lacks_length() || self.seen.end() < HEADER, "{self:?}");
-        debug_assert!(self.lacks_length() || self.seen.end() <= self.len, "{self:?}");
-        let complete = !self.lacks_length() && self.seen.covers(0, self.len);
+        debug_assert!(!self.lacks_length() || self.received.end() < HEADER, "{self:?}");
+        debug_assert!(self.lacks_length() || self.received.end() <= self.len, "{self:?}");
+        let complete = !self.lacks_length() && self.received.covers(0, self.len);
         debug_assert!(self.is_settled() || !complete, "not judged: {self:?}");
     }
 }

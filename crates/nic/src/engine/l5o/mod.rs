@@ -2,7 +2,7 @@
 //!
 //! A context serves one direction of one flow. Transmit contexts build messages from content
 //! (section 4.2); receive contexts find messages in the received stream and decrypt them in place
-//! (section 4.3). TLS is behind [`super::tls::Keys`]; this folder knows bytes, sequence numbers,
+//! (section 4.3). TLS is behind [`super::tls::TlsDeviceKeys`]; this folder knows bytes, sequence numbers,
 //! and messages that consist of a front (header and explicit nonce), an encrypted text and a tag.
 //! The payload, decrypted or not, then goes to [`super::nvme_tcp`], whose messages are longer, have
 //! no numbers, and are only read.
@@ -18,7 +18,7 @@
 //! Files: `cache` (model of a NIC's context cache), `tx`, `rx` (the states *offloading*,
 //! *searching* and *tracking* of figure 7), `packet` and `walk` (one pass over a packet), `chain`
 //! and `message` (the known part of the stream), `numbering`, `lengths` and `nonces` (predictions
-//! of record numbers, lengths and nonces), `search` (resynchronization), `tools` (memory shared by
+//! of record numbers, lengths and nonces), `search` (resynchronization), `rx_scratch` (memory shared by
 //! contexts), `engine` (the [`super::Engine`] implementation), `counters`.
 
 mod cache;
@@ -31,8 +31,8 @@ mod nonces;
 mod numbering;
 mod packet;
 mod rx;
+mod rx_scratch;
 mod search;
-mod tools;
 mod tx;
 mod walk;
 
@@ -52,55 +52,55 @@ use tcp_rules::tuple::hash_tuple;
 use wire::Tuple;
 use wire::tls::CONTENT_BYTES_MAX;
 
-use self::cache::Cache;
+use self::cache::ContextCache;
 use self::counters::L5oCounters;
-use self::rx::Receive;
-use self::tools::Tools;
-use super::nvme_tcp::tx::{NvmeTxCounters, TxState as NvmeTxState};
-use super::nvme_tcp::{NvmeTcpEngine, OpenedBy};
-use super::output::Outputs;
-use super::tls::{Keys, TxState};
+use self::rx::TlsReceiver;
+use self::rx_scratch::RxScratch;
+use super::encrypt_buffers::EncryptBuffers;
+use super::nvme_tcp::tx::{NvmeDigestTxState as NvmeTxState, NvmeTxCounters};
+use super::nvme_tcp::{DecryptedByTls, NvmeTcpEngine};
+use super::tls::{TlsDeviceKeys, TlsTxState};
 use crate::config::L5oConfig;
 use structures::slab::{Key, Slab};
 
 pub(crate) use tx::{Pieces, Refused};
 
 /// Resync requests that one packet caused.
-pub(crate) type Requests = SmallVec<[ResyncRequest; 2]>;
+pub(crate) type ResyncRequests = SmallVec<[ResyncRequest; 2]>;
 
 /// Resync requests with the queue, context and flow that each concerns.
-pub(crate) type Asks = SmallVec<[(usize, L5oId, FlowId, ResyncRequest); 2]>;
+pub(crate) type RoutedResyncRequests = SmallVec<[(usize, L5oId, FlowId, ResyncRequest); 2]>;
 
 /// Result of processing one received segment.
 #[derive(Debug, Default)]
-pub(crate) struct Outcome {
+pub(crate) struct L5oRxOutcome {
     /// The decrypted range.
-    pub(crate) opened: Option<Opened>,
+    pub(crate) decrypted: Option<Opened>,
     /// Bytes of PDUs that were placed or verified.
     pub(crate) placed: Option<Box<Placed>>,
     /// Resync requests to the hosts.
-    pub(crate) asks: Asks,
+    pub(crate) resync_requests: RoutedResyncRequests,
 }
 
 /// An offload context of one flow and direction.
-struct Context {
+struct L5oContext {
     id: L5oId,
     queue: usize,
     flow: FlowId,
-    way: Way,
+    kind: ContextKind,
     /// True once the host has destroyed the context while pending transmits still need it.
-    doomed: bool,
+    destroyed: bool,
 }
 
 /// Direction and protocol of a context, with its static state, which pending transmits share, and
 /// its dynamic state.
-enum Way {
-    Transmit(Arc<Keys>, TxState),
-    Receive(Tuple, Arc<Keys>, Box<Receive>),
+enum ContextKind {
+    Transmit(Arc<TlsDeviceKeys>, TlsTxState),
+    Receive(Tuple, Arc<TlsDeviceKeys>, Box<TlsReceiver>),
     NvmeTransmit(Arc<NvmeTcpState>, NvmeTxState),
 }
 
-impl Way {
+impl ContextKind {
     /// True if a pending transmit needs the context.
     fn is_needed(&self) -> bool {
         match self {
@@ -113,15 +113,15 @@ impl Way {
 /// The engine: contexts of all flows, and the memory that they share.
 pub(crate) struct L5oEngine {
     config: L5oConfig,
-    contexts: Slab<Context>,
+    contexts: Slab<L5oContext>,
     by_id: HashTable<Key>,
     by_tuple: HashTable<Key>,
     /// Destroyed contexts that pending transmits still need.
-    doomed: Vec<Key>,
-    cache: Cache,
-    outputs: Outputs,
+    destroyed: Vec<Key>,
+    cache: ContextCache,
+    outputs: EncryptBuffers,
     scratch: Box<[u8; CONTENT_BYTES_MAX + 1]>,
-    tools: Tools,
+    rx_scratch: RxScratch,
     /// Receive contexts of NVMe/TCP.
     nvme_tcp: NvmeTcpEngine,
     seed: u64,
@@ -136,11 +136,11 @@ impl L5oEngine {
             contexts: Slab::new(),
             by_id: HashTable::new(),
             by_tuple: HashTable::new(),
-            doomed: Vec::new(),
-            cache: Cache::new(config.cache_bytes, config.context_bytes),
-            outputs: Outputs::default(),
+            destroyed: Vec::new(),
+            cache: ContextCache::new(config.cache_bytes, config.context_bytes),
+            outputs: EncryptBuffers::default(),
             scratch: Box::new([0; CONTENT_BYTES_MAX + 1]),
-            tools: Tools::new(&config),
+            rx_scratch: RxScratch::new(&config),
             nvme_tcp: NvmeTcpEngine::new(seed),
             seed,
             counters: L5oCounters::default(),
@@ -192,34 +192,34 @@ impl L5oEngine {
         }
         let way = match state {
             L5oState::Tls(state) => {
-                let keys = Keys::new(&*self.config.crypto, &state);
+                let keys = TlsDeviceKeys::new(&*self.config.crypto, &state);
                 let keys = Arc::new(keys.ok_or(Refusal::UnknownProtocol)?);
                 self.tls_way(direction, keys, tcpsn, state.number)
             }
             L5oState::NvmeTcp(state) => {
                 self.nvme_tx.tx_nvmeotcp_ctx += 1;
-                Way::NvmeTransmit(Arc::new(state), NvmeTxState::default())
+                ContextKind::NvmeTransmit(Arc::new(state), NvmeTxState::default())
             }
             _ => return Err(Refusal::UnknownProtocol),
         };
-        let key = self.contexts.insert(Context { id, queue, flow, way, doomed: false });
+        let key = self.contexts.insert(L5oContext { id, queue, flow, kind: way, destroyed: false });
         self.index(key);
-        self.cache.insert(tls_line(key), &mut self.counters);
+        self.cache.insert(tls_cache_line(key), &mut self.counters);
         Ok(())
     }
 
     fn tls_way(
         &mut self,
         direction: Direction,
-        keys: Arc<Keys>,
+        keys: Arc<TlsDeviceKeys>,
         tcpsn: SeqNum,
         number: u64,
-    ) -> Way {
+    ) -> ContextKind {
         match direction {
             Direction::Transmit => {
                 self.counters.tx_tls_ctx += 1;
                 let sum = Some(abi::crypto::Sum::default());
-                Way::Transmit(keys, TxState { tcpsn, number, offset: 0, sum })
+                ContextKind::Transmit(keys, TlsTxState { tcpsn, number, offset: 0, sum })
             }
             Direction::Receive(tuple) => {
                 self.counters.rx_tls_ctx += 1;
@@ -228,7 +228,11 @@ impl L5oEngine {
                 if let Some(old) = self.find_tuple(&tuple) {
                     self.remove(old);
                 }
-                Way::Receive(tuple, keys, Box::new(Receive::new(&self.config, tcpsn, number)))
+                ContextKind::Receive(
+                    tuple,
+                    keys,
+                    Box::new(TlsReceiver::new(&self.config, tcpsn, number)),
+                )
             }
         }
     }
@@ -253,7 +257,7 @@ impl L5oEngine {
             return Err(why);
         }
         let key = self.nvme_tcp.create((queue, id, flow), tuple, tcpsn, state);
-        self.cache.insert(nvme_tcp_line(key), &mut self.counters);
+        self.cache.insert(nvme_tcp_cache_line(key), &mut self.counters);
         Ok(())
     }
 
@@ -275,8 +279,8 @@ impl L5oEngine {
     }
 
     /// True if [`Self::poll_returned`] has a buffer.
-    pub(crate) fn returns_buffers(&self) -> bool {
-        self.nvme_tcp.returns_buffers()
+    pub(crate) fn has_returned_buffers(&self) -> bool {
+        self.nvme_tcp.has_returned_buffers()
     }
 
     /// Returns the next buffer to hand back, with its queue.
@@ -287,7 +291,7 @@ impl L5oEngine {
     /// Removes a context once no pending transmit needs it.
     pub(crate) fn destroy(&mut self, queue: usize, id: L5oId) {
         if let Some(key) = self.nvme_tcp.destroy(queue, id) {
-            return self.cache.remove(nvme_tcp_line(key));
+            return self.cache.remove(nvme_tcp_cache_line(key));
         }
         let Some(key) = self.find(queue, id) else { return };
         self.unindex(key);
@@ -295,9 +299,9 @@ impl L5oEngine {
             internal_error!(self.counters.nic_internal_errors, "a name of no context");
             return;
         };
-        if context.way.is_needed() {
-            context.doomed = true;
-            self.doomed.push(key);
+        if context.kind.is_needed() {
+            context.destroyed = true;
+            self.destroyed.push(key);
         } else {
             self.remove(key);
         }
@@ -306,12 +310,12 @@ impl L5oEngine {
     /// Removes destroyed contexts that no pending transmit needs any longer.
     pub(crate) fn sweep(&mut self) {
         let mut at = 0;
-        while let Some(&key) = self.doomed.get(at) {
-            let waits = |context: &Context| context.way.is_needed();
+        while let Some(&key) = self.destroyed.get(at) {
+            let waits = |context: &L5oContext| context.kind.is_needed();
             if self.contexts.get(key).is_some_and(waits) {
                 at += 1;
             } else {
-                self.doomed.swap_remove(at);
+                self.destroyed.swap_remove(at);
                 self.remove(key);
             }
         }
@@ -325,15 +329,15 @@ impl L5oEngine {
         }
         let key = self.find(queue, id).unwrap_or(Key::NONE);
         match self.contexts.get_mut(key) {
-            Some(Context { way: Way::Receive(_, _, receive), .. }) => {
-                receive.answer(tcpsn, number, &mut self.tools, &mut self.counters);
+            Some(L5oContext { kind: ContextKind::Receive(_, _, receive), .. }) => {
+                receive.answer(tcpsn, number, &mut self.rx_scratch, &mut self.counters);
             }
             _ => self.counters.rx_tls_resync_res_skip += 1,
         }
     }
 
     /// True if there are receive contexts.
-    pub(crate) fn receives(&self) -> bool {
+    pub(crate) fn has_receive_contexts(&self) -> bool {
         !self.by_tuple.is_empty() || self.nvme_tcp.len() > 0
     }
 
@@ -344,46 +348,55 @@ impl L5oEngine {
         tuple: &Tuple,
         seq: SeqNum,
         payload: &mut [u8],
-    ) -> Option<Outcome> {
+    ) -> Option<L5oRxOutcome> {
         let tls = self.find_tuple(tuple);
         let nvme_tcp = self.nvme_tcp.find_tuple(tuple);
         if tls.is_none() && nvme_tcp.is_none() {
             return None;
         }
-        let mut outcome = Outcome::default();
+        let mut outcome = L5oRxOutcome::default();
         if let Some(key) = tls {
-            self.open(key, seq, payload, &mut outcome);
+            self.decrypt(key, seq, payload, &mut outcome);
         }
         let Some(key) = nvme_tcp else { return Some(outcome) };
-        self.cache.touch(nvme_tcp_line(key), &mut self.counters);
+        self.cache.touch(nvme_tcp_cache_line(key), &mut self.counters);
         let by = tls.and_then(|key| self.contexts.get(key)).and_then(|context| {
-            let Way::Receive(_, keys, _) = &context.way else { return None };
-            let verified = outcome.opened.as_ref().map_or(0..0, |opened| opened.verified.clone());
-            Some(OpenedBy { context: context.id, keys, texts: &self.tools.undo, verified })
+            let ContextKind::Receive(_, keys, _) = &context.kind else { return None };
+            let verified =
+                outcome.decrypted.as_ref().map_or(0..0, |opened| opened.verified.clone());
+            Some(DecryptedByTls {
+                context: context.id,
+                keys,
+                ranges: &self.rx_scratch.decrypted,
+                verified,
+            })
         });
         let done = self.nvme_tcp.receive(key, &self.config, seq, payload, by.as_ref());
         if let Some(done) = done {
             let (queue, id, flow) = done.asker;
             outcome.placed = done.placed;
-            outcome.asks.extend(done.request.map(|request| (queue, id, flow, request)));
+            outcome.resync_requests.extend(done.request.map(|request| (queue, id, flow, request)));
         }
         Some(outcome)
     }
 
     /// Has a TLS receive context decrypt what it can.
-    fn open(&mut self, key: Key, seq: SeqNum, payload: &mut [u8], outcome: &mut Outcome) {
-        self.cache.touch(tls_line(key), &mut self.counters);
-        let Some(Context { id, queue, flow, way: Way::Receive(_, keys, receive), .. }) =
-            self.contexts.get_mut(key)
+    fn decrypt(&mut self, key: Key, seq: SeqNum, payload: &mut [u8], outcome: &mut L5oRxOutcome) {
+        self.cache.touch(tls_cache_line(key), &mut self.counters);
+        let Some(L5oContext {
+            id, queue, flow, kind: ContextKind::Receive(_, keys, receive), ..
+        }) = self.contexts.get_mut(key)
         else {
             internal_error!(self.counters.nic_internal_errors, "a tuple of no receive context");
             return;
         };
         let (queue, id, flow) = (*queue, *id, *flow);
         let (opened, requests) =
-            receive.packet(id, keys, seq, payload, &mut self.tools, &mut self.counters);
-        outcome.opened = opened;
-        outcome.asks.extend(requests.into_iter().map(|request| (queue, id, flow, request)));
+            receive.packet(id, keys, seq, payload, &mut self.rx_scratch, &mut self.counters);
+        outcome.decrypted = opened;
+        outcome
+            .resync_requests
+            .extend(requests.into_iter().map(|request| (queue, id, flow, request)));
     }
 
     /// True if there is memory for encrypting more.
@@ -401,10 +414,10 @@ impl L5oEngine {
         self.contexts.drain(drop);
         self.by_id.clear();
         self.by_tuple.clear();
-        self.doomed.clear();
+        self.destroyed.clear();
         self.cache.clear();
         self.outputs.clear();
-        self.tools.open = 0;
+        self.rx_scratch.tracked_messages = 0;
         self.nvme_tcp.reset();
     }
 
@@ -414,27 +427,27 @@ impl L5oEngine {
         self.nvme_tx.visit(f);
         self.nvme_tcp.visit(f);
         f("l5o_contexts", (self.contexts.len() + self.nvme_tcp.len()) as u64);
-        f("l5o_messages_open", self.tools.open as u64);
+        f("l5o_messages_open", self.rx_scratch.tracked_messages as u64);
         f("l5o_output_bytes", self.outputs.bytes() as u64);
     }
 
     /// Removes a context from all tables.
     fn remove(&mut self, key: Key) {
         self.unindex(key);
-        self.cache.remove(tls_line(key));
+        self.cache.remove(tls_cache_line(key));
         let Some(context) = self.contexts.remove(key) else {
             internal_error!(self.counters.nic_internal_errors, "no such context ends");
             return;
         };
-        if let Way::Receive(_, _, receive) = context.way {
+        if let ContextKind::Receive(_, _, receive) = context.kind {
             self.counters.rx_tls_del += 1;
-            self.tools.release(receive.open(), &mut self.counters);
+            self.rx_scratch.release(receive.tracked_messages(), &mut self.counters);
         }
     }
 
     fn find(&self, queue: usize, id: L5oId) -> Option<Key> {
         let same = |&key: &Key| {
-            self.contexts.get(key).is_some_and(|c| (c.id, c.queue) == (id, queue) && !c.doomed)
+            self.contexts.get(key).is_some_and(|c| (c.id, c.queue) == (id, queue) && !c.destroyed)
         };
         self.by_id.find(hash_id(self.seed, queue, id), same).copied()
     }
@@ -445,9 +458,9 @@ impl L5oEngine {
     }
 
     fn tuple(&self, key: Key) -> Option<&Tuple> {
-        match &self.contexts.get(key)?.way {
-            Way::Receive(tuple, ..) => Some(tuple),
-            Way::Transmit(..) | Way::NvmeTransmit(..) => None,
+        match &self.contexts.get(key)?.kind {
+            ContextKind::Receive(tuple, ..) => Some(tuple),
+            ContextKind::Transmit(..) | ContextKind::NvmeTransmit(..) => None,
         }
     }
 
@@ -455,8 +468,8 @@ impl L5oEngine {
         let (contexts, seed) = (&self.contexts, self.seed);
         let by_id = |&key: &Key| contexts.get(key).map_or(0, |c| hash_id(seed, c.queue, c.id));
         self.by_id.insert_unique(by_id(&key), key, by_id);
-        let by_tuple = |&key: &Key| match contexts.get(key).map(|c| &c.way) {
-            Some(Way::Receive(tuple, ..)) => hash_tuple(seed, tuple),
+        let by_tuple = |&key: &Key| match contexts.get(key).map(|c| &c.kind) {
+            Some(ContextKind::Receive(tuple, ..)) => hash_tuple(seed, tuple),
             _ => 0,
         };
         if self.tuple(key).is_some() {
@@ -479,12 +492,12 @@ impl L5oEngine {
 
 /// Cache line of a TLS or NVMe/TCP transmit context. The two slabs share the modeled cache: even
 /// and odd lines.
-const fn tls_line(key: Key) -> u32 {
+const fn tls_cache_line(key: Key) -> u32 {
     key.index().wrapping_mul(2)
 }
 
 /// Cache line of an NVMe/TCP receive context.
-const fn nvme_tcp_line(key: Key) -> u32 {
+const fn nvme_tcp_cache_line(key: Key) -> u32 {
     key.index().wrapping_mul(2).wrapping_add(1)
 }
 

@@ -12,41 +12,41 @@ enum NonceRule {
     #[default]
     Counted,
     /// The nonce is the record number XORed with a constant.
-    Xored,
+    XorConstant,
 }
 
 impl NonceRule {
     /// Returns the explicit nonce of message `number`, given the number and nonce of another
     /// message.
-    const fn foresee(self, (known, explicit): (u64, u64), number: u64) -> u64 {
+    const fn predict(self, (known, explicit): (u64, u64), number: u64) -> u64 {
         match self {
             Self::Counted => explicit.wrapping_add(number.wrapping_sub(known)),
-            Self::Xored => explicit ^ known ^ number,
+            Self::XorConstant => explicit ^ known ^ number,
         }
     }
 }
 
 /// What is known of a stream's explicit nonces.
 #[derive(Debug, Default)]
-pub(super) struct Nonces {
+pub(super) struct NoncePredictor {
     /// Number and nonce of the last message with a correct tag.
     last: Option<(u64, u64)>,
     rule: NonceRule,
 }
 
-impl Nonces {
+impl NoncePredictor {
     /// Predicts the explicit nonce of message `number`.
-    pub(super) fn foresee(&self, number: u64) -> Option<u64> {
-        self.last.map(|last| self.rule.foresee(last, number))
+    pub(super) fn predict(&self, number: u64) -> Option<u64> {
+        self.last.map(|last| self.rule.predict(last, number))
     }
 
     /// Records the explicit nonce of a message with a correct tag.
     pub(super) fn learn(&mut self, number: u64, explicit: u64) {
         if let Some(last) = self.last {
-            let fits = |rule: NonceRule| rule.foresee(last, number) == explicit;
-            self.rule = match (fits(NonceRule::Counted), fits(NonceRule::Xored)) {
+            let fits = |rule: NonceRule| rule.predict(last, number) == explicit;
+            self.rule = match (fits(NonceRule::Counted), fits(NonceRule::XorConstant)) {
                 (true, false) => NonceRule::Counted,
-                (false, true) => NonceRule::Xored,
+                (false, true) => NonceRule::XorConstant,
                 _ => self.rule,
             };
         }
@@ -60,14 +60,14 @@ mod tests {
 
     #[test]
     fn two_nonces_that_differ_tell_the_rule() {
-        let mut nonces = Nonces::default();
-        assert_eq!(nonces.foresee(1), None);
+        let mut nonces = NoncePredictor::default();
+        assert_eq!(nonces.predict(1), None);
         nonces.learn(4, 4 ^ 0xabcd);
         nonces.learn(5, 5 ^ 0xabcd);
-        assert_eq!(nonces.foresee(6), Some(6 ^ 0xabcd));
+        assert_eq!(nonces.predict(6), Some(6 ^ 0xabcd));
         nonces.learn(6, 1000);
-        assert_eq!(nonces.foresee(7), Some(7 ^ 6 ^ 1000), "neither rule fits: it stays");
+        assert_eq!(nonces.predict(7), Some(7 ^ 6 ^ 1000), "neither rule fits: it stays");
         nonces.learn(8, 1002);
-        assert_eq!(nonces.foresee(11), Some(1005));
+        assert_eq!(nonces.predict(11), Some(1005));
     }
 }

@@ -5,20 +5,20 @@
 //! of the number of messages in a hole. A correct tag proves a speculative number; wrong tags make
 //! the context ask the host again, and nothing new is decrypted until it has answered.
 //!
-//! Invariant: everything that depends on a speculative number is numbered from `Guess::from` on, so
+//! Invariant: everything that depends on a speculative number is numbered from `SpeculativeNumber::first_dependent` on, so
 //! that it can be given up and corrected together with that number.
 
 use base::SeqNum;
 
 /// A speculative record number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Guess {
+pub(super) struct SpeculativeNumber {
     /// Start of the message about which the host is asked.
-    pub(super) base: SeqNum,
-    /// Assumed number of the message at `base`.
+    pub(super) seq: SeqNum,
+    /// Assumed number of the message at `seq`.
     pub(super) number: u64,
     /// Start and number of the first message that depends on the speculation.
-    pub(super) from: (SeqNum, u64),
+    pub(super) first_dependent: (SeqNum, u64),
 }
 
 /// Origin and trust of a chain's numbers.
@@ -27,11 +27,11 @@ pub(super) enum Numbering {
     /// From the host, or proved by a tag.
     Known,
     /// Speculative.
-    Guessed(Guess),
+    Guessed(SpeculativeNumber),
     /// Wrong, with no message yet about which the host could be asked.
     Doubted,
-    /// Wrong; the host's answer about the message at `Guess::base` will correct them.
-    Questioned(Guess),
+    /// Wrong; the host's answer about the message at `SpeculativeNumber::seq` will correct them.
+    Questioned(SpeculativeNumber),
 }
 
 /// An event that concerns a chain's numbers.
@@ -40,13 +40,13 @@ pub(super) enum NumberingEvent {
     /// The numbers are discarded, or replaced by one from the host.
     Restart,
     /// The numbers continue after a hole with an estimate.
-    Guess(Guess),
+    Guess(SpeculativeNumber),
     /// A tag was correct under a speculative number.
     Prove,
     /// Wrong tags: one under a speculative number, or several in a row.
     Doubt,
     /// A message was found about which the host is asked.
-    Ask(Guess),
+    Ask(SpeculativeNumber),
     /// The host has answered, and the numbers have been corrected.
     Answer,
 }
@@ -71,7 +71,7 @@ impl Numbering {
     }
 
     /// Returns the speculation on which the numbers depend, or by which they will be corrected.
-    pub(super) const fn guess(self) -> Option<Guess> {
+    pub(super) const fn speculation(self) -> Option<SpeculativeNumber> {
         match self {
             Self::Guessed(guess) | Self::Questioned(guess) => Some(guess),
             Self::Known | Self::Doubted => None,
@@ -79,9 +79,9 @@ impl Numbering {
     }
 
     /// True if message `number` depends on a speculation.
-    pub(super) const fn is_guessed(self, number: u64) -> bool {
-        match self.guess() {
-            Some(guess) => number >= guess.from.1,
+    pub(super) const fn is_speculative(self, number: u64) -> bool {
+        match self.speculation() {
+            Some(guess) => number >= guess.first_dependent.1,
             None => false,
         }
     }
@@ -97,7 +97,8 @@ mod tests {
     use super::*;
     use testkit::states;
 
-    const GUESS: Guess = Guess { base: SeqNum(100), number: 7, from: (SeqNum(50), 6) };
+    const GUESS: SpeculativeNumber =
+        SpeculativeNumber { seq: SeqNum(100), number: 7, first_dependent: (SeqNum(50), 6) };
     const STATES: [(Numbering, &str); 4] = [
         (Numbering::Known, "Known"),
         (Numbering::Guessed(GUESS), "Guessed"),

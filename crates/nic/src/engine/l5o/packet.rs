@@ -2,89 +2,89 @@
 //!
 //! Created by `rx` for each packet; the pass itself is in `walk`, and `chain` reads headers in the
 //! packet. The only message known here is the one in which the decrypted range begins. There is one
-//! decrypted range ([`Opening`]): it grows at its end until it is closed, and is undone if a tag is
+//! decrypted range ([`PacketDecryptState`]): it grows at its end until it is closed, and is undone if a tag is
 //! wrong.
 
 use base::{SeqNum, internal_error};
 use core::ops::Range;
 
 use super::counters::L5oCounters;
-use super::tools::Tools;
-use crate::engine::tls::{FRONT, Keys};
+use super::rx_scratch::RxScratch;
+use crate::engine::tls::{FRONT, TlsDeviceKeys};
 
 /// A pass over one packet.
-pub(super) struct Walk<'a> {
-    pub(super) keys: &'a Keys,
+pub(super) struct RecordParser<'a> {
+    pub(super) keys: &'a TlsDeviceKeys,
     pub(super) seq: SeqNum,
     pub(super) payload: &'a mut [u8],
-    pub(super) tools: &'a mut Tools,
+    pub(super) tools: &'a mut RxScratch,
     pub(super) counters: &'a mut L5oCounters,
-    opening: Opening,
+    decrypt_state: PacketDecryptState,
     /// Numbers of the messages whose tags were verified, one contiguous range.
     pub(super) verified: Range<u64>,
     /// True if something was decrypted on an assumption, even if it was undone. For the counters
     /// only.
-    pub(super) ahead: bool,
+    pub(super) used_assumption: bool,
     /// Offset of the first byte for which no message boundary is known.
-    pub(super) lost: Option<usize>,
+    pub(super) unknown_from: Option<usize>,
     /// Start and number of the last message whose header was read.
-    pub(super) header: Option<(SeqNum, u64)>,
+    pub(super) last_header: Option<(SeqNum, u64)>,
     /// True if a tag was correct under a speculative number. That stays true if a later tag is
     /// wrong.
-    pub(super) proven: bool,
+    pub(super) number_proved: bool,
 }
 
 /// State of the packet's decrypted range.
 #[derive(Clone, Debug)]
-enum Opening {
+enum PacketDecryptState {
     /// No range yet.
     Nothing,
     /// A range that may be extended at its end.
-    Open(Stretch),
+    Growing(PacketDecryptedRange),
     /// A range that is final.
-    Closed(Stretch),
+    Final(PacketDecryptedRange),
     /// No range: a tag was wrong, and the packet is left as it arrived.
     Failed,
 }
 
 /// The decrypted range.
 #[derive(Clone, Debug)]
-pub(super) struct Stretch {
+pub(super) struct PacketDecryptedRange {
     pub(super) range: Range<usize>,
     /// The message in which the range begins.
-    pub(super) first: First,
+    pub(super) first: DecryptedRangeStart,
 }
 
 /// The message in which a range begins.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct First {
+pub(super) struct DecryptedRangeStart {
     pub(super) number: u64,
     pub(super) offset: u32,
     pub(super) len: u32,
     pub(super) front: [u8; FRONT],
 }
 
-impl<'a> Walk<'a> {
+impl<'a> RecordParser<'a> {
     pub(super) fn new(
-        keys: &'a Keys,
+        keys: &'a TlsDeviceKeys,
         seq: SeqNum,
         payload: &'a mut [u8],
-        tools: &'a mut Tools,
+        tools: &'a mut RxScratch,
         counters: &'a mut L5oCounters,
     ) -> Self {
-        tools.undo.clear();
+        tools.decrypted.clear();
         Self {
             keys,
             seq,
             payload,
             tools,
             counters,
-            opening: Opening::Nothing,
+            decrypt_state: PacketDecryptState::Nothing,
             verified: 0..0,
-            ahead: false,
-            lost: None,
-            header: None,
-            proven: false,
+            used_assumption: false,
+            unknown_from: None,
+            last_header: None,
+            number_proved: false,
         }
     }
 
@@ -99,38 +99,44 @@ impl<'a> Walk<'a> {
     }
 
     /// True if more may be decrypted.
-    pub(super) const fn may_open(&self) -> bool {
-        matches!(self.opening, Opening::Nothing | Opening::Open(_))
+    pub(super) const fn may_decrypt(&self) -> bool {
+        matches!(self.decrypt_state, PacketDecryptState::Nothing | PacketDecryptState::Growing(_))
     }
 
     /// Returns the decrypted range.
-    pub(super) const fn opened(&self) -> Option<&Stretch> {
-        match &self.opening {
-            Opening::Open(stretch) | Opening::Closed(stretch) => Some(stretch),
-            Opening::Nothing | Opening::Failed => None,
+    pub(super) const fn decrypted(&self) -> Option<&PacketDecryptedRange> {
+        match &self.decrypt_state {
+            PacketDecryptState::Growing(stretch) | PacketDecryptState::Final(stretch) => {
+                Some(stretch)
+            }
+            PacketDecryptState::Nothing | PacketDecryptState::Failed => None,
         }
     }
 
     /// Ends the decrypted range, if there is one.
-    pub(super) fn close(&mut self) {
-        self.opening = match core::mem::replace(&mut self.opening, Opening::Nothing) {
-            Opening::Open(stretch) => Opening::Closed(stretch),
-            other => other,
-        };
+    pub(super) fn end_range(&mut self) {
+        self.decrypt_state =
+            match core::mem::replace(&mut self.decrypt_state, PacketDecryptState::Nothing) {
+                PacketDecryptState::Growing(stretch) => PacketDecryptState::Final(stretch),
+                other => other,
+            };
     }
 
     /// Starts the decrypted range or extends it at its end.
-    pub(super) fn extend(&mut self, range: Range<usize>, first: First) {
-        match &mut self.opening {
-            Opening::Nothing => self.opening = Opening::Open(Stretch { range, first }),
-            Opening::Open(open) => {
+    pub(super) fn extend(&mut self, range: Range<usize>, first: DecryptedRangeStart) {
+        match &mut self.decrypt_state {
+            PacketDecryptState::Nothing => {
+                self.decrypt_state =
+                    PacketDecryptState::Growing(PacketDecryptedRange { range, first })
+            }
+            PacketDecryptState::Growing(open) => {
                 debug_assert_eq!(open.range.end, range.start, "one contiguous range");
                 open.range.end = range.end;
                 if open.first.number == first.number {
                     (open.first.len, open.first.front) = (first.len, first.front);
                 }
             }
-            Opening::Closed(_) | Opening::Failed => {
+            PacketDecryptState::Final(_) | PacketDecryptState::Failed => {
                 internal_error!(self.counters.nic_internal_errors, "opened behind the end");
             }
         }
@@ -140,9 +146,11 @@ impl<'a> Walk<'a> {
     /// the discarded range.
     pub(super) fn fail(&mut self) -> Option<usize> {
         self.verified = 0..0;
-        match core::mem::replace(&mut self.opening, Opening::Failed) {
-            Opening::Open(stretch) | Opening::Closed(stretch) => Some(stretch.range.start),
-            Opening::Nothing | Opening::Failed => None,
+        match core::mem::replace(&mut self.decrypt_state, PacketDecryptState::Failed) {
+            PacketDecryptState::Growing(stretch) | PacketDecryptState::Final(stretch) => {
+                Some(stretch.range.start)
+            }
+            PacketDecryptState::Nothing | PacketDecryptState::Failed => None,
         }
     }
 
@@ -158,11 +166,11 @@ impl<'a> Walk<'a> {
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "offsets lie in a frame of at most 66 KiB")]
-pub(super) const fn small(at: usize) -> u32 {
+pub(super) const fn offset_u32(at: usize) -> u32 {
     at as u32
 }
 
 /// Widens an offset for comparison with positions before the packet.
-pub(super) fn wide(at: usize) -> i64 {
+pub(super) fn offset_i64(at: usize) -> i64 {
     i64::try_from(at).unwrap_or(i64::MAX)
 }

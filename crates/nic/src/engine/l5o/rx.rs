@@ -10,49 +10,49 @@
 use abi::l5o::{L5oId, Opened, ResyncMode};
 use base::SeqNum;
 
-use super::Requests;
-use super::chain::Chain;
+use super::ResyncRequests;
+use super::chain::RecordTracker;
 use super::counters::L5oCounters;
-use super::message::Message;
-use super::numbering::{Guess, Numbering, NumberingEvent};
-use super::packet::{Stretch, Walk};
-use super::search::{Answer, Found, Search};
-use super::tools::Tools;
+use super::message::TrackedMessage;
+use super::numbering::{Numbering, NumberingEvent, SpeculativeNumber};
+use super::packet::{PacketDecryptedRange, RecordParser};
+use super::rx_scratch::RxScratch;
+use super::search::{ConfirmedPosition, RecordSearch, ResyncAnswer};
 use crate::config::L5oConfig;
-use crate::engine::seen::Seen;
-use crate::engine::tls::{HEADER, Keys};
-use crate::engine::window::{Lies, Window};
+use crate::engine::plausibility::{PlausibleWindow, WindowCheck};
+use crate::engine::received_ranges::ReceivedRanges;
+use crate::engine::tls::{HEADER, TlsDeviceKeys};
 
 /// A TLS receive context.
 #[derive(Debug)]
-pub(super) struct Receive {
-    chain: Chain,
-    search: Search,
+pub(super) struct TlsReceiver {
+    chain: RecordTracker,
+    search: RecordSearch,
     /// Next sequence number to decrypt, in the paper's mode.
     expected: SeqNum,
     /// End of the highest packet.
     high: SeqNum,
-    window: Window,
+    window: PlausibleWindow,
     mode: ResyncMode,
     /// True if the latest packet had no known boundary.
-    lost: bool,
+    boundary_lost: bool,
 }
 
-impl Receive {
+impl TlsReceiver {
     pub(super) fn new(config: &L5oConfig, tcpsn: SeqNum, number: u64) -> Self {
         Self {
-            chain: Chain::new(tcpsn, number),
-            search: Search::new(config.resync, tcpsn),
+            chain: RecordTracker::new(tcpsn, number),
+            search: RecordSearch::new(config.resync, tcpsn),
             expected: tcpsn,
             high: tcpsn,
-            window: Window::default(),
+            window: PlausibleWindow::default(),
             mode: config.resync,
-            lost: false,
+            boundary_lost: false,
         }
     }
 
     /// Returns the number of messages tracked.
-    pub(super) fn open(&self) -> usize {
+    pub(super) fn tracked_messages(&self) -> usize {
         self.chain.list.len()
     }
 
@@ -61,39 +61,39 @@ impl Receive {
     pub(super) fn packet(
         &mut self,
         id: L5oId,
-        keys: &Keys,
+        keys: &TlsDeviceKeys,
         seq: SeqNum,
         payload: &mut [u8],
-        tools: &mut Tools,
+        tools: &mut RxScratch,
         counters: &mut L5oCounters,
-    ) -> (Option<Opened>, Requests) {
-        let mut requests = Requests::new();
+    ) -> (Option<Opened>, ResyncRequests) {
+        let mut requests = ResyncRequests::new();
         let len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
         let end = seq + len;
         tools.release(self.chain.list.len(), counters);
         match self.window.judge(seq.distance(self.high), tools.window_bytes) {
-            Lies::Inside => {}
-            Lies::Outside => {
+            WindowCheck::InWindow => {}
+            WindowCheck::OutOfWindow => {
                 counters.l5o_outside_packets += 1;
-                tools.undo.clear();
-                tools.open += self.chain.list.len();
+                tools.decrypted.clear();
+                tools.tracked_messages += self.chain.list.len();
                 return (None, requests);
             }
-            Lies::There => self.restart(seq, &mut requests, counters),
+            WindowCheck::Reanchor => self.restart(seq, &mut requests, counters),
         }
         tools.high = self.high;
         let (out_of_order, in_order) = (tools.out_of_order, seq == self.high);
-        let mut walk = Walk::new(keys, seq, payload, tools, counters);
+        let mut walk = RecordParser::new(keys, seq, payload, tools, counters);
         if out_of_order {
             self.chain.walk(&mut walk);
-            self.find_place(&mut walk, end, &mut requests);
+            self.resync_out_of_order(&mut walk, end, &mut requests);
         } else {
             self.in_order(&mut walk, end, &mut requests);
         }
         if self.chain.numbering().is_wrong() {
             self.ask_number(&mut walk, len, &mut requests);
         }
-        if walk.proven {
+        if walk.number_proved {
             walk.counters.l5o_self_confirmed += 1;
             self.search.stop(&mut requests, walk.counters);
         }
@@ -101,55 +101,61 @@ impl Receive {
         self.high = self.high.max(end);
         self.chain.compact(self.high, tools, counters);
         self.chain.check();
-        tools.open += self.chain.list.len();
+        tools.tracked_messages += self.chain.list.len();
         (opened, requests)
     }
 
     /// Re-anchors at `seq` with nothing known.
-    fn restart(&mut self, seq: SeqNum, requests: &mut Requests, counters: &mut L5oCounters) {
+    fn restart(&mut self, seq: SeqNum, requests: &mut ResyncRequests, counters: &mut L5oCounters) {
         counters.l5o_restarts += 1;
         self.chain.restart(seq, counters);
         self.search.stop(requests, counters);
         self.search.end = seq;
-        (self.expected, self.high, self.lost) = (seq, seq, true);
+        (self.expected, self.high, self.boundary_lost) = (seq, seq, true);
     }
 
     /// Asks the host for a number, repeatedly: boundaries are known, but the numbers are wrong.
-    fn ask_number(&mut self, walk: &mut Walk<'_>, len: u32, requests: &mut Requests) {
+    fn ask_number(&mut self, walk: &mut RecordParser<'_>, len: u32, requests: &mut ResyncRequests) {
         if self.mode == ResyncMode::NextHint {
-            self.chain.lose(walk.counters);
-            self.lost = true;
+            self.chain.lose_boundary(walk.counters);
+            self.boundary_lost = true;
             return;
         }
-        let guess = self.chain.numbering().guess();
-        let asked = guess.is_some_and(|guess| self.search.has_asked(guess.base));
+        let guess = self.chain.numbering().speculation();
+        let asked = guess.is_some_and(|guess| self.search.has_asked(guess.seq));
         let overdue = self.search.is_overdue(len) && asked;
-        let Some((base, number)) = walk.header else { return };
+        let Some((base, number)) = walk.last_header else { return };
         if overdue || !asked {
-            let from = guess.map_or((base, number), |guess| guess.from);
-            let ask = NumberingEvent::Ask(Guess { base, number, from });
+            let from = guess.map_or((base, number), |guess| guess.first_dependent);
+            let ask =
+                NumberingEvent::Ask(SpeculativeNumber { seq: base, number, first_dependent: from });
             self.chain.renumber(ask, walk.counters);
             walk.counters.rx_tls_resync_res_retry += u64::from(overdue);
-            self.search.answered();
+            self.search.clear_request();
             self.search.ask(base, 0, requests, walk.counters);
         }
     }
 
     /// Out-of-order mode: searches for a boundary if the chain knows none for the packet, and
     /// continues from one that it finds with a speculative number.
-    fn find_place(&mut self, walk: &mut Walk<'_>, end: SeqNum, requests: &mut Requests) {
+    fn resync_out_of_order(
+        &mut self,
+        walk: &mut RecordParser<'_>,
+        end: SeqNum,
+        requests: &mut ResyncRequests,
+    ) {
         let news = end.gt(self.high);
-        let Some(from) = walk.lost else {
+        let Some(from) = walk.unknown_from else {
             if news {
-                self.lost = false;
+                self.boundary_lost = false;
                 if self.chain.numbering() == Numbering::Known {
                     self.search.stop(requests, walk.counters);
                 }
             }
             return;
         };
-        self.lost |= news;
-        if !self.chain.anchored && self.chain.numbering().is_wrong() {
+        self.boundary_lost |= news;
+        if !self.chain.boundary_known && self.chain.numbering().is_wrong() {
             self.chain.renumber(NumberingEvent::Restart, walk.counters);
         }
         let at = walk.seq + u32::try_from(from).unwrap_or(0);
@@ -159,46 +165,51 @@ impl Receive {
         };
         let Ok(offset) = usize::try_from(base.distance(walk.seq)) else { return };
         let gap = u32::try_from(base.distance(self.chain.next)).unwrap_or(0);
-        if !self.chain.anchored || self.chain.numbering().is_wrong() || gap == 0 {
+        if !self.chain.boundary_known || self.chain.numbering().is_wrong() || gap == 0 {
             return;
         }
         let Some(between) = self.chain.between(gap) else { return };
         let number = self.chain.number.wrapping_add(between);
         self.chain.resume(base, number, walk.counters);
         // The request concerns the last header of the packet.
-        let (asked, headers) = self.search.guessed().unwrap_or((base, 1));
+        let (asked, headers) = self.search.continue_speculatively().unwrap_or((base, 1));
         let last = number.wrapping_add(headers).wrapping_sub(1);
-        let guess = Guess { base: asked, number: last, from: (base, number) };
+        let guess = SpeculativeNumber { seq: asked, number: last, first_dependent: (base, number) };
         self.chain.renumber(NumberingEvent::Guess(guess), walk.counters);
-        (walk.lost, self.lost) = (None, false);
+        (walk.unknown_from, self.boundary_lost) = (None, false);
         self.chain.walk_from(walk, offset);
     }
 
     /// Processes a packet in the paper's mode.
-    fn in_order(&mut self, walk: &mut Walk<'_>, end: SeqNum, requests: &mut Requests) {
+    fn in_order(
+        &mut self,
+        walk: &mut RecordParser<'_>,
+        end: SeqNum,
+        requests: &mut ResyncRequests,
+    ) {
         let ahead = walk.seq.distance(self.expected);
-        if self.chain.anchored && ahead < 0 {
+        if self.chain.boundary_known && ahead < 0 {
             // Figure 8 (a): old data.
             return;
         }
-        if self.chain.anchored && ahead == 0 {
+        if self.chain.boundary_known && ahead == 0 {
             self.chain.walk(walk);
             self.expected = end;
             self.chain.drop_before(end, walk.counters);
-        } else if self.chain.anchored {
+        } else if self.chain.boundary_known {
             // Figure 8 (b), or (c) if no boundary is known.
             if walk.seq.gt(self.chain.next) {
-                walk.lost = Some(0);
+                walk.unknown_from = Some(0);
             } else if end.gt(self.chain.next) {
                 self.chain.skip_to_header(walk);
                 self.expected = end;
             }
-        } else if walk.seq.ge(self.search.end) || !self.lost {
-            walk.lost = Some(0);
+        } else if walk.seq.ge(self.search.end) || !self.boundary_lost {
+            walk.unknown_from = Some(0);
         }
-        if let Some(from) = walk.lost {
-            self.lost = true;
-            self.chain.lose(walk.counters);
+        if let Some(from) = walk.unknown_from {
+            self.boundary_lost = true;
+            self.chain.lose_boundary(walk.counters);
             let at = walk.seq + u32::try_from(from).unwrap_or(0);
             let bytes = &walk.payload[from..];
             self.search.feed(walk.keys, at, bytes, requests, walk.counters);
@@ -210,20 +221,20 @@ impl Receive {
         &mut self,
         tcpsn: SeqNum,
         number: Option<u64>,
-        tools: &mut Tools,
+        tools: &mut RxScratch,
         counters: &mut L5oCounters,
     ) {
         tools.release(self.chain.list.len(), counters);
-        let guess = self.chain.numbering().guess().filter(|guess| guess.base == tcpsn);
+        let guess = self.chain.numbering().speculation().filter(|guess| guess.seq == tcpsn);
         let used = if self.mode == ResyncMode::NextHint {
             self.hint(tcpsn, number, counters)
         } else if let Some(guess) = guess {
-            self.judge(guess, number, counters)
+            self.handle_number_answer(guess, number, counters)
         } else {
             match self.search.answer(tcpsn, number) {
-                Answer::Found(found) => self.resume(found, tools.out_of_order, counters),
-                Answer::Refused => true,
-                Answer::Useless => false,
+                ResyncAnswer::Found(found) => self.resume(found, tools.out_of_order, counters),
+                ResyncAnswer::Refused => true,
+                ResyncAnswer::Useless => false,
             }
         };
         *if used && number.is_some() {
@@ -232,34 +243,39 @@ impl Receive {
             &mut counters.rx_tls_resync_res_skip
         } += 1;
         self.chain.check();
-        tools.open += self.chain.list.len();
+        tools.tracked_messages += self.chain.list.len();
     }
 
     /// Handles an unsolicited answer ([`ResyncMode::NextHint`]). It is of use only if no boundary
     /// is known and the message has not begun to arrive. Returns whether it was used.
     fn hint(&mut self, tcpsn: SeqNum, number: Option<u64>, counters: &mut L5oCounters) -> bool {
-        let Some(number) = number.filter(|_| self.lost && tcpsn.ge(self.high)) else {
+        let Some(number) = number.filter(|_| self.boundary_lost && tcpsn.ge(self.high)) else {
             return false;
         };
         self.chain.resume(tcpsn, number, counters);
-        (self.expected, self.lost) = (tcpsn, false);
+        (self.expected, self.boundary_lost) = (tcpsn, false);
         true
     }
 
     /// Confirms or corrects a speculative number by the host's answer. Always returns true: the
     /// answer was used.
-    fn judge(&mut self, guess: Guess, number: Option<u64>, counters: &mut L5oCounters) -> bool {
-        self.search.answered();
+    fn handle_number_answer(
+        &mut self,
+        guess: SpeculativeNumber,
+        number: Option<u64>,
+        counters: &mut L5oCounters,
+    ) -> bool {
+        self.search.clear_request();
         let Some(number) = number else {
-            self.chain.lose(counters);
-            self.lost = true;
+            self.chain.lose_boundary(counters);
+            self.boundary_lost = true;
             return true;
         };
         let more = number.wrapping_sub(guess.number);
         if more != 0 {
             if !self.chain.numbering().is_wrong() {
                 counters.l5o_guesses_wrong += 1;
-                self.chain.disown(guess.from.0, counters);
+                self.chain.give_up_speculative(guess.first_dependent.0, counters);
             }
             self.chain.shift(more);
         }
@@ -270,21 +286,26 @@ impl Receive {
     /// Continues after the host has confirmed the tracked position: from the start of the next
     /// packet (figure 8 (c)), or in out-of-order mode from the next whole message, since no earlier
     /// one can be verified. Returns whether the answer was used.
-    fn resume(&mut self, found: Found, out_of_order: bool, counters: &mut L5oCounters) -> bool {
-        if self.chain.anchored && found.at.lt(self.chain.next) {
+    fn resume(
+        &mut self,
+        found: ConfirmedPosition,
+        out_of_order: bool,
+        counters: &mut L5oCounters,
+    ) -> bool {
+        if self.chain.boundary_known && found.at.lt(self.chain.next) {
             return false;
         }
         self.chain.resume(found.at, found.number, counters);
-        self.lost = false;
+        self.boundary_lost = false;
         if !out_of_order {
             self.expected = self.search.end;
             let len = u32::try_from(found.at.distance(found.last)).unwrap_or(0);
             let number = found.number.wrapping_sub(1);
-            if found.at.gt(self.expected) && self.chain.fresh.has_number(number) && len > HEADER {
-                let mut message = Message::new(found.last, len, number, true);
+            if found.at.gt(self.expected) && self.chain.guard.is_unused(number) && len > HEADER {
+                let mut message = TrackedMessage::new(found.last, len, number, true);
                 message.front = self.search.front;
-                message.seen = Seen::prefix(self.search.front_len);
-                self.chain.fresh.spend(number);
+                message.received = ReceivedRanges::prefix(self.search.front_len);
+                self.chain.guard.mark_used(number);
                 self.chain.list.push(message);
             }
         }
@@ -293,8 +314,8 @@ impl Receive {
 }
 
 /// Counts a processed packet and returns the description of its decrypted range.
-fn report(id: L5oId, walk: &mut Walk<'_>, in_order: bool) -> Option<Opened> {
-    let Stretch { range, first } = walk.opened()?.clone();
+fn report(id: L5oId, walk: &mut RecordParser<'_>, in_order: bool) -> Option<Opened> {
+    let PacketDecryptedRange { range, first } = walk.decrypted()?.clone();
     if first.len == 0 {
         return None;
     }
@@ -306,7 +327,7 @@ fn report(id: L5oId, walk: &mut Walk<'_>, in_order: bool) -> Option<Opened> {
     c.rx_tls_decrypted_packets += 1;
     c.rx_tls_decrypted_bytes += range.len() as u64;
     c.l5o_out_of_order_packets += u64::from(!in_order);
-    c.l5o_opened_ahead_packets += u64::from(walk.ahead);
+    c.l5o_opened_ahead_packets += u64::from(walk.used_assumption);
     let at = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
     Some(Opened {
         context: id,

@@ -13,9 +13,9 @@
 use abi::l5o::{ResyncMode, ResyncRequest};
 use base::{SeqNum, internal_error};
 
-use super::Requests;
+use super::ResyncRequests;
 use super::counters::L5oCounters;
-use crate::engine::tls::{FRONT, HEADER, Keys};
+use crate::engine::tls::{FRONT, HEADER, TlsDeviceKeys};
 
 /// Bytes scanned per packet. Any stretch of this length contains a header.
 const SCAN_BYTES: usize = 20_480;
@@ -33,7 +33,7 @@ const CARRY: usize = HEADER as usize - 1;
 
 /// State of the search.
 #[derive(Clone, Copy, Debug)]
-enum Phase {
+enum RecordSearchPhase {
     Idle,
     Scan,
     /// `headers` headers were seen, the last at `last`; the next is expected at `at`.
@@ -46,18 +46,18 @@ enum Phase {
 
 /// State of the request to the host.
 #[derive(Clone, Copy, Debug)]
-enum Inquiry {
+enum ResyncInquiry {
     /// No request.
     Nothing,
     /// An asynchronous request was started and has not named a header yet.
     Begun,
     /// A request about a header is outstanding.
-    Asked(Asked),
+    Asked(TlsResyncPending),
 }
 
 /// An outstanding request.
 #[derive(Clone, Copy, Debug)]
-struct Asked {
+struct TlsResyncPending {
     tcpsn: SeqNum,
     /// Number of headers tracked when the request was sent; `None` if tracking has restarted since.
     headers: Option<u64>,
@@ -65,10 +65,10 @@ struct Asked {
 
 /// A search for message boundaries.
 #[derive(Debug)]
-pub(super) struct Search {
+pub(super) struct RecordSearch {
     mode: ResyncMode,
-    phase: Phase,
-    inquiry: Inquiry,
+    phase: RecordSearchPhase,
+    inquiry: ResyncInquiry,
     /// Bytes that have passed since the request, saturating.
     since: u32,
     /// Last bytes of the previous packet, in which a header may begin.
@@ -82,12 +82,12 @@ pub(super) struct Search {
     pub(super) front_len: u32,
     refusals: u32,
     /// Packets still to be skipped.
-    leave_out: u32,
+    skip_packets: u32,
 }
 
 /// A position that the host has confirmed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Found {
+pub(super) struct ConfirmedPosition {
     /// Start of the next message.
     pub(super) at: SeqNum,
     /// Number of the message at `at`.
@@ -98,21 +98,21 @@ pub(super) struct Found {
 
 /// The meaning of the host's answer.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Answer {
+pub(super) enum ResyncAnswer {
     /// The position is confirmed.
-    Found(Found),
+    Found(ConfirmedPosition),
     /// No message begins there.
     Refused,
     /// The answer belongs to an obsolete request.
     Useless,
 }
 
-impl Search {
+impl RecordSearch {
     pub(super) const fn new(mode: ResyncMode, end: SeqNum) -> Self {
         Self {
             mode,
-            phase: Phase::Idle,
-            inquiry: Inquiry::Nothing,
+            phase: RecordSearchPhase::Idle,
+            inquiry: ResyncInquiry::Nothing,
             since: 0,
             carry: [0; CARRY],
             carried: 0,
@@ -120,31 +120,32 @@ impl Search {
             front: [0; FRONT],
             front_len: 0,
             refusals: 0,
-            leave_out: 0,
+            skip_packets: 0,
         }
     }
 
     /// Ends the search, because the boundaries are known. Cancels an asynchronous request.
-    pub(super) fn stop(&mut self, requests: &mut Requests, counters: &mut L5oCounters) {
-        if matches!(self.phase, Phase::Idle) && self.asked().is_none() {
+    pub(super) fn stop(&mut self, requests: &mut ResyncRequests, counters: &mut L5oCounters) {
+        if matches!(self.phase, RecordSearchPhase::Idle) && self.asked().is_none() {
             return;
         }
-        if self.mode == ResyncMode::Async && !matches!(self.inquiry, Inquiry::Nothing) {
-            counters.rx_tls_resync_req_skip += u64::from(matches!(self.inquiry, Inquiry::Begun));
+        if self.mode == ResyncMode::Async && !matches!(self.inquiry, ResyncInquiry::Nothing) {
+            counters.rx_tls_resync_req_skip +=
+                u64::from(matches!(self.inquiry, ResyncInquiry::Begun));
             requests.push(ResyncRequest::AsyncCancel);
         }
-        (self.phase, self.inquiry) = (Phase::Idle, Inquiry::Nothing);
-        (self.carried, self.refusals, self.leave_out) = (0, 0, 0);
+        (self.phase, self.inquiry) = (RecordSearchPhase::Idle, ResyncInquiry::Nothing);
+        (self.carried, self.refusals, self.skip_packets) = (0, 0, 0);
     }
 
     /// Scans or tracks bytes without a known boundary. Returns the first header of a chain of
     /// headers that a scan has found.
     pub(super) fn feed(
         &mut self,
-        keys: &Keys,
+        keys: &TlsDeviceKeys,
         seq: SeqNum,
         bytes: &[u8],
-        requests: &mut Requests,
+        requests: &mut ResyncRequests,
         counters: &mut L5oCounters,
     ) -> Option<SeqNum> {
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
@@ -152,7 +153,7 @@ impl Search {
             return None;
         }
         // Old bytes are not searched again.
-        if !matches!(self.phase, Phase::Idle) && seq.lt(self.end) {
+        if !matches!(self.phase, RecordSearchPhase::Idle) && seq.lt(self.end) {
             return None;
         }
         if seq != self.end {
@@ -160,12 +161,12 @@ impl Search {
         }
         self.since = self.since.saturating_add(len);
         let mut found = None;
-        if let Phase::Track { .. } = self.phase {
+        if let RecordSearchPhase::Track { .. } = self.phase {
             self.track(keys, seq, bytes, requests, counters);
         } else {
             found = self.scan_packet(keys, seq, bytes, requests, counters);
         }
-        if let Phase::Track { last, .. } = self.phase {
+        if let RecordSearchPhase::Track { last, .. } = self.phase {
             self.note_front(keys, seq, bytes, last);
         }
         self.carry_over(bytes);
@@ -175,25 +176,25 @@ impl Search {
 
     fn scan_packet(
         &mut self,
-        keys: &Keys,
+        keys: &TlsDeviceKeys,
         seq: SeqNum,
         bytes: &[u8],
-        requests: &mut Requests,
+        requests: &mut ResyncRequests,
         counters: &mut L5oCounters,
     ) -> Option<SeqNum> {
-        if self.leave_out > 0 {
-            self.leave_out -= 1;
+        if self.skip_packets > 0 {
+            self.skip_packets -= 1;
             return None;
         }
-        if self.mode == ResyncMode::Async && matches!(self.inquiry, Inquiry::Nothing) {
-            self.inquiry = Inquiry::Begun;
+        if self.mode == ResyncMode::Async && matches!(self.inquiry, ResyncInquiry::Nothing) {
+            self.inquiry = ResyncInquiry::Begun;
             self.since = 0;
             counters.rx_tls_resync_req_start += 1;
             requests.push(ResyncRequest::AsyncStart { tcpsn: seq, len: ASYNC_BYTES });
         }
-        self.phase = Phase::Scan;
+        self.phase = RecordSearchPhase::Scan;
         let (first, at, headers, last) = self.scan(keys, seq, bytes)?;
-        self.phase = Phase::Track { at, headers, last };
+        self.phase = RecordSearchPhase::Track { at, headers, last };
         self.ask(last, headers, requests, counters);
         Some(first)
     }
@@ -203,7 +204,7 @@ impl Search {
     /// them.
     fn scan(
         &self,
-        keys: &Keys,
+        keys: &TlsDeviceKeys,
         seq: SeqNum,
         bytes: &[u8],
     ) -> Option<(SeqNum, SeqNum, u64, SeqNum)> {
@@ -243,13 +244,13 @@ impl Search {
 
     fn track(
         &mut self,
-        keys: &Keys,
+        keys: &TlsDeviceKeys,
         seq: SeqNum,
         bytes: &[u8],
-        requests: &mut Requests,
+        requests: &mut ResyncRequests,
         counters: &mut L5oCounters,
     ) {
-        let Phase::Track { mut at, mut headers, mut last } = self.phase else {
+        let RecordSearchPhase::Track { mut at, mut headers, mut last } = self.phase else {
             internal_error!(counters.nic_internal_errors, "nothing is tracked");
             return;
         };
@@ -263,13 +264,13 @@ impl Search {
             seam[..self.carried].copy_from_slice(&self.carry[..self.carried]);
             seam[self.carried..self.carried + across].copy_from_slice(&bytes[..across]);
             let Some(from) = self.carried.checked_sub(begun) else {
-                return self.mistaken(counters);
+                return self.on_missing_header(counters);
             };
             let header = &seam[from..self.carried + across];
             if header.len() < HEADER as usize {
                 return;
             }
-            let Some(len) = keys.length(header) else { return self.mistaken(counters) };
+            let Some(len) = keys.length(header) else { return self.on_missing_header(counters) };
             (last, at, headers) = (at, at + len, headers + 1);
             offset += i64::from(len);
         }
@@ -277,15 +278,15 @@ impl Search {
             if left.len() < HEADER as usize {
                 break;
             }
-            let Some(len) = keys.length(left) else { return self.mistaken(counters) };
+            let Some(len) = keys.length(left) else { return self.on_missing_header(counters) };
             (last, at, headers) = (at, at + len, headers + 1);
             offset += i64::from(len);
         }
-        self.phase = Phase::Track { at, headers, last };
+        self.phase = RecordSearchPhase::Track { at, headers, last };
         if headers > before {
             if self.asked().is_some() && self.since > RETRY_BYTES {
                 counters.rx_tls_resync_res_retry += 1;
-                self.inquiry = Inquiry::Nothing;
+                self.inquiry = ResyncInquiry::Nothing;
             }
             if self.asked().is_none() {
                 self.ask(last, headers, requests, counters);
@@ -294,9 +295,9 @@ impl Search {
     }
 
     /// Handles a missing header: the tracked positions are no messages.
-    fn mistaken(&mut self, counters: &mut L5oCounters) {
-        self.phase = Phase::Scan;
-        if let Inquiry::Asked(asked) = &mut self.inquiry {
+    fn on_missing_header(&mut self, counters: &mut L5oCounters) {
+        self.phase = RecordSearchPhase::Scan;
+        if let ResyncInquiry::Asked(asked) = &mut self.inquiry {
             counters.rx_tls_resync_req_skip +=
                 u64::from(self.mode == ResyncMode::Async && asked.headers.is_some());
             asked.headers = None;
@@ -305,7 +306,7 @@ impl Search {
     }
 
     fn back_off(&mut self) {
-        self.leave_out = (1 << self.refusals.min(7)).min(BACK_OFF_MAX) - 1;
+        self.skip_packets = (1 << self.refusals.min(7)).min(BACK_OFF_MAX) - 1;
         self.refusals += 1;
     }
 
@@ -314,14 +315,14 @@ impl Search {
         &mut self,
         tcpsn: SeqNum,
         headers: u64,
-        requests: &mut Requests,
+        requests: &mut ResyncRequests,
         counters: &mut L5oCounters,
     ) {
         if self.asked().is_some() && self.since <= RETRY_BYTES {
             return;
         }
-        let begun = matches!(self.inquiry, Inquiry::Begun);
-        self.inquiry = Inquiry::Asked(Asked { tcpsn, headers: Some(headers) });
+        let begun = matches!(self.inquiry, ResyncInquiry::Begun);
+        self.inquiry = ResyncInquiry::Asked(TlsResyncPending { tcpsn, headers: Some(headers) });
         self.since = 0;
         if self.mode == ResyncMode::Async {
             if !begun {
@@ -343,32 +344,34 @@ impl Search {
     }
 
     /// Handles the host's answer.
-    pub(super) fn answer(&mut self, tcpsn: SeqNum, number: Option<u64>) -> Answer {
+    pub(super) fn answer(&mut self, tcpsn: SeqNum, number: Option<u64>) -> ResyncAnswer {
         let Some(asked) = self.asked().filter(|asked| asked.tcpsn == tcpsn) else {
-            return Answer::Useless;
+            return ResyncAnswer::Useless;
         };
-        self.inquiry = Inquiry::Nothing;
-        let (Phase::Track { at, headers, last }, Some(then)) = (self.phase, asked.headers) else {
-            return Answer::Useless;
+        self.inquiry = ResyncInquiry::Nothing;
+        let (RecordSearchPhase::Track { at, headers, last }, Some(then)) =
+            (self.phase, asked.headers)
+        else {
+            return ResyncAnswer::Useless;
         };
         let Some(number) = number else {
-            self.phase = Phase::Scan;
+            self.phase = RecordSearchPhase::Scan;
             self.back_off();
-            return Answer::Refused;
+            return ResyncAnswer::Refused;
         };
         // The answer numbers the header asked about; the next message follows all headers tracked
         // since.
         let number = number.wrapping_add(headers.wrapping_sub(then)).wrapping_add(1);
-        (self.phase, self.refusals) = (Phase::Idle, 0);
-        Answer::Found(Found { at, number, last })
+        (self.phase, self.refusals) = (RecordSearchPhase::Idle, 0);
+        ResyncAnswer::Found(ConfirmedPosition { at, number, last })
     }
 
     /// Ends the search because the context continues from it with a speculative number; the answer
     /// to the request will still be used. Returns the position of the last tracked header and the
     /// number of headers, if the host was asked about that header.
-    pub(super) fn guessed(&mut self) -> Option<(SeqNum, u64)> {
-        let Phase::Track { last, headers, .. } = self.phase else { return None };
-        self.phase = Phase::Idle;
+    pub(super) fn continue_speculatively(&mut self) -> Option<(SeqNum, u64)> {
+        let RecordSearchPhase::Track { last, headers, .. } = self.phase else { return None };
+        self.phase = RecordSearchPhase::Idle;
         self.carried = 0;
         self.has_asked(last).then_some((last, headers))
     }
@@ -379,23 +382,23 @@ impl Search {
     }
 
     /// Returns the outstanding request.
-    const fn asked(&self) -> Option<Asked> {
+    const fn asked(&self) -> Option<TlsResyncPending> {
         match self.inquiry {
-            Inquiry::Asked(asked) => Some(asked),
-            Inquiry::Nothing | Inquiry::Begun => None,
+            ResyncInquiry::Asked(asked) => Some(asked),
+            ResyncInquiry::Nothing | ResyncInquiry::Begun => None,
         }
     }
 
     /// Clears the outstanding request: the speculative number has been answered.
-    pub(super) const fn answered(&mut self) {
-        if let Inquiry::Asked(_) = self.inquiry {
-            self.inquiry = Inquiry::Nothing;
+    pub(super) const fn clear_request(&mut self) {
+        if let ResyncInquiry::Asked(_) = self.inquiry {
+            self.inquiry = ResyncInquiry::Nothing;
         }
     }
 
     /// Stores the front of the message at `last`, if its start is in this packet or the carried
     /// bytes.
-    fn note_front(&mut self, keys: &Keys, seq: SeqNum, bytes: &[u8], last: SeqNum) {
+    fn note_front(&mut self, keys: &TlsDeviceKeys, seq: SeqNum, bytes: &[u8], last: SeqNum) {
         let offset = last.distance(seq);
         let begun = usize::try_from(-i64::from(offset)).unwrap_or(0);
         let from = usize::try_from(offset).unwrap_or(0);
@@ -424,7 +427,11 @@ impl Search {
 /// Follows the lengths from `at` to the end of `bytes`; `None` if a position holds no header.
 /// Returns the position of the next message, the number of headers including the one that led to
 /// `at`, and the position of the last header in `bytes`, if any.
-fn follow(keys: &Keys, bytes: &[u8], mut at: usize) -> Option<(usize, u64, Option<usize>)> {
+fn follow(
+    keys: &TlsDeviceKeys,
+    bytes: &[u8],
+    mut at: usize,
+) -> Option<(usize, u64, Option<usize>)> {
     let (mut headers, mut last) = (1, None);
     while let Some(left) = bytes.get(at..).filter(|left| left.len() >= HEADER as usize) {
         last = Some(at);

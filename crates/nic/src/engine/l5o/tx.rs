@@ -20,48 +20,48 @@ use base::SeqNum;
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use super::{Context, L5oEngine, Way};
+use super::{ContextKind, L5oContext, L5oEngine};
+use crate::engine::encrypt_buffers::EncryptBuffers;
 use crate::engine::nvme_tcp::tx;
-use crate::engine::output::Outputs;
-use crate::engine::source::Source;
-use crate::engine::tls::{Keys, Seal};
+use crate::engine::payload_reader::PayloadReader;
+use crate::engine::tls::{RangeEncryptor, TlsDeviceKeys};
 use structures::slab::Key;
 
 /// The pieces from which a transmit's payload is built, in order.
-pub(crate) type Pieces = SmallVec<[Piece; 2]>;
+pub(crate) type Pieces = SmallVec<[TxPiece; 2]>;
 
 /// A piece of a transmit's payload, with the context that completes it.
-pub(crate) enum Piece {
+pub(crate) enum TxPiece {
     /// This number of payload bytes, sent unchanged.
     Plain(u32),
     /// Bytes to encrypt.
-    Sealed {
+    Encrypted {
         /// The TLS transmit context.
         context: Key,
         /// Keys of the context; the reference keeps the context alive.
-        keys: Arc<Keys>,
+        keys: Arc<TlsDeviceKeys>,
         /// Description of the range; its content is among the transmit's parts.
         sealed: Box<Sealed>,
         /// The PDU range that the content is, if it is one.
-        pdu: Option<Pdu>,
+        pdu: Option<TxPdu>,
     },
     /// A range of a PDU.
-    Pdu(Pdu),
+    Pdu(TxPdu),
 }
 
 /// A range of a PDU whose data is among the transmit's parts.
-pub(crate) struct Pdu {
+pub(crate) struct TxPdu {
     context: Key,
     /// Never read; the reference keeps the context alive.
     _state: Arc<NvmeTcpState>,
     range: Box<PduRange>,
 }
 
-impl core::fmt::Debug for Piece {
+impl core::fmt::Debug for TxPiece {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             Self::Plain(len) => write!(f, "Plain({len})"),
-            Self::Sealed { sealed, .. } => write!(f, "Sealed({})", sealed.len),
+            Self::Encrypted { sealed, .. } => write!(f, "Sealed({})", sealed.len),
             Self::Pdu(pdu) => write!(f, "Pdu({})", pdu.range.len),
         }
     }
@@ -85,16 +85,16 @@ impl L5oEngine {
         for part in parts {
             let piece = match part {
                 Part::Sealed(sealed) => {
-                    self.plan_sealed(queue, sealed, &mut prefixes, &mut contents)?
+                    self.plan_encrypted(queue, sealed, &mut prefixes, &mut contents)?
                 }
                 Part::Pdu(range) => {
                     let pdu = self.plan_pdu(queue, range, false, &mut prefixes, &mut contents)?;
-                    Piece::Pdu(pdu)
+                    TxPiece::Pdu(pdu)
                 }
                 plain => {
                     let len = plain.len();
                     contents.push(plain);
-                    Piece::Plain(len)
+                    TxPiece::Plain(len)
                 }
             };
             pieces.push(piece);
@@ -102,19 +102,21 @@ impl L5oEngine {
         Ok((pieces, contents))
     }
 
-    fn plan_sealed(
+    fn plan_encrypted(
         &mut self,
         queue: usize,
         mut sealed: Box<Sealed>,
         prefixes: &mut u32,
         contents: &mut Parts,
-    ) -> Result<Piece, Refused> {
+    ) -> Result<TxPiece, Refused> {
         let context = self.find(queue, sealed.context).unwrap_or(Key::NONE);
-        let Some(Context { way: Way::Transmit(keys, _), .. }) = self.contexts.get(context) else {
+        let Some(L5oContext { kind: ContextKind::Transmit(keys, _), .. }) =
+            self.contexts.get(context)
+        else {
             self.counters.tx_tls_drop_bypass_req += 1;
             return Err(Refused::Unsealed);
         };
-        if !Seal::check(keys, &sealed) {
+        if !RangeEncryptor::check(keys, &sealed) {
             return Err(Refused::Malformed);
         }
         let keys = Arc::clone(keys);
@@ -132,7 +134,7 @@ impl L5oEngine {
                 self.counters.dma_recover_bytes += if crosses { before.into() } else { 0 };
             }
         }
-        Ok(Piece::Sealed { context, keys, sealed, pdu })
+        Ok(TxPiece::Encrypted { context, keys, sealed, pdu })
     }
 
     /// Plans a range of a PDU. `prefixes` sums the prefixes of a transmit's ranges: all of them are
@@ -144,9 +146,10 @@ impl L5oEngine {
         sealed: bool,
         prefixes: &mut u32,
         contents: &mut Parts,
-    ) -> Result<Pdu, Refused> {
+    ) -> Result<TxPdu, Refused> {
         let context = self.find(queue, range.context).unwrap_or(Key::NONE);
-        let Some(Context { way: Way::NvmeTransmit(state, _), .. }) = self.contexts.get(context)
+        let Some(L5oContext { kind: ContextKind::NvmeTransmit(state, _), .. }) =
+            self.contexts.get(context)
         else {
             self.nvme_tx.tx_nvmeotcp_drop_bypass_req += 1;
             return Err(Refused::Unsealed);
@@ -163,7 +166,7 @@ impl L5oEngine {
             }
             Data::File(extent) => push_extent(extent, contents),
         }
-        Ok(Pdu { context, _state: state, range })
+        Ok(TxPdu { context, _state: state, range })
     }
 
     /// Builds the payload of a transmit, whose first byte is `tcpsn`, from its parts.
@@ -174,34 +177,34 @@ impl L5oEngine {
         segment_size: u16,
         parts: &Payloads,
     ) -> Result<Payloads, Refused> {
-        let (mut source, mut out, mut at) = (Source::new(parts), Payloads::new(), tcpsn);
+        let (mut source, mut out, mut at) = (PayloadReader::new(parts), Payloads::new(), tcpsn);
         let packets = |len: u32| match segment_size {
             0 => 1,
             size => u64::from(len.div_ceil(u32::from(size))),
         };
         for piece in pieces {
             match piece {
-                Piece::Plain(len) => {
+                TxPiece::Plain(len) => {
                     source.share(len, &mut out);
                     at += len;
                 }
-                Piece::Sealed { context, keys, sealed, pdu } => {
+                TxPiece::Encrypted { context, keys, sealed, pdu } => {
                     let made = match pdu {
                         Some(pdu) => {
                             let mut content = Payloads::new();
                             self.complete_pdu(&pdu, &mut source, &mut content)?;
                             self.nvme_tx.tx_nvmeotcp_packets += packets(sealed.len);
-                            let mut content = Source::new(&content);
-                            self.seal_part(context, &keys, &sealed, at, &mut content)?
+                            let mut content = PayloadReader::new(&content);
+                            self.encrypt_part(context, &keys, &sealed, at, &mut content)?
                         }
-                        None => self.seal_part(context, &keys, &sealed, at, &mut source)?,
+                        None => self.encrypt_part(context, &keys, &sealed, at, &mut source)?,
                     };
                     out.push(made);
                     at += sealed.len;
                     self.counters.tx_tls_encrypted_packets += packets(sealed.len);
                     self.counters.tx_tls_encrypted_bytes += u64::from(sealed.len);
                 }
-                Piece::Pdu(pdu) => {
+                TxPiece::Pdu(pdu) => {
                     self.complete_pdu(&pdu, &mut source, &mut out)?;
                     at += pdu.range.len;
                     self.nvme_tx.tx_nvmeotcp_packets += packets(pdu.range.len);
@@ -214,13 +217,13 @@ impl L5oEngine {
     /// Appends the bytes of a PDU range to `out`.
     fn complete_pdu(
         &mut self,
-        pdu: &Pdu,
-        source: &mut Source<'_>,
+        pdu: &TxPdu,
+        source: &mut PayloadReader<'_>,
         out: &mut Payloads,
     ) -> Result<(), Refused> {
-        self.cache.touch(super::tls_line(pdu.context), &mut self.counters);
-        let way = self.contexts.get_mut(pdu.context).map(|context| &mut context.way);
-        let Some(Way::NvmeTransmit(_, state)) = way else {
+        self.cache.touch(super::tls_cache_line(pdu.context), &mut self.counters);
+        let way = self.contexts.get_mut(pdu.context).map(|context| &mut context.kind);
+        let Some(ContextKind::NvmeTransmit(_, state)) = way else {
             self.nvme_tx.tx_nvmeotcp_drop_bypass_req += 1;
             return Err(Refused::Unsealed);
         };
@@ -240,16 +243,17 @@ impl L5oEngine {
         Ok(())
     }
 
-    fn seal_part(
+    fn encrypt_part(
         &mut self,
         context: Key,
-        keys: &Keys,
+        keys: &TlsDeviceKeys,
         sealed: &Sealed,
         tcpsn: SeqNum,
-        source: &mut Source<'_>,
+        source: &mut PayloadReader<'_>,
     ) -> Result<Payload, Refused> {
-        self.cache.touch(super::tls_line(context), &mut self.counters);
-        let Some(Context { way: Way::Transmit(_, state), .. }) = self.contexts.get_mut(context)
+        self.cache.touch(super::tls_cache_line(context), &mut self.counters);
+        let Some(L5oContext { kind: ContextKind::Transmit(_, state), .. }) =
+            self.contexts.get_mut(context)
         else {
             self.counters.tx_tls_drop_bypass_req += 1;
             return Err(Refused::Unsealed);
@@ -259,7 +263,7 @@ impl L5oEngine {
         let Some(out) = room.and_then(|room| room.get_mut(..sealed.len as usize)) else {
             return Err(Refused::Malformed);
         };
-        let mut seal = Seal { keys, sealed, scratch: &mut self.scratch };
+        let mut seal = RangeEncryptor { keys, sealed, scratch: &mut self.scratch };
         let effort = seal.run(state, tcpsn, source, out);
         let Ok(effort) = effort else {
             self.counters.tx_tls_ooo += 1;
@@ -270,7 +274,7 @@ impl L5oEngine {
         c.tx_tls_ooo += u64::from(effort.out_of_order);
         c.tx_tls_skip_no_sync_data += u64::from(effort.skipped);
         c.tx_tls_resync_bytes += if effort.rebuilt { u64::from(sealed.prefix) } else { 0 };
-        self.outputs.lent(&buffer);
+        self.outputs.mark_in_use(&buffer);
         Ok(Payload::Block { block: buffer, start: 0, len: sealed.len })
     }
 }
@@ -283,10 +287,10 @@ fn push_extent(extent: FileExtent, contents: &mut Parts) {
 }
 
 /// Copies a digest to a buffer that frames can share.
-fn keep(outputs: &mut Outputs, digest: [u8; 4]) -> Option<Payload> {
+fn keep(outputs: &mut EncryptBuffers, digest: [u8; 4]) -> Option<Payload> {
     let mut buffer = outputs.take(digest.len());
     let room = Arc::get_mut(&mut buffer)?.as_mut_slice().first_chunk_mut()?;
     *room = digest;
-    outputs.lent(&buffer);
+    outputs.mark_in_use(&buffer);
     Some(Payload::Block { block: buffer, start: 0, len: abi::nvme_tcp::DIGEST_BYTES })
 }

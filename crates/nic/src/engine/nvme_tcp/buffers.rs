@@ -13,11 +13,11 @@ use base::mix;
 use core::ops::Range;
 use hashbrown::HashTable;
 
-use crate::engine::seen::Seen;
+use crate::engine::received_ranges::ReceivedRanges;
 
 /// A buffer while it is registered with the device.
 #[derive(Debug)]
-pub(super) struct Buffer {
+pub(super) struct RegisteredBuffer {
     flow: FlowId,
     pub(super) tag: u16,
     pub(super) id: DdpId,
@@ -26,29 +26,29 @@ pub(super) struct Buffer {
     /// Bytes awaited, from the first byte on.
     len: u32,
     /// Awaited bytes that have not been placed yet.
-    left: u32,
+    bytes_missing: u32,
     /// Ranges that have been placed.
-    placed: Seen,
+    placed: ReceivedRanges,
     memory: AlignedBuf,
 }
 
 /// Destination of a PDU's data, from its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct DataAt {
+pub(super) struct PduDataTarget {
     pub(super) tag: u16,
     pub(super) offset: u32,
     pub(super) len: u32,
 }
 
-impl Buffer {
+impl RegisteredBuffer {
     /// Creates a buffer from a validated set-up.
     pub(super) fn new(setup: DdpSetup) -> Self {
         let DdpSetup { flow, tag, id, offset, len, there, buffer, .. } = setup;
-        let mut placed = Seen::default();
+        let mut placed = ReceivedRanges::default();
         if there > 0 {
             placed.add(0, there);
         }
-        Self { flow, tag, id, offset, len, left: len - there, placed, memory: buffer }
+        Self { flow, tag, id, offset, len, bytes_missing: len - there, placed, memory: buffer }
     }
 
     /// Returns the size of the memory in bytes.
@@ -58,7 +58,7 @@ impl Buffer {
 
     /// True if every awaited byte has been placed.
     pub(super) const fn is_full(&self) -> bool {
-        self.left == 0
+        self.bytes_missing == 0
     }
 
     /// Hands the memory back to the host.
@@ -68,19 +68,19 @@ impl Buffer {
     }
 
     /// True if all of the data lies in the awaited range.
-    fn fits(&self, data: &DataAt) -> bool {
+    fn fits(&self, data: &PduDataTarget) -> bool {
         let end = |offset: u32, len: u32| u64::from(offset) + u64::from(len);
         self.offset <= data.offset && end(data.offset, data.len) <= end(self.offset, self.len)
     }
 
     /// Returns the end of the longest prefix of `range` that is entirely free or entirely written,
     /// and whether it is free.
-    pub(super) fn part(&self, range: &Range<u32>) -> (u32, bool) {
-        let unseen = self.placed.unseen_from(range.start);
+    pub(super) fn first_uniform_part(&self, range: &Range<u32>) -> (u32, bool) {
+        let unseen = self.placed.next_missing(range.start);
         if unseen > range.start {
             (unseen.min(range.end), false)
         } else {
-            (self.placed.seen_from(range.start).min(range.end), true)
+            (self.placed.next_received(range.start).min(range.end), true)
         }
     }
 
@@ -92,7 +92,7 @@ impl Buffer {
         if !self.placed.add(range.start, range.end) {
             return None;
         }
-        self.left = self.left.saturating_sub(range.end - range.start);
+        self.bytes_missing = self.bytes_missing.saturating_sub(range.end - range.start);
         Some(memory)
     }
 
@@ -109,39 +109,39 @@ impl Buffer {
 
 /// Registered buffers by tag.
 #[derive(Debug, Default)]
-pub(super) struct Buffers(HashTable<Buffer>);
+pub(super) struct RegisteredBuffers(HashTable<RegisteredBuffer>);
 
-impl Buffers {
+impl RegisteredBuffers {
     /// True if a buffer has this tag.
     pub(super) fn has(&self, tag: u16) -> bool {
         self.0.find(hash(tag), |buffer| buffer.tag == tag).is_some()
     }
 
     /// True if a buffer awaits the data.
-    pub(super) fn expects(&self, data: &DataAt) -> bool {
+    pub(super) fn expects(&self, data: &PduDataTarget) -> bool {
         let found = self.0.find(hash(data.tag), |buffer| buffer.tag == data.tag);
         found.is_some_and(|buffer| buffer.fits(data))
     }
 
     /// Returns the buffer that awaits the data.
-    pub(super) fn of(&mut self, data: &DataAt) -> Option<&mut Buffer> {
+    pub(super) fn find_for(&mut self, data: &PduDataTarget) -> Option<&mut RegisteredBuffer> {
         let found = self.0.find_mut(hash(data.tag), |buffer| buffer.tag == data.tag);
         found.filter(|buffer| buffer.fits(data))
     }
 
     /// Adds a buffer. No other may have its tag.
-    pub(super) fn insert(&mut self, buffer: Buffer) {
+    pub(super) fn insert(&mut self, buffer: RegisteredBuffer) {
         self.0.insert_unique(hash(buffer.tag), buffer, |buffer| hash(buffer.tag));
     }
 
     /// Removes and returns the buffer with this tag.
-    pub(super) fn remove(&mut self, tag: u16) -> Option<Buffer> {
+    pub(super) fn remove(&mut self, tag: u16) -> Option<RegisteredBuffer> {
         let entry = self.0.find_entry(hash(tag), |buffer| buffer.tag == tag).ok()?;
         Some(entry.remove().0)
     }
 
     /// Removes and returns all buffers.
-    pub(super) fn drain(&mut self) -> impl Iterator<Item = Buffer> + '_ {
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = RegisteredBuffer> + '_ {
         self.0.drain()
     }
 }

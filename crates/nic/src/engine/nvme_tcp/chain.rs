@@ -15,28 +15,28 @@ use base::{SeqNum, internal_error};
 use wire::nvme::pdu::Common;
 
 use super::counters::NvmeTcpCounters;
-use super::pdu::{COMMON, OPEN, Pdu, Standing};
+use super::pdu::{COMMON, HeaderTrust, OPEN, PduEntry};
 
 /// The known part of a stream.
 #[derive(Debug)]
-pub(super) struct Chain {
+pub(super) struct PduTracker {
     /// Entries in stream order. Gaps between entries are unknown or irrelevant.
-    pub(super) list: VecDeque<Pdu>,
+    pub(super) list: VecDeque<PduEntry>,
     /// End of the highest byte processed.
     pub(super) high: SeqNum,
     /// Start of the header that was found last, until it is proved or refuted.
-    pub(super) guess: Option<SeqNum>,
+    pub(super) unproven: Option<SeqNum>,
     /// True if the peer is the initiator, false if it is the controller; `None` before a PDU has
     /// shown it.
-    pub(super) from_host: Option<bool>,
+    pub(super) from_initiator: Option<bool>,
 }
 
-impl Chain {
+impl PduTracker {
     /// Creates a chain for a stream whose first PDU begins at `start`.
     pub(super) fn new(start: SeqNum) -> Self {
         let mut list = VecDeque::new();
-        list.push_back(Pdu::open(start, OPEN, Standing::Sure));
-        Self { list, high: start, guess: None, from_host: None }
+        list.push_back(PduEntry::open(start, OPEN, HeaderTrust::Certain));
+        Self { list, high: start, unproven: None, from_initiator: None }
     }
 
     /// Number of entries, without the open end.
@@ -59,24 +59,24 @@ impl Chain {
                 _ => return false,
             }
         }
-        let mut found = Pdu::open(base, OPEN, Standing::Doubtful);
-        found.guessed = true;
+        let mut found = PduEntry::open(base, OPEN, HeaderTrust::Unproven);
+        found.found_by_search = true;
         self.list.push_back(found);
-        self.guess = Some(base);
+        self.unproven = Some(base);
         true
     }
 
     /// Marks bytes of the open entry `index` as passed without a known header. Some may be marked
     /// already.
-    pub(super) fn pass(&mut self, index: usize, mut from: u32, to: u32) {
-        let Some(seen) = self.list.get_mut(index).map(|pdu| &mut pdu.seen) else { return };
+    pub(super) fn mark_passed(&mut self, index: usize, mut from: u32, to: u32) {
+        let Some(seen) = self.list.get_mut(index).map(|pdu| &mut pdu.received) else { return };
         while from < to {
-            let unseen = seen.unseen_from(from);
+            let unseen = seen.next_missing(from);
             if unseen > from {
                 from = unseen;
                 continue;
             }
-            let end = seen.seen_from(from).min(to);
+            let end = seen.next_received(from).min(to);
             if !seen.add(from, end) {
                 return self.close(index);
             }
@@ -85,12 +85,12 @@ impl Chain {
     }
 
     /// Marks bytes after all known entries as passed.
-    pub(super) fn pass_end(&mut self, pos: SeqNum, end: SeqNum) {
+    pub(super) fn mark_passed_at_end(&mut self, pos: SeqNum, end: SeqNum) {
         self.high = self.high.max(end);
         let Some(last) = self.list.back().filter(|last| last.is_open()) else { return };
         let at = |pos: SeqNum| u32::try_from(pos.distance(last.start)).unwrap_or(0);
         let (from, to) = (at(pos), at(end));
-        self.pass(self.list.len() - 1, from, to);
+        self.mark_passed(self.list.len() - 1, from, to);
     }
 
     /// Closes the open entry `index`: its header cannot arrive any longer.
@@ -98,13 +98,18 @@ impl Chain {
         if index + 1 == self.list.len() {
             self.list.truncate(index);
         } else {
-            self.bury(index);
+            self.mark_dead(index);
         }
     }
 
     /// Turns the open entry `index` into a PDU, as its common header has arrived. An open entry
     /// follows the PDU.
-    pub(super) fn settle(&mut self, index: usize, common: Common, counters: &mut NvmeTcpCounters) {
+    pub(super) fn handle_common_header(
+        &mut self,
+        index: usize,
+        common: Common,
+        counters: &mut NvmeTcpCounters,
+    ) {
         let Some(pdu) = self.list.get_mut(index) else {
             internal_error!(counters.nic_internal_errors, "a header without a place");
             return;
@@ -121,20 +126,20 @@ impl Chain {
             let passed = u32::try_from(self.high.distance(pdu.start)).unwrap_or(0);
             if passed > room {
                 // If there is no room for the range, the PDU stays incomplete.
-                pdu.seen.add(room, passed);
+                pdu.received.add(room, passed);
             }
         }
         let (last, joins) = (pdu.len == OPEN, pdu.len == plen);
         let mut rest = pdu.split(plen);
         // Data that passed earlier is not in the sum.
-        pdu.broken = pdu.seen.end() > common.header_bytes;
+        pdu.sum_incomplete = pdu.received.end() > common.header_bytes;
         if joins {
             return self.join(index, counters);
         }
         if last {
             rest.len = OPEN;
         }
-        let missed = rest.seen.seen_from(0) < COMMON;
+        let missed = rest.received.next_received(0) < COMMON;
         self.list.insert(index + 1, rest);
         if missed {
             self.close(index + 1);
@@ -143,68 +148,71 @@ impl Chain {
 
     /// Proves the next entry, if it was found by a search and this PDU ends exactly there.
     fn join(&mut self, index: usize, counters: &mut NvmeTcpCounters) {
-        let standing = self.list[index].standing;
-        let Some(next) = self.list.get_mut(index + 1).filter(|next| next.guessed) else { return };
-        if standing == Standing::Sure {
-            next.guessed = false;
+        let standing = self.list[index].trust;
+        let Some(next) = self.list.get_mut(index + 1).filter(|next| next.found_by_search) else {
+            return;
+        };
+        if standing == HeaderTrust::Certain {
+            next.found_by_search = false;
             counters.nvme_tcp_guesses_right += 1;
-            if self.guess == Some(next.start) {
-                self.guess = None;
+            if self.unproven == Some(next.start) {
+                self.unproven = None;
             }
         }
         self.raise(index + 1, standing);
     }
 
     /// Raises the trust of entry `index` and of all entries derived from it.
-    pub(super) fn raise(&mut self, index: usize, standing: Standing) {
+    pub(super) fn raise(&mut self, index: usize, standing: HeaderTrust) {
         for (nth, pdu) in self.list.iter_mut().skip(index).enumerate() {
-            if nth > 0 && pdu.guessed {
+            if nth > 0 && pdu.found_by_search {
                 return;
             }
-            pdu.standing = pdu.standing.max(standing);
+            pdu.trust = pdu.trust.max(standing);
         }
     }
 
     /// Handles bytes at entry `index` that are no header: removes the search result that led there.
-    pub(super) fn mistaken(&mut self, index: usize, counters: &mut NvmeTcpCounters) {
-        let guilty = (0..=index).rev().find(|&at| self.list.get(at).is_some_and(|p| p.guessed));
+    pub(super) fn on_no_header(&mut self, index: usize, counters: &mut NvmeTcpCounters) {
+        let guilty =
+            (0..=index).rev().find(|&at| self.list.get(at).is_some_and(|p| p.found_by_search));
         match guilty {
             Some(guilty) => self.refute(guilty, counters),
             None => {
-                counters.nvme_tcp_guesses_wrong += u64::from(self.guess.is_some());
+                counters.nvme_tcp_guesses_wrong += u64::from(self.unproven.is_some());
                 self.list.truncate(index);
             }
         }
         if self.next().is_none() {
-            self.guess = None;
+            self.unproven = None;
         }
     }
 
     /// Removes entry `index`, which turned out to be no header, and all entries after it.
     fn refute(&mut self, index: usize, counters: &mut NvmeTcpCounters) {
-        if self.list.get(index).is_some_and(|pdu| pdu.guessed) {
+        if self.list.get(index).is_some_and(|pdu| pdu.found_by_search) {
             counters.nvme_tcp_guesses_wrong += 1;
         }
-        self.guess = None;
+        self.unproven = None;
         self.list.truncate(index);
         let Some(before) = index.checked_sub(1) else { return };
         let Some(last) = self.list.get_mut(before).filter(|last| last.is_open()) else { return };
         // All bytes after it, up to `high`, have passed.
         let (room, end) = (last.len, self.high.distance(last.start));
         last.len = OPEN;
-        self.pass(before, room, u32::try_from(end).unwrap_or(0));
+        self.mark_passed(before, room, u32::try_from(end).unwrap_or(0));
     }
 
     /// Handles the host's confirmation that a PDU begins at `pos`.
     pub(super) fn confirm(&mut self, pos: SeqNum) {
-        if self.guess == Some(pos) {
-            self.guess = None;
+        if self.unproven == Some(pos) {
+            self.unproven = None;
         }
         for pdu in self.list.iter_mut().filter(|pdu| pdu.start.ge(pos)) {
-            if pdu.guessed && pdu.start != pos {
+            if pdu.found_by_search && pdu.start != pos {
                 return;
             }
-            (pdu.guessed, pdu.standing) = (false, Standing::Sure);
+            (pdu.found_by_search, pdu.trust) = (false, HeaderTrust::Certain);
         }
     }
 
@@ -216,9 +224,9 @@ impl Chain {
     }
 
     /// Drops all knowledge of boundaries.
-    pub(super) fn lose(&mut self) {
+    pub(super) fn lose_boundary(&mut self) {
         self.list.clear();
-        self.guess = None;
+        self.unproven = None;
     }
 
     /// Drops all entries except the last.
@@ -229,7 +237,7 @@ impl Chain {
     }
 
     /// Marks a complete or abandoned PDU as dead; removes it, or merges it with dead neighbors.
-    pub(super) fn bury(&mut self, index: usize) {
+    pub(super) fn mark_dead(&mut self, index: usize) {
         let Some(pdu) = self.list.get_mut(index) else { return };
         pdu.dead = true;
         if index == 0 {
@@ -247,7 +255,7 @@ impl Chain {
         let (Some(pdu), Some(next)) = (self.list.get(index), self.list.get(index + 1)) else {
             return;
         };
-        if pdu.dead && next.dead && !next.guessed && pdu.end() == next.start {
+        if pdu.dead && next.dead && !next.found_by_search && pdu.end() == next.start {
             let more = next.len;
             self.list.remove(index + 1);
             if let Some(pdu) = self.list.get_mut(index) {
@@ -259,7 +267,7 @@ impl Chain {
     /// Removes the oldest entries beyond `most`, and those whose positions would otherwise become
     /// ambiguous.
     pub(super) fn compact(&mut self, most: usize, counters: &mut NvmeTcpCounters) {
-        let old = |pdu: &Pdu| pdu.end().is_far_before(self.high);
+        let old = |pdu: &PduEntry| pdu.end().is_far_before(self.high);
         let old = self.list.iter().take_while(|pdu| old(pdu)).count();
         for _ in 0..self.len().saturating_sub(most).max(old) {
             self.give_up_first(counters);

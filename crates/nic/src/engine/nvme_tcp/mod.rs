@@ -35,11 +35,11 @@ use tcp_rules::tuple::hash_tuple;
 use wire::Tuple;
 use wire::tls::content::APPLICATION_DATA;
 
-use self::buffers::Buffer;
+use self::buffers::RegisteredBuffer;
 use self::counters::NvmeTcpCounters;
-use self::rx::{Over, Receive};
-use self::walk::{Piece, Work, small};
-use super::tls::{Keys, Undo};
+use self::rx::{NvmeTcpReceiver, StreamOverTls};
+use self::walk::{NvmeRxPass, StreamPiece, offset_u32};
+use super::tls::{DecryptedRange, TlsDeviceKeys};
 use crate::config::L5oConfig;
 use structures::slab::{Key, Slab};
 
@@ -48,29 +48,29 @@ use structures::slab::{Key, Slab};
 const FOREIGN_MAX: usize = 8;
 
 /// A receive context.
-struct Context {
+struct NvmeTcpContext {
     id: L5oId,
     queue: usize,
     flow: FlowId,
     tuple: Tuple,
-    receive: Box<Receive>,
+    receive: Box<NvmeTcpReceiver>,
 }
 
 /// Ranges of a packet that TLS has decrypted.
-pub(crate) struct OpenedBy<'a> {
+pub(crate) struct DecryptedByTls<'a> {
     /// The TLS context.
     pub(crate) context: L5oId,
     /// Keys of the TLS context.
-    pub(crate) keys: &'a Keys,
+    pub(crate) keys: &'a TlsDeviceKeys,
     /// The decrypted ranges.
-    pub(crate) texts: &'a [Undo],
+    pub(crate) ranges: &'a [DecryptedRange],
     /// Numbers of the records whose tags were verified with this packet.
     pub(crate) verified: Range<u64>,
 }
 
 /// Result of processing one received packet.
 #[derive(Debug)]
-pub(crate) struct Outcome {
+pub(crate) struct NvmeRxOutcome {
     /// Bytes placed and digests verified.
     pub(crate) placed: Option<Box<Placed>>,
     /// Queue, context and flow that the request concerns.
@@ -81,16 +81,16 @@ pub(crate) struct Outcome {
 
 /// The NVMe/TCP receive contexts.
 pub(crate) struct NvmeTcpEngine {
-    contexts: Slab<Context>,
+    contexts: Slab<NvmeTcpContext>,
     by_id: HashTable<Key>,
     by_tuple: HashTable<Key>,
     /// Registered buffers over all contexts.
     buffers: u32,
     buffer_bytes: u64,
     /// Chain entries over all contexts.
-    open: usize,
+    tracked_entries: usize,
     /// Buffers that the current packet has filled.
-    filled: Vec<Buffer>,
+    filled: Vec<RegisteredBuffer>,
     /// Buffers to be handed back, each with its queue.
     returned: VecDeque<(usize, DdpTeardownDone)>,
     seed: u64,
@@ -106,7 +106,7 @@ impl NvmeTcpEngine {
             by_tuple: HashTable::new(),
             buffers: 0,
             buffer_bytes: 0,
-            open: 0,
+            tracked_entries: 0,
             filled: Vec::new(),
             returned: VecDeque::new(),
             seed,
@@ -131,8 +131,8 @@ impl NvmeTcpEngine {
         if let Some(old) = self.find_tuple(&tuple) {
             self.remove(old);
         }
-        let receive = Box::new(Receive::new(tcpsn, state));
-        let key = self.contexts.insert(Context { id, queue, flow, tuple, receive });
+        let receive = Box::new(NvmeTcpReceiver::new(tcpsn, state));
+        let key = self.contexts.insert(NvmeTcpContext { id, queue, flow, tuple, receive });
         self.index(key);
         self.counters.rx_nvmeotcp_sk_add += 1;
         key
@@ -156,7 +156,7 @@ impl NvmeTcpEngine {
         match self.check(config, queue, &setup) {
             Ok(key) => {
                 self.counters.rx_nvmeotcp_ddp_setup += 1;
-                let buffer = Buffer::new(setup);
+                let buffer = RegisteredBuffer::new(setup);
                 self.buffers += 1;
                 self.buffer_bytes += buffer.bytes();
                 if let Some(context) = self.contexts.get_mut(key) {
@@ -195,14 +195,14 @@ impl NvmeTcpEngine {
         self.give_back(queue, id, buffer);
     }
 
-    fn give_back(&mut self, queue: usize, id: L5oId, buffer: Buffer) {
+    fn give_back(&mut self, queue: usize, id: L5oId, buffer: RegisteredBuffer) {
         self.buffers -= 1;
         self.buffer_bytes -= buffer.bytes();
         self.returned.push_back((queue, buffer.give_back(id)));
     }
 
     /// True if [`Self::poll_returned`] has a buffer.
-    pub(crate) fn returns_buffers(&self) -> bool {
+    pub(crate) fn has_returned_buffers(&self) -> bool {
         !self.returned.is_empty()
     }
 
@@ -216,9 +216,9 @@ impl NvmeTcpEngine {
         let Some(context) = self.find(queue, id).and_then(|key| self.contexts.get_mut(key)) else {
             return false;
         };
-        self.open -= context.receive.chain.len();
+        self.tracked_entries -= context.receive.chain.len();
         context.receive.answer(pos, begins, &mut self.counters);
-        self.open += context.receive.chain.len();
+        self.tracked_entries += context.receive.chain.len();
         true
     }
 
@@ -239,10 +239,10 @@ impl NvmeTcpEngine {
         config: &L5oConfig,
         seq: SeqNum,
         payload: &[u8],
-        opened: Option<&OpenedBy<'_>>,
-    ) -> Option<Outcome> {
-        let Self { contexts, counters, filled, open, .. } = self;
-        let Some(Context { id, queue, flow, receive, .. }) = contexts.get_mut(key) else {
+        opened: Option<&DecryptedByTls<'_>>,
+    ) -> Option<NvmeRxOutcome> {
+        let Self { contexts, counters, filled, tracked_entries: open, .. } = self;
+        let Some(NvmeTcpContext { id, queue, flow, receive, .. }) = contexts.get_mut(key) else {
             internal_error!(counters.nic_internal_errors, "a packet of no context");
             return None;
         };
@@ -253,7 +253,7 @@ impl NvmeTcpEngine {
         *open -= receive.chain.len();
         let rules = receive.rules;
         let mut buffers = core::mem::take(&mut receive.buffers);
-        let mut w = Work {
+        let mut w = NvmeRxPass {
             crypto: &*config.crypto,
             rules: &rules,
             buffers: &mut buffers,
@@ -261,30 +261,30 @@ impl NvmeTcpEngine {
             filled,
             placed: Placed::default(),
             offload: true,
-            guesses: config.out_of_order,
+            trust_plausible: config.out_of_order,
             window_bytes: config.window_bytes_max,
-            late: false,
-            used: false,
+            out_of_order: false,
+            offloaded: false,
             skipped: false,
-            lost: false,
-            mistaken: false,
+            boundary_unknown: false,
+            header_wrong: false,
         };
         match (receive.over, opened) {
-            (None, _) => receive.piece(&mut w, &Piece { pos: seq, at: 0, bytes: payload }),
+            (None, _) => receive.piece(&mut w, &StreamPiece { pos: seq, at: 0, bytes: payload }),
             (Some(over), Some(opened)) if opened.context == over.context => {
-                receive.texts(&mut w, over, seq, payload, opened);
+                receive.process_decrypted(&mut w, over, seq, payload, opened);
             }
             _ => {}
         }
-        w.counters.rx_nvmeotcp_packets += u64::from(w.used);
-        w.counters.rx_nvmeotcp_drop += u64::from(w.lost);
+        w.counters.rx_nvmeotcp_packets += u64::from(w.offloaded);
+        w.counters.rx_nvmeotcp_drop += u64::from(w.boundary_unknown);
         let mut placed = w.placed;
         receive.buffers = buffers;
         let most = config.messages_ahead_max.max(1);
         let left = config.messages_ahead_total.saturating_sub(*open).max(1);
         receive.chain.compact(most.min(left), counters);
         *open += receive.chain.len();
-        let request = receive.ask(small(payload.len()), counters);
+        let request = receive.poll_resync_request(offset_u32(payload.len()), counters);
         while let Some(buffer) = self.filled.pop() {
             self.counters.nvme_tcp_buffers_filled += 1;
             self.give_back(asker.0, id, buffer);
@@ -293,12 +293,12 @@ impl NvmeTcpEngine {
         let any = !placed.placements.is_empty()
             || !placed.verified.is_empty()
             || !placed.summed.is_empty();
-        Some(Outcome { placed: any.then(|| Box::new(placed)), asker, request })
+        Some(NvmeRxOutcome { placed: any.then(|| Box::new(placed)), asker, request })
     }
 
     /// Removes all contexts and hands back their buffers; counters are kept.
     pub(crate) fn reset(&mut self) {
-        for place in 0..self.contexts.places() {
+        for place in 0..self.contexts.slot_count() {
             if let Some(key) = self.contexts.key_at(place) {
                 self.remove(key);
             }
@@ -309,7 +309,7 @@ impl NvmeTcpEngine {
     pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
         f("nvme_tcp_contexts", self.contexts.len() as u64);
-        f("nvme_tcp_pdus_open", self.open as u64);
+        f("nvme_tcp_pdus_open", self.tracked_entries as u64);
         f("nvme_tcp_buffers", u64::from(self.buffers));
         f("nvme_tcp_buffer_bytes", self.buffer_bytes);
     }
@@ -321,9 +321,9 @@ impl NvmeTcpEngine {
             internal_error!(self.counters.nic_internal_errors, "no such context ends");
             return;
         };
-        let Context { id, queue, mut receive, .. } = context;
+        let NvmeTcpContext { id, queue, mut receive, .. } = context;
         self.counters.rx_nvmeotcp_sk_del += 1;
-        self.open -= receive.chain.len();
+        self.tracked_entries -= receive.chain.len();
         for buffer in receive.buffers.drain() {
             self.give_back(queue, id, buffer);
         }
@@ -359,7 +359,7 @@ impl NvmeTcpEngine {
     }
 }
 
-impl Receive {
+impl NvmeTcpReceiver {
     /// Returns true if a verified record carries other content than the stream. An unverified
     /// record is only remembered, since its number or length may be an assumption.
     fn is_foreign(&mut self, number: u64, kind: u8, verified: &Range<u64>) -> bool {
@@ -378,23 +378,23 @@ impl Receive {
     }
 
     /// Processes the ranges of a packet that TLS has decrypted.
-    fn texts(
+    fn process_decrypted(
         &mut self,
-        w: &mut Work<'_>,
-        over: Over,
+        w: &mut NvmeRxPass<'_>,
+        over: StreamOverTls,
         seq: SeqNum,
         payload: &[u8],
-        opened: &OpenedBy<'_>,
+        opened: &DecryptedByTls<'_>,
     ) {
         let framing = opened.keys.framing();
-        let overhead = small(framing.overhead());
+        let overhead = offset_u32(framing.overhead());
         // With an explicit nonce, text under a wrong number is decrypted correctly, but its stream
         // position is wrong.
-        let placed = |text: &&Undo| text.sure || !framing.explicit;
+        let placed = |text: &&DecryptedRange| text.confirmed || !framing.explicit;
         if self.foreign.iter().any(|number| opened.verified.contains(number)) {
             return self.stop(w);
         }
-        for text in opened.texts.iter().filter(placed) {
+        for text in opened.ranges.iter().filter(placed) {
             let Some(records) = text.number.checked_sub(over.number) else { continue };
             let Some(mut bytes) = payload.get(text.range.clone()) else {
                 internal_error!(w.counters.nic_internal_errors, "a text outside of its packet");
@@ -404,13 +404,13 @@ impl Receive {
             if kind.is_some_and(|kind| self.is_foreign(text.number, kind, &opened.verified)) {
                 return self.stop(w);
             }
-            let at = small(text.range.start);
-            let start = seq + at - small(framing.front()) - text.offset;
+            let at = offset_u32(text.range.start);
+            let start = seq + at - offset_u32(framing.front()) - text.offset;
             #[expect(clippy::cast_possible_truncation, reason = "positions are modulo 2^32")]
             let before = overhead.wrapping_mul(records as u32);
             let pos = start - before + text.offset;
             if !bytes.is_empty() {
-                self.piece(w, &Piece { pos, at, bytes });
+                self.piece(w, &StreamPiece { pos, at, bytes });
             }
         }
     }
@@ -422,11 +422,11 @@ impl Receive {
 /// RFC 8446 section 5.2: the type is the last byte of the text, before any padding; padding is
 /// treated as a type of 0. TLS 1.2 has the type in the header, where 0 means that it has not
 /// arrived.
-fn content_type(keys: &Keys, text: &Undo, bytes: &mut &[u8]) -> Option<u8> {
+fn content_type(keys: &TlsDeviceKeys, text: &DecryptedRange, bytes: &mut &[u8]) -> Option<u8> {
     if keys.framing().inner() == 0 {
         return Some(text.front[0]).filter(|&kind| kind != 0);
     }
-    if text.offset + small(bytes.len()) != keys.text_len(text.message_len) {
+    if text.offset + offset_u32(bytes.len()) != keys.text_len(text.message_len) {
         return None;
     }
     let (kind, content) = bytes.split_last()?;

@@ -9,8 +9,8 @@ use abi::crypto::CryptoProvider;
 use base::SeqNum;
 use wire::nvme::pdu::{COMMAND_BYTES, COMMON_BYTES, Common, DIGEST_BYTES};
 
-use super::buffers::DataAt;
-use crate::engine::seen::Seen;
+use super::buffers::PduDataTarget;
+use crate::engine::received_ranges::ReceivedRanges;
 
 /// Size of the longest header including its digest.
 pub(super) const FRONT: usize = COMMAND_BYTES + DIGEST_BYTES as usize;
@@ -25,31 +25,31 @@ const SUMS: usize = 8;
 
 /// Trust in an entry's position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Standing {
+pub(super) enum HeaderTrust {
     /// Derived from a header found by a search, which could be a coincidence. Its data is not
     /// processed.
-    Doubtful,
+    Unproven,
     /// Derived from a header found by a search that is not a coincidence.
     Likely,
     /// Derived from the start of the stream or from a position that the host confirmed.
-    Sure,
+    Certain,
 }
 
 /// CRC32Cs of disjoint, non-adjacent ranges of the data, in order.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Sums {
-    ranges: [Sum; SUMS],
+pub(super) struct RangeSums {
+    ranges: [RangeSum; SUMS],
     count: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Sum {
+struct RangeSum {
     from: u32,
     to: u32,
     crc: u32,
 }
 
-impl Sums {
+impl RangeSums {
     /// Adds a range that overlaps no other. `go_on` receives the CRC32C of the bytes before the
     /// range and returns that of both together. Returns false if there is no room.
     ///
@@ -65,7 +65,7 @@ impl Sums {
         let all = &self.ranges[..self.count];
         let at = all.iter().position(|sum| sum.from > from).unwrap_or(self.count);
         let before = at.checked_sub(1).filter(|&before| all[before].to == from);
-        let mut sum = Sum { from, to, crc: 0 };
+        let mut sum = RangeSum { from, to, crc: 0 };
         if let Some(before) = before {
             (sum.from, sum.crc) = (all[before].from, all[before].crc);
         }
@@ -102,7 +102,7 @@ impl Sums {
 
 /// A PDU, an open entry, or a dead entry.
 #[derive(Clone, Debug)]
-pub(super) struct Pdu {
+pub(super) struct PduEntry {
     /// Stream position of the first byte.
     pub(super) start: SeqNum,
     /// Length in bytes. An open entry extends to the next entry, or has the length [`OPEN`].
@@ -110,41 +110,41 @@ pub(super) struct Pdu {
     /// The common header, once it has arrived.
     pub(super) common: Option<Common>,
     /// Destination of the data, once the header has arrived.
-    pub(super) data_at: Option<DataAt>,
+    pub(super) data_at: Option<PduDataTarget>,
     /// True for a complete or abandoned PDU, of which only the range matters.
     pub(super) dead: bool,
     /// True if the start was found by a search and not yet proved.
-    pub(super) guessed: bool,
-    pub(super) standing: Standing,
+    pub(super) found_by_search: bool,
+    pub(super) trust: HeaderTrust,
     /// True if data bytes passed without being summed, so that the digest cannot be checked.
-    pub(super) broken: bool,
+    pub(super) sum_incomplete: bool,
     /// The received bytes of the header.
     front: [u8; FRONT],
-    came: u128,
+    front_received: u128,
     /// The received bytes of the data digest.
     pub(super) digest: [u8; DIGEST_BYTES as usize],
     /// Ranges of the PDU that have arrived.
-    pub(super) seen: Seen,
-    pub(super) sums: Sums,
+    pub(super) received: ReceivedRanges,
+    pub(super) sums: RangeSums,
 }
 
-impl Pdu {
+impl PduEntry {
     /// Creates an open entry of `len` bytes.
-    pub(super) fn open(start: SeqNum, len: u32, standing: Standing) -> Self {
+    pub(super) fn open(start: SeqNum, len: u32, standing: HeaderTrust) -> Self {
         Self {
             start,
             len,
             common: None,
             data_at: None,
             dead: false,
-            guessed: false,
-            standing,
-            broken: false,
+            found_by_search: false,
+            trust: standing,
+            sum_incomplete: false,
             front: [0; FRONT],
-            came: 0,
+            front_received: 0,
             digest: [0; DIGEST_BYTES as usize],
-            seen: Seen::default(),
-            sums: Sums::default(),
+            received: ReceivedRanges::default(),
+            sums: RangeSums::default(),
         }
     }
 
@@ -160,29 +160,29 @@ impl Pdu {
 
     /// True if the data may be placed and summed.
     pub(super) fn is_trusted(&self) -> bool {
-        self.standing != Standing::Doubtful
+        self.trust != HeaderTrust::Unproven
     }
 
     /// Stores bytes that may belong to the header.
     pub(super) fn keep(&mut self, from: u32, bytes: &[u8]) {
         for ((at, to), byte) in self.front.iter_mut().enumerate().skip(from as usize).zip(bytes) {
             *to = *byte;
-            self.came |= 1 << at;
+            self.front_received |= 1 << at;
         }
     }
 
     /// Returns the first `len` bytes if all of them have arrived.
     pub(super) fn front(&self, len: u32) -> Option<&[u8]> {
         let all = (1 << len.min(127)) - 1;
-        if self.came & all == all { self.front.get(..len as usize) } else { None }
+        if self.front_received & all == all { self.front.get(..len as usize) } else { None }
     }
 
     /// Splits an open entry: the bytes from `at` on are returned as a new entry.
     pub(super) fn split(&mut self, at: u32) -> Self {
-        let (before, behind) = self.seen.split(at);
-        self.seen = before;
-        let mut rest = Self::open(self.start + at, self.len.saturating_sub(at), self.standing);
-        rest.seen = behind;
+        let (before, behind) = self.received.split(at);
+        self.received = before;
+        let mut rest = Self::open(self.start + at, self.len.saturating_sub(at), self.trust);
+        rest.received = behind;
         self.len = at;
         rest
     }
@@ -206,7 +206,7 @@ mod tests {
             cuts.sort_unstable();
             cuts.dedup();
             let mut ranges: Vec<(u32, u32)> = cuts.windows(2).map(|w| (w[0], w[1])).collect();
-            let (mut sums, mut room) = (Sums::default(), true);
+            let (mut sums, mut room) = (RangeSums::default(), true);
             let mut map = [false; 200];
             while !ranges.is_empty() {
                 let nth = below(u32::try_from(ranges.len()).unwrap()) as usize;

@@ -14,12 +14,12 @@ use base::SeqNum;
 use smallvec::SmallVec;
 use wire::nvme::pdu::Rules;
 
-use super::buffers::Buffers;
-use super::chain::Chain;
+use super::buffers::RegisteredBuffers;
+use super::chain::PduTracker;
 use super::counters::NvmeTcpCounters;
-use super::search::{Pattern, Search};
-use super::walk::{Piece, Work, small};
-use crate::engine::window::{Lies, Window};
+use super::search::{HeaderPattern, PduSearch};
+use super::walk::{NvmeRxPass, StreamPiece, offset_u32};
+use crate::engine::plausibility::{PlausibleWindow, WindowCheck};
 
 /// Bytes after which an unanswered request is repeated. On most paths the host waits less than this
 /// for a hole to be filled.
@@ -29,7 +29,7 @@ const PDU_BYTES_MAX: u32 = 1 << 28;
 
 /// Mapping from TLS records to the stream that they carry.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Over {
+pub(super) struct StreamOverTls {
     pub(super) context: L5oId,
     /// Number of the record in which the stream begins.
     pub(super) number: u64,
@@ -37,7 +37,7 @@ pub(super) struct Over {
 
 /// An outstanding request.
 #[derive(Clone, Copy, Debug)]
-struct Asked {
+struct NvmeResyncPending {
     pos: SeqNum,
     /// Bytes that have passed since the request.
     since: u32,
@@ -45,23 +45,23 @@ struct Asked {
 
 /// An NVMe/TCP receive context.
 #[derive(Debug)]
-pub(super) struct Receive {
+pub(super) struct NvmeTcpReceiver {
     pub(super) rules: Rules,
-    pub(super) over: Option<Over>,
-    pub(super) buffers: Buffers,
-    pub(super) chain: Chain,
-    search: Search,
-    asked: Option<Asked>,
+    pub(super) over: Option<StreamOverTls>,
+    pub(super) buffers: RegisteredBuffers,
+    pub(super) chain: PduTracker,
+    search: PduSearch,
+    asked: Option<NvmeResyncPending>,
     /// Next position to process, in the paper's mode.
     expected: SeqNum,
-    window: Window,
+    window: PlausibleWindow,
     /// Records that seem to carry other content than the stream and are not verified yet.
     pub(super) foreign: SmallVec<[u64; 2]>,
     /// True once a verified record carried other content: the context is inactive.
     pub(super) stopped: bool,
 }
 
-impl Receive {
+impl NvmeTcpReceiver {
     /// Creates a context whose stream begins at `tcpsn`.
     pub(super) fn new(tcpsn: SeqNum, state: &NvmeTcpState) -> Self {
         let start = tcpsn + state.over.map_or(0, |over| over.skip);
@@ -73,38 +73,40 @@ impl Receive {
         };
         Self {
             rules,
-            over: state.over.map(|over| Over { context: over.context, number: over.number }),
-            buffers: Buffers::default(),
-            chain: Chain::new(start),
-            search: Search::new(start),
+            over: state
+                .over
+                .map(|over| StreamOverTls { context: over.context, number: over.number }),
+            buffers: RegisteredBuffers::default(),
+            chain: PduTracker::new(start),
+            search: PduSearch::new(start),
             asked: None,
             expected: start,
-            window: Window::default(),
+            window: PlausibleWindow::default(),
             foreign: SmallVec::new(),
             stopped: false,
         }
     }
 
     /// Processes a piece of the stream.
-    pub(super) fn piece(&mut self, w: &mut Work<'_>, piece: &Piece<'_>) {
+    pub(super) fn piece(&mut self, w: &mut NvmeRxPass<'_>, piece: &StreamPiece<'_>) {
         // Between two texts of a packet there may be one that is not processed.
         w.skipped = true;
         match self.window.judge(piece.pos.distance(self.chain.high), w.window_bytes) {
-            Lies::Inside => {}
-            Lies::Outside => {
+            WindowCheck::InWindow => {}
+            WindowCheck::OutOfWindow => {
                 w.counters.nvme_tcp_outside_packets += 1;
                 return;
             }
-            Lies::There => self.restart(piece.pos, w.counters),
+            WindowCheck::Reanchor => self.restart(piece.pos, w.counters),
         }
-        if w.guesses {
-            w.late = piece.pos != self.chain.high;
+        if w.trust_plausible {
+            w.out_of_order = piece.pos != self.chain.high;
             self.walk(w, piece);
         } else {
             self.in_order(w, piece);
         }
         self.search.follow(self.chain.high);
-        if core::mem::take(&mut w.mistaken) {
+        if core::mem::take(&mut w.header_wrong) {
             self.search.back_off();
         }
     }
@@ -112,37 +114,37 @@ impl Receive {
     /// Re-anchors at `pos` with nothing known.
     fn restart(&mut self, pos: SeqNum, counters: &mut NvmeTcpCounters) {
         counters.nvme_tcp_restarts += 1;
-        self.chain.lose();
-        self.search = Search::new(pos);
+        self.chain.lose_boundary();
+        self.search = PduSearch::new(pos);
         (self.chain.high, self.expected) = (pos, pos);
     }
 
     /// Processes a piece; searches for a header if no boundary is known.
-    fn walk(&mut self, w: &mut Work<'_>, piece: &Piece<'_>) {
+    fn walk(&mut self, w: &mut NvmeRxPass<'_>, piece: &StreamPiece<'_>) {
         let (mut at, end) = (0, piece.pos + piece.len());
         while let Some(lost) = self.chain.walk(w, piece, at) {
-            (w.lost, w.skipped) = (true, true);
-            let pos = piece.pos + small(lost);
-            let (rules, crypto, from_host) = (w.rules, w.crypto, self.chain.from_host);
-            let pattern = Pattern { rules, crypto, from_host };
+            (w.boundary_unknown, w.skipped) = (true, true);
+            let pos = piece.pos + offset_u32(lost);
+            let (rules, crypto, from_host) = (w.rules, w.crypto, self.chain.from_initiator);
+            let pattern = HeaderPattern { rules, crypto, from_initiator: from_host };
             let hit = self.search.feed(&pattern, pos, &piece.bytes[lost..]);
-            let Some(hit) = hit else { return self.chain.pass_end(pos, end) };
-            self.chain.pass_end(pos, pos.max(hit.base));
-            if !w.guesses {
-                self.chain.lose();
+            let Some(hit) = hit else { return self.chain.mark_passed_at_end(pos, end) };
+            self.chain.mark_passed_at_end(pos, pos.max(hit.base));
+            if !w.trust_plausible {
+                self.chain.lose_boundary();
             }
             if !self.chain.resume(hit.base) {
-                return self.chain.pass_end(pos, end);
+                return self.chain.mark_passed_at_end(pos, end);
             }
             // First bytes of the header that arrived earlier. They contain no data.
-            let before = Piece { pos: hit.base, at: piece.at, bytes: hit.before() };
+            let before = StreamPiece { pos: hit.base, at: piece.at, bytes: hit.before() };
             self.chain.walk(w, &before, 0);
             at = lost + usize::try_from(hit.base.distance(pos)).unwrap_or(0);
         }
     }
 
     /// Processes a piece in the paper's mode.
-    fn in_order(&mut self, w: &mut Work<'_>, piece: &Piece<'_>) {
+    fn in_order(&mut self, w: &mut NvmeRxPass<'_>, piece: &StreamPiece<'_>) {
         let end = piece.pos + piece.len();
         let behind = self.expected.distance(piece.pos);
         if behind > 0 && end.le(self.expected) {
@@ -164,7 +166,7 @@ impl Receive {
                 }
                 Some(next) if piece.pos.le(next) => self.chain.keep_next(w.counters),
                 // Figure 8 (c): no boundary is known.
-                _ => self.chain.lose(),
+                _ => self.chain.lose_boundary(),
             }
         }
         self.walk(w, piece);
@@ -172,12 +174,12 @@ impl Receive {
     }
 
     /// Returns the resync request to make after a packet of `len` bytes.
-    pub(super) fn ask(
+    pub(super) fn poll_resync_request(
         &mut self,
         len: u32,
         counters: &mut NvmeTcpCounters,
     ) -> Option<ResyncRequest> {
-        let Some(guess) = self.chain.guess else {
+        let Some(guess) = self.chain.unproven else {
             self.asked = None;
             return None;
         };
@@ -188,7 +190,7 @@ impl Receive {
             }
             counters.nvme_tcp_resync_res_retry += u64::from(asked.pos == guess);
         }
-        self.asked = Some(Asked { pos: guess, since: 0 });
+        self.asked = Some(NvmeResyncPending { pos: guess, since: 0 });
         counters.rx_nvmeotcp_resync += 1;
         Some(ResyncRequest::Scan { tcpsn: guess })
     }
@@ -212,10 +214,10 @@ impl Receive {
     }
 
     /// Deactivates the context: the stream cannot be followed any longer.
-    pub(super) fn stop(&mut self, w: &mut Work<'_>) {
+    pub(super) fn stop(&mut self, w: &mut NvmeRxPass<'_>) {
         w.counters.nvme_tcp_streams_stopped += 1;
         self.stopped = true;
         self.asked = None;
-        self.chain.lose();
+        self.chain.lose_boundary();
     }
 }

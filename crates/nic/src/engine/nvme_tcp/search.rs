@@ -19,7 +19,7 @@
 
 use abi::crypto::CryptoProvider;
 use base::SeqNum;
-use wire::nvme::pdu::{COMMON_BYTES, Common, Kind, Rules, common};
+use wire::nvme::pdu::{COMMON_BYTES, Common, PduKind, Rules, common};
 
 use super::pdu::FRONT;
 
@@ -31,16 +31,16 @@ const BACK_OFF_MAX: u32 = 128;
 const CARRY: usize = FRONT - 1;
 
 /// The properties that a header must have.
-pub(super) struct Pattern<'a> {
+pub(super) struct HeaderPattern<'a> {
     pub(super) rules: &'a Rules,
     pub(super) crypto: &'a dyn CryptoProvider,
     /// True if the peer is the initiator; `None` if unknown.
-    pub(super) from_host: Option<bool>,
+    pub(super) from_initiator: Option<bool>,
 }
 
 /// State of a search.
 #[derive(Debug)]
-pub(super) struct Search {
+pub(super) struct PduSearch {
     /// Last bytes of the previous packet, in which a header may begin.
     carry: [u8; CARRY],
     carried: usize,
@@ -48,12 +48,12 @@ pub(super) struct Search {
     end: SeqNum,
     mistakes: u32,
     /// Packets still to be skipped.
-    leave_out: u32,
+    skip_packets: u32,
 }
 
 /// A header that was found.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Hit {
+pub(super) struct PduSearchHit {
     /// Position of the header's first byte.
     pub(super) base: SeqNum,
     /// Bytes of the header that arrived in earlier packets.
@@ -61,21 +61,21 @@ pub(super) struct Hit {
     before: usize,
 }
 
-impl Hit {
+impl PduSearchHit {
     /// Returns the bytes of the header that arrived in earlier packets.
     pub(super) fn before(&self) -> &[u8] {
         &self.front[..self.before]
     }
 }
 
-impl Search {
+impl PduSearch {
     pub(super) const fn new(end: SeqNum) -> Self {
-        Self { carry: [0; CARRY], carried: 0, end, mistakes: 0, leave_out: 0 }
+        Self { carry: [0; CARRY], carried: 0, end, mistakes: 0, skip_packets: 0 }
     }
 
     /// Skips packets after a header was found that is none. The number doubles with each mistake.
     pub(super) fn back_off(&mut self) {
-        self.leave_out = (1 << self.mistakes.min(7)).min(BACK_OFF_MAX) - 1;
+        self.skip_packets = (1 << self.mistakes.min(7)).min(BACK_OFF_MAX) - 1;
         self.mistakes += 1;
     }
 
@@ -86,12 +86,17 @@ impl Search {
 
     /// Keeps the position close to `high`, the end of the stream, also while no search runs.
     pub(super) const fn follow(&mut self, high: SeqNum) {
-        self.end = self.end.follow(high);
+        self.end = self.end.clamp_behind(high);
     }
 
     /// Searches bytes without a known boundary for a header. Bytes before the end of earlier
     /// searches are ignored.
-    pub(super) fn feed(&mut self, pattern: &Pattern<'_>, pos: SeqNum, bytes: &[u8]) -> Option<Hit> {
+    pub(super) fn feed(
+        &mut self,
+        pattern: &HeaderPattern<'_>,
+        pos: SeqNum,
+        bytes: &[u8],
+    ) -> Option<PduSearchHit> {
         if pos.lt(self.end) {
             return None;
         }
@@ -99,8 +104,8 @@ impl Search {
             self.carried = 0;
         }
         self.end = pos + u32::try_from(bytes.len()).unwrap_or(0);
-        if self.leave_out > 0 {
-            self.leave_out -= 1;
+        if self.skip_packets > 0 {
+            self.skip_packets -= 1;
             self.carried = 0;
             return None;
         }
@@ -112,7 +117,7 @@ impl Search {
         hit
     }
 
-    fn scan(&self, pattern: &Pattern<'_>, pos: SeqNum, bytes: &[u8]) -> Option<Hit> {
+    fn scan(&self, pattern: &HeaderPattern<'_>, pos: SeqNum, bytes: &[u8]) -> Option<PduSearchHit> {
         // The carried bytes and the start of this packet, to see headers across the boundary.
         let mut seam = [0; 2 * CARRY];
         let across = bytes.len().min(CARRY);
@@ -129,7 +134,7 @@ impl Search {
                 let mut front = [0; CARRY];
                 front[..before].copy_from_slice(&seam[at..self.carried]);
                 let base = pos - u32::try_from(before).unwrap_or(0);
-                return Some(Hit { base, front, before });
+                return Some(PduSearchHit { base, front, before });
             }
         }
         let mut candidates = 0;
@@ -141,7 +146,7 @@ impl Search {
             let Some(found) = pattern.matches(&bytes[at..]) else { continue };
             if pattern.follow(bytes, at + found.plen as usize) {
                 let base = pos + u32::try_from(at).unwrap_or(0);
-                return Some(Hit { base, front: [0; CARRY], before: 0 });
+                return Some(PduSearchHit { base, front: [0; CARRY], before: 0 });
             }
             candidates += 1;
             if candidates == CANDIDATES {
@@ -161,7 +166,7 @@ impl Search {
     }
 }
 
-impl Pattern<'_> {
+impl HeaderPattern<'_> {
     /// Parses the complete header at the start of `bytes`, if it fits the pattern.
     fn matches(&self, bytes: &[u8]) -> Option<Common> {
         let found = common(bytes, self.rules).filter(|found| self.fits(found.kind))?;
@@ -170,9 +175,10 @@ impl Pattern<'_> {
     }
 
     /// True if the peer may send PDUs of this kind.
-    fn fits(&self, kind: Kind) -> bool {
+    fn fits(&self, kind: PduKind) -> bool {
         // No PDU follows a terminate request.
-        kind.has_digests() && self.from_host.is_none_or(|from_host| kind.from_host() == from_host)
+        kind.can_have_header_digest()
+            && self.from_initiator.is_none_or(|from_host| kind.from_host() == from_host)
     }
 
     /// Follows lengths from `at`. Returns whether there is a header wherever one should be.

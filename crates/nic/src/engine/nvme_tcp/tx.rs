@@ -1,7 +1,7 @@
 //! Transmit data digests: turns ranges of PDUs into header, data and the CRC32C of the data.
 //!
 //! Called by [`crate::engine::l5o`] with transmits in the order of their flow. Header and data are
-//! shared, never copied; the device adds only the four bytes of the digest. [`TxState`] is the
+//! shared, never copied; the device adds only the four bytes of the digest. [`NvmeDigestTxState`] is the
 //! dynamic state of Autonomous NIC Offloads, section 5.1, of constant size.
 //!
 //! Invariant: bytes of a digest are sent only if all of the data was summed; otherwise the whole
@@ -12,7 +12,7 @@ use abi::crypto::CryptoProvider;
 use abi::nvme_tcp::{DIGEST_BYTES, NvmeTcpState, PduRange};
 use abi::port::{Payload, Payloads};
 
-use crate::engine::source::Source;
+use crate::engine::payload_reader::PayloadReader;
 
 base::counters! {
     /// Transmit counters. Linux has only receive counters (`rx_nvmeotcp_*`), since its proposal
@@ -41,7 +41,7 @@ base::counters! {
 
 /// Position of a transmit context: the end of its previous range.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct TxState {
+pub(crate) struct NvmeDigestTxState {
     /// Number of the range's PDU; `None` before the first range.
     number: Option<u64>,
     /// Bytes of the PDU before the range's end.
@@ -52,11 +52,11 @@ pub(crate) struct TxState {
 
 /// Error: the range reaches the digest, and the preceding data of the PDU is not available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NoSum;
+pub(crate) struct NoDigestSum;
 
 /// Additional work that completing a range took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Effort {
+pub(crate) struct DigestEffort {
     /// The range was not the next one of its context.
     pub(crate) out_of_order: bool,
     /// The sum was rebuilt from the prefix.
@@ -66,14 +66,14 @@ pub(crate) struct Effort {
 }
 
 /// Offsets of the parts of a PDU.
-struct Layout {
+struct PduLayout {
     /// Bytes before the data.
     header: u32,
     /// Bytes before the digest.
     digest: u32,
 }
 
-impl Layout {
+impl PduLayout {
     /// Returns the layout, or `None` if the PDU's length overflows `u32`.
     fn of(range: &PduRange) -> Option<Self> {
         let header = u32::try_from(range.header.len()).ok()?;
@@ -90,7 +90,7 @@ impl Layout {
 /// Returns whether a description is consistent and fits the context. `sealed` is true if the range
 /// is content of TLS records; on a connection with TLS it must be.
 pub(crate) fn check(state: &NvmeTcpState, range: &PduRange, sealed: bool) -> bool {
-    let Some(layout) = Layout::of(range) else { return false };
+    let Some(layout) = PduLayout::of(range) else { return false };
     let Some(end) = range.skip.checked_add(range.len) else { return false };
     if state.over.is_some() != sealed || range.len == 0 || range.data_len == 0 {
         return false;
@@ -101,26 +101,26 @@ pub(crate) fn check(state: &NvmeTcpState, range: &PduRange, sealed: bool) -> boo
     end <= layout.digest + DIGEST_BYTES && whole_prefix && range.data.len() as u64 == bytes
 }
 
-/// Appends the bytes of a range that [`check`] has accepted to `out`. `source` yields prefix and
+/// Appends the bytes of a range that [`check`] has accepted to `out`. `payload_reader` yields prefix and
 /// data; `keep` copies a digest to memory that payloads can share.
 ///
 /// # Errors
-/// [`NoSum`]; the content of `out` is then unspecified and must not be sent.
+/// [`NoDigestSum`]; the content of `out` is then unspecified and must not be sent.
 pub(crate) fn complete(
     crypto: &dyn CryptoProvider,
     range: &PduRange,
-    state: &mut TxState,
-    source: &mut Source<'_>,
+    state: &mut NvmeDigestTxState,
+    source: &mut PayloadReader<'_>,
     out: &mut Payloads,
     keep: impl FnOnce([u8; DIGEST_BYTES as usize]) -> Option<Payload>,
-) -> Result<Effort, NoSum> {
-    let layout = Layout::of(range).ok_or(NoSum)?;
+) -> Result<DigestEffort, NoDigestSum> {
+    let layout = PduLayout::of(range).ok_or(NoDigestSum)?;
     let (skip, end) = (range.skip, range.skip.saturating_add(range.len));
     let (before, to) = (layout.data_before(skip), layout.data_before(end));
     let last = core::mem::take(state);
     let here = last.number == Some(range.number) && last.offset == skip;
     let begins = before == 0;
-    let mut effort = Effort { out_of_order: !begins && !here, ..Effort::default() };
+    let mut effort = DigestEffort { out_of_order: !begins && !here, ..DigestEffort::default() };
     let known = if begins { Some(0) } else { last.crc.filter(|_| here) };
     let mut crc = known;
     if known.is_none() && range.prefix > 0 {
@@ -139,11 +139,11 @@ pub(crate) fn complete(
     let data = out.get(first..).unwrap_or_default();
     crc = crc.map(|crc| data.iter().fold(crc, |crc, p| crypto.crc32c(crc, p.as_slice())));
     if end > layout.digest {
-        let digest = keep(crc.ok_or(NoSum)?.to_le_bytes()).ok_or(NoSum)?;
+        let digest = keep(crc.ok_or(NoDigestSum)?.to_le_bytes()).ok_or(NoDigestSum)?;
         let from = skip.saturating_sub(layout.digest) as usize;
         out.push(digest.slice(from, (end - layout.digest) as usize - from));
         effort.digest = true;
     }
-    *state = TxState { number: Some(range.number), offset: end, crc };
+    *state = NvmeDigestTxState { number: Some(range.number), offset: end, crc };
     Ok(effort)
 }

@@ -1,6 +1,6 @@
 //! The pass over a piece of the stream: each byte is assigned to a PDU.
 //!
-//! Called by `rx`; works on a [`Chain`]. Headers are assembled from any number of pieces. Data is
+//! Called by `rx`; works on a [`PduTracker`]. Headers are assembled from any number of pieces. Data is
 //! copied to the buffer of its tag and summed in the same pass, in any order; when all bytes of a
 //! PDU have arrived, its digests are checked. The stream itself is only read.
 
@@ -9,12 +9,12 @@ use abi::nvme_tcp::{DdpId, Placed, Placement};
 use alloc::vec::Vec;
 use base::{SeqNum, internal_error};
 use core::ops::Range;
-use wire::nvme::pdu::{Common, DataHeader, Kind, Rules};
+use wire::nvme::pdu::{Common, DataHeader, PduKind, Rules};
 
-use super::buffers::{Buffer, Buffers, DataAt};
-use super::chain::Chain;
+use super::buffers::{PduDataTarget, RegisteredBuffer, RegisteredBuffers};
+use super::chain::PduTracker;
 use super::counters::NvmeTcpCounters;
-use super::pdu::{COMMON, Standing};
+use super::pdu::{COMMON, HeaderTrust};
 use super::search::header_digest_is_right;
 
 /// Bytes copied and summed at a time, so that the sum reads from the first-level cache.
@@ -22,7 +22,7 @@ const CHUNK: usize = 8192;
 
 /// A contiguous piece of the stream.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Piece<'a> {
+pub(super) struct StreamPiece<'a> {
     /// Stream position of the first byte.
     pub(super) pos: SeqNum,
     /// Offset of the first byte in the TCP payload.
@@ -30,47 +30,51 @@ pub(super) struct Piece<'a> {
     pub(super) bytes: &'a [u8],
 }
 
-impl<'a> Piece<'a> {
+impl<'a> StreamPiece<'a> {
     /// Returns up to `len` bytes from offset `from` on.
     pub(super) fn cut(&self, from: usize, len: u32) -> Self {
         let bytes = self.bytes.get(from..).unwrap_or_default();
         let bytes = bytes.get(..len as usize).unwrap_or(bytes);
-        Piece { pos: self.pos + small(from), at: self.at.saturating_add(small(from)), bytes }
+        StreamPiece {
+            pos: self.pos + offset_u32(from),
+            at: self.at.saturating_add(offset_u32(from)),
+            bytes,
+        }
     }
 
     pub(super) fn len(&self) -> u32 {
-        small(self.bytes.len())
+        offset_u32(self.bytes.len())
     }
 }
 
 /// Inputs and results of the pass over one packet.
-pub(super) struct Work<'a> {
+pub(super) struct NvmeRxPass<'a> {
     pub(super) crypto: &'a dyn CryptoProvider,
     pub(super) rules: &'a Rules,
-    pub(super) buffers: &'a mut Buffers,
+    pub(super) buffers: &'a mut RegisteredBuffers,
     pub(super) counters: &'a mut NvmeTcpCounters,
     /// Buffers that this packet has filled.
-    pub(super) filled: &'a mut Vec<Buffer>,
+    pub(super) filled: &'a mut Vec<RegisteredBuffer>,
     pub(super) placed: Placed,
     /// True if bytes are placed and summed; false if PDUs are only followed.
     pub(super) offload: bool,
     /// True if a plausible header is used before the host has confirmed it.
-    pub(super) guesses: bool,
+    pub(super) trust_plausible: bool,
     /// Maximum plausible distance of a piece from the highest byte, in bytes.
     pub(super) window_bytes: u32,
     /// True if the piece arrived out of order.
-    pub(super) late: bool,
+    pub(super) out_of_order: bool,
     /// True if bytes were placed or a PDU was checked.
-    pub(super) used: bool,
+    pub(super) offloaded: bool,
     /// True if data was passed over since the last summed range.
     pub(super) skipped: bool,
     /// True if some bytes had no known boundary.
-    pub(super) lost: bool,
+    pub(super) boundary_unknown: bool,
     /// True if bytes that were followed turned out to be no PDUs.
-    pub(super) mistaken: bool,
+    pub(super) header_wrong: bool,
 }
 
-impl Work<'_> {
+impl NvmeRxPass<'_> {
     /// Records that data in `range` of the payload is in its PDU's sum.
     fn note_summed(&mut self, range: Range<u32>) {
         match self.placed.summed.last_mut().filter(|_| !self.skipped) {
@@ -82,17 +86,17 @@ impl Work<'_> {
     }
 }
 
-impl Chain {
+impl PduTracker {
     /// Processes a piece from byte `at` on. Returns the offset of the first byte with no known
     /// boundary.
     pub(super) fn walk(
         &mut self,
-        w: &mut Work<'_>,
-        piece: &Piece<'_>,
+        w: &mut NvmeRxPass<'_>,
+        piece: &StreamPiece<'_>,
         mut at: usize,
     ) -> Option<usize> {
         while at < piece.bytes.len() {
-            let pos = piece.pos + small(at);
+            let pos = piece.pos + offset_u32(at);
             let mut places = self.list.iter().enumerate();
             let Some((index, pdu)) = places.find(|(_, pdu)| pos.lt(pdu.end())) else {
                 return Some(at);
@@ -103,15 +107,15 @@ impl Chain {
                 at += pdu.start.distance(pos).unsigned_abs() as usize;
                 continue;
             };
-            let stop = pdu.len.min(from + small(piece.bytes.len() - at));
-            let unseen = if pdu.dead { stop } else { pdu.seen.unseen_from(from).min(stop) };
+            let stop = pdu.len.min(from + offset_u32(piece.bytes.len() - at));
+            let unseen = if pdu.dead { stop } else { pdu.received.next_missing(from).min(stop) };
             if unseen > from {
                 w.skipped = true;
                 at += (unseen - from) as usize;
                 self.reach(piece, at);
                 continue;
             }
-            let stop = stop.min(pdu.seen.seen_from(from));
+            let stop = stop.min(pdu.received.next_received(from));
             let (open, part) = (pdu.is_open(), piece.cut(at, stop - from));
             let taken = if !open {
                 self.take(w, index, from, &part)
@@ -124,7 +128,7 @@ impl Chain {
                 if last {
                     return Some(at);
                 }
-                self.pass(index, from, stop);
+                self.mark_passed(index, from, stop);
                 part.len()
             };
             at += taken as usize;
@@ -133,25 +137,31 @@ impl Chain {
         None
     }
 
-    fn keep(&mut self, index: usize, from: u32, part: &Piece<'_>) {
+    fn keep(&mut self, index: usize, from: u32, part: &StreamPiece<'_>) {
         if let Some(pdu) = self.list.get_mut(index) {
             pdu.keep(from, part.bytes);
         }
     }
 
-    fn reach(&mut self, piece: &Piece<'_>, at: usize) {
-        self.high = self.high.max(piece.pos + small(at.min(piece.bytes.len())));
+    fn reach(&mut self, piece: &StreamPiece<'_>, at: usize) {
+        self.high = self.high.max(piece.pos + offset_u32(at.min(piece.bytes.len())));
     }
 
     /// Processes bytes of a common header. Returns how many were consumed.
-    fn begin(&mut self, w: &mut Work<'_>, index: usize, from: u32, part: &Piece<'_>) -> u32 {
+    fn begin(
+        &mut self,
+        w: &mut NvmeRxPass<'_>,
+        index: usize,
+        from: u32,
+        part: &StreamPiece<'_>,
+    ) -> u32 {
         let taken = part.len().min(COMMON - from);
         let Some(pdu) = self.list.get_mut(index) else {
             internal_error!(w.counters.nic_internal_errors, "a header begins without a place");
             return taken;
         };
         let to = from + taken;
-        let room = pdu.seen.add(from, to);
+        let room = pdu.received.add(from, to);
         pdu.keep(from, &part.bytes[..taken as usize]);
         if !room {
             self.close(index);
@@ -159,12 +169,14 @@ impl Chain {
             let common = Common::parse(first, w.rules).ok();
             self.high = self.high.max(part.pos + taken);
             let fits = |common: &Common| {
-                !matches!(common.kind, Kind::ICReq | Kind::ICResp)
-                    && self.from_host.is_none_or(|from_host| common.kind.from_host() == from_host)
+                !matches!(common.kind, PduKind::ICReq | PduKind::ICResp)
+                    && self
+                        .from_initiator
+                        .is_none_or(|from_host| common.kind.from_host() == from_host)
             };
             match common.filter(fits) {
                 Some(common) => {
-                    self.settle(index, common, w.counters);
+                    self.handle_common_header(index, common, w.counters);
                     if self.header(w, index, &common) {
                         self.complete(w, index);
                     }
@@ -176,14 +188,20 @@ impl Chain {
     }
 
     /// Handles bytes that should be a header and are not.
-    fn wrong(&mut self, w: &mut Work<'_>, index: usize) {
-        w.mistaken = true;
-        self.mistaken(index, w.counters);
+    fn wrong(&mut self, w: &mut NvmeRxPass<'_>, index: usize) {
+        w.header_wrong = true;
+        self.on_no_header(index, w.counters);
     }
 
     /// Processes bytes of a PDU with a known header, up to the end of its header, padding, data or
     /// digest. Returns how many were consumed.
-    fn take(&mut self, w: &mut Work<'_>, index: usize, from: u32, part: &Piece<'_>) -> u32 {
+    fn take(
+        &mut self,
+        w: &mut NvmeRxPass<'_>,
+        index: usize,
+        from: u32,
+        part: &StreamPiece<'_>,
+    ) -> u32 {
         let pdu = self.list.get_mut(index);
         let Some((common, pdu)) = pdu.and_then(|pdu| Some((pdu.common?, pdu))) else {
             internal_error!(w.counters.nic_internal_errors, "bytes of a PDU without a header");
@@ -195,10 +213,10 @@ impl Chain {
         let part = part.cut(0, end - from);
         let to = from + part.len();
         let live = w.offload && pdu.is_trusted();
-        pdu.broken |= !live && from >= common.header_bytes;
-        if !pdu.seen.add(from, to) {
+        pdu.sum_incomplete |= !live && from >= common.header_bytes;
+        if !pdu.received.add(from, to) {
             w.counters.nvme_tcp_pdus_given_up += 1;
-            self.bury(index);
+            self.mark_dead(index);
             return part.len();
         }
         if from < common.header_bytes {
@@ -221,7 +239,7 @@ impl Chain {
     }
 
     /// Handles further header bytes. Returns false if the complete header is invalid.
-    fn header(&mut self, w: &mut Work<'_>, index: usize, common: &Common) -> bool {
+    fn header(&mut self, w: &mut NvmeRxPass<'_>, index: usize, common: &Common) -> bool {
         let Some(pdu) = self.list.get_mut(index) else {
             internal_error!(w.counters.nic_internal_errors, "a header of no PDU");
             return false;
@@ -229,25 +247,27 @@ impl Chain {
         let Some(front) = pdu.front(common.header_bytes) else { return true };
         if !header_digest_is_right(w.crypto, common, front) {
             // A wrong digest is an error only if the PDU is certain to be one.
-            w.counters.nvme_tcp_digest_errors += u64::from(pdu.standing == Standing::Sure);
+            w.counters.nvme_tcp_digest_errors += u64::from(pdu.trust == HeaderTrust::Certain);
             self.wrong(w, index);
             return false;
         }
-        if let (Kind::C2HData | Kind::H2CData, Some(header)) = (common.kind, front.first_chunk()) {
+        if let (PduKind::C2HData | PduKind::H2CData, Some(header)) =
+            (common.kind, front.first_chunk())
+        {
             let Ok(header) = DataHeader::parse(common, header) else {
                 self.wrong(w, index);
                 return false;
             };
-            let tag = if common.kind == Kind::C2HData { header.cccid } else { header.ttag };
-            pdu.data_at = Some(DataAt { tag, offset: header.offset, len: header.len });
+            let tag = if common.kind == PduKind::C2HData { header.cccid } else { header.ttag };
+            pdu.data_at = Some(PduDataTarget { tag, offset: header.offset, len: header.len });
         }
-        if pdu.standing == Standing::Sure {
-            self.from_host = Some(common.kind.from_host());
+        if pdu.trust == HeaderTrust::Certain {
+            self.from_initiator = Some(common.kind.from_host());
         }
         let expected = pdu.data_at.is_some_and(|data| w.buffers.expects(&data));
-        let digest = w.rules.header_digest && common.kind.has_digests();
-        if w.guesses && (expected || digest) {
-            self.raise(index, Standing::Likely);
+        let digest = w.rules.header_digest && common.kind.can_have_header_digest();
+        if w.trust_plausible && (expected || digest) {
+            self.raise(index, HeaderTrust::Likely);
         }
         true
     }
@@ -255,11 +275,11 @@ impl Chain {
     /// Places data, and sums it if the PDU has a data digest.
     fn data(
         &mut self,
-        w: &mut Work<'_>,
+        w: &mut NvmeRxPass<'_>,
         index: usize,
         common: &Common,
         from: u32,
-        part: &Piece<'_>,
+        part: &StreamPiece<'_>,
     ) {
         let Some(pdu) = self.list.get_mut(index) else {
             internal_error!(w.counters.nic_internal_errors, "data of no PDU");
@@ -268,59 +288,70 @@ impl Chain {
         let at = from - common.data().start;
         let to = pdu.data_at;
         let summed = common.data_digest().is_some();
-        if summed && !pdu.broken {
+        if summed && !pdu.sum_incomplete {
             let crypto = w.crypto;
-            let sum = |crc| place(w, to, at, part, Some(crc));
-            pdu.broken = !pdu.sums.add(crypto, at, at + part.len(), sum);
+            let sum = |crc| place_and_sum(w, to, at, part, Some(crc));
+            pdu.sum_incomplete = !pdu.sums.add(crypto, at, at + part.len(), sum);
             w.note_summed(part.at..part.at + part.len());
         } else {
             w.skipped = true;
-            place(w, to, at, part, None);
+            place_and_sum(w, to, at, part, None);
         }
-        w.used = true;
-        if w.late {
+        w.offloaded = true;
+        if w.out_of_order {
             w.counters.nvme_tcp_out_of_order_bytes += u64::from(part.len());
         }
     }
 
     /// Checks the digests of a PDU if all its bytes have arrived.
-    fn complete(&mut self, w: &mut Work<'_>, index: usize) {
-        let Some(pdu) = self.list.get(index).filter(|pdu| pdu.seen.covers(0, pdu.len)) else {
+    fn complete(&mut self, w: &mut NvmeRxPass<'_>, index: usize) {
+        let Some(pdu) = self.list.get(index).filter(|pdu| pdu.received.covers(0, pdu.len)) else {
             return;
         };
-        let live = w.offload && pdu.is_trusted() && !pdu.broken;
+        let live = w.offload && pdu.is_trusted() && !pdu.sum_incomplete;
         let whole = |common: &Common| live && pdu.front(common.header_bytes).is_some();
-        let Some(common) = pdu.common.filter(whole) else { return self.bury(index) };
+        let Some(common) = pdu.common.filter(whole) else { return self.mark_dead(index) };
         let data = common.data();
         let right = common.data_digest().is_none()
             || pdu.sums.of(0, data.end - data.start) == Some(u32::from_le_bytes(pdu.digest));
         let any = common.data_digest().is_some() || w.rules.header_digest;
         if !right {
             w.counters.nvme_tcp_digest_errors += 1;
-        } else if any && common.kind.has_digests() {
+        } else if any && common.kind.can_have_header_digest() {
             w.placed.verified.push(pdu.start);
             w.counters.nvme_tcp_pdus_verified += 1;
         }
-        w.used = true;
-        self.bury(index);
+        w.offloaded = true;
+        self.mark_dead(index);
     }
 }
 
 /// Copies data to its buffer, if it has one, and sums it, if `crc` is the sum of the preceding
 /// bytes. `at` is the offset in the PDU's data. Returns the new sum.
-fn place(w: &mut Work<'_>, to: Option<DataAt>, at: u32, part: &Piece<'_>, crc: Option<u32>) -> u32 {
+fn place_and_sum(
+    w: &mut NvmeRxPass<'_>,
+    to: Option<PduDataTarget>,
+    at: u32,
+    part: &StreamPiece<'_>,
+    crc: Option<u32>,
+) -> u32 {
     let Some(data) = to else { return sum(w.crypto, crc, part.bytes) };
-    let Some(buffer) = w.buffers.of(&data) else { return sum(w.crypto, crc, part.bytes) };
+    let Some(buffer) = w.buffers.find_for(&data) else { return sum(w.crypto, crc, part.bytes) };
     let start = buffer.at(data.offset) + at;
     let range = start..start + part.len();
     let mut made = crc;
-    if buffer.part(&range) == (range.end, true) {
+    if buffer.first_uniform_part(&range) == (range.end, true) {
         let Some(memory) = buffer.claim(&range) else { return sum(w.crypto, crc, part.bytes) };
         for (to, from) in memory.chunks_mut(CHUNK).zip(part.bytes.chunks(CHUNK)) {
             to.copy_from_slice(from);
             made = made.map(|crc| w.crypto.crc32c(crc, from));
         }
-        note(&mut w.placed, buffer.id, buffer.offset_of(start), part.at..part.at + part.len());
+        record_placement(
+            &mut w.placed,
+            buffer.id,
+            buffer.offset_of(start),
+            part.at..part.at + part.len(),
+        );
         w.counters.rx_nvmeotcp_bytes += u64::from(part.len());
     } else {
         made = made.map(|crc| w.crypto.crc32c(crc, part.bytes));
@@ -338,16 +369,26 @@ fn sum(crypto: &dyn CryptoProvider, crc: Option<u32>, bytes: &[u8]) -> u32 {
 }
 
 /// Writes the bytes of a buffer range that were not written before. Returns how many they are.
-fn fill(buffer: &mut Buffer, range: &Range<u32>, part: &Piece<'_>, placed: &mut Placed) -> u32 {
+fn fill(
+    buffer: &mut RegisteredBuffer,
+    range: &Range<u32>,
+    part: &StreamPiece<'_>,
+    placed: &mut Placed,
+) -> u32 {
     let (mut at, mut written) = (range.start, 0);
     while at < range.end {
-        let (end, free) = buffer.part(&(at..range.end));
+        let (end, free) = buffer.first_uniform_part(&(at..range.end));
         let (from, to) = (at - range.start, end - range.start);
         let bytes = part.bytes.get(from as usize..to as usize);
         if let (true, Some(bytes)) = (free, bytes) {
             if let Some(memory) = buffer.claim(&(at..end)) {
                 memory.copy_from_slice(bytes);
-                note(placed, buffer.id, buffer.offset_of(at), part.at + from..part.at + to);
+                record_placement(
+                    placed,
+                    buffer.id,
+                    buffer.offset_of(at),
+                    part.at + from..part.at + to,
+                );
                 written += to - from;
             }
         }
@@ -357,11 +398,11 @@ fn fill(buffer: &mut Buffer, range: &Range<u32>, part: &Piece<'_>, placed: &mut 
 }
 
 /// Records that a range of the payload was placed.
-fn note(placed: &mut Placed, id: DdpId, offset: u32, range: Range<u32>) {
+fn record_placement(placed: &mut Placed, id: DdpId, offset: u32, range: Range<u32>) {
     placed.placements.push(Placement { range, id, offset });
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "offsets lie in a frame of at most 66 KiB")]
-pub(super) const fn small(at: usize) -> u32 {
+pub(super) const fn offset_u32(at: usize) -> u32 {
     at as u32
 }

@@ -12,7 +12,7 @@ use base::Instant;
 use smallvec::smallvec;
 
 use super::counters::QuicCounters;
-use super::{Datagram, QuicEngine, Sealing, batch};
+use super::{QuicDatagram, QuicEngine, Sealing, batch};
 use crate::config::DeviceConfig;
 use crate::engine::Engine;
 use crate::pipeline::Egress;
@@ -26,7 +26,7 @@ impl Engine for QuicEngine {
         config.quic.clone().map(|quic| Self::new(quic, config.rss_seed))
     }
 
-    fn offer(&self, capabilities: &mut Capabilities) {
+    fn add_capabilities(&self, capabilities: &mut Capabilities) {
         capabilities.quic = Ok(self.limits());
     }
 
@@ -65,9 +65,9 @@ impl Engine for QuicEngine {
         None
     }
 
-    fn take(&mut self, now: Instant, arrived: &mut Offered<'_>, out: &mut Egress) -> bool {
+    fn consume_frame(&mut self, now: Instant, arrived: &mut Offered<'_>, out: &mut Egress) -> bool {
         let Transport::Udp(at) = *arrived.transport else { return false };
-        if !self.receives() {
+        if !self.has_routes() {
             return false;
         }
         let Some(hit) = self.find(arrived.received, &at) else { return false };
@@ -89,7 +89,7 @@ impl Engine for QuicEngine {
         self.has_output_room()
     }
 
-    fn find_memory(&mut self) {
+    fn reclaim_memory(&mut self) {
         self.trim();
     }
 
@@ -120,8 +120,8 @@ impl QuicEngine {
         }
     }
 
-    fn deliver(&mut self, queue: usize, datagram: Datagram, out: &mut Egress) {
-        let Some((quic, number)) = datagram.opened else {
+    fn deliver(&mut self, queue: usize, datagram: QuicDatagram, out: &mut Egress) {
+        let Some((quic, number)) = datagram.decrypted else {
             return out.deliver(queue, datagram.received);
         };
         let append = |tail: &mut Received, pool: &mut _| batch::append(tail, &datagram, pool);

@@ -1,6 +1,6 @@
 //! Packet and header protection (RFC 9001 section 5), applied and removed in place.
 //!
-//! Used by `rx` and `tx`. [`Keys`] holds the header protection key, which never changes, and up to
+//! Used by `rx` and `tx`. [`QuicPacketKeys`] holds the header protection key, which never changes, and up to
 //! two generations of packet protection keys, distinguished by their key phase bit. Generations are
 //! shared: a pending transmit keeps those that existed when the host queued it.
 //!
@@ -27,33 +27,33 @@ const DATAGRAM_BYTES_MAX: usize = 1 << 16;
 pub(super) const AFTER_NUMBER_MIN: usize = SAMPLE_AT + SAMPLE_BYTES;
 
 /// Copy of the ciphertext until it is verified.
-pub(super) type Scratch = Box<[u8; DATAGRAM_BYTES_MAX]>;
+pub(super) type CiphertextScratch = Box<[u8; DATAGRAM_BYTES_MAX]>;
 
 /// Allocates scratch memory.
-pub(super) fn scratch() -> Scratch {
+pub(super) fn scratch() -> CiphertextScratch {
     Box::new([0; DATAGRAM_BYTES_MAX])
 }
 
 /// Keys of one generation.
-struct Generation {
+struct KeyGeneration {
     aead: Box<dyn Aead>,
     iv: [u8; NONCE_BYTES],
 }
 
 /// Keys of one direction.
 #[derive(Clone)]
-pub(super) struct Keys {
+pub(super) struct QuicPacketKeys {
     suite: Suite,
     header: Arc<dyn HeaderProtection>,
     /// Generations by key phase bit.
-    generations: [Option<Arc<Generation>>; 2],
+    generations: [Option<Arc<KeyGeneration>>; 2],
     /// Key phase of the generation that was added last.
     newest: bool,
 }
 
 /// Reason for which a packet is not decrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unopened {
+pub(super) enum QuicDecryptFailure {
     TooShort,
     UnknownKeys,
     BadTag,
@@ -61,21 +61,21 @@ pub(super) enum Unopened {
 
 /// Reason for which a packet is not encrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unsealed {
+pub(super) enum QuicEncryptFailure {
     Malformed,
     UnknownKeys,
 }
 
 /// Packet numbers of a receive direction.
 #[derive(Debug)]
-pub(super) struct Numbers {
+pub(super) struct PacketNumbers {
     /// One above the largest number decrypted.
     expected: u64,
     /// Lowest number decrypted with each generation, by key phase bit.
     firsts: [Option<u64>; 2],
 }
 
-impl Keys {
+impl QuicPacketKeys {
     /// Creates the keys; `None` if the provider does not support the suite or a key has the wrong
     /// length.
     pub(super) fn new(
@@ -100,7 +100,7 @@ impl Keys {
         let key = keys.key.get(..self.suite.key_bytes());
         let Some(aead) = key.and_then(|key| provider.aead(self.suite, key)) else { return false };
         self.generations[usize::from(keys.phase)] =
-            Some(Arc::new(Generation { aead, iv: keys.iv }));
+            Some(Arc::new(KeyGeneration { aead, iv: keys.iv }));
         self.newest = keys.phase;
         true
     }
@@ -108,7 +108,12 @@ impl Keys {
     /// Returns the keys for a received packet (RFC 9001 section 6.3). Several generations share a
     /// key phase bit, and only one of them is here; the packet number tells whether it is the one
     /// meant.
-    fn generation(&self, phase: bool, number: u64, numbers: &Numbers) -> Option<&Generation> {
+    fn generation(
+        &self,
+        phase: bool,
+        number: u64,
+        numbers: &PacketNumbers,
+    ) -> Option<&KeyGeneration> {
         let generation = self.generations[usize::from(phase)].as_deref()?;
         let other = numbers.firsts[usize::from(!phase)];
         let both = self.generations.iter().all(Option::is_some);
@@ -124,20 +129,20 @@ impl Keys {
 
     /// Decrypts the packet in `packet` in place and removes header protection. Returns the packet
     /// number. If it fails, `packet` is unchanged.
-    pub(super) fn open(
+    pub(super) fn decrypt(
         &self,
-        numbers: &mut Numbers,
+        numbers: &mut PacketNumbers,
         packet: &mut [u8],
         id_len: usize,
-        scratch: &mut Scratch,
-    ) -> Result<u64, Unopened> {
+        scratch: &mut CiphertextScratch,
+    ) -> Result<u64, QuicDecryptFailure> {
         let number_at = 1 + id_len;
         let sample = packet.get(number_at + SAMPLE_AT..).and_then(|rest| rest.first_chunk());
-        let mask = self.header.mask(sample.ok_or(Unopened::TooShort)?);
+        let mask = self.header.mask(sample.ok_or(QuicDecryptFailure::TooShort)?);
         let first = packet[0] ^ mask[0] & PROTECTED;
         let len = number_len(first);
         let mut header = [0; HEADER_BYTES_MAX];
-        let header = header.get_mut(..number_at + len).ok_or(Unopened::TooShort)?;
+        let header = header.get_mut(..number_at + len).ok_or(QuicDecryptFailure::TooShort)?;
         let (front, text) = packet.split_at_mut(header.len());
         header.copy_from_slice(front);
         header[0] = first;
@@ -148,36 +153,41 @@ impl Keys {
         }
         let number = expand_number(numbers.expected, truncated, len);
         let phase = key_phase(first);
-        let keys = self.generation(phase, number, numbers).ok_or(Unopened::UnknownKeys)?;
-        let kept = scratch.get_mut(..text.len()).ok_or(Unopened::BadTag)?;
+        let keys =
+            self.generation(phase, number, numbers).ok_or(QuicDecryptFailure::UnknownKeys)?;
+        let kept = scratch.get_mut(..text.len()).ok_or(QuicDecryptFailure::BadTag)?;
         kept.copy_from_slice(text);
         if keys.aead.open(&nonce(&keys.iv, number), header, text).is_err() {
             text.copy_from_slice(kept);
-            return Err(Unopened::BadTag);
+            return Err(QuicDecryptFailure::BadTag);
         }
         front.copy_from_slice(header);
-        numbers.opened(phase, number);
+        numbers.on_decrypted(phase, number);
         Ok(number)
     }
 
     /// Encrypts a packet in its datagram in place and adds header protection. Requires that
-    /// [`lies_in`] holds. The packet's key phase bit selects the keys.
-    pub(super) fn seal(&self, packet: &Packet, datagram: &mut [u8]) -> Result<(), Unsealed> {
+    /// [`fits_datagram`] holds. The packet's key phase bit selects the keys.
+    pub(super) fn encrypt(
+        &self,
+        packet: &Packet,
+        datagram: &mut [u8],
+    ) -> Result<(), QuicEncryptFailure> {
         let (at, len) = (usize::from(packet.pn_offset), usize::from(packet.pn_len));
         let bytes = &mut datagram[usize::from(packet.begin)..];
         let first = bytes[0];
         let number = truncate_number(packet.number);
         let expected = is_short(first) && first & RESERVED == 0 && number_len(first) == len;
         if !expected || bytes[at..at + len] != number[NUMBER_BYTES_MAX - len..] {
-            return Err(Unsealed::Malformed);
+            return Err(QuicEncryptFailure::Malformed);
         }
         let keys = self.generations[usize::from(first & KEY_PHASE != 0)].as_deref();
-        let keys = keys.ok_or(Unsealed::UnknownKeys)?;
+        let keys = keys.ok_or(QuicEncryptFailure::UnknownKeys)?;
         let (header, rest) = bytes.split_at_mut(at + len);
         let (text, tag) = rest.split_at_mut(rest.len() - TAG_BYTES);
         tag.copy_from_slice(&keys.aead.seal(&nonce(&keys.iv, packet.number), header, text));
         let sample = bytes.get(at + SAMPLE_AT..).and_then(|rest| rest.first_chunk());
-        let mask = self.header.mask(sample.ok_or(Unsealed::Malformed)?);
+        let mask = self.header.mask(sample.ok_or(QuicEncryptFailure::Malformed)?);
         bytes[0] ^= mask[0] & PROTECTED;
         for (byte, mask) in bytes[at..at + len].iter_mut().zip(&mask[1..]) {
             *byte ^= mask;
@@ -188,21 +198,22 @@ impl Keys {
     /// Heap memory of header protection and of all generations, in bytes.
     #[cfg(test)]
     pub(super) fn heap_bytes(&self) -> (usize, usize) {
-        let generation = |g: &Arc<Generation>| size_of::<Generation>() + size_of_val(&*g.aead);
+        let generation =
+            |g: &Arc<KeyGeneration>| size_of::<KeyGeneration>() + size_of_val(&*g.aead);
         let generations = self.generations.iter().flatten().map(generation).sum();
         (size_of_val(&*self.header), generations)
     }
 }
 
 /// Returns whether a packet lies in a datagram of `len` bytes, including its sample and tag.
-pub(super) fn lies_in(packet: &Packet, len: usize) -> bool {
+pub(super) fn fits_datagram(packet: &Packet, len: usize) -> bool {
     let at = usize::from(packet.begin) + usize::from(packet.pn_offset);
     packet.pn_offset > 0
         && (1..=NUMBER_BYTES_MAX).contains(&usize::from(packet.pn_len))
         && at + AFTER_NUMBER_MIN <= len
 }
 
-impl Numbers {
+impl PacketNumbers {
     /// Creates the state of a direction whose first generation has `phase` and whose next number is
     /// `next`.
     pub(super) fn new(next: u64, phase: bool) -> Self {
@@ -217,7 +228,7 @@ impl Numbers {
         self.firsts[usize::from(phase)] = None;
     }
 
-    fn opened(&mut self, phase: bool, number: u64) {
+    fn on_decrypted(&mut self, phase: bool, number: u64) {
         self.expected = self.expected.max(number + 1);
         let first = &mut self.firsts[usize::from(phase)];
         *first = Some(first.map_or(number, |first| first.min(number)));

@@ -27,12 +27,12 @@ use abi::quic::{Direction, QuicAdd, QuicId, QuicLimits, QuicRekey, QuicRoute};
 use abi::{FlowId, PacketPool, Received, Refusal};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
-use base::{Alarms, Instant};
+use base::{DeadlineHeap, Instant};
 
 use self::counters::QuicCounters;
-use self::keys::{Keys, Numbers, Scratch};
-use self::table::{Entry, Order, Receive, Table, Way};
-use super::output::Outputs;
+use self::keys::{CiphertextScratch, PacketNumbers, QuicPacketKeys};
+use self::table::{QuicEntry, QuicEntryKind, QuicReceiver, QuicTable, ReorderState};
+use super::encrypt_buffers::EncryptBuffers;
 use crate::config::QuicConfig;
 use structures::ReorderWindow;
 use structures::slab::Slab;
@@ -42,10 +42,10 @@ pub(crate) use tx::Sealing;
 
 /// A datagram to be delivered to the host.
 #[derive(Debug)]
-pub(crate) struct Datagram {
+pub(crate) struct QuicDatagram {
     pub(crate) received: Received,
     /// The entry that decrypted it, and its packet number.
-    pub(crate) opened: Option<(QuicId, u64)>,
+    pub(crate) decrypted: Option<(QuicId, u64)>,
     /// Offsets of the IP header and the UDP header, and of the datagram's end.
     pub(crate) l3: usize,
     pub(crate) l4: usize,
@@ -54,23 +54,23 @@ pub(crate) struct Datagram {
 
 /// A datagram that waits for lower packet numbers.
 #[derive(Debug)]
-struct Waiting {
-    datagram: Datagram,
+struct WaitingDatagram {
+    datagram: QuicDatagram,
     arrived: Instant,
 }
 
 /// The QUIC engine.
 pub(crate) struct QuicEngine {
     config: QuicConfig,
-    table: Table,
-    waiting: Slab<Waiting>,
+    table: QuicTable,
+    waiting: Slab<WaitingDatagram>,
     waiting_bytes: u64,
     /// Times at which waiting datagrams must be checked, by slab index of their entry.
-    alarms: Alarms,
+    alarms: DeadlineHeap,
     /// Datagrams that no longer wait, with their queues, in delivery order.
-    ready: VecDeque<(usize, Datagram)>,
-    scratch: Scratch,
-    outputs: Outputs,
+    ready: VecDeque<(usize, QuicDatagram)>,
+    scratch: CiphertextScratch,
+    outputs: EncryptBuffers,
     counters: QuicCounters,
 }
 
@@ -78,13 +78,13 @@ impl QuicEngine {
     /// Creates an engine without entries.
     pub(crate) fn new(config: QuicConfig, seed: u64) -> Self {
         Self {
-            table: Table::new(seed),
+            table: QuicTable::new(seed),
             waiting: Slab::new(),
             waiting_bytes: 0,
-            alarms: Alarms::default(),
+            alarms: DeadlineHeap::default(),
             ready: VecDeque::new(),
             scratch: keys::scratch(),
-            outputs: Outputs::default(),
+            outputs: EncryptBuffers::default(),
             counters: QuicCounters::default(),
             config,
         }
@@ -112,22 +112,22 @@ impl QuicEngine {
             return Err(Refusal::TableFull);
         }
         let phase = keys.phase;
-        let keys = Keys::new(&*self.config.crypto, suite, &header_key, &keys);
+        let keys = QuicPacketKeys::new(&*self.config.crypto, suite, &header_key, &keys);
         let keys = keys.ok_or(Refusal::UnknownProtocol)?;
         let next = next_packet_number;
         let (way, routes) = match direction {
-            Direction::Transmit => (Way::Transmit { next }, Default::default()),
+            Direction::Transmit => (QuicEntryKind::Transmit { next }, Default::default()),
             Direction::Receive { routes, reorder } => {
-                let order = reorder.map(|bounds| Order {
+                let order = reorder.map(|bounds| ReorderState {
                     window: ReorderWindow::new(bounds.packets, next),
                     bounds,
                     bytes: 0,
                 });
-                let receive = Receive::new(Numbers::new(next, phase), order);
-                (Way::Receive(Box::new(receive)), routes)
+                let receive = QuicReceiver::new(PacketNumbers::new(next, phase), order);
+                (QuicEntryKind::Receive(Box::new(receive)), routes)
             }
         };
-        self.table.insert(Entry { name: quic, queue, flow, keys, way }, &routes)
+        self.table.insert(QuicEntry { name: quic, queue, flow, keys, kind: way }, &routes)
     }
 
     /// Adds a generation of keys.
@@ -141,12 +141,12 @@ impl QuicEngine {
     ) -> Result<(), (FlowId, Refusal)> {
         let QuicRekey { quic, keys: new } = rekey;
         let entry = self.table.find(queue, *quic).and_then(|key| self.table.get_mut(key));
-        let Some(Entry { flow, keys, way, .. }) = entry else {
+        let Some(QuicEntry { flow, keys, kind: way, .. }) = entry else {
             self.counters.quic_ops_ignored += 1;
             return Ok(());
         };
         let (flow, taken) = (*flow, keys.rekey(&*self.config.crypto, new));
-        if let (true, Way::Receive(receive)) = (taken, way) {
+        if let (true, QuicEntryKind::Receive(receive)) = (taken, way) {
             receive.numbers.rekeyed(new.phase);
         }
         let result = if taken { Ok(()) } else { Err(Refusal::DoesNotFit) };
@@ -197,7 +197,7 @@ impl QuicEngine {
         self.ready.drain(..).for_each(|(_, datagram)| pool.put(datagram.received.packet));
         self.waiting_bytes = 0;
         self.table.clear();
-        self.alarms = Alarms::default();
+        self.alarms = DeadlineHeap::default();
         self.outputs.clear();
     }
 
@@ -222,7 +222,7 @@ impl QuicEngine {
     }
 }
 
-impl Datagram {
+impl QuicDatagram {
     /// Size of the UDP payload in bytes.
     fn bytes(&self) -> u32 {
         let header = self.l4 + wire::UDP_BYTES;
@@ -238,7 +238,7 @@ impl core::fmt::Debug for QuicEngine {
 
 /// Memory of a receiving entry in bytes.
 #[cfg(test)]
-pub(crate) struct Sizes {
+pub(crate) struct QuicEntrySizes {
     /// The table entry.
     pub(crate) entry: usize,
     /// The part that only receivers have, without the window.
@@ -259,15 +259,15 @@ pub(crate) fn sizes(
     crypto: &dyn abi::crypto::CryptoProvider,
     suite: abi::crypto::Suite,
     packets: u16,
-) -> Sizes {
+) -> QuicEntrySizes {
     let keys = abi::quic::QuicKeys { phase: false, key: [1; 32].into(), iv: [1; 12] };
-    let keys = Keys::new(crypto, suite, &[1; 32], &keys);
-    Sizes {
-        entry: size_of::<Entry>(),
-        receive: size_of::<Receive>(),
+    let keys = QuicPacketKeys::new(crypto, suite, &[1; 32], &keys);
+    QuicEntrySizes {
+        entry: size_of::<QuicEntry>(),
+        receive: size_of::<QuicReceiver>(),
         window: ReorderWindow::new(packets, 0).heap_bytes(),
         route: table::ROUTE_BYTES,
-        waiting: size_of::<Waiting>(),
+        waiting: size_of::<WaitingDatagram>(),
         keys: keys.map_or((0, 0), |keys| keys.heap_bytes()),
     }
 }

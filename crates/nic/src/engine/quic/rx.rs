@@ -14,9 +14,9 @@ use abi::Received;
 use base::{Instant, internal_error};
 use wire::UDP_BYTES;
 
-use super::keys::Unopened;
-use super::table::{Entry, Found, Order, Receive, Way};
-use super::{Datagram, QuicEngine, Waiting};
+use super::keys::QuicDecryptFailure;
+use super::table::{QuicEntry, QuicEntryKind, QuicReceiver, ReorderState, RouteLookup};
+use super::{QuicDatagram, QuicEngine, WaitingDatagram};
 use crate::pipeline::headers::u16_at;
 use crate::pipeline::rx::TransportAt;
 use structures::WindowPosition;
@@ -24,7 +24,7 @@ use structures::slab::Key;
 
 /// Reason for which gaps are abandoned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum GiveUp {
+enum GapGiveUpReason {
     Packets,
     Bytes,
     Time,
@@ -33,7 +33,7 @@ enum GiveUp {
 
 /// The entry that a datagram belongs to.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Hit {
+pub(crate) struct QuicEntryMatch {
     key: Key,
     id_len: usize,
     /// Queue of the host that has the connection and gets the datagram.
@@ -42,16 +42,16 @@ pub(crate) struct Hit {
 
 impl QuicEngine {
     /// True if any entry receives.
-    pub(crate) fn receives(&self) -> bool {
+    pub(crate) fn has_routes(&self) -> bool {
         self.table.routes() > 0
     }
 
     /// Returns the entry of a datagram, or `None` if the datagram is to be passed on unchanged.
-    pub(crate) fn find(&mut self, received: &Received, at: &TransportAt) -> Option<Hit> {
+    pub(crate) fn find(&mut self, received: &Received, at: &TransportAt) -> Option<QuicEntryMatch> {
         let bytes = received.packet.as_slice();
         let packet = bytes.get(at.l4 + UDP_BYTES..at.end).unwrap_or_default();
         let found = self.table.find_packet(&at.tuple, packet);
-        if found == Found::NotOurs {
+        if found == RouteLookup::NotOurs {
             return None;
         }
         // A zero checksum means none (RFC 768); the packet's tag covers the payload.
@@ -59,11 +59,11 @@ impl QuicEngine {
         let good = whole && received.checksum != abi::Checksum::Bad && received.segment_size == 0;
         match found {
             _ if !good => self.counters.quic_rx_bad_udp += 1,
-            Found::NotOurs | Found::NotShort => self.counters.quic_rx_not_short += 1,
-            Found::Unknown => self.counters.quic_rx_unknown_id += 1,
-            Found::Entry(key, id_len) => {
+            RouteLookup::NotOurs | RouteLookup::NotShort => self.counters.quic_rx_not_short += 1,
+            RouteLookup::Unknown => self.counters.quic_rx_unknown_id += 1,
+            RouteLookup::Entry(key, id_len) => {
                 let queue = self.table.get(key)?.queue;
-                return Some(Hit { key, id_len, queue });
+                return Some(QuicEntryMatch { key, id_len, queue });
             }
         }
         None
@@ -74,36 +74,37 @@ impl QuicEngine {
     pub(crate) fn receive(
         &mut self,
         now: Instant,
-        hit: Hit,
+        hit: QuicEntryMatch,
         received: Received,
         at: &TransportAt,
-    ) -> Option<Datagram> {
+    ) -> Option<QuicDatagram> {
         let (l3, l4, end) = (at.l3, at.l4, at.end);
-        let mut datagram = Datagram { received, opened: None, l3, l4, end };
+        let mut datagram = QuicDatagram { received, decrypted: None, l3, l4, end };
         let entry = self.table.get_mut(hit.key);
-        let Some(Entry { name, keys, way: Way::Receive(receive), .. }) = entry else {
+        let Some(QuicEntry { name, keys, kind: QuicEntryKind::Receive(receive), .. }) = entry
+        else {
             internal_error!(self.counters.nic_internal_errors, "a route to no receiving entry");
             return Some(datagram);
         };
         let packet = datagram.received.packet.as_mut_slice();
         let packet = packet.get_mut(at.l4 + UDP_BYTES..at.end).unwrap_or_default();
         let len = packet.len() as u64;
-        let opened = keys.open(&mut receive.numbers, packet, hit.id_len, &mut self.scratch);
+        let opened = keys.decrypt(&mut receive.numbers, packet, hit.id_len, &mut self.scratch);
         let number = match opened {
             Ok(number) => number,
             Err(why) => {
                 let c = &mut self.counters;
                 *match why {
-                    Unopened::TooShort => &mut c.quic_rx_too_short,
-                    Unopened::UnknownKeys => &mut c.quic_rx_unknown_keys,
-                    Unopened::BadTag => &mut c.quic_rx_bad_tag,
+                    QuicDecryptFailure::TooShort => &mut c.quic_rx_too_short,
+                    QuicDecryptFailure::UnknownKeys => &mut c.quic_rx_unknown_keys,
+                    QuicDecryptFailure::BadTag => &mut c.quic_rx_bad_tag,
                 } += 1;
                 return Some(datagram);
             }
         };
         self.counters.quic_rx_opened += 1;
         self.counters.quic_rx_opened_bytes += len;
-        datagram.opened = Some((*name, number));
+        datagram.decrypted = Some((*name, number));
         // Trailing bytes of the frame would separate it from a merged datagram.
         datagram.received.packet.truncate(end);
         self.arrange(now, hit.key, number, datagram)
@@ -115,8 +116,8 @@ impl QuicEngine {
         now: Instant,
         key: Key,
         number: u64,
-        datagram: Datagram,
-    ) -> Option<Datagram> {
+        datagram: QuicDatagram,
+    ) -> Option<QuicDatagram> {
         let Some(order) = order_of(self.table.get_mut(key)) else { return Some(datagram) };
         match order.window.position(number) {
             WindowPosition::Behind => self.counters.quic_behind += 1,
@@ -124,12 +125,12 @@ impl QuicEngine {
             WindowPosition::Next => {
                 order.window.advance_past(number);
                 if order.window.waiting() > 0 {
-                    self.release(now, key);
+                    self.release_ready(now, key);
                 }
             }
             WindowPosition::Beyond => {
                 let floor = order.window.floor_for(number);
-                self.give_up_below(now, key, floor, GiveUp::Packets);
+                self.give_up_below(now, key, floor, GapGiveUpReason::Packets);
                 self.arrange_within(now, key, number, datagram);
                 return None;
             }
@@ -142,7 +143,7 @@ impl QuicEngine {
     }
 
     /// Queues a datagram behind others that were just released. Its number lies in the window.
-    fn arrange_within(&mut self, now: Instant, key: Key, number: u64, datagram: Datagram) {
+    fn arrange_within(&mut self, now: Instant, key: Key, number: u64, datagram: QuicDatagram) {
         let entry = self.table.get_mut(key).map(|entry| (entry.queue, order_of(Some(entry))));
         let Some((queue, Some(order))) = entry else {
             internal_error!(self.counters.nic_internal_errors, "a window of no entry");
@@ -153,11 +154,11 @@ impl QuicEngine {
         }
         order.window.advance_past(number);
         self.ready.push_back((queue, datagram));
-        self.release(now, key);
+        self.release_ready(now, key);
     }
 
     /// Makes a datagram wait, and abandons gaps if a bound is exceeded.
-    fn wait(&mut self, now: Instant, key: Key, number: u64, datagram: Datagram) {
+    fn wait(&mut self, now: Instant, key: Key, number: u64, datagram: QuicDatagram) {
         let full = self.waiting.len() >= self.config.waiting_max as usize;
         let Some(order) = order_of(self.table.get_mut(key)) else {
             internal_error!(self.counters.nic_internal_errors, "a window of no entry");
@@ -166,7 +167,7 @@ impl QuicEngine {
         let bytes = datagram.bytes();
         let first = order.window.waiting() == 0;
         let bounds = order.bounds;
-        let place = self.waiting.insert(Waiting { datagram, arrived: now });
+        let place = self.waiting.insert(WaitingDatagram { datagram, arrived: now });
         order.window.insert(number, place.index());
         order.bytes = order.bytes.saturating_add(bytes);
         self.waiting_bytes += u64::from(bytes);
@@ -175,26 +176,26 @@ impl QuicEngine {
             self.alarms.set(key.index(), now + bounds.time);
         }
         if full {
-            self.give_up_first(now, key, GiveUp::Full);
+            self.give_up_first(now, key, GapGiveUpReason::Full);
         }
-        let too_many = |order: &mut Order| order.bytes > bounds.bytes;
+        let too_many = |order: &mut ReorderState| order.bytes > bounds.bytes;
         while order_of(self.table.get_mut(key)).is_some_and(too_many) {
-            self.give_up_first(now, key, GiveUp::Bytes);
+            self.give_up_first(now, key, GapGiveUpReason::Bytes);
         }
     }
 
     /// Releases the datagrams that follow the delivered ones without a gap.
-    fn release(&mut self, now: Instant, key: Key) {
+    fn release_ready(&mut self, now: Instant, key: Key) {
         while let Some(place) = order_of(self.table.get_mut(key)).and_then(|o| o.window.pop_next())
         {
             self.counters.quic_reordered += 1;
-            self.let_go(now, key, place);
+            self.make_ready(now, key, place);
         }
-        self.settle_alarm(key);
+        self.clear_idle_alarm(key);
     }
 
     /// Abandons the oldest gap and releases the datagrams that waited only for it.
-    fn give_up_first(&mut self, now: Instant, key: Key, why: GiveUp) {
+    fn give_up_first(&mut self, now: Instant, key: Key, why: GapGiveUpReason) {
         let order = order_of(self.table.get_mut(key));
         let first = order.and_then(|order| order.window.values().next());
         if let Some((number, _)) = first {
@@ -203,35 +204,36 @@ impl QuicEngine {
     }
 
     /// Abandons the gaps below `floor` and releases the datagrams that waited only for them.
-    fn give_up_below(&mut self, now: Instant, key: Key, floor: u64, why: GiveUp) {
+    fn give_up_below(&mut self, now: Instant, key: Key, floor: u64, why: GapGiveUpReason) {
         let c = &mut self.counters;
         *match why {
-            GiveUp::Packets => &mut c.quic_gap_given_up_packets,
-            GiveUp::Bytes => &mut c.quic_gap_given_up_bytes,
-            GiveUp::Time => &mut c.quic_gap_given_up_time,
-            GiveUp::Full => &mut c.quic_gap_given_up_full,
+            GapGiveUpReason::Packets => &mut c.quic_gap_given_up_packets,
+            GapGiveUpReason::Bytes => &mut c.quic_gap_given_up_bytes,
+            GapGiveUpReason::Time => &mut c.quic_gap_given_up_time,
+            GapGiveUpReason::Full => &mut c.quic_gap_given_up_full,
         } += 1;
-        let next =
-            |order: &mut Order| order.window.pop_below(floor).or_else(|| order.window.pop_next());
+        let next = |order: &mut ReorderState| {
+            order.window.pop_below(floor).or_else(|| order.window.pop_next())
+        };
         while let Some(place) = order_of(self.table.get_mut(key)).and_then(next) {
-            self.let_go(now, key, place);
+            self.make_ready(now, key, place);
         }
-        self.settle_alarm(key);
+        self.clear_idle_alarm(key);
     }
 
     /// Releases all waiting datagrams of a connection in order, because it is removed.
     pub(super) fn deliver_waiting(&mut self, now: Instant, key: Key) {
         while let Some(place) = order_of(self.table.get_mut(key)).and_then(|o| o.window.pop_first())
         {
-            self.let_go(now, key, place);
+            self.make_ready(now, key, place);
         }
-        self.settle_alarm(key);
+        self.clear_idle_alarm(key);
     }
 
     /// Moves a datagram, which has left the window, to the ready queue.
-    fn let_go(&mut self, now: Instant, key: Key, place: u32) {
+    fn make_ready(&mut self, now: Instant, key: Key, place: u32) {
         let waiting = self.waiting.key_at(place).and_then(|key| self.waiting.remove(key));
-        let Some(Waiting { datagram, arrived }) = waiting else {
+        let Some(WaitingDatagram { datagram, arrived }) = waiting else {
             internal_error!(self.counters.nic_internal_errors, "a place of no datagram");
             return;
         };
@@ -246,7 +248,7 @@ impl QuicEngine {
     }
 
     /// Clears the deadline of a connection without waiting datagrams.
-    fn settle_alarm(&mut self, key: Key) {
+    fn clear_idle_alarm(&mut self, key: Key) {
         if order_of(self.table.get_mut(key)).is_none_or(|order| order.window.waiting() == 0) {
             self.alarms.clear(key.index());
         }
@@ -286,13 +288,13 @@ impl QuicEngine {
                 self.alarms.set(index, next);
             }
             if let Some(number) = overdue {
-                self.give_up_below(now, key, number, GiveUp::Time);
+                self.give_up_below(now, key, number, GapGiveUpReason::Time);
             }
         }
     }
 
     /// Returns the next datagram to deliver, with its queue.
-    pub(crate) fn poll_datagram(&mut self) -> Option<(usize, Datagram)> {
+    pub(crate) fn poll_datagram(&mut self) -> Option<(usize, QuicDatagram)> {
         self.ready.pop_front()
     }
 
@@ -302,10 +304,10 @@ impl QuicEngine {
     }
 }
 
-fn order_of(entry: Option<&mut Entry>) -> Option<&mut Order> {
-    match entry.map(|entry| &mut entry.way) {
-        Some(Way::Receive(receive)) => {
-            let Receive { order, .. } = &mut **receive;
+fn order_of(entry: Option<&mut QuicEntry>) -> Option<&mut ReorderState> {
+    match entry.map(|entry| &mut entry.kind) {
+        Some(QuicEntryKind::Receive(receive)) => {
+            let QuicReceiver { order, .. } = &mut **receive;
             order.as_mut()
         }
         _ => None,

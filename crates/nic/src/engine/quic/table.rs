@@ -19,7 +19,7 @@ use tcp_rules::tuple::hash_tuple;
 use wire::Tuple;
 use wire::quic::Short;
 
-use super::keys::{Keys, Numbers};
+use super::keys::{PacketNumbers, QuicPacketKeys};
 use structures::ReorderWindow;
 use structures::slab::{Key, Slab};
 
@@ -27,36 +27,36 @@ use structures::slab::{Key, Slab};
 pub(super) const ROUTES_MAX: usize = 16;
 
 /// One direction of a connection.
-pub(super) struct Entry {
+pub(super) struct QuicEntry {
     pub(super) name: QuicId,
     pub(super) queue: usize,
     pub(super) flow: FlowId,
-    pub(super) keys: Keys,
-    pub(super) way: Way,
+    pub(super) keys: QuicPacketKeys,
+    pub(super) kind: QuicEntryKind,
 }
 
 /// The direction and its state.
-pub(super) enum Way {
+pub(super) enum QuicEntryKind {
     /// Transmit.
     Transmit {
         /// The lowest packet number that may be used.
         next: u64,
     },
     /// Receive.
-    Receive(Box<Receive>),
+    Receive(Box<QuicReceiver>),
 }
 
 /// State of a receiving entry.
-pub(super) struct Receive {
-    pub(super) numbers: Numbers,
+pub(super) struct QuicReceiver {
+    pub(super) numbers: PacketNumbers,
     /// The reordering window, if ordering was requested.
-    pub(super) order: Option<Order>,
+    pub(super) order: Option<ReorderState>,
     /// Hashes of the entry's routes.
     routes: SmallVec<[u64; 2]>,
 }
 
 /// The waiting packets of a connection, and the bounds for them.
-pub(super) struct Order {
+pub(super) struct ReorderState {
     pub(super) window: ReorderWindow,
     pub(super) bounds: Reorder,
     /// Bytes of the waiting datagrams.
@@ -65,7 +65,7 @@ pub(super) struct Order {
 
 /// The routes of a UDP port.
 #[derive(Debug)]
-struct Port {
+struct QuicPortRoutes {
     /// Length of connection IDs; 0 if routes are tuples.
     id_len: usize,
     routes: usize,
@@ -73,9 +73,9 @@ struct Port {
 
 /// Size of a route in bytes.
 #[cfg(test)]
-pub(super) const ROUTE_BYTES: usize = size_of::<RouteTo>();
+pub(super) const ROUTE_BYTES: usize = size_of::<QuicRouteEntry>();
 
-struct RouteTo {
+struct QuicRouteEntry {
     hash: u64,
     route: Route,
     key: Key,
@@ -83,7 +83,7 @@ struct RouteTo {
 
 /// Result of routing a datagram by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum RouteLookup {
     /// No route has its port.
     NotOurs,
     /// The packet has no short header.
@@ -95,22 +95,22 @@ pub(super) enum Found {
 }
 
 /// The connection table.
-pub(super) struct Table {
-    entries: Slab<Entry>,
+pub(super) struct QuicTable {
+    entries: Slab<QuicEntry>,
     by_name: HashTable<Key>,
-    routes: HashTable<RouteTo>,
-    ports: BTreeMap<u16, Port>,
+    routes: HashTable<QuicRouteEntry>,
+    ports: BTreeMap<u16, QuicPortRoutes>,
     seed: u64,
 }
 
-impl Receive {
+impl QuicReceiver {
     /// Creates the state of an entry without routes.
-    pub(super) fn new(numbers: Numbers, order: Option<Order>) -> Self {
+    pub(super) fn new(numbers: PacketNumbers, order: Option<ReorderState>) -> Self {
         Self { numbers, order, routes: SmallVec::new() }
     }
 }
 
-impl Table {
+impl QuicTable {
     pub(super) fn new(seed: u64) -> Self {
         let (by_name, routes) = (HashTable::new(), HashTable::new());
         Self { entries: Slab::new(), by_name, routes, ports: BTreeMap::new(), seed }
@@ -124,11 +124,11 @@ impl Table {
         self.routes.len()
     }
 
-    pub(super) fn get(&self, key: Key) -> Option<&Entry> {
+    pub(super) fn get(&self, key: Key) -> Option<&QuicEntry> {
         self.entries.get(key)
     }
 
-    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut Entry> {
+    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut QuicEntry> {
         self.entries.get_mut(key)
     }
 
@@ -145,20 +145,20 @@ impl Table {
     }
 
     /// Routes a datagram.
-    pub(super) fn find_packet(&self, tuple: &Tuple, packet: &[u8]) -> Found {
-        let Some(&Port { id_len, .. }) = self.ports.get(&tuple.local.port) else {
-            return Found::NotOurs;
+    pub(super) fn find_packet(&self, tuple: &Tuple, packet: &[u8]) -> RouteLookup {
+        let Some(&QuicPortRoutes { id_len, .. }) = self.ports.get(&tuple.local.port) else {
+            return RouteLookup::NotOurs;
         };
-        let Some(short) = Short::parse(packet, id_len) else { return Found::NotShort };
+        let Some(short) = Short::parse(packet, id_len) else { return RouteLookup::NotShort };
         let route = match ConnectionId::new(short.id) {
             Some(id) if id_len > 0 => Route::Id { port: tuple.local.port, id },
             _ => Route::Tuple(*tuple),
         };
-        self.lead(&route).map_or(Found::Unknown, |key| Found::Entry(key, id_len))
+        self.find_route(&route).map_or(RouteLookup::Unknown, |key| RouteLookup::Entry(key, id_len))
     }
 
     /// Inserts an entry with its routes. A transmit entry must not have any.
-    pub(super) fn insert(&mut self, entry: Entry, routes: &[Route]) -> Result<(), Refusal> {
+    pub(super) fn insert(&mut self, entry: QuicEntry, routes: &[Route]) -> Result<(), Refusal> {
         if self.find(entry.queue, entry.name).is_some() {
             return Err(Refusal::DoesNotFit);
         }
@@ -175,13 +175,13 @@ impl Table {
     }
 
     /// Removes an entry and its routes.
-    pub(super) fn remove(&mut self, key: Key) -> Option<Entry> {
+    pub(super) fn remove(&mut self, key: Key) -> Option<QuicEntry> {
         let mut entry = self.entries.remove(key)?;
         let hash = hash_name(self.seed, entry.queue, entry.name);
         if let Ok(found) = self.by_name.find_entry(hash, |&k| k == key) {
             found.remove();
         }
-        if let Way::Receive(receive) = &mut entry.way {
+        if let QuicEntryKind::Receive(receive) = &mut entry.kind {
             for hash in receive.routes.drain(..) {
                 self.unroute(hash, |to| to.key == key);
             }
@@ -196,8 +196,10 @@ impl Table {
             (Route::Id { .. }, _) if id_len == 0 => false,
             (_, port) => port.is_none_or(|port| port.id_len == id_len),
         };
-        let taken = self.lead(&route).is_some();
-        let Some(Entry { way: Way::Receive(receive), .. }) = self.entries.get_mut(key) else {
+        let taken = self.find_route(&route).is_some();
+        let Some(QuicEntry { kind: QuicEntryKind::Receive(receive), .. }) =
+            self.entries.get_mut(key)
+        else {
             return Err(Refusal::DoesNotFit);
         };
         if !fits || taken || receive.routes.len() >= ROUTES_MAX {
@@ -205,19 +207,21 @@ impl Table {
         }
         let hash = hash_route(self.seed, &route);
         receive.routes.push(hash);
-        self.routes.insert_unique(hash, RouteTo { hash, route, key }, |to| to.hash);
-        self.ports.entry(port).or_insert(Port { id_len, routes: 0 }).routes += 1;
+        self.routes.insert_unique(hash, QuicRouteEntry { hash, route, key }, |to| to.hash);
+        self.ports.entry(port).or_insert(QuicPortRoutes { id_len, routes: 0 }).routes += 1;
         Ok(())
     }
 
     /// Removes a route. Returns false if it does not lead to this entry.
     pub(super) fn remove_route(&mut self, key: Key, route: &Route) -> bool {
-        if self.lead(route) != Some(key) {
+        if self.find_route(route) != Some(key) {
             return false;
         }
         let hash = hash_route(self.seed, route);
         self.unroute(hash, |to| to.route == *route);
-        if let Some(Entry { way: Way::Receive(receive), .. }) = self.entries.get_mut(key) {
+        if let Some(QuicEntry { kind: QuicEntryKind::Receive(receive), .. }) =
+            self.entries.get_mut(key)
+        {
             if let Some(at) = receive.routes.iter().position(|&known| known == hash) {
                 receive.routes.swap_remove(at);
             }
@@ -233,9 +237,9 @@ impl Table {
         self.ports.clear();
     }
 
-    fn unroute(&mut self, hash: u64, is_it: impl Fn(&RouteTo) -> bool) {
+    fn unroute(&mut self, hash: u64, is_it: impl Fn(&QuicRouteEntry) -> bool) {
         let Ok(found) = self.routes.find_entry(hash, is_it) else { return };
-        let (RouteTo { route, .. }, _) = found.remove();
+        let (QuicRouteEntry { route, .. }, _) = found.remove();
         let (number, _) = port_of(&route);
         let Some(port) = self.ports.get_mut(&number) else { return };
         port.routes -= 1;
@@ -244,7 +248,7 @@ impl Table {
         }
     }
 
-    fn lead(&self, route: &Route) -> Option<Key> {
+    fn find_route(&self, route: &Route) -> Option<Key> {
         let found = self.routes.find(hash_route(self.seed, route), |to| to.route == *route)?;
         Some(found.key)
     }

@@ -4,7 +4,7 @@
 //! [`QuicEngine::plan`] checks everything that does not depend on the bytes, and consumes the
 //! packet numbers, so that these are checked in ring order; the numbers of a transmit that fails
 //! later are lost. A plan holds the keys, so it can be completed even if its entry is removed.
-//! [`QuicEngine::seal`] is called when all bytes are available. Content is never encrypted in
+//! [`QuicEngine::encrypt`] is called when all bytes are available. Content is never encrypted in
 //! place, since host memory and file blocks are shared.
 //!
 //! If a packet cannot be encrypted, the whole transmit is dropped: nothing leaves unencrypted.
@@ -17,15 +17,15 @@ use smallvec::SmallVec;
 use wire::quic::NUMBER_MAX;
 
 use super::QuicEngine;
-use super::keys::{Keys, Unsealed, lies_in};
-use super::table::{Entry, Way};
-use crate::engine::source::Source;
+use super::keys::{QuicEncryptFailure, QuicPacketKeys, fits_datagram};
+use super::table::{QuicEntry, QuicEntryKind};
+use crate::engine::payload_reader::PayloadReader;
 
 /// A validated batch of packets.
 pub(crate) struct Sealing {
     /// The transmit entry.
     pub(crate) quic: QuicId,
-    keys: Keys,
+    keys: QuicPacketKeys,
     packets: SmallVec<[Option<Packet>; 1]>,
     /// Bytes of all datagrams, and of each except the last.
     len: usize,
@@ -34,7 +34,7 @@ pub(crate) struct Sealing {
 
 /// Error: the batch cannot be encrypted. The reason was counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NotSealed;
+pub(crate) struct QuicNotEncrypted;
 
 impl QuicEngine {
     /// Validates a batch of `len` bytes in datagrams of `segment_size` bytes (0: one datagram).
@@ -45,7 +45,7 @@ impl QuicEngine {
         protect: Protect,
         len: usize,
         segment_size: u16,
-    ) -> Result<Option<Box<Sealing>>, NotSealed> {
+    ) -> Result<Option<Box<Sealing>>, QuicNotEncrypted> {
         let Protect { quic, packets } = protect;
         let size = match usize::from(segment_size) {
             0 => len,
@@ -58,19 +58,19 @@ impl QuicEngine {
             return Ok(None);
         }
         let entry = self.table.find(queue, quic).and_then(|key| self.table.get_mut(key));
-        let Some(Entry { keys, way: Way::Transmit { next }, .. }) = entry else {
+        let Some(QuicEntry { keys, kind: QuicEntryKind::Transmit { next }, .. }) = entry else {
             self.counters.quic_tx_refused_unknown += 1;
-            return Err(NotSealed);
+            return Err(QuicNotEncrypted);
         };
         let mut above = *next;
         for (index, packet) in packets.iter().enumerate() {
             let Some(packet) = packet else { continue };
-            if !lies_in(packet, size.min(len - index * size)) {
+            if !fits_datagram(packet, size.min(len - index * size)) {
                 return Err(self.refuse_malformed());
             }
             if packet.number < above || packet.number > NUMBER_MAX {
                 self.counters.quic_tx_refused_number += 1;
-                return Err(NotSealed);
+                return Err(QuicNotEncrypted);
             }
             above = packet.number + 1;
         }
@@ -83,7 +83,7 @@ impl QuicEngine {
         &mut self,
         sealing: &Sealing,
         parts: &Payloads,
-    ) -> Result<Payloads, NotSealed> {
+    ) -> Result<Payloads, QuicNotEncrypted> {
         let Sealing { keys, packets, len, size, .. } = sealing;
         if parts.iter().map(|part| part.as_slice().len()).sum::<usize>() != *len {
             return Err(self.refuse_malformed());
@@ -91,22 +91,22 @@ impl QuicEngine {
         let mut buffer = self.outputs.take(*len);
         let room = Arc::get_mut(&mut buffer).and_then(|b| b.as_mut_slice().get_mut(..*len));
         let Some(out) = room else { return Err(self.refuse_malformed()) };
-        Source::new(parts).copy(out);
+        PayloadReader::new(parts).copy(out);
         let (mut count, mut bytes) = (0, 0);
         for (datagram, packet) in out.chunks_mut((*size).max(1)).zip(packets) {
             let Some(packet) = packet else { continue };
-            match keys.seal(packet, datagram) {
+            match keys.encrypt(packet, datagram) {
                 Ok(()) => (count, bytes) = (count + 1, bytes + datagram.len() as u64),
-                Err(Unsealed::Malformed) => return Err(self.refuse_malformed()),
-                Err(Unsealed::UnknownKeys) => {
+                Err(QuicEncryptFailure::Malformed) => return Err(self.refuse_malformed()),
+                Err(QuicEncryptFailure::UnknownKeys) => {
                     self.counters.quic_tx_refused_keys += 1;
-                    return Err(NotSealed);
+                    return Err(QuicNotEncrypted);
                 }
             }
         }
         self.counters.quic_tx_sealed += count;
         self.counters.quic_tx_sealed_bytes += bytes;
-        self.outputs.lent(&buffer);
+        self.outputs.mark_in_use(&buffer);
         let len = u32::try_from(*len).unwrap_or(0);
         let mut payloads = Payloads::new();
         payloads.push(Payload::Block { block: buffer, start: 0, len });
@@ -114,9 +114,9 @@ impl QuicEngine {
     }
 
     /// Counts a malformed batch.
-    pub(crate) const fn refuse_malformed(&mut self) -> NotSealed {
+    pub(crate) const fn refuse_malformed(&mut self) -> QuicNotEncrypted {
         self.counters.quic_tx_refused_malformed += 1;
-        NotSealed
+        QuicNotEncrypted
     }
 
     /// True if there is memory for encrypting more.

@@ -5,7 +5,7 @@ use abi::{Capabilities, Event, Op, Refusal};
 use base::Instant;
 
 use super::counters::SetupCounters;
-use super::{SetupEngine, Verdict};
+use super::{SetupEngine, SetupVerdict};
 use crate::config::DeviceConfig;
 use crate::engine::Engine;
 use crate::pipeline::rx::Offered;
@@ -18,7 +18,7 @@ impl Engine for SetupEngine {
         config.setup.clone().map(|setup| Self::new(setup, config.mac, config.rss_seed))
     }
 
-    fn offer(&self, capabilities: &mut Capabilities) {
+    fn add_capabilities(&self, capabilities: &mut Capabilities) {
         capabilities.setup = Ok(self.limits());
     }
 
@@ -50,7 +50,7 @@ impl Engine for SetupEngine {
         None
     }
 
-    fn take(&mut self, now: Instant, arrived: &mut Offered<'_>, out: &mut Egress) -> bool {
+    fn consume_frame(&mut self, now: Instant, arrived: &mut Offered<'_>, out: &mut Egress) -> bool {
         if self.is_idle() {
             return false;
         }
@@ -58,13 +58,13 @@ impl Engine for SetupEngine {
         let Some((received, tcp)) = arrived.segment() else { return false };
         let room = out.has_run_room();
         match self.receive(now, queue, received.packet.as_slice(), tcp, room) {
-            Verdict::Pass => return false,
-            Verdict::Established(established) => {
+            SetupVerdict::Pass => return false,
+            SetupVerdict::Established(established) => {
                 received.established = Some(established);
                 return false;
             }
-            Verdict::Answer(header) => out.send(Run::of_header(header, Payloads::new())),
-            Verdict::Deferred | Verdict::Drop => {}
+            SetupVerdict::Answer(header) => out.send(Run::of_header(header, Payloads::new())),
+            SetupVerdict::Deferred | SetupVerdict::Drop => {}
         }
         out.put(received.take_packet());
         true

@@ -20,14 +20,14 @@ const WINDOW_SCALE_MAX: u8 = 14;
 
 /// A listening port of one queue.
 #[derive(Debug)]
-pub(super) struct Listener {
+pub(super) struct SetupListener {
     queue: usize,
     pub(super) listen: SetupListen,
     /// The epoch in which the host closed the listener.
     closed: Option<u64>,
 }
 
-impl Listener {
+impl SetupListener {
     /// True if SYNs are answered; a closed listener only accepts outstanding cookies.
     pub(super) const fn is_open(&self) -> bool {
         self.closed.is_none()
@@ -36,7 +36,7 @@ impl Listener {
 
 /// One local endpoint of a listener.
 #[derive(Debug)]
-struct Place {
+struct ListenerEndpoint {
     local: Endpoint,
     queue: usize,
     listener: Key,
@@ -44,14 +44,14 @@ struct Place {
 
 /// The listeners of all queues.
 #[derive(Debug)]
-pub(super) struct Listeners {
-    slots: Slab<Listener>,
-    index: HashTable<Place>,
+pub(super) struct SetupListeners {
+    slots: Slab<SetupListener>,
+    index: HashTable<ListenerEndpoint>,
     max: usize,
     seed: u64,
 }
 
-impl Listeners {
+impl SetupListeners {
     /// Creates an empty table for up to `max` listeners.
     pub(super) const fn new(max: usize, seed: u64) -> Self {
         Self { slots: Slab::new(), index: HashTable::new(), max, seed }
@@ -69,7 +69,7 @@ impl Listeners {
     }
 
     /// Returns the listener of a queue for segments to `local`.
-    pub(super) fn find(&self, local: &Endpoint, queue: usize) -> Option<&Listener> {
+    pub(super) fn find(&self, local: &Endpoint, queue: usize) -> Option<&SetupListener> {
         let hash = hash(self.seed, local, queue);
         let place = self.index.find(hash, |p| p.local == *local && p.queue == queue)?;
         self.slots.get(place.listener)
@@ -87,7 +87,7 @@ impl Listeners {
             return Err(Refusal::DoesNotFit);
         }
         let taken = |&addr: &IpAddr| {
-            self.find(&Endpoint { addr, port }, queue).is_some_and(Listener::is_open)
+            self.find(&Endpoint { addr, port }, queue).is_some_and(SetupListener::is_open)
         };
         let namesake = self.named(queue, name);
         if listen.addrs.iter().any(taken) || namesake.is_some_and(|(_, l)| l.is_open()) {
@@ -107,17 +107,21 @@ impl Listeners {
 
     fn insert(&mut self, queue: usize, listen: SetupListen) {
         let (addrs, port) = (listen.addrs.clone(), listen.port);
-        let listener = self.slots.insert(Listener { queue, listen, closed: None });
+        let listener = self.slots.insert(SetupListener { queue, listen, closed: None });
         for &addr in &addrs {
             let local = Endpoint { addr, port };
             let code = hash(self.seed, &local, queue);
-            let same = |place: &Place| place.local == local && place.queue == queue;
+            let same = |place: &ListenerEndpoint| place.local == local && place.queue == queue;
             match self.index.find_mut(code, same) {
                 // The endpoint belonged to a closed listener, or the address is listed twice.
                 Some(place) => place.listener = listener,
                 None => {
-                    let rehash = |p: &Place| hash(self.seed, &p.local, p.queue);
-                    self.index.insert_unique(code, Place { local, queue, listener }, rehash);
+                    let rehash = |p: &ListenerEndpoint| hash(self.seed, &p.local, p.queue);
+                    self.index.insert_unique(
+                        code,
+                        ListenerEndpoint { local, queue, listener },
+                        rehash,
+                    );
                 }
             }
         }
@@ -133,7 +137,7 @@ impl Listeners {
 
     /// Removes listeners that were closed too long before `epoch` for any cookie to be valid.
     pub(super) fn expire(&mut self, epoch: u64) {
-        let is_over = |l: &Listener| l.closed.is_some_and(|closed| epoch > closed + 1);
+        let is_over = |l: &SetupListener| l.closed.is_some_and(|closed| epoch > closed + 1);
         loop {
             let over = self.slots.iter().find(|(_, l)| is_over(l)).map(|(key, _)| key);
             let Some(key) = over else { return };
@@ -147,17 +151,18 @@ impl Listeners {
         self.index.clear();
     }
 
-    fn named(&self, queue: usize, name: ListenId) -> Option<(Key, &Listener)> {
+    fn named(&self, queue: usize, name: ListenId) -> Option<(Key, &SetupListener)> {
         self.slots.iter().find(|(_, l)| l.queue == queue && l.listen.listener == name)
     }
 
     fn remove(&mut self, key: Key) {
-        let Some(Listener { queue, listen, .. }) = self.slots.remove(key) else { return };
+        let Some(SetupListener { queue, listen, .. }) = self.slots.remove(key) else { return };
         for &addr in &listen.addrs {
             let local = Endpoint { addr, port: listen.port };
             let code = hash(self.seed, &local, queue);
             // Another listener may have the endpoint by now.
-            let same = |p: &Place| p.local == local && p.queue == queue && p.listener == key;
+            let same =
+                |p: &ListenerEndpoint| p.local == local && p.queue == queue && p.listener == key;
             if let Ok(place) = self.index.find_entry(code, same) {
                 place.remove();
             }

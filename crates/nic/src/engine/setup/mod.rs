@@ -29,7 +29,7 @@ use core::net::IpAddr;
 use abi::setup::{Established, ListenId, SetupLimits, SetupListen};
 use abi::{Header, Refusal};
 use base::{Instant, SeqNum, low32};
-use tcp_rules::cookie::{Agreed, Cookies, Returned};
+use tcp_rules::cookie::{CookieOptions, ReturnedCookie, SynCookies};
 use wire::emit::{IpHeader, Link, tcp_headers};
 use wire::frame::protocol;
 use wire::tcp::{Flags, Options, Segment, Timestamps};
@@ -38,12 +38,12 @@ use wire::{ETHERNET_BYTES, Tuple};
 use crate::config::SetupConfig;
 use crate::pipeline::rx::TransportAt;
 use counters::SetupCounters;
-use listeners::{Listener, Listeners};
+use listeners::{SetupListener, SetupListeners};
 
 /// Hop limit, as on the host: RFC 9293 section 3.9.2 and Linux.
 const HOP_LIMIT: u8 = 64;
 /// MSS of a peer that sends no MSS option: RFC 9293 section 3.7.1.
-const MSS_UNSAID: u16 = 536;
+const MSS_DEFAULT: u16 = 536;
 /// Maximum window scale (RFC 7323 section 2.3); greater values are read as this.
 const SCALE_MAX: u8 = 14;
 /// Domain separator that makes the cookie keys independent of other uses of the seed.
@@ -53,7 +53,7 @@ const FLAGS_AT: usize = 13;
 
 /// The treatment of a TCP segment.
 #[derive(Debug)]
-pub(crate) enum Verdict {
+pub(crate) enum SetupVerdict {
     /// Pass to the host unchanged.
     Pass,
     /// A SYN, to be answered by this SYN-ACK: headers without checksums.
@@ -72,8 +72,8 @@ pub(crate) enum Verdict {
 pub(crate) struct SetupEngine {
     limits: SetupLimits,
     mac: [u8; 6],
-    listeners: Listeners,
-    cookies: Cookies,
+    listeners: SetupListeners,
+    cookies: SynCookies,
     counters: SetupCounters,
 }
 
@@ -85,8 +85,8 @@ impl SetupEngine {
         Self {
             limits: SetupLimits { listeners_max },
             mac,
-            listeners: Listeners::new(listeners_max as usize, seed),
-            cookies: Cookies::new((seed, COOKIE_DOMAIN)),
+            listeners: SetupListeners::new(listeners_max as usize, seed),
+            cookies: SynCookies::new((seed, COOKIE_DOMAIN)),
             counters: SetupCounters::default(),
         }
     }
@@ -114,7 +114,7 @@ impl SetupEngine {
 
     /// Stops answering SYNs to a port.
     pub(crate) fn unlisten(&mut self, now: Instant, queue: usize, listener: ListenId) {
-        self.note(now);
+        self.advance_epoch(now);
         self.listeners.close(queue, listener, self.cookies.epoch());
     }
 
@@ -126,37 +126,37 @@ impl SetupEngine {
         frame: &[u8],
         tcp: &TransportAt,
         room: bool,
-    ) -> Verdict {
-        let Some(&flags) = frame.get(tcp.l4 + FLAGS_AT) else { return Verdict::Pass };
+    ) -> SetupVerdict {
+        let Some(&flags) = frame.get(tcp.l4 + FLAGS_AT) else { return SetupVerdict::Pass };
         let flags = Flags(flags);
         let syn = flags.has(Flags::SYN) && !flags.has(Flags::ACK);
         let ack = flags.has(Flags::ACK) && !flags.any(Flags::SYN.with(Flags::RST));
         if !syn && !ack {
-            return Verdict::Pass;
+            return SetupVerdict::Pass;
         }
-        self.note(now);
+        self.advance_epoch(now);
         let Some(listener) = self.listeners.find(&tcp.tuple.local, queue) else {
-            return Verdict::Pass;
+            return SetupVerdict::Pass;
         };
         let (cookies, counters) = (&self.cookies, &mut self.counters);
         if ack {
             return acknowledge(now, listener, cookies, counters, frame, tcp);
         }
         if !listener.is_open() {
-            return Verdict::Pass;
+            return SetupVerdict::Pass;
         }
-        match answer(now, self.mac, listener, cookies, frame, tcp) {
+        match build_syn_ack(now, self.mac, listener, cookies, frame, tcp) {
             Ok(header) if room => {
                 counters.setup_syns_answered += 1;
-                Verdict::Answer(header)
+                SetupVerdict::Answer(header)
             }
             Ok(_) => {
                 counters.setup_syns_dropped += 1;
-                Verdict::Drop
+                SetupVerdict::Drop
             }
             Err(why) => {
                 *why.counter(counters) += 1;
-                Verdict::Pass
+                SetupVerdict::Pass
             }
         }
     }
@@ -175,7 +175,7 @@ impl SetupEngine {
         f("setup_listeners_closed", closed as u64);
     }
 
-    fn note(&mut self, now: Instant) {
+    fn advance_epoch(&mut self, now: Instant) {
         if self.cookies.advance(now) {
             self.listeners.expire(self.cookies.epoch());
         }
@@ -184,7 +184,7 @@ impl SetupEngine {
 
 /// Reason for which a SYN is passed to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Why {
+enum SynPassReason {
     OddFlags,
     BadSource,
     Vlan,
@@ -195,7 +195,7 @@ enum Why {
     SmallMss,
 }
 
-impl Why {
+impl SynPassReason {
     const fn counter(self, counters: &mut SetupCounters) -> &mut u64 {
         match self {
             Self::OddFlags => &mut counters.setup_passed_odd_flags,
@@ -211,26 +211,27 @@ impl Why {
 }
 
 /// Returns the SYN-ACK for a SYN, or the reason for which the SYN is passed to the host.
-fn answer(
+fn build_syn_ack(
     now: Instant,
     mac: [u8; 6],
-    listener: &Listener,
-    cookies: &Cookies,
+    listener: &SetupListener,
+    cookies: &SynCookies,
     frame: &[u8],
     at: &TransportAt,
-) -> Result<Header, Why> {
+) -> Result<Header, SynPassReason> {
     let (syn, link) = read_syn(mac, frame, at)?;
-    let Some(theirs) = syn.options.timestamps else { return Err(Why::NoTimestamps) };
+    let Some(theirs) = syn.options.timestamps else { return Err(SynPassReason::NoTimestamps) };
     let listen = &listener.listen;
-    let peer = Agreed {
-        peer_mss: syn.options.mss.unwrap_or(MSS_UNSAID),
+    let peer = CookieOptions {
+        peer_mss: syn.options.mss.unwrap_or(MSS_DEFAULT),
         peer_scale: syn.options.window_scale.map(|scale| scale.min(SCALE_MAX)),
         sack: listen.sack && syn.options.sack_permitted,
         // RFC 3168 section 6.1.1: an ECN-setup SYN has both flags.
         ecn: listen.ecn && syn.flags.has(Flags::ECE.with(Flags::CWR)),
     };
     let clock = clock(now, cookies, &at.tuple);
-    let cookie = cookies.make(Some(clock), &at.tuple, syn.seq, &peer).ok_or(Why::SmallMss)?;
+    let cookie =
+        cookies.make(Some(clock), &at.tuple, syn.seq, &peer).ok_or(SynPassReason::SmallMss)?;
     let mut flags = Flags::SYN.with(Flags::ACK);
     if peer.ecn {
         flags = flags.with(Flags::ECE);
@@ -248,42 +249,46 @@ fn answer(
             // RFC 7323 section 1.3: only if the SYN had the option.
             window_scale: peer.peer_scale.map(|_| listen.window_scale),
             sack_permitted: peer.sack,
-            timestamps: cookie.stamp.map(|value| Timestamps { value, echo: theirs.value }),
+            timestamps: cookie.tsval.map(|value| Timestamps { value, echo: theirs.value }),
             ..Options::default()
         },
     };
-    write(&link, &at.tuple, &reply).ok_or(Why::Malformed)
+    write(&link, &at.tuple, &reply).ok_or(SynPassReason::Malformed)
 }
 
 /// Returns our timestamp clock for a peer. A random offset per connection hides the uptime and
 /// makes clocks of different peers unrelated (RFC 7323 section 5.4).
-fn clock(now: Instant, cookies: &Cookies, tuple: &Tuple) -> u32 {
+fn clock(now: Instant, cookies: &SynCookies, tuple: &Tuple) -> u32 {
     low32(now.as_millis()).wrapping_add(cookies.timestamp_offset(tuple))
 }
 
 /// Parses a SYN that may be answered, and returns it with the link addresses of the reply.
-fn read_syn(mac: [u8; 6], frame: &[u8], at: &TransportAt) -> Result<(Segment, Link), Why> {
+fn read_syn(
+    mac: [u8; 6],
+    frame: &[u8],
+    at: &TransportAt,
+) -> Result<(Segment, Link), SynPassReason> {
     let tcp = frame.get(at.l4..at.end).unwrap_or_default();
-    let (syn, header_len) = Segment::parse(tcp).map_err(|_| Why::Malformed)?;
+    let (syn, header_len) = Segment::parse(tcp).map_err(|_| SynPassReason::Malformed)?;
     if syn.flags.any(Flags::FIN.with(Flags::RST).with(Flags::URG)) {
-        return Err(Why::OddFlags);
+        return Err(SynPassReason::OddFlags);
     }
     let ([to_group, ..], Some(&peer)) = (frame, frame.get(6..).and_then(<[u8]>::first_chunk))
     else {
-        return Err(Why::Malformed);
+        return Err(SynPassReason::Malformed);
     };
     let group = (to_group | peer[0]) & 1 == 1;
     if group || !is_peer(&at.tuple) {
-        return Err(Why::BadSource);
+        return Err(SynPassReason::BadSource);
     }
     if at.l3 != ETHERNET_BYTES {
-        return Err(Why::Vlan);
+        return Err(SynPassReason::Vlan);
     }
     if tcp.len() > header_len {
-        return Err(Why::Payload);
+        return Err(SynPassReason::Payload);
     }
     if syn.options.fast_open {
-        return Err(Why::FastOpen);
+        return Err(SynPassReason::FastOpen);
     }
     Ok((syn, Link { source: mac, destination: peer }))
 }
@@ -320,40 +325,40 @@ fn write(link: &Link, tuple: &Tuple, segment: &Segment) -> Option<Header> {
 /// Handles a segment with ACK.
 fn acknowledge(
     now: Instant,
-    listener: &Listener,
-    cookies: &Cookies,
+    listener: &SetupListener,
+    cookies: &SynCookies,
     counters: &mut SetupCounters,
     frame: &[u8],
     at: &TransportAt,
-) -> Verdict {
+) -> SetupVerdict {
     let tcp = frame.get(at.l4..at.end).unwrap_or_default();
     let number = |at: usize| tcp.get(at..)?.first_chunk().map(|&b| SeqNum(u32::from_be_bytes(b)));
-    let (Some(seq), Some(ack)) = (number(4), number(8)) else { return Verdict::Pass };
+    let (Some(seq), Some(ack)) = (number(4), number(8)) else { return SetupVerdict::Pass };
     if cookies.age(ack - 1).is_none() {
         counters.setup_passed_acks += 1;
-        return Verdict::Pass;
+        return SetupVerdict::Pass;
     }
     let Ok((segment, header_len)) = Segment::parse(tcp) else {
         counters.setup_passed_malformed += 1;
-        return Verdict::Pass;
+        return SetupVerdict::Pass;
     };
     let Some(Timestamps { echo, .. }) = segment.options.timestamps else {
         counters.setup_acks_no_timestamps += 1;
-        return Verdict::Pass;
+        return SetupVerdict::Pass;
     };
-    let returned = Returned { number: ack - 1, irs: seq - 1, echo: Some(echo) };
+    let returned = ReturnedCookie { number: ack - 1, irs: seq - 1, echo: Some(echo) };
     let clock = || clock(now, cookies, &at.tuple);
     let Some(peer) = cookies.check(now, clock, &at.tuple, &returned) else {
         counters.setup_passed_acks += 1;
-        return Verdict::Pass;
+        return SetupVerdict::Pass;
     };
     let listen = &listener.listen;
     if listen.defer && tcp.len() == header_len && !segment.flags.has(Flags::FIN) {
         counters.setup_deferred += 1;
-        return Verdict::Deferred;
+        return SetupVerdict::Deferred;
     }
     counters.setup_established += 1;
-    Verdict::Established(Established {
+    SetupVerdict::Established(Established {
         listener: listen.listener,
         peer_mss: peer.peer_mss,
         peer_scale: peer.peer_scale,

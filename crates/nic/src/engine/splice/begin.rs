@@ -12,9 +12,9 @@ use tcp_rules::tuple::hash_tuple;
 use wire::frame::{Frame, parse, protocol};
 use wire::{Endpoint, Tuple};
 
-use super::pair::{Kept, Pair, Phase, Way};
-use super::translate::Translation;
-use super::{End, Route, SpliceEngine};
+use super::pair::{KeptFrame, SpliceDirection, SplicedPair, SplicedPairPhase};
+use super::translate::HeaderTranslation;
+use super::{PairSide, SpliceEngine, SpliceRoute};
 use crate::pipeline::Egress;
 use crate::pipeline::rx::TransportAt;
 use structures::slab::Key;
@@ -55,26 +55,31 @@ impl SpliceEngine {
             self.counters.splice_refused_taken += 1;
             return Err(Refusal::DoesNotFit);
         }
-        if self.pairs.len() >= self.config.pairs_max as usize && !self.make_room(out) {
+        if self.pairs.len() >= self.config.pairs_max as usize && !self.evict_lingering(out) {
             self.counters.splice_refused_full += 1;
             return Err(Refusal::TableFull);
         }
         let mtu = out.mtu;
-        let way = |from, to| Way::new(from, to, Translation::new(from, to, self.mac, mtu));
-        let key = self.pairs.insert(Pair {
+        let way = |from, to| {
+            SpliceDirection::new(from, to, HeaderTranslation::new(from, to, self.mac, mtu))
+        };
+        let key = self.pairs.insert(SplicedPair {
             id: splice.id,
             queue,
             idle_timeout: splice.idle_timeout.max(IDLE_MIN),
             begun_at: now,
-            heard_at: now,
+            relayed_at: now,
             challenges: ChallengeLimiter::new(),
-            phase: Phase::Waiting(Vec::new()),
-            ways: [way(a, b), way(b, a)],
+            phase: SplicedPairPhase::Waiting(Vec::new()),
+            directions: [way(a, b), way(b, a)],
         });
         for (side, tuple) in [a.tuple, b.tuple].into_iter().enumerate() {
             let hash = hash_tuple(self.seed, &tuple);
-            self.routes
-                .insert_unique(hash, Route { hash, end: End { key, side } }, |route| route.hash);
+            self.routes.insert_unique(
+                hash,
+                SpliceRoute { hash, end: PairSide { key, side } },
+                |route| route.hash,
+            );
         }
         self.names.insert((queue, splice.id), key);
         self.set_alarm(key);
@@ -93,7 +98,7 @@ impl SpliceEngine {
     ) {
         let key = self.names.get(&(queue, id)).copied().unwrap_or(Key::NONE);
         let pair = self.pairs.get_mut(key);
-        let Some(kept) = pair.and_then(Pair::go_live) else {
+        let Some(kept) = pair.and_then(SplicedPair::start) else {
             self.counters.splice_ops_ignored += 1;
             packets.into_iter().for_each(|frame| out.put(frame.packet));
             return;
@@ -109,16 +114,18 @@ impl SpliceEngine {
                 }
             }
         }
-        for Kept { side, frame, at } in kept {
-            self.let_go(&frame);
-            self.relay(out, now, End { key, side }, frame, &at);
+        for KeptFrame { side, frame, at } in kept {
+            self.uncount_kept(&frame);
+            self.relay(out, now, PairSide { key, side }, frame, &at);
         }
     }
 
     /// Keeps a frame of a pair that has not started, or drops it if there is no room.
-    pub(super) fn keep(&mut self, out: &mut Egress, key: Key, kept: Kept) {
+    pub(super) fn keep(&mut self, out: &mut Egress, key: Key, kept: KeptFrame) {
         let bytes = kept.frame.packet.footprint();
-        let Some(Pair { phase: Phase::Waiting(queue), .. }) = self.pairs.get_mut(key) else {
+        let Some(SplicedPair { phase: SplicedPairPhase::Waiting(queue), .. }) =
+            self.pairs.get_mut(key)
+        else {
             internal_error!(self.counters.nic_internal_errors, "a frame is kept of no new pair");
             return out.put(kept.frame.packet);
         };
@@ -137,7 +144,7 @@ impl SpliceEngine {
     }
 
     /// Stops counting a kept frame.
-    pub(super) fn let_go(&mut self, frame: &RxFrame) {
+    pub(super) fn uncount_kept(&mut self, frame: &RxFrame) {
         self.kept -= 1;
         self.kept_bytes -= frame.packet.footprint();
     }

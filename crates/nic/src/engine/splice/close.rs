@@ -11,8 +11,8 @@ use tcp_rules::tuple::hash_tuple;
 use wire::tcp::{Flags, Options, Segment as TcpSegment, Timestamps};
 use wire::{ETHERNET_BYTES, TCP_BYTES};
 
-use super::pair::{Pair, Phase};
-use super::{End, SpliceEngine};
+use super::pair::{SplicedPair, SplicedPairPhase};
+use super::{PairSide, SpliceEngine};
 use structures::slab::Key;
 
 use crate::pipeline::{Egress, Run};
@@ -33,7 +33,8 @@ impl SpliceEngine {
         match self.names.get(&(queue, id)).copied() {
             Some(key) => {
                 self.counters.splice_unspliced += 1;
-                let begun = |pair: &Pair| !matches!(pair.phase, Phase::Waiting(_));
+                let begun =
+                    |pair: &SplicedPair| !matches!(pair.phase, SplicedPairPhase::Waiting(_));
                 if self.pairs.get(key).is_some_and(begun) {
                     self.reset_both(out, key);
                 }
@@ -61,7 +62,7 @@ impl SpliceEngine {
             if pair.due() > now {
                 // Packets were relayed since the alarm was set.
                 self.set_alarm(key);
-            } else if matches!(pair.phase, Phase::Lingering(_)) {
+            } else if matches!(pair.phase, SplicedPairPhase::Lingering(_)) {
                 self.finish(out, key);
             } else {
                 self.counters.splice_idle_timeouts += 1;
@@ -83,10 +84,10 @@ impl SpliceEngine {
             internal_error!(self.counters.nic_internal_errors, "no such pair lingers");
             return;
         };
-        if !matches!(pair.phase, Phase::Live) {
+        if !matches!(pair.phase, SplicedPairPhase::Live) {
             return;
         }
-        pair.phase = Phase::Lingering(now + LINGER);
+        pair.phase = SplicedPairPhase::Lingering(now + LINGER);
         self.lingering.push_back(key);
         self.names.remove(&(pair.queue, pair.id));
         self.counters.splice_closed += 1;
@@ -96,7 +97,7 @@ impl SpliceEngine {
     }
 
     /// Removes the pair that was closed first. Returns whether there was one.
-    pub(super) fn make_room(&mut self, out: &mut Egress) -> bool {
+    pub(super) fn evict_lingering(&mut self, out: &mut Egress) -> bool {
         while let Some(key) = self.lingering.pop_front() {
             if self.pairs.get(key).is_some() {
                 self.counters.splice_lingers_cut_short += 1;
@@ -123,7 +124,7 @@ impl SpliceEngine {
         };
         self.alarms.clear(key.index());
         self.names.remove(&(pair.queue, pair.id));
-        for way in &pair.ways {
+        for way in &pair.directions {
             let hash = hash_tuple(self.seed, &way.tuple);
             if let Ok(route) =
                 self.routes.find_entry(hash, |route| route.hash == hash && route.end.key == key)
@@ -131,13 +132,13 @@ impl SpliceEngine {
                 route.remove();
             }
         }
-        if let Phase::Waiting(kept) = &mut pair.phase {
+        if let SplicedPairPhase::Waiting(kept) = &mut pair.phase {
             for kept in kept.drain(..) {
-                self.let_go(&kept.frame);
+                self.uncount_kept(&kept.frame);
                 out.put(kept.frame.packet);
             }
         }
-        if !matches!(pair.phase, Phase::Lingering(_)) {
+        if !matches!(pair.phase, SplicedPairPhase::Lingering(_)) {
             out.emit(pair.queue, Event::SpliceClosed(Box::new(pair.closed(end))));
         }
     }
@@ -148,7 +149,7 @@ impl SpliceEngine {
             return;
         };
         let runs = [0, 1].map(|side| {
-            let (_, back) = pair.both(side);
+            let (_, back) = pair.from_and_to(side);
             // The receiver expects the number after the last one relayed. If bytes are still in
             // flight, the number lies in its window; it sends a challenge ACK, and the host answers
             // (RFC 5961 section 3.2).
@@ -160,7 +161,7 @@ impl SpliceEngine {
 
     /// Sends a challenge ACK to the peer of side `end`, so that it confirms or discards its SYN or
     /// reset (RFC 5961 sections 3.2 and 4.2).
-    pub(super) fn challenge(&mut self, out: &mut Egress, now: Instant, end: End) {
+    pub(super) fn challenge(&mut self, out: &mut Egress, now: Instant, end: PairSide) {
         let Some(pair) = self.pairs.get_mut(end.key) else {
             internal_error!(self.counters.nic_internal_errors, "no such pair is challenged");
             return;
@@ -170,16 +171,16 @@ impl SpliceEngine {
             return;
         }
         self.counters.splice_challenges += 1;
-        let (way, back) = pair.both(end.side);
+        let (way, back) = pair.from_and_to(end.side);
         let seq = back.translation.seq(back.end);
         out.send(own_segment(pair, end.side, seq, Some(way.acked)));
     }
 }
 
-impl Pair {
+impl SplicedPair {
     /// Builds the final report for the host.
     fn closed(&self, end: SpliceEnd) -> SpliceClosed {
-        let [a, b] = &self.ways;
+        let [a, b] = &self.directions;
         let (bytes, packets) = ([a.bytes, b.bytes], [a.packets, b.packets]);
         SpliceClosed { id: self.id, bytes, packets, end }
     }
@@ -187,11 +188,12 @@ impl Pair {
 
 /// Builds a segment from the device to the peer of `side`: an acknowledgment if `ack` is given,
 /// otherwise a reset.
-fn own_segment(pair: &Pair, side: usize, seq: SeqNum, ack: Option<SeqNum>) -> Option<Run> {
-    let (way, back) = pair.both(side);
+fn own_segment(pair: &SplicedPair, side: usize, seq: SeqNum, ack: Option<SeqNum>) -> Option<Run> {
+    let (way, back) = pair.from_and_to(side);
     let to = &back.translation;
-    let timestamps =
-        ack.and_then(|_| to.tsval(back.recent)).map(|value| Timestamps { value, echo: way.recent });
+    let timestamps = ack
+        .and_then(|_| to.tsval(back.ts_recent))
+        .map(|value| Timestamps { value, echo: way.ts_recent });
     let segment = TcpSegment {
         source: to.to.local.port,
         destination: to.to.remote.port,

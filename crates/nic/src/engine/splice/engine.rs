@@ -17,7 +17,7 @@ impl Engine for SpliceEngine {
         config.splice.clone().map(|splice| Self::new(splice, config.mac, config.rss_seed))
     }
 
-    fn offer(&self, capabilities: &mut Capabilities) {
+    fn add_capabilities(&self, capabilities: &mut Capabilities) {
         capabilities.splice = Ok(self.limits());
     }
 
@@ -50,7 +50,7 @@ impl Engine for SpliceEngine {
         None
     }
 
-    fn take(&mut self, now: Instant, arrived: &mut Offered<'_>, out: &mut Egress) -> bool {
+    fn consume_frame(&mut self, now: Instant, arrived: &mut Offered<'_>, out: &mut Egress) -> bool {
         if self.is_idle() {
             return false;
         }

@@ -27,7 +27,7 @@ use alloc::vec::Vec;
 use abi::port::{Payload, Payloads, RxFrame, TxFrame};
 use abi::splice::{SpliceEnd, SpliceId, SpliceLimits};
 use abi::{Checksum, PacketBuf, PacketPool, Received};
-use base::{Alarms, Instant, internal_error};
+use base::{DeadlineHeap, Instant, internal_error};
 use hashbrown::HashTable;
 use tcp_rules::tuple::hash_tuple;
 use wire::Tuple;
@@ -38,13 +38,13 @@ use crate::pipeline::rx::TransportAt;
 use crate::pipeline::{Egress, Run};
 use counters::SpliceCounters;
 pub use pair::SpliceInfo;
-use pair::{Fault, Kept, Pair, Phase};
-use segment::Segment;
+use pair::{KeptFrame, SpliceFault, SplicedPair, SplicedPairPhase};
+use segment::SplicedSegment;
 use structures::slab::{Key, Slab};
-use translate::Unfit;
+use translate::Untranslatable;
 
 /// Maximum number of spare packet handles: about the number of frames in flight.
-const SHELLS_MAX: usize = 4096;
+const SPARE_PACKETS_MAX: usize = 4096;
 
 /// The splice engine.
 #[derive(Debug)]
@@ -52,31 +52,31 @@ pub(crate) struct SpliceEngine {
     config: SpliceConfig,
     mac: [u8; 6],
     seed: u64,
-    pairs: Slab<Pair>,
-    routes: HashTable<Route>,
+    pairs: Slab<SplicedPair>,
+    routes: HashTable<SpliceRoute>,
     /// Pairs by queue and the host's ID.
     names: BTreeMap<(usize, SpliceId), Key>,
-    alarms: Alarms,
+    alarms: DeadlineHeap,
     /// Closed pairs, oldest first. Some may have been removed already.
     lingering: VecDeque<Key>,
     /// Number and memory of the frames kept for pairs that have not started.
     kept: usize,
     kept_bytes: usize,
     /// Spare packet handles, reused so that a steady state does not allocate.
-    shells: Vec<Arc<PacketBuf>>,
+    spare_packets: Vec<Arc<PacketBuf>>,
     counters: SpliceCounters,
 }
 
 /// Routing entry: maps a tuple to one side of a pair.
 #[derive(Debug)]
-struct Route {
+struct SpliceRoute {
     hash: u64,
-    end: End,
+    end: PairSide,
 }
 
 /// One side of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct End {
+struct PairSide {
     key: Key,
     side: usize,
 }
@@ -90,11 +90,11 @@ impl SpliceEngine {
             pairs: Slab::new(),
             routes: HashTable::new(),
             names: BTreeMap::new(),
-            alarms: Alarms::default(),
+            alarms: DeadlineHeap::default(),
             lingering: VecDeque::new(),
             kept: 0,
             kept_bytes: 0,
-            shells: Vec::new(),
+            spare_packets: Vec::new(),
             counters: SpliceCounters::default(),
         }
     }
@@ -120,8 +120,8 @@ impl SpliceEngine {
             internal_error!(self.counters.nic_internal_errors, "a route to no pair");
             return false;
         };
-        let waiting = matches!(pair.phase, Phase::Waiting(_));
-        if matches!(pair.phase, Phase::Lingering(_)) && is_syn(received, at) {
+        let waiting = matches!(pair.phase, SplicedPairPhase::Waiting(_));
+        if matches!(pair.phase, SplicedPairPhase::Lingering(_)) && is_syn(received, at) {
             // RFC 9293 section 3.6.1: a tuple in TIME-WAIT is reused, by a peer or, if this is a
             // SYN-ACK, by our host. All bytes of the old connection are acknowledged.
             self.counters.splice_lingers_cut_short += 1;
@@ -131,7 +131,7 @@ impl SpliceEngine {
         let Received { checksum, segment_size, .. } = *received;
         let frame = RxFrame { packet: received.take_packet(), checksum, segment_size };
         if waiting {
-            self.keep(out, end.key, Kept { side: end.side, frame, at: *at });
+            self.keep(out, end.key, KeptFrame { side: end.side, frame, at: *at });
         } else if out.has_run_room() {
             self.relay(out, now, end, frame, at);
         } else {
@@ -147,8 +147,8 @@ impl SpliceEngine {
             let Payload::Packet { mut packet, .. } = payload else { continue };
             let Some(inner) = Arc::get_mut(&mut packet) else { continue };
             pool.put(core::mem::replace(inner, PacketBuf::empty()));
-            if self.shells.len() < SHELLS_MAX {
-                self.shells.push(packet);
+            if self.spare_packets.len() < SPARE_PACKETS_MAX {
+                self.spare_packets.push(packet);
             }
         }
     }
@@ -173,14 +173,14 @@ impl SpliceEngine {
     }
 
     /// Returns the pair and side of a tuple.
-    fn find(&self, tuple: &Tuple) -> Option<End> {
+    fn find(&self, tuple: &Tuple) -> Option<PairSide> {
         let hash = hash_tuple(self.seed, tuple);
-        let same = |route: &Route| {
+        let same = |route: &SpliceRoute| {
             route.hash == hash
                 && self
                     .pairs
                     .get(route.end.key)
-                    .is_some_and(|pair| pair.both(route.end.side).0.tuple == *tuple)
+                    .is_some_and(|pair| pair.from_and_to(route.end.side).0.tuple == *tuple)
         };
         self.routes.find(hash, same).map(|route| route.end)
     }
@@ -196,11 +196,11 @@ impl SpliceEngine {
         &mut self,
         out: &mut Egress,
         now: Instant,
-        end: End,
+        end: PairSide,
         frame: RxFrame,
         at: &TransportAt,
     ) {
-        let Some(segment) = Segment::read(frame.packet.as_slice(), at) else {
+        let Some(segment) = SplicedSegment::read(frame.packet.as_slice(), at) else {
             self.counters.splice_dropped_malformed += 1;
             return out.put(frame.packet);
         };
@@ -220,16 +220,16 @@ impl SpliceEngine {
     }
 
     /// Counts a segment that may not pass, and challenges its sender if necessary.
-    fn refuse(&mut self, out: &mut Egress, now: Instant, end: End, fault: Fault) {
+    fn refuse(&mut self, out: &mut Egress, now: Instant, end: PairSide, fault: SpliceFault) {
         let c = &mut self.counters;
         *match fault {
-            Fault::Syn => &mut c.splice_dropped_syn,
-            Fault::BlindReset { .. } => &mut c.splice_dropped_blind_reset,
-            Fault::OutOfWindow => &mut c.splice_dropped_out_of_window,
-            Fault::BadAck => &mut c.splice_dropped_bad_ack,
-            Fault::NoAck => &mut c.splice_dropped_no_ack,
+            SpliceFault::Syn => &mut c.splice_dropped_syn,
+            SpliceFault::BlindReset { .. } => &mut c.splice_dropped_blind_reset,
+            SpliceFault::OutOfWindow => &mut c.splice_dropped_out_of_window,
+            SpliceFault::BadAck => &mut c.splice_dropped_bad_ack,
+            SpliceFault::NoAck => &mut c.splice_dropped_no_ack,
         } += 1;
-        if matches!(fault, Fault::Syn | Fault::BlindReset { in_window: true }) {
+        if matches!(fault, SpliceFault::Syn | SpliceFault::BlindReset { in_window: true }) {
             self.challenge(out, now, end);
         }
     }
@@ -239,10 +239,10 @@ impl SpliceEngine {
         &mut self,
         out: &mut Egress,
         now: Instant,
-        end: End,
+        end: PairSide,
         frame: RxFrame,
         at: &TransportAt,
-        segment: &Segment,
+        segment: &SplicedSegment,
     ) -> bool {
         let Some(pair) = self.pairs.get_mut(end.key) else {
             internal_error!(self.counters.nic_internal_errors, "a frame of no pair");
@@ -250,22 +250,25 @@ impl SpliceEngine {
             return false;
         };
         let RxFrame { packet, checksum, segment_size } = frame;
-        let (way, back) = pair.both_mut(end.side);
+        let (way, back) = pair.from_and_to_mut(end.side);
         let translated = way.translation.translate(packet.as_slice(), at, segment, back.end);
         let translated = match translated {
             Ok(translated) => translated,
             Err(unfit) => {
                 *match unfit {
-                    Unfit::Malformed => &mut self.counters.splice_dropped_malformed,
-                    Unfit::HopLimit => &mut self.counters.splice_dropped_hop_limit,
+                    Untranslatable::Malformed => &mut self.counters.splice_dropped_malformed,
+                    Untranslatable::HopLimit => &mut self.counters.splice_dropped_hop_limit,
                 } += 1;
                 out.put(packet);
                 return false;
             }
         };
         if let Some(tsval) = translated.tsval {
-            way.recent = tsval;
-            way.translation.tsval(tsval).into_iter().for_each(|v| back.translation.note_given(v));
+            way.ts_recent = tsval;
+            way.translation
+                .tsval(tsval)
+                .into_iter()
+                .for_each(|v| back.translation.note_tsval_sent(v));
         }
         self.counters.splice_sack_left_out += u64::from(translated.sack_left_out);
         let len = segment.payload.len();
@@ -273,8 +276,8 @@ impl SpliceEngine {
             0 => 1,
             size => len.div_ceil(size).max(1) as u64,
         };
-        let closed = pair.note(end.side, segment, translated.window, packets);
-        pair.heard_at = now;
+        let closed = pair.record(end.side, segment, translated.window, packets);
+        pair.relayed_at = now;
         self.counters.splice_relayed_packets += packets;
         self.counters.splice_relayed_bytes += len as u64;
         let payload = self.payload(out, packet, segment);
@@ -297,7 +300,12 @@ impl SpliceEngine {
 
     /// Returns a frame's payload for sharing with the outgoing frame. The buffer of a frame without
     /// payload is released.
-    fn payload(&mut self, out: &mut Egress, packet: PacketBuf, segment: &Segment) -> Payloads {
+    fn payload(
+        &mut self,
+        out: &mut Egress,
+        packet: PacketBuf,
+        segment: &SplicedSegment,
+    ) -> Payloads {
         let mut payloads = Payloads::new();
         let place = (u32::try_from(segment.payload.start), u32::try_from(segment.payload.len()));
         match place {
@@ -311,7 +319,7 @@ impl SpliceEngine {
     }
 
     fn share(&mut self, packet: PacketBuf) -> Arc<PacketBuf> {
-        let Some(mut shell) = self.shells.pop() else { return Arc::new(packet) };
+        let Some(mut shell) = self.spare_packets.pop() else { return Arc::new(packet) };
         match Arc::get_mut(&mut shell) {
             Some(inner) => {
                 *inner = packet;
@@ -327,23 +335,23 @@ impl SpliceEngine {
     fn relay_reset(
         &mut self,
         out: &mut Egress,
-        end: End,
+        end: PairSide,
         frame: RxFrame,
         at: &TransportAt,
-        mut segment: Segment,
+        mut segment: SplicedSegment,
     ) {
         let Some(pair) = self.pairs.get_mut(end.key) else {
             internal_error!(self.counters.nic_internal_errors, "a reset of no pair");
             return out.put(frame.packet);
         };
-        let (way, back) = pair.both_mut(end.side);
+        let (way, back) = pair.from_and_to_mut(end.side);
         way.packets += 1;
         let acked = segment.seq;
         segment.payload.end = segment.payload.start;
         let translated = way.translation.translate(frame.packet.as_slice(), at, &segment, back.end);
         let behind = way.translation.seq(way.end);
         let moved = behind.0.wrapping_sub(way.translation.seq(acked).0);
-        let lingers = matches!(pair.phase, Phase::Lingering(_));
+        let lingers = matches!(pair.phase, SplicedPairPhase::Lingering(_));
         if let Ok(mut translated) = translated {
             let l4 = translated.header.l4();
             let field = translated.header.as_mut_slice().get_mut(l4 + 4..);

@@ -1,7 +1,7 @@
 //! A spliced pair and the state of its two directions, of constant size.
 //!
-//! A [`Way`] is the stream sent by one side's peer, in that peer's own numbers. [`Pair::examine`]
-//! decides whether a segment may pass, by RFC 5961 and RFC 9293 section 3.10.7.4; [`Pair::note`]
+//! A [`SpliceDirection`] is the stream sent by one side's peer, in that peer's own numbers. [`SplicedPair::examine`]
+//! decides whether a segment may pass, by RFC 5961 and RFC 9293 section 3.10.7.4; [`SplicedPair::record`]
 //! records a segment that has passed. Retransmission, congestion control and flow control are left
 //! to the peers.
 
@@ -14,13 +14,13 @@ use wire::tcp::Flags;
 
 use abi::port::RxFrame;
 
-use super::segment::Segment;
-use super::translate::Translation;
+use super::segment::SplicedSegment;
+use super::translate::HeaderTranslation;
 use crate::pipeline::rx::TransportAt;
 
 /// Two connections spliced together.
 #[derive(Debug)]
-pub(super) struct Pair {
+pub(super) struct SplicedPair {
     pub(super) id: SpliceId,
     /// The host's queue.
     pub(super) queue: usize,
@@ -28,17 +28,17 @@ pub(super) struct Pair {
     /// When the pair was taken over.
     pub(super) begun_at: Instant,
     /// When a packet was last relayed.
-    pub(super) heard_at: Instant,
+    pub(super) relayed_at: Instant,
     pub(super) challenges: ChallengeLimiter,
-    pub(super) phase: Phase,
-    pub(super) ways: [Way; 2],
+    pub(super) phase: SplicedPairPhase,
+    pub(super) directions: [SpliceDirection; 2],
 }
 
 /// The life cycle of a pair.
 #[derive(Debug)]
-pub(super) enum Phase {
+pub(super) enum SplicedPairPhase {
     /// The host has not returned its frames yet; these have arrived meanwhile.
-    Waiting(Vec<Kept>),
+    Waiting(Vec<KeptFrame>),
     Live,
     /// Both directions are closed and acknowledged; kept until this time for retransmitted FINs.
     Lingering(Instant),
@@ -46,7 +46,7 @@ pub(super) enum Phase {
 
 /// A frame that waits for the pair to start.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct KeptFrame {
     pub(super) side: usize,
     pub(super) frame: RxFrame,
     pub(super) at: TransportAt,
@@ -54,11 +54,11 @@ pub(super) struct Kept {
 
 /// One direction: the stream sent by one side's peer.
 #[derive(Debug)]
-pub(super) struct Way {
+pub(super) struct SpliceDirection {
     /// The connection on which the stream arrives.
     pub(super) tuple: Tuple,
     /// Translation of the headers for the other side.
-    pub(super) translation: Translation,
+    pub(super) translation: HeaderTranslation,
     /// Window scale of the peer that sends this stream.
     peer_scale: u8,
     /// Sequence number after the last one relayed.
@@ -75,7 +75,7 @@ pub(super) struct Way {
     /// Window field last offered by the other side's peer, as relayed to this side's peer.
     pub(super) window: u16,
     /// Latest TSval of the peer that sends this stream.
-    pub(super) recent: u32,
+    pub(super) ts_recent: u32,
     /// Payload bytes acknowledged.
     pub(super) bytes: u64,
     /// Packets relayed.
@@ -102,7 +102,7 @@ pub struct SpliceInfo {
 
 /// Reason for which a segment may not pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
+pub(super) enum SpliceFault {
     Syn,
     /// A reset with another number than the expected one, in the window or not.
     BlindReset {
@@ -113,9 +113,9 @@ pub(super) enum Fault {
     NoAck,
 }
 
-impl Way {
+impl SpliceDirection {
     /// Creates the direction from `from`'s peer to `to`'s.
-    pub(super) fn new(from: &SpliceSide, to: &SpliceSide, translation: Translation) -> Self {
+    pub(super) fn new(from: &SpliceSide, to: &SpliceSide, translation: HeaderTranslation) -> Self {
         let window_max = from.own_window.max(to.peer_window).max(u32::from(u16::MAX));
         Self {
             tuple: from.tuple,
@@ -130,7 +130,7 @@ impl Way {
             fin: None,
             fin_acked: false,
             window: u16::try_from(from.own_window >> from.own_scale).unwrap_or(u16::MAX),
-            recent: from.timestamps.map_or(0, |ts| ts.recent),
+            ts_recent: from.timestamps.map_or(0, |ts| ts.recent),
             bytes: 0,
             packets: 0,
         }
@@ -161,12 +161,12 @@ impl Way {
     }
 }
 
-impl Pair {
+impl SplicedPair {
     /// Starts relaying and returns the kept frames; `None` if the pair was started before.
-    pub(super) fn go_live(&mut self) -> Option<Vec<Kept>> {
-        let Phase::Waiting(kept) = &mut self.phase else { return None };
+    pub(super) fn start(&mut self) -> Option<Vec<KeptFrame>> {
+        let SplicedPairPhase::Waiting(kept) = &mut self.phase else { return None };
         let kept = core::mem::take(kept);
-        self.phase = Phase::Live;
+        self.phase = SplicedPairPhase::Live;
         Some(kept)
     }
 
@@ -174,11 +174,11 @@ impl Pair {
     ///
     /// # Errors
     /// The reason for which it may not.
-    pub(super) fn examine(&self, side: usize, segment: &Segment) -> Result<(), Fault> {
-        let (way, back) = self.both(side);
+    pub(super) fn examine(&self, side: usize, segment: &SplicedSegment) -> Result<(), SpliceFault> {
+        let (way, back) = self.from_and_to(side);
         let flags = segment.flags;
         if flags.has(Flags::SYN) {
-            return Err(Fault::Syn);
+            return Err(SpliceFault::Syn);
         }
         if flags.has(Flags::RST) {
             // RFC 5961 section 3.2: only the exact number resets.
@@ -187,33 +187,33 @@ impl Pair {
             }
             let ahead = segment.seq.distance(way.acked);
             let in_window = ahead > 0 && ahead <= way.edge.distance(way.acked);
-            return Err(Fault::BlindReset { in_window });
+            return Err(SpliceFault::BlindReset { in_window });
         }
         if !flags.has(Flags::ACK) {
-            return Err(Fault::NoAck);
+            return Err(SpliceFault::NoAck);
         }
         if !way.takes(segment.seq, segment.len()) {
-            return Err(Fault::OutOfWindow);
+            return Err(SpliceFault::OutOfWindow);
         }
         // RFC 5961 section 5.2: SND.UNA - MAX.SND.WND <= SEG.ACK <= SND.NXT.
         let ack = way.translation.ack(segment.ack);
         let behind = i64::from(back.acked.distance(ack));
         if ack.gt(back.end) || behind > i64::from(back.window_max) {
-            return Err(Fault::BadAck);
+            return Err(SpliceFault::BadAck);
         }
         Ok(())
     }
 
     /// Records a segment of `side`'s peer that was relayed as `packets` packets with `window` in
     /// its window field. Returns whether both directions are now closed.
-    pub(super) fn note(
+    pub(super) fn record(
         &mut self,
         side: usize,
-        segment: &Segment,
+        segment: &SplicedSegment,
         window: u16,
         packets: u64,
     ) -> bool {
-        let (way, back) = self.both_mut(side);
+        let (way, back) = self.from_and_to_mut(side);
         way.packets += packets;
         way.end = way.end.max(segment.seq + segment.len());
         if segment.flags.has(Flags::FIN) && way.fin.is_none() {
@@ -233,38 +233,43 @@ impl Pair {
 
     /// Describes the pair for operators.
     pub(super) fn info(&self, now: Instant) -> SpliceInfo {
-        let [a, b] = &self.ways;
+        let [a, b] = &self.directions;
         SpliceInfo {
             tuples: [a.tuple, b.tuple],
             state: match self.phase {
-                Phase::Waiting(_) => "BEGINNING",
-                Phase::Live => "SPLICED",
-                Phase::Lingering(_) => "CLOSED",
+                SplicedPairPhase::Waiting(_) => "BEGINNING",
+                SplicedPairPhase::Live => "SPLICED",
+                SplicedPairPhase::Lingering(_) => "CLOSED",
             },
             bytes: [a.bytes, b.bytes],
             packets: [a.packets, b.packets],
             age: now.since(self.begun_at),
-            idle: now.since(self.heard_at),
+            idle: now.since(self.relayed_at),
         }
     }
 
     /// Returns the direction from `side` and the one to it.
-    pub(super) fn both(&self, side: usize) -> (&Way, &Way) {
-        let [a, b] = &self.ways;
+    pub(super) fn from_and_to(&self, side: usize) -> (&SpliceDirection, &SpliceDirection) {
+        let [a, b] = &self.directions;
         if side == 0 { (a, b) } else { (b, a) }
     }
 
-    /// As [`Self::both`], mutably.
-    pub(super) fn both_mut(&mut self, side: usize) -> (&mut Way, &mut Way) {
-        let [a, b] = &mut self.ways;
+    /// As [`Self::from_and_to`], mutably.
+    pub(super) fn from_and_to_mut(
+        &mut self,
+        side: usize,
+    ) -> (&mut SpliceDirection, &mut SpliceDirection) {
+        let [a, b] = &mut self.directions;
         if side == 0 { (a, b) } else { (b, a) }
     }
 
     /// Returns when the pair ends if nothing else happens before.
     pub(super) fn due(&self) -> Instant {
         match self.phase {
-            Phase::Lingering(until) => until,
-            Phase::Waiting(_) | Phase::Live => self.heard_at + self.idle_timeout,
+            SplicedPairPhase::Lingering(until) => until,
+            SplicedPairPhase::Waiting(_) | SplicedPairPhase::Live => {
+                self.relayed_at + self.idle_timeout
+            }
         }
     }
 }

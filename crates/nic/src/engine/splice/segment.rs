@@ -12,7 +12,7 @@ use crate::pipeline::rx::TransportAt;
 
 /// Fields of a TCP segment.
 #[derive(Clone, Debug)]
-pub(super) struct Segment {
+pub(super) struct SplicedSegment {
     pub(super) seq: SeqNum,
     pub(super) ack: SeqNum,
     pub(super) flags: Flags,
@@ -27,7 +27,7 @@ pub(super) struct Segment {
     pub(super) hop_limit: u8,
 }
 
-impl Segment {
+impl SplicedSegment {
     /// Parses the segment at `at`. Returns `None` if the header is shorter than its length field
     /// states.
     pub(super) fn read(frame: &[u8], at: &TransportAt) -> Option<Self> {

@@ -14,13 +14,13 @@ use core::ops::Range;
 use abi::Header;
 use abi::splice::SpliceSide;
 use base::SeqNum;
-use wire::checksum::Difference;
+use wire::checksum::ChecksumDelta;
 use wire::emit::{IpHeader, Link, ethernet_ip, set_lengths};
 use wire::frame::protocol;
 use wire::tcp::Flags;
 use wire::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, TCP_BYTES, Tuple};
 
-use super::segment::Segment;
+use super::segment::SplicedSegment;
 use crate::pipeline::rx::TransportAt;
 
 /// Size of the Ethernet header and the longer of the two IP headers.
@@ -38,11 +38,11 @@ const TIMESTAMPS: u8 = 8;
 
 /// Header translation of one direction.
 #[derive(Debug)]
-pub(super) struct Translation {
+pub(super) struct HeaderTranslation {
     /// Offsets added to sequence numbers and to acknowledgment numbers.
     seq: u32,
     ack: u32,
-    clocks: Option<Clocks>,
+    clocks: Option<TimestampOffsets>,
     /// Window scale of the sender, and of the windows that the receiver is offered.
     peer_scale: u8,
     own_scale: u8,
@@ -53,20 +53,20 @@ pub(super) struct Translation {
     /// splice: the receiver did not send the bytes before it.
     sack_floor: SeqNum,
     /// Maximum bytes of options and payload per segment to the receiver.
-    room: u16,
+    segment_room: u16,
     /// The outgoing connection, seen from this host.
     pub(super) to: Tuple,
     /// Ethernet and IP header of outgoing packets.
     prefix: [u8; PREFIX_BYTES],
     l4: usize,
     /// Checksum differences caused by addresses and ports, for TCP and for IPv4.
-    tcp_sum: Difference,
-    ip_sum: Difference,
+    tcp_sum: ChecksumDelta,
+    ip_sum: ChecksumDelta,
 }
 
 /// Offsets between the timestamp clocks of both sides (RFC 7323).
 #[derive(Debug)]
-struct Clocks {
+struct TimestampOffsets {
     /// Added to TSval.
     value: u32,
     /// Added to TSecr.
@@ -79,7 +79,7 @@ struct Clocks {
 
 /// A translated header whose lengths and checksums are still those of the received packet.
 #[derive(Debug)]
-pub(super) struct Translated {
+pub(super) struct TranslatedHeader {
     pub(super) header: Header,
     /// The header's window field.
     pub(super) window: u16,
@@ -88,7 +88,7 @@ pub(super) struct Translated {
     /// True if a SACK option that the receiver cannot interpret was removed.
     pub(super) sack_left_out: bool,
     /// Difference of the TCP checksum.
-    difference: Difference,
+    difference: ChecksumDelta,
     /// True if the IP header is a new one, whose lengths and identification must be set.
     rebuilt: bool,
     /// Maximum payload of a segment with this header.
@@ -97,16 +97,16 @@ pub(super) struct Translated {
 
 /// Reason for which a packet cannot be translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unfit {
+pub(super) enum Untranslatable {
     Malformed,
     HopLimit,
 }
 
-impl Translation {
+impl HeaderTranslation {
     /// Creates the translation from `from`'s peer to `to`'s, for a link with MTU `mtu` and a device
     /// with address `mac`.
     pub(super) fn new(from: &SpliceSide, to: &SpliceSide, mac: [u8; 6], mtu: u16) -> Self {
-        let clocks = from.timestamps.zip(to.timestamps).map(|(from, to)| Clocks {
+        let clocks = from.timestamps.zip(to.timestamps).map(|(from, to)| TimestampOffsets {
             value: to.value.wrapping_sub(from.recent),
             echo: to.recent.wrapping_sub(from.value),
             echo_floor: from.value,
@@ -134,7 +134,7 @@ impl Translation {
             sack: to.sack,
             ecn: from.ecn && to.ecn,
             sack_floor: from.snd_nxt,
-            room: to.mss.saturating_add(options).min(fits),
+            segment_room: to.mss.saturating_add(options).min(fits),
             to: to.tuple,
             prefix,
             l4: ETHERNET_BYTES + ip.len(),
@@ -160,9 +160,9 @@ impl Translation {
 
     /// Records a TSval that was sent to the sender of this direction, which may echo it from now
     /// on.
-    pub(super) fn note_given(&mut self, value: u32) {
+    pub(super) fn note_tsval_sent(&mut self, value: u32) {
         if let Some(clocks) = &mut self.clocks {
-            clocks.note_given(value);
+            clocks.note_tsval_sent(value);
         }
     }
 
@@ -180,35 +180,43 @@ impl Translation {
         &mut self,
         frame: &[u8],
         at: &TransportAt,
-        segment: &Segment,
+        segment: &SplicedSegment,
         sent: SeqNum,
-    ) -> Result<Translated, Unfit> {
+    ) -> Result<TranslatedHeader, Untranslatable> {
         // RFC 791 section 3.2, RFC 8200 section 3: each forwarder decrements it.
         let hop_limit = match segment.hop_limit {
-            0 | 1 => return Err(Unfit::HopLimit),
+            0 | 1 => return Err(Untranslatable::HopLimit),
             limit => limit - 1,
         };
-        let tcp = frame.get(segment.header.clone()).ok_or(Unfit::Malformed)?;
+        let tcp = frame.get(segment.header.clone()).ok_or(Untranslatable::Malformed)?;
         let len = self.l4 + tcp.len();
         let mut header =
-            Header::zeroed(len, ETHERNET_BYTES, self.l4).map_err(|_| Unfit::Malformed)?;
+            Header::zeroed(len, ETHERNET_BYTES, self.l4).map_err(|_| Untranslatable::Malformed)?;
         let (prefix, out) = header.as_mut_slice().split_at_mut(self.l4);
         prefix.copy_from_slice(&self.prefix[..self.l4]);
         out.copy_from_slice(tcp);
         let class = if self.ecn { segment.class } else { segment.class & !3 };
         let old_ip = frame.get(at.l3..at.l4).unwrap_or_default();
         let rebuilt = !self.write_ip(old_ip, class, hop_limit, prefix);
-        let (fixed, options) = out.split_first_chunk_mut().ok_or(Unfit::Malformed)?;
+        let (fixed, options) = out.split_first_chunk_mut().ok_or(Untranslatable::Malformed)?;
         let mut difference = self.tcp_sum;
         let window = self.write_fixed(segment, fixed, &mut difference);
         // Numbers wrap, so the floor follows at a distance.
         let ahead = segment.ack.distance(self.sack_floor).max(0).unsigned_abs();
         self.sack_floor += ahead.saturating_sub(ECHO_REACH);
         let (tsval, sack_left_out) =
-            self.write_options(options, sent, &mut difference).ok_or(Unfit::Malformed)?;
+            self.write_options(options, sent, &mut difference).ok_or(Untranslatable::Malformed)?;
         let options = u16::try_from(options.len()).unwrap_or(0);
-        let payload_max = self.room.saturating_sub(options).max(1);
-        Ok(Translated { header, window, tsval, sack_left_out, difference, rebuilt, payload_max })
+        let payload_max = self.segment_room.saturating_sub(options).max(1);
+        Ok(TranslatedHeader {
+            header,
+            window,
+            tsval,
+            sack_left_out,
+            difference,
+            rebuilt,
+            payload_max,
+        })
     }
 
     /// Writes the IP fields taken from the received header; the others are in the template. Returns
@@ -245,9 +253,9 @@ impl Translation {
     /// Writes ports, numbers, flags and the window. Returns the window field.
     fn write_fixed(
         &self,
-        segment: &Segment,
+        segment: &SplicedSegment,
         out: &mut [u8; TCP_BYTES],
-        difference: &mut Difference,
+        difference: &mut ChecksumDelta,
     ) -> u16 {
         out[0..2].copy_from_slice(&self.to.local.port.to_be_bytes());
         out[2..4].copy_from_slice(&self.to.remote.port.to_be_bytes());
@@ -279,7 +287,7 @@ impl Translation {
         &self,
         options: &mut [u8],
         sent: SeqNum,
-        difference: &mut Difference,
+        difference: &mut ChecksumDelta,
     ) -> Option<(Option<u32>, bool)> {
         // RFC 7323 appendix A: the layout of nearly all segments.
         if let [NOP, NOP, TIMESTAMPS, 10, ..] = options {
@@ -304,7 +312,7 @@ impl Translation {
                             let blocks = at + 2..at + rest;
                             if !self.sack || !self.write_sack(options, blocks, sent, difference) {
                                 left_out = true;
-                                blank(options, at, rest, difference);
+                                overwrite_with_nops(options, at, rest, difference);
                             }
                         }
                         _ => {}
@@ -321,7 +329,7 @@ impl Translation {
         &self,
         options: &mut [u8],
         at: usize,
-        difference: &mut Difference,
+        difference: &mut ChecksumDelta,
     ) -> Option<u32> {
         let value = read(options, at)?;
         let echo = read(options, at + 4)?;
@@ -341,7 +349,7 @@ impl Translation {
         options: &mut [u8],
         at: Range<usize>,
         sent: SeqNum,
-        difference: &mut Difference,
+        difference: &mut ChecksumDelta,
     ) -> bool {
         let edge = |options: &[u8], at| read(options, at).map(SeqNum).unwrap_or_default();
         let blocks = || at.clone().step_by(8).take(at.len() / 8);
@@ -359,10 +367,10 @@ impl Translation {
     }
 }
 
-impl Clocks {
+impl TimestampOffsets {
     /// Records a TSval that was sent to the sender. Clocks wrap, so the floor follows the latest
     /// value at a distance.
-    fn note_given(&mut self, value: u32) {
+    fn note_tsval_sent(&mut self, value: u32) {
         let ahead = value.wrapping_sub(self.echo_latest);
         if ahead <= i32::MAX.unsigned_abs() {
             self.echo_latest = value;
@@ -383,7 +391,7 @@ impl Clocks {
     }
 }
 
-impl Translated {
+impl TranslatedHeader {
     /// Completes the header of a packet with `payload` bytes whose TCP checksum was correct.
     pub(super) fn finish(mut self, payload: usize) -> Header {
         let (l3, l4, end) = (self.header.l3(), self.header.l4(), self.header.len() + payload);
@@ -403,7 +411,7 @@ fn read(options: &[u8], at: usize) -> Option<u32> {
 }
 
 /// Writes four bytes and updates `difference`. Options begin at an even offset of the segment.
-fn write(options: &mut [u8], at: usize, new: u32, difference: &mut Difference) {
+fn write(options: &mut [u8], at: usize, new: u32, difference: &mut ChecksumDelta) {
     if let Some(field) = options.get_mut(at..).and_then(|f| f.first_chunk_mut::<4>()) {
         difference.u32(u32::from_be_bytes(*field), new, at % 2 == 1);
         *field = new.to_be_bytes();
@@ -411,7 +419,7 @@ fn write(options: &mut [u8], at: usize, new: u32, difference: &mut Difference) {
 }
 
 /// Overwrites an option that the receiver did not negotiate with no-operations.
-fn blank(options: &mut [u8], at: usize, len: usize, difference: &mut Difference) {
+fn overwrite_with_nops(options: &mut [u8], at: usize, len: usize, difference: &mut ChecksumDelta) {
     for (at, byte) in options.iter_mut().enumerate().skip(at).take(len) {
         let shift = if at % 2 == 0 { 8 } else { 0 };
         difference.u16(u16::from(*byte) << shift, u16::from(NOP) << shift);
@@ -421,8 +429,8 @@ fn blank(options: &mut [u8], at: usize, len: usize, difference: &mut Difference)
 
 /// Checksum difference between the addresses of two connections. On `from` the peer is the source;
 /// on `to` this host is.
-fn address_difference(from: &Tuple, to: &Tuple) -> Difference {
-    let mut difference = Difference::new();
+fn address_difference(from: &Tuple, to: &Tuple) -> ChecksumDelta {
+    let mut difference = ChecksumDelta::new();
     for (old, new) in [(from.remote.addr, to.local.addr), (from.local.addr, to.remote.addr)] {
         words(old, |word| difference.u16(word, 0));
         words(new, |word| difference.u16(0, word));
@@ -432,7 +440,7 @@ fn address_difference(from: &Tuple, to: &Tuple) -> Difference {
 
 /// Checksum difference including the ports (figure 8, line 3). Protocol and length are equal in
 /// both pseudo-headers for all IP versions (RFC 8200 section 8.1).
-fn tcp_difference(from: &Tuple, to: &Tuple) -> Difference {
+fn tcp_difference(from: &Tuple, to: &Tuple) -> ChecksumDelta {
     let mut difference = address_difference(from, to);
     difference.u16(from.remote.port, to.local.port);
     difference.u16(from.local.port, to.remote.port);

@@ -6,7 +6,7 @@ use alloc::boxed::Box;
 use base::Instant;
 
 use super::counters::TeardownCounters;
-use super::{Action, TeardownEngine, Verdict};
+use super::{TeardownAction, TeardownEngine, TeardownVerdict};
 use crate::config::{DeviceConfig, RUN_BYTES_MAX, TeardownConfig};
 use crate::engine::file::FileEngine;
 use crate::engine::{Engine, Request};
@@ -46,16 +46,16 @@ impl Engine for TeardownEngine {
         Some(Self::new(TeardownConfig { bytes_max, ..teardown }, config.rss_seed))
     }
 
-    fn offer(&self, capabilities: &mut Capabilities) {
+    fn add_capabilities(&self, capabilities: &mut Capabilities) {
         capabilities.teardown = Ok(self.limits());
     }
 
-    fn take(&mut self, now: Instant, arrived: &mut Offered<'_>, out: &mut Egress) -> bool {
+    fn consume_frame(&mut self, now: Instant, arrived: &mut Offered<'_>, out: &mut Egress) -> bool {
         if self.is_idle() {
             return false;
         }
         let Some((received, tcp)) = arrived.segment() else { return false };
-        if self.receive(now, received.packet.as_slice(), tcp) == Verdict::Pass {
+        if self.receive(now, received.packet.as_slice(), tcp) == TeardownVerdict::Pass {
             return false;
         }
         out.put(received.take_packet());
@@ -72,10 +72,10 @@ impl Engine for TeardownEngine {
             return Some(Request::Transmit(queue, transmit));
         }
         Some(match self.poll_action()? {
-            Action::Cancel(queue, flow) => Request::Cancel(queue, flow),
-            Action::FileDone(extent) => Request::FileDone(extent),
-            Action::Destroy(queue, context) => Request::DestroyContext(queue, context),
-            Action::Done(queue, done) => Request::Tell(queue, Event::TeardownDone(done)),
+            TeardownAction::Cancel(queue, flow) => Request::Cancel(queue, flow),
+            TeardownAction::FileDone(extent) => Request::FileDone(extent),
+            TeardownAction::Destroy(queue, context) => Request::DestroyContext(queue, context),
+            TeardownAction::Done(queue, done) => Request::Tell(queue, Event::TeardownDone(done)),
         })
     }
 

@@ -23,10 +23,10 @@ use tcp_rules::paws::TsRecent;
 use tcp_rules::window::ReceiveWindow;
 use wire::tcp::{Flags, Segment};
 
-use super::Action;
+use super::TeardownAction;
 use super::counters::TeardownCounters;
-use super::segments::{Facts, Stamp, kept_extent, recovers, segment};
-use super::time_wait::Remains;
+use super::segments::{TeardownFacts, TimestampClock, has_prefix, kept_extent, segment};
+use super::time_wait::TimeWaitState;
 
 /// Maximum RTO. RFC 6298 section 2 requires at least 60 seconds; this is Linux's TCP_RTO_MAX.
 const RTO_MAX: Duration = Duration::from_secs(120);
@@ -41,18 +41,18 @@ const DUP_ACKS: u8 = 3;
 const OLD_ACK_MIN: i32 = 1 << 16;
 
 /// The part of the engine that a connection can access.
-pub(super) struct Cx<'a> {
+pub(super) struct TeardownEnv<'a> {
     pub(super) now: Instant,
     pub(super) counters: &'a mut TeardownCounters,
     pub(super) transmits: &'a mut VecDeque<(usize, Transmit)>,
-    pub(super) actions: &'a mut VecDeque<Action>,
+    pub(super) actions: &'a mut VecDeque<TeardownAction>,
     /// Time from now at which the connection's timer expires; `None` leaves the timer unchanged.
     pub(super) arm: Option<Duration>,
 }
 
 /// The way in which a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum TeardownEnd {
     /// Both directions are closed, and the peer knows that.
     Closed,
     /// Both directions are closed, but the peer may not know that and may retransmit its FIN.
@@ -65,16 +65,16 @@ pub(super) enum End {
 
 /// A connection that is being torn down.
 #[derive(Debug)]
-pub(super) struct Flow {
+pub(super) struct TeardownFlow {
     /// The connection as it was handed over. `una`, `nxt`, `edge` and `rcv_nxt` are kept up to
     /// date; `parts` are those not completely acknowledged.
-    t: Box<Teardown>,
+    tcb: Box<Teardown>,
     /// Sequence number of the first byte of `parts`.
-    start: SeqNum,
+    parts_seq: SeqNum,
     /// Sequence number of our FIN.
     fin: SeqNum,
     /// TS.Recent and our timestamp clock, if timestamps are in use.
-    stamps: Option<(TsRecent, Stamp)>,
+    timestamps: Option<(TsRecent, TimestampClock)>,
     challenges: ChallengeLimiter,
     queue: u32,
     /// The window that we offer and the one that the peer last offered, as unscaled header fields.
@@ -92,18 +92,23 @@ pub(super) struct Flow {
     pub(super) due: u64,
 }
 
-impl Flow {
+impl TeardownFlow {
     /// Creates a connection that [`super::segments::check`] has accepted.
-    pub(super) fn new(now: Instant, queue: usize, facts: &Facts, mut t: Box<Teardown>) -> Self {
+    pub(super) fn new(
+        now: Instant,
+        queue: usize,
+        facts: &TeardownFacts,
+        mut t: Box<Teardown>,
+    ) -> Self {
         let past_us = t.timestamp.map_or(0, |ts| ts.past_us);
         t.rto = t.rto.clamp(RTO_MIN, RTO_MAX);
         t.time_wait = t.time_wait.min(TIME_WAIT_MAX);
         Self {
-            start: t.una,
+            parts_seq: t.una,
             fin: facts.fin,
-            stamps: facts
-                .stamps
-                .map(|(value, echo)| (TsRecent::new(now, echo), Stamp::new(now, value, past_us))),
+            timestamps: facts.timestamps.map(|(value, echo)| {
+                (TsRecent::new(now, echo), TimestampClock::new(now, value, past_us))
+            }),
             challenges: ChallengeLimiter::new(),
             queue: u32::try_from(queue).unwrap_or(u32::MAX),
             window: facts.window,
@@ -114,7 +119,7 @@ impl Flow {
             dup_acks: 0,
             slot: 0,
             due: 0,
-            t,
+            tcb: t,
         }
     }
 
@@ -124,55 +129,55 @@ impl Flow {
     }
 
     /// Returns the state to keep in TIME-WAIT.
-    pub(super) fn remains(&self) -> Remains {
-        Remains {
+    pub(super) fn time_wait_state(&self) -> TimeWaitState {
+        TimeWaitState {
             queue: self.queue(),
-            snd_nxt: self.t.nxt,
-            rcv_nxt: self.t.rcv_nxt,
+            snd_nxt: self.tcb.nxt,
+            rcv_nxt: self.tcb.rcv_nxt,
             window: self.window,
-            stamps: self.stamps.map(|(recent, stamp)| (recent.value(), stamp)),
-            time: self.t.time_wait,
+            timestamps: self.timestamps.map(|(recent, stamp)| (recent.value(), stamp)),
+            time: self.tcb.time_wait,
         }
     }
 
     /// Sends what was never sent, from part `sent_parts` on.
-    pub(super) fn begin(&mut self, cx: &mut Cx<'_>, sent_parts: usize) {
+    pub(super) fn begin(&mut self, cx: &mut TeardownEnv<'_>, sent_parts: usize) {
         if self.fin_acked() {
             return self.await_fin(cx);
         }
-        cx.arm = Some(self.t.rto);
-        if self.t.nxt == self.fin + 1 {
+        cx.arm = Some(self.tcb.rto);
+        if self.tcb.nxt == self.fin + 1 {
             return;
         }
-        let nxt = self.t.nxt;
-        self.t.nxt = self.fin + 1;
+        let nxt = self.tcb.nxt;
+        self.tcb.nxt = self.fin + 1;
         self.send(cx, sent_parts, nxt, false);
     }
 
     /// Handles a segment with `payload` bytes. Returns how the connection ended, if it did.
     pub(super) fn receive(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TeardownEnv<'_>,
         segment: &Segment,
         payload: u32,
-    ) -> Option<End> {
+    ) -> Option<TeardownEnd> {
         let flags = segment.flags;
-        if self.stamps.is_some_and(|(recent, _)| recent.rejects(cx.now, segment)) {
+        if self.timestamps.is_some_and(|(recent, _)| recent.rejects(cx.now, segment)) {
             cx.counters.teardown_paws_drops += 1;
-            self.acknowledge_stray(cx);
+            self.acknowledge_limited(cx);
             return None;
         }
         let controls = u32::from(flags.has(Flags::SYN)) + u32::from(flags.has(Flags::FIN));
         // RFC 9293 section 3.10.7.4, first: the sequence number.
-        if !self.offered().accepts(segment.seq, payload + controls) {
+        if !self.receive_window().accepts(segment.seq, payload + controls) {
             self.answer_unacceptable(cx, flags, payload);
             return None;
         }
         // Second: resets. RFC 5961 section 3.2 requires the exact number.
         if flags.has(Flags::RST) {
-            if segment.seq == self.t.rcv_nxt {
+            if segment.seq == self.tcb.rcv_nxt {
                 cx.counters.teardown_reset_by_peer += 1;
-                return Some(self.end(cx, End::Reset));
+                return Some(self.release(cx, TeardownEnd::Reset));
             }
             self.challenge(cx);
             return None;
@@ -192,25 +197,29 @@ impl Flow {
     }
 
     /// Handles the expired timer. Returns how the connection ended, if it did.
-    pub(super) fn time_out(&mut self, cx: &mut Cx<'_>, retries_max: u8) -> Option<End> {
+    pub(super) fn on_timer_expired(
+        &mut self,
+        cx: &mut TeardownEnv<'_>,
+        retries_max: u8,
+    ) -> Option<TeardownEnd> {
         if self.fin_acked() {
             cx.counters.teardown_fin_wait_expired += 1;
-            return Some(self.end(cx, End::TimedOut));
+            return Some(self.release(cx, TeardownEnd::TimedOut));
         }
         // A transmit dropped by the pipeline, because its file failed or its context is gone, is
         // treated as a loss; such a connection ends here with a reset.
         if self.tries >= retries_max {
             cx.counters.teardown_timed_out += 1;
             self.reset(cx);
-            return Some(self.end(cx, End::TimedOut));
+            return Some(self.release(cx, TeardownEnd::TimedOut));
         }
         self.tries += 1;
         self.dup_acks = 0;
         cx.counters.teardown_retransmits += 1;
-        self.send(cx, 0, self.start, true);
+        self.send(cx, 0, self.parts_seq, true);
         // RFC 6298 (5.5).
         let factor = 1_u64.checked_shl(u32::from(self.tries)).unwrap_or(u64::MAX);
-        let backed_off = Duration::from_nanos(self.t.rto.as_nanos().saturating_mul(factor));
+        let backed_off = Duration::from_nanos(self.tcb.rto.as_nanos().saturating_mul(factor));
         cx.arm = Some(backed_off.min(RTO_MAX));
         None
     }
@@ -218,30 +227,30 @@ impl Flow {
     /// Resets the connection. A peer that has everything expects the number after the last byte
     /// sent; another one expects the number that it last acknowledged. Only a reset with the
     /// expected number counts (RFC 5961 section 3.2), so both are sent.
-    pub(super) fn abort(&mut self, cx: &mut Cx<'_>) -> End {
+    pub(super) fn abort(&mut self, cx: &mut TeardownEnv<'_>) -> TeardownEnd {
         let flags = Flags::RST.with(Flags::ACK);
-        if self.t.una != self.t.nxt {
-            self.transmit(cx, FlowId::NONE, self.t.una, flags, |transmit| transmit);
+        if self.tcb.una != self.tcb.nxt {
+            self.transmit(cx, FlowId::NONE, self.tcb.una, flags, |transmit| transmit);
         }
         self.reset(cx);
-        self.end(cx, End::Reset)
+        self.release(cx, TeardownEnd::Reset)
     }
 
     fn fin_acked(&self) -> bool {
-        self.t.una == self.fin + 1
+        self.tcb.una == self.fin + 1
     }
 
     /// Returns the receive window with the template's unscaled window field. If a scale is in use,
     /// that is less than was offered, so some segments far ahead are answered rather than
     /// processed.
-    fn offered(&self) -> ReceiveWindow {
-        ReceiveWindow { next: self.t.rcv_nxt, len: self.window.into() }
+    fn receive_window(&self) -> ReceiveWindow {
+        ReceiveWindow { next: self.tcb.rcv_nxt, len: self.window.into() }
     }
 
     /// Answers an unacceptable segment, so that a peer out of step can recover. Segments without
     /// payload and FIN are answered at a limited rate, so that two ends out of step do not answer
     /// each other forever.
-    fn answer_unacceptable(&mut self, cx: &mut Cx<'_>, flags: Flags, payload: u32) {
+    fn answer_unacceptable(&mut self, cx: &mut TeardownEnv<'_>, flags: Flags, payload: u32) {
         cx.counters.teardown_out_of_window += 1;
         if flags.has(Flags::RST) {
             return;
@@ -250,7 +259,7 @@ impl Flow {
             self.challenge(cx);
         } else if payload == 0 && !flags.has(Flags::FIN) {
             // Most often a keep-alive, which is no sign of an attack.
-            self.acknowledge_stray(cx);
+            self.acknowledge_limited(cx);
         } else {
             self.acknowledge(cx);
         }
@@ -259,17 +268,22 @@ impl Flow {
     /// Updates TS.Recent. RCV.NXT serves as Last.ACK.sent, since received data is acknowledged at
     /// once.
     fn note_timestamp(&mut self, now: Instant, segment: &Segment) {
-        if let Some((recent, _)) = &mut self.stamps {
-            recent.note(now, segment, self.t.rcv_nxt);
+        if let Some((recent, _)) = &mut self.timestamps {
+            recent.update(now, segment, self.tcb.rcv_nxt);
         }
     }
 
     /// Fifth: the acknowledgment. Returns whether the rest of the segment is to be processed.
-    fn take_acknowledgment(&mut self, cx: &mut Cx<'_>, segment: &Segment, payload: u32) -> bool {
-        let una = self.t.una;
+    fn take_acknowledgment(
+        &mut self,
+        cx: &mut TeardownEnv<'_>,
+        segment: &Segment,
+        payload: u32,
+    ) -> bool {
+        let una = self.tcb.una;
         // RFC 5961 section 5.2: not beyond what was sent, and not older than a window.
-        let oldest = self.t.edge.distance(una).max(OLD_ACK_MIN);
-        if segment.ack.gt(self.t.nxt) || segment.ack.distance(una) < -oldest {
+        let oldest = self.tcb.edge.distance(una).max(OLD_ACK_MIN);
+        if segment.ack.gt(self.tcb.nxt) || segment.ack.distance(una) < -oldest {
             self.challenge(cx);
             return false;
         }
@@ -280,7 +294,7 @@ impl Flow {
         // does not update TS.Recent, as in Linux.
         self.note_timestamp(cx.now, segment);
         let same_window = self.peer_window.replace(segment.window) == Some(segment.window);
-        self.t.edge = segment.ack + (u32::from(segment.window) << self.t.peer_scale);
+        self.tcb.edge = segment.ack + (u32::from(segment.window) << self.tcb.peer_scale);
         if segment.ack.gt(una) {
             self.advance(cx, segment.ack);
         } else if same_window && payload == 0 && !segment.flags.has(Flags::FIN) && !self.fin_acked()
@@ -289,52 +303,57 @@ impl Flow {
             self.dup_acks = self.dup_acks.saturating_add(1);
             if self.dup_acks == DUP_ACKS {
                 cx.counters.teardown_dup_ack_retransmits += 1;
-                self.send(cx, 0, self.start, true);
-                cx.arm = Some(self.t.rto);
+                self.send(cx, 0, self.parts_seq, true);
+                cx.arm = Some(self.tcb.rto);
             }
         }
         true
     }
 
     /// Handles an acknowledgment of everything before `una`.
-    fn advance(&mut self, cx: &mut Cx<'_>, una: SeqNum) {
-        self.t.una = una;
+    fn advance(&mut self, cx: &mut TeardownEnv<'_>, una: SeqNum) {
+        self.tcb.una = una;
         (self.tries, self.dup_acks) = (0, 0);
-        while let Some(part) = self.t.parts.first() {
-            let end = self.start + part.len();
+        while let Some(part) = self.tcb.parts.first() {
+            let end = self.parts_seq + part.len();
             if end.gt(una) {
                 break;
             }
-            self.start = end;
-            cx.actions.extend(kept_extent(part).map(Action::FileDone));
-            self.t.parts.remove(0);
+            self.parts_seq = end;
+            cx.actions.extend(kept_extent(part).map(TeardownAction::FileDone));
+            self.tcb.parts.remove(0);
         }
         if self.fin_acked() {
             self.await_fin(cx);
         } else {
             // RFC 6298 (5.3).
-            cx.arm = Some(self.t.rto);
+            cx.arm = Some(self.tcb.rto);
         }
     }
 
     /// Enters FIN-WAIT-2, which is bounded even if the peer never closes (Linux: tcp_fin_timeout).
-    fn await_fin(&mut self, cx: &mut Cx<'_>) {
+    fn await_fin(&mut self, cx: &mut TeardownEnv<'_>) {
         self.destroy_contexts(cx);
-        cx.arm = Some(self.t.time_wait);
+        cx.arm = Some(self.tcb.time_wait);
     }
 
     /// Seventh and eighth: payload and FIN. Returns how the connection ended, if it did.
-    fn take_payload(&mut self, cx: &mut Cx<'_>, segment: &Segment, payload: u32) -> Option<End> {
+    fn take_payload(
+        &mut self,
+        cx: &mut TeardownEnv<'_>,
+        segment: &Segment,
+        payload: u32,
+    ) -> Option<TeardownEnd> {
         let end = segment.seq + payload;
-        let is_late = payload > 0 && end.gt(self.t.rcv_nxt) && !self.fin_received;
+        let is_late = payload > 0 && end.gt(self.tcb.rcv_nxt) && !self.fin_received;
         if is_late && !self.discard(cx, segment.seq, end) {
             cx.counters.teardown_reset_late_data += 1;
             self.reset(cx);
-            return Some(self.end(cx, End::Reset));
+            return Some(self.release(cx, TeardownEnd::Reset));
         }
         let fin = segment.flags.has(Flags::FIN) && !self.fin_received;
-        if fin && end == self.t.rcv_nxt {
-            self.t.rcv_nxt = end + 1;
+        if fin && end == self.tcb.rcv_nxt {
+            self.tcb.rcv_nxt = end + 1;
             self.fin_received = true;
         }
         if fin || segment.flags.has(Flags::FIN) || payload > 0 {
@@ -344,12 +363,12 @@ impl Flow {
         if !self.fin_received || !self.fin_acked() {
             return None;
         }
-        let how = if self.passive { End::Closed } else { End::TimeWait };
+        let how = if self.passive { TeardownEnd::Closed } else { TeardownEnd::TimeWait };
         cx.counters.teardown_closed += 1;
-        Some(self.end(cx, how))
+        Some(self.release(cx, how))
     }
 
-    /// Consumes and discards data from `seq` to `end`, some of it new. Returns false if the host
+    /// Consumes and discards data from `seq` to `release`, some of it new. Returns false if the host
     /// did not request that or the bound is exceeded. Data after a hole is not consumed; the peer
     /// will retransmit it.
     ///
@@ -357,16 +376,16 @@ impl Flow {
     /// back. With TLS the data is not decrypted: the last record that we send, close_notify, was
     /// numbered before the hand-over, so no application data follows for which a KeyUpdate would
     /// require an answer (RFC 8446 sections 4.6.3 and 6.1).
-    fn discard(&mut self, cx: &mut Cx<'_>, seq: SeqNum, end: SeqNum) -> bool {
-        let LateData::Discard { bytes_max } = &mut self.t.late_data else { return false };
-        if seq.gt(self.t.rcv_nxt) {
+    fn discard(&mut self, cx: &mut TeardownEnv<'_>, seq: SeqNum, end: SeqNum) -> bool {
+        let LateData::Discard { bytes_max } = &mut self.tcb.late_data else { return false };
+        if seq.gt(self.tcb.rcv_nxt) {
             cx.counters.teardown_late_data_out_of_order += 1;
             return true;
         }
-        let new = end.distance(self.t.rcv_nxt).unsigned_abs();
+        let new = end.distance(self.tcb.rcv_nxt).unsigned_abs();
         let Some(left) = bytes_max.checked_sub(new) else { return false };
         *bytes_max = left;
-        self.t.rcv_nxt = end;
+        self.tcb.rcv_nxt = end;
         cx.counters.teardown_late_data_bytes += u64::from(new);
         true
     }
@@ -374,11 +393,11 @@ impl Flow {
     /// Sends the parts from index `skip` on, which begin at `seq`, and the FIN, as one transmit
     /// that the pipeline segments. Beyond the peer's window only the first part is sent, which then
     /// serves as a window probe (RFC 9293 section 3.8.6.1).
-    fn send(&self, cx: &mut Cx<'_>, skip: usize, seq: SeqNum, again: bool) {
+    fn send(&self, cx: &mut TeardownEnv<'_>, skip: usize, seq: SeqNum, again: bool) {
         let (mut parts, mut at) = (Parts::new(), seq);
-        for part in self.t.parts.iter().skip(skip) {
+        for part in self.tcb.parts.iter().skip(skip) {
             let end = at + part.len();
-            if !parts.is_empty() && end.gt(self.t.edge) {
+            if !parts.is_empty() && end.gt(self.tcb.edge) {
                 break;
             }
             parts.push(part.clone());
@@ -391,10 +410,10 @@ impl Flow {
                 flags = flags.with(Flags::PSH);
             }
         }
-        let long = at.distance(seq) > i32::from(self.t.mss);
-        let segment_size = if long { self.t.mss } else { 0 };
-        let retransmission = again || recovers(&parts);
-        self.transmit(cx, self.t.flow, seq, flags, |transmit| Transmit {
+        let long = at.distance(seq) > i32::from(self.tcb.mss);
+        let segment_size = if long { self.tcb.mss } else { 0 };
+        let retransmission = again || has_prefix(&parts);
+        self.transmit(cx, self.tcb.flow, seq, flags, |transmit| Transmit {
             segment_size,
             parts,
             retransmission,
@@ -405,20 +424,20 @@ impl Flow {
 
     /// Sends a segment without payload, on no flow, so that it does not wait behind a transmit that
     /// waits for a disk.
-    fn send_bare(&self, cx: &mut Cx<'_>, flags: Flags) {
-        self.transmit(cx, FlowId::NONE, self.t.nxt, flags, |transmit| transmit);
+    fn send_bare(&self, cx: &mut TeardownEnv<'_>, flags: Flags) {
+        self.transmit(cx, FlowId::NONE, self.tcb.nxt, flags, |transmit| transmit);
     }
 
     fn transmit(
         &self,
-        cx: &mut Cx<'_>,
+        cx: &mut TeardownEnv<'_>,
         flow: FlowId,
         seq: SeqNum,
         flags: Flags,
         with: impl FnOnce(Transmit) -> Transmit,
     ) {
-        let stamps = self.stamps.map(|(recent, stamp)| (stamp.value(cx.now), recent.value()));
-        let (header, timestamp) = segment(&self.t, seq, flags, stamps);
+        let stamps = self.timestamps.map(|(recent, stamp)| (stamp.value(cx.now), recent.value()));
+        let (header, timestamp) = segment(&self.tcb, seq, flags, stamps);
         let transmit = Transmit {
             flow,
             header,
@@ -433,18 +452,18 @@ impl Flow {
         cx.transmits.push_back((self.queue(), with(transmit)));
     }
 
-    fn acknowledge(&self, cx: &mut Cx<'_>) {
+    fn acknowledge(&self, cx: &mut TeardownEnv<'_>) {
         self.send_bare(cx, Flags::ACK);
     }
 
     /// Sends a reset (RFC 9293 section 3.5.2). Pending transmits must not follow it.
-    fn reset(&self, cx: &mut Cx<'_>) {
+    fn reset(&self, cx: &mut TeardownEnv<'_>) {
         self.send_bare(cx, Flags::RST.with(Flags::ACK));
     }
 
     /// Sends a challenge ACK, subject to the rate limit.
-    fn challenge(&mut self, cx: &mut Cx<'_>) {
-        if self.acknowledge_stray(cx) {
+    fn challenge(&mut self, cx: &mut TeardownEnv<'_>) {
+        if self.acknowledge_limited(cx) {
             cx.counters.teardown_challenge_acks += 1;
         } else {
             cx.counters.teardown_challenge_acks_limited += 1;
@@ -452,7 +471,7 @@ impl Flow {
     }
 
     /// Acknowledges an unacceptable segment, subject to the rate limit. Returns whether it did.
-    fn acknowledge_stray(&mut self, cx: &mut Cx<'_>) -> bool {
+    fn acknowledge_limited(&mut self, cx: &mut TeardownEnv<'_>) -> bool {
         let may = self.challenges.allow(cx.now);
         if may {
             self.acknowledge(cx);
@@ -461,21 +480,21 @@ impl Flow {
     }
 
     /// Releases all outside resources: pending transmits, files and contexts.
-    fn end(&mut self, cx: &mut Cx<'_>, how: End) -> End {
+    fn release(&mut self, cx: &mut TeardownEnv<'_>, how: TeardownEnd) -> TeardownEnd {
         if !self.fin_acked() {
-            cx.actions.push_back(Action::Cancel(self.queue(), self.t.flow));
+            cx.actions.push_back(TeardownAction::Cancel(self.queue(), self.tcb.flow));
         }
-        for part in self.t.parts.drain(..) {
-            cx.actions.extend(kept_extent(&part).map(Action::FileDone));
+        for part in self.tcb.parts.drain(..) {
+            cx.actions.extend(kept_extent(&part).map(TeardownAction::FileDone));
         }
         self.destroy_contexts(cx);
         how
     }
 
-    fn destroy_contexts(&mut self, cx: &mut Cx<'_>) {
+    fn destroy_contexts(&mut self, cx: &mut TeardownEnv<'_>) {
         let queue = self.queue();
-        let contexts = self.t.contexts.drain(..);
-        cx.actions.extend(contexts.map(|context| Action::Destroy(queue, context)));
+        let contexts = self.tcb.contexts.drain(..);
+        cx.actions.extend(contexts.map(|context| TeardownAction::Destroy(queue, context)));
     }
 }
 
@@ -486,7 +505,7 @@ mod tests {
     /// Excludes one bit per slot of the wheel, the index entry, and the payload.
     #[test]
     fn a_connection_is_small() {
-        let bytes = size_of::<Flow>() + size_of::<Teardown>() + size_of::<wire::Tuple>();
+        let bytes = size_of::<TeardownFlow>() + size_of::<Teardown>() + size_of::<wire::Tuple>();
         assert!(bytes <= 408, "{bytes} bytes");
     }
 }

@@ -16,13 +16,13 @@
 //! is checked.
 //!
 //! Files: `segments` (validation, headers), `flow` (one connection), `table` (by tuple),
-//! `time_wait`, `done` (summaries), `engine` (the [`super::Engine`] implementation), `counters`.
+//! `time_wait`, `summary` (summaries), `engine` (the [`super::Engine`] implementation), `counters`.
 
 mod counters;
-mod done;
 mod engine;
 mod flow;
 mod segments;
+mod summary;
 mod table;
 mod time_wait;
 
@@ -36,11 +36,11 @@ use base::{Duration, Instant, internal_error};
 use wire::tcp::Segment;
 
 use self::counters::TeardownCounters;
-use self::done::Ends;
 pub(crate) use self::engine::take_over;
-use self::flow::{Cx, End, Flow};
-use self::table::Table;
-use self::time_wait::{Reaction, TimeWait};
+use self::flow::{TeardownEnd, TeardownEnv, TeardownFlow};
+use self::summary::TeardownSummaries;
+use self::table::TupleTable;
+use self::time_wait::{TimeWaitReaction, TimeWaitTable};
 use crate::config::TeardownConfig;
 use crate::pipeline::rx::TransportAt;
 use structures::TimerBitmapWheel;
@@ -54,7 +54,7 @@ const SLOTS: u16 = 256;
 
 /// A request of the engine to the device, other than a transmit.
 #[derive(Debug)]
-pub(crate) enum Action {
+pub(crate) enum TeardownAction {
     /// Drop all pending transmits of a flow.
     Cancel(usize, FlowId),
     /// The peer has acknowledged this extent of a file, or never will; its part needs the file no
@@ -68,7 +68,7 @@ pub(crate) enum Action {
 
 /// The treatment of a TCP segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum TeardownVerdict {
     /// The segment belongs to no connection here.
     Pass,
     /// The engine has consumed the segment.
@@ -79,17 +79,17 @@ pub(crate) enum Verdict {
 #[derive(Debug)]
 pub(crate) struct TeardownEngine {
     config: TeardownConfig,
-    flows: Table<Flow>,
-    time_wait: TimeWait,
+    flows: TupleTable<TeardownFlow>,
+    time_wait: TimeWaitTable,
     /// Timers of `flows`, created with the first connection.
     wheel: Option<TimerBitmapWheel>,
     /// Current tick of the wheel.
     tick: u64,
     /// Slab indices of flows whose timers have expired; empty between calls.
     expired: Vec<u32>,
-    ends: Ends,
+    summaries: TeardownSummaries,
     transmits: VecDeque<(usize, Transmit)>,
-    actions: VecDeque<Action>,
+    actions: VecDeque<TeardownAction>,
     counters: TeardownCounters,
 }
 
@@ -97,12 +97,12 @@ impl TeardownEngine {
     /// Creates an engine without connections.
     pub(crate) fn new(config: TeardownConfig, seed: u64) -> Self {
         Self {
-            flows: Table::new(seed),
-            time_wait: TimeWait::new(config.time_wait_max, seed),
+            flows: TupleTable::new(seed),
+            time_wait: TimeWaitTable::new(config.time_wait_max, seed),
             wheel: None,
             tick: 0,
             expired: Vec::new(),
-            ends: Ends::default(),
+            summaries: TeardownSummaries::default(),
             transmits: VecDeque::new(),
             actions: VecDeque::new(),
             counters: TeardownCounters::default(),
@@ -122,7 +122,7 @@ impl TeardownEngine {
 
     /// Takes over a connection on a link whose packets have at most `mtu` bytes above Ethernet.
     /// `pin` is called after validation: it keeps the files in the parts open until
-    /// [`Action::FileDone`] and may replace their IDs, or returns false with nothing changed.
+    /// [`TeardownAction::FileDone`] and may replace their IDs, or returns false with nothing changed.
     ///
     /// # Errors
     /// Returns the unchanged connection with the reason: the table is full, or the connection is
@@ -151,7 +151,7 @@ impl TeardownEngine {
         if self.flows.is_empty() {
             self.tick = ticks(now);
         }
-        let key = self.flows.insert(facts.tuple, Flow::new(now, queue, &facts, teardown));
+        let key = self.flows.insert(facts.tuple, TeardownFlow::new(now, queue, &facts, teardown));
         self.with_flow(now, key, |flow, cx| {
             flow.begin(cx, facts.sent_parts);
             None
@@ -160,26 +160,31 @@ impl TeardownEngine {
     }
 
     /// Handles a TCP segment.
-    pub(crate) fn receive(&mut self, now: Instant, frame: &[u8], tcp: &TransportAt) -> Verdict {
+    pub(crate) fn receive(
+        &mut self,
+        now: Instant,
+        frame: &[u8],
+        tcp: &TransportAt,
+    ) -> TeardownVerdict {
         // Malformed segments are left to the host, which counts them.
         let Some(Ok((segment, header))) = frame.get(tcp.l4..tcp.end).map(Segment::parse) else {
-            return Verdict::Pass;
+            return TeardownVerdict::Pass;
         };
         let payload = (tcp.end - tcp.l4).saturating_sub(header);
         if let Some(key) = self.flows.find(&tcp.tuple) {
             // A frame is at most 66 KiB.
             let payload = u32::try_from(payload).unwrap_or(u32::MAX);
             self.with_flow(now, key, |flow, cx| flow.receive(cx, &segment, payload));
-            return Verdict::Taken;
+            return TeardownVerdict::Taken;
         }
         match self.time_wait.receive(now, frame, tcp, &segment, payload) {
-            Reaction::Unknown => return Verdict::Pass,
-            Reaction::Reused => {
+            TimeWaitReaction::Unknown => return TeardownVerdict::Pass,
+            TimeWaitReaction::Reused => {
                 self.counters.teardown_time_wait_reused += 1;
-                return Verdict::Pass;
+                return TeardownVerdict::Pass;
             }
-            Reaction::Nothing => {}
-            Reaction::Answer(queue, header) => {
+            TimeWaitReaction::Nothing => {}
+            TimeWaitReaction::Answer(queue, header) => {
                 let transmit = Transmit {
                     flow: FlowId::NONE,
                     header,
@@ -193,17 +198,17 @@ impl TeardownEngine {
                 self.transmits.push_back((queue, transmit));
             }
         }
-        Verdict::Taken
+        TeardownVerdict::Taken
     }
 
     /// Handles all expired timers and due summaries.
     pub(crate) fn run_timers(&mut self, now: Instant) {
         while !self.flows.is_empty() && self.tick < ticks(now) {
-            self.turn(now);
+            self.advance_tick(now);
         }
         self.time_wait.expire(now);
-        while let Some((queue, sum)) = self.ends.poll(now) {
-            self.tell(queue, sum);
+        while let Some((queue, sum)) = self.summaries.poll(now) {
+            self.push_summary(queue, sum);
         }
     }
 
@@ -225,7 +230,7 @@ impl TeardownEngine {
     pub(crate) fn due(&self) -> Option<Instant> {
         let next = self.tick.saturating_add(1).saturating_mul(TICK.as_nanos());
         let tick = (!self.flows.is_empty()).then(|| Instant::from_nanos(next));
-        Instant::earliest([tick, self.time_wait.due(), self.ends.due()])
+        Instant::earliest([tick, self.time_wait.due(), self.summaries.due()])
     }
 
     /// Returns the next transmit and its queue. Its files have the IDs set by `pin`; see
@@ -235,7 +240,7 @@ impl TeardownEngine {
     }
 
     /// Returns the next action, to be done after all transmits.
-    pub(crate) fn poll_action(&mut self) -> Option<Action> {
+    pub(crate) fn poll_action(&mut self) -> Option<TeardownAction> {
         self.actions.pop_front()
     }
 
@@ -244,7 +249,7 @@ impl TeardownEngine {
         self.flows.clear();
         self.time_wait.clear();
         self.wheel = None;
-        self.ends.clear();
+        self.summaries.clear();
         self.transmits.clear();
         self.actions.clear();
     }
@@ -261,14 +266,14 @@ impl TeardownEngine {
         &mut self,
         now: Instant,
         key: Key,
-        f: impl FnOnce(&mut Flow, &mut Cx<'_>) -> Option<End>,
+        f: impl FnOnce(&mut TeardownFlow, &mut TeardownEnv<'_>) -> Option<TeardownEnd>,
     ) {
         let Some(flow) = self.flows.get_mut(key) else {
             internal_error!(self.counters.nic_internal_errors, "no such flow");
             return;
         };
         let Self { counters, transmits, actions, .. } = self;
-        let mut cx = Cx { now, counters, transmits, actions, arm: None };
+        let mut cx = TeardownEnv { now, counters, transmits, actions, arm: None };
         let ended = f(flow, &mut cx);
         let arm = cx.arm;
         if let Some(how) = ended {
@@ -286,7 +291,7 @@ impl TeardownEngine {
     }
 
     /// Advances the wheel by one tick.
-    fn turn(&mut self, now: Instant) {
+    fn advance_tick(&mut self, now: Instant) {
         self.tick += 1;
         let Some(wheel) = &self.wheel else { return };
         let mut expired = core::mem::take(&mut self.expired);
@@ -304,12 +309,12 @@ impl TeardownEngine {
                 continue;
             }
             let retries_max = self.config.retries_max;
-            self.with_flow(now, key, |flow, cx| flow.time_out(cx, retries_max));
+            self.with_flow(now, key, |flow, cx| flow.on_timer_expired(cx, retries_max));
         }
         self.expired = expired;
     }
 
-    fn finish(&mut self, now: Instant, key: Key, how: End) {
+    fn finish(&mut self, now: Instant, key: Key, how: TeardownEnd) {
         let Some((tuple, flow)) = self.flows.remove(key) else {
             internal_error!(self.counters.nic_internal_errors, "no such flow ends");
             return;
@@ -317,24 +322,24 @@ impl TeardownEngine {
         if let Some(wheel) = &self.wheel {
             wheel.cancel(key.index(), flow.slot);
         }
-        if how == End::TimeWait {
+        if how == TeardownEnd::TimeWait {
             self.counters.teardown_time_wait_entered += 1;
-            let evicted = self.time_wait.insert(now, tuple, flow.remains());
+            let evicted = self.time_wait.insert(now, tuple, flow.time_wait_state());
             self.counters.teardown_time_wait_evicted += u64::from(evicted);
         }
-        let sum = self.ends.add(now, flow.queue(), |sum| match how {
-            End::Closed | End::TimeWait => sum.closed += 1,
-            End::Reset => sum.reset += 1,
-            End::TimedOut => sum.timed_out += 1,
+        let sum = self.summaries.add(now, flow.queue(), |sum| match how {
+            TeardownEnd::Closed | TeardownEnd::TimeWait => sum.closed += 1,
+            TeardownEnd::Reset => sum.reset += 1,
+            TeardownEnd::TimedOut => sum.timed_out += 1,
         });
         if let Some(sum) = sum {
-            self.tell(flow.queue(), sum);
+            self.push_summary(flow.queue(), sum);
         }
     }
 
-    fn tell(&mut self, queue: usize, sum: TeardownDone) {
+    fn push_summary(&mut self, queue: usize, sum: TeardownDone) {
         self.counters.teardown_sums += 1;
-        self.actions.push_back(Action::Done(queue, sum));
+        self.actions.push_back(TeardownAction::Done(queue, sum));
     }
 }
 

@@ -25,14 +25,14 @@ const FLAGS_AT: usize = 13;
 
 /// The connection's timestamp clock in milliseconds, continuing the host's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stamp {
+pub(super) struct TimestampClock {
     /// Offset of the timestamp clock from the device's clock, in milliseconds.
     offset: u32,
     /// Phase in microseconds (0..1000) by which the host's milliseconds began before the device's.
     phase: u16,
 }
 
-impl Stamp {
+impl TimestampClock {
     /// Creates the clock that showed `value` since `past_us` microseconds at `now`.
     pub(super) fn new(now: Instant, value: u32, past_us: u16) -> Self {
         let (past, micros) = (u64::from(past_us % 1000), now.as_micros());
@@ -51,7 +51,7 @@ impl Stamp {
 
 /// Properties of a connection, derived by [`check`].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Facts {
+pub(super) struct TeardownFacts {
     /// The connection's tuple.
     pub(super) tuple: Tuple,
     /// Sequence number of the FIN.
@@ -61,12 +61,12 @@ pub(super) struct Facts {
     /// The template's window field.
     pub(super) window: u16,
     /// TSval and TSecr of the template, if it has timestamps.
-    pub(super) stamps: Option<(u32, u32)>,
+    pub(super) timestamps: Option<(u32, u32)>,
 }
 
 /// Validates a connection. Returns `None` if it has more than `bytes_max` bytes or too many parts,
 /// its segments are longer than `mtu`, its numbers are inconsistent, or its header is not TCP.
-pub(super) fn check(t: &Teardown, bytes_max: u32, mtu: u16) -> Option<Facts> {
+pub(super) fn check(t: &Teardown, bytes_max: u32, mtu: u16) -> Option<TeardownFacts> {
     let extents = t.parts.iter().filter(|part| part.extent().is_some()).count();
     if t.parts.len() > PARTS_MAX || extents > FileLimits::EXTENTS_PER_TRANSMIT_MAX {
         return None;
@@ -102,10 +102,10 @@ pub(super) fn check(t: &Teardown, bytes_max: u32, mtu: u16) -> Option<Facts> {
     }
     let (tuple, segment) = read(&t.header)?;
     let stamps = segment.options.timestamps.map(|ts| (ts.value, ts.echo));
-    if !stamp_is_where_it_should(&t.header, t.timestamp, stamps.is_some()) {
+    if !timestamp_position_is_valid(&t.header, t.timestamp, stamps.is_some()) {
         return None;
     }
-    Some(Facts { tuple, fin, sent_parts, window: segment.window, stamps })
+    Some(TeardownFacts { tuple, fin, sent_parts, window: segment.window, timestamps: stamps })
 }
 
 /// Parses a header template: returns its connection and segment.
@@ -127,7 +127,7 @@ fn read(header: &Header) -> Option<(Tuple, Segment)> {
 }
 
 /// Returns whether `at` names the position of the timestamps option, or is `None` without one.
-fn stamp_is_where_it_should(header: &Header, at: Option<TsOption>, there: bool) -> bool {
+fn timestamp_position_is_valid(header: &Header, at: Option<TsOption>, there: bool) -> bool {
     let Some(ts) = at else { return !there };
     let at = usize::from(ts.offset);
     let option = at.checked_sub(2).and_then(|from| header.as_slice().get(from..at + 8));
@@ -172,7 +172,7 @@ pub(super) fn kept_extent(part: &Part) -> Option<FileExtent> {
 }
 
 /// True if a part carries a prefix, whose bytes are already held for another part.
-pub(super) fn recovers(parts: &Parts) -> bool {
+pub(super) fn has_prefix(parts: &Parts) -> bool {
     parts.iter().any(Part::has_prefix)
 }
 
@@ -187,7 +187,7 @@ mod tests {
         fn stamps_go_on(
             begin in 0..1_u64 << 50, value: u32, past in 0..1000_u16, by in 0..1_u64 << 40,
         ) {
-            let stamp = Stamp::new(Instant::from_micros(begin), value, past);
+            let stamp = TimestampClock::new(Instant::from_micros(begin), value, past);
             prop_assert_eq!(stamp.value(Instant::from_micros(begin)), (value, past));
             let micros = u64::from(past) + by;
             let expected = value.wrapping_add(low32(micros / 1000));

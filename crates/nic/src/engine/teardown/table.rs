@@ -12,13 +12,13 @@ use structures::slab::{Key, Slab};
 
 /// Values by connection tuple.
 #[derive(Debug)]
-pub(super) struct Table<T> {
+pub(super) struct TupleTable<T> {
     values: Slab<(Tuple, T)>,
     index: HashTable<Key>,
     seed: u64,
 }
 
-impl<T> Table<T> {
+impl<T> TupleTable<T> {
     /// Creates an empty table.
     pub(super) const fn new(seed: u64) -> Self {
         Self { values: Slab::new(), index: HashTable::new(), seed }
@@ -69,7 +69,7 @@ impl<T> Table<T> {
 
     /// Upper bound of all keys' indices.
     pub(super) fn places(&self) -> u32 {
-        self.values.places()
+        self.values.slot_count()
     }
 
     /// Removes and returns the connection with this key.

@@ -9,14 +9,14 @@
 
 use abi::Header;
 use base::{Duration, Instant, SeqNum};
-use tcp_rules::time_wait::{TimeWaitTcb, Verdict};
+use tcp_rules::time_wait::{TimeWaitTcb, TimeWaitVerdict};
 use wire::emit::{IpHeader, Link, tcp_headers};
 use wire::frame::{ETHERTYPE_VLAN, protocol};
 use wire::tcp::{Flags, Options, Segment, Timestamps};
 use wire::{ETHERNET_BYTES, Tuple};
 
-use super::segments::Stamp;
-use super::table::Table;
+use super::segments::TimestampClock;
+use super::table::TupleTable;
 use crate::pipeline::rx::TransportAt;
 use structures::slab::Key;
 
@@ -27,7 +27,7 @@ const VLAN_BYTES: usize = 4;
 
 /// State of a connection in TIME-WAIT.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Remains {
+pub(super) struct TimeWaitState {
     /// The host's queue.
     pub(super) queue: usize,
     pub(super) snd_nxt: SeqNum,
@@ -35,14 +35,14 @@ pub(super) struct Remains {
     /// The window field last offered.
     pub(super) window: u16,
     /// TS.Recent and our timestamp clock, if timestamps are in use.
-    pub(super) stamps: Option<(u32, Stamp)>,
+    pub(super) timestamps: Option<(u32, TimestampClock)>,
     /// How long the tuple is kept.
     pub(super) time: Duration,
 }
 
 #[derive(Debug)]
-struct Entry {
-    remains: Remains,
+struct TimeWaitSlot {
+    remains: TimeWaitState,
     until: Instant,
     older: Key,
     newer: Key,
@@ -50,7 +50,7 @@ struct Entry {
 
 /// The result of handling a segment.
 #[derive(Debug)]
-pub(super) enum Reaction {
+pub(super) enum TimeWaitReaction {
     /// The segment belongs to no connection here.
     Unknown,
     /// The segment is ignored.
@@ -63,18 +63,18 @@ pub(super) enum Reaction {
 
 /// The connections in TIME-WAIT, oldest first.
 #[derive(Debug)]
-pub(super) struct TimeWait {
-    entries: Table<Entry>,
+pub(super) struct TimeWaitTable {
+    entries: TupleTable<TimeWaitSlot>,
     oldest: Key,
     newest: Key,
     entries_max: usize,
 }
 
-impl TimeWait {
+impl TimeWaitTable {
     /// Creates an empty table for up to `entries_max` connections.
     pub(super) const fn new(entries_max: u32, seed: u64) -> Self {
         let entries_max = entries_max as usize;
-        Self { entries: Table::new(seed), oldest: Key::NONE, newest: Key::NONE, entries_max }
+        Self { entries: TupleTable::new(seed), oldest: Key::NONE, newest: Key::NONE, entries_max }
     }
 
     /// Number of connections in TIME-WAIT.
@@ -83,7 +83,7 @@ impl TimeWait {
     }
 
     /// Adds a connection. Returns whether an entry was evicted for it, or it could not be kept.
-    pub(super) fn insert(&mut self, now: Instant, tuple: Tuple, remains: Remains) -> bool {
+    pub(super) fn insert(&mut self, now: Instant, tuple: Tuple, remains: TimeWaitState) -> bool {
         self.forget(&tuple);
         if self.entries_max == 0 {
             return true;
@@ -93,7 +93,7 @@ impl TimeWait {
             self.remove(self.oldest);
         }
         let until = now + remains.time;
-        let entry = Entry { remains, until, older: Key::NONE, newer: Key::NONE };
+        let entry = TimeWaitSlot { remains, until, older: Key::NONE, newer: Key::NONE };
         let key = self.entries.insert(tuple, entry);
         self.link(key);
         evicted
@@ -114,19 +114,19 @@ impl TimeWait {
         tcp: &TransportAt,
         segment: &Segment,
         payload: usize,
-    ) -> Reaction {
+    ) -> TimeWaitReaction {
         let found = self.entries.find(&tcp.tuple);
         let Some((key, entry)) = found.and_then(|k| Some((k, self.entries.get_mut(k)?))) else {
-            return Reaction::Unknown;
+            return TimeWaitReaction::Unknown;
         };
         let tcb = entry.remains.tcb();
         match tcb.judge(segment, payload) {
-            Verdict::Ignore => Reaction::Nothing,
-            Verdict::Reuse => {
+            TimeWaitVerdict::Ignore => TimeWaitReaction::Nothing,
+            TimeWaitVerdict::Reuse => {
                 self.remove(key);
-                Reaction::Reused
+                TimeWaitReaction::Reused
             }
-            Verdict::Acknowledge => {
+            TimeWaitVerdict::Acknowledge => {
                 let remains = entry.remains;
                 if tcb.is_last_fin(segment, payload) {
                     entry.until = now + remains.time;
@@ -134,7 +134,9 @@ impl TimeWait {
                     self.link(key);
                 }
                 let answer = remains.answer(now, frame, tcp);
-                answer.map_or(Reaction::Nothing, |header| Reaction::Answer(remains.queue, header))
+                answer.map_or(TimeWaitReaction::Nothing, |header| {
+                    TimeWaitReaction::Answer(remains.queue, header)
+                })
             }
         }
     }
@@ -175,7 +177,9 @@ impl TimeWait {
     }
 
     fn unlink(&mut self, key: Key) {
-        let Some(&mut Entry { older, newer, .. }) = self.entries.get_mut(key) else { return };
+        let Some(&mut TimeWaitSlot { older, newer, .. }) = self.entries.get_mut(key) else {
+            return;
+        };
         match self.entries.get_mut(older) {
             Some(entry) => entry.newer = newer,
             None => self.oldest = newer,
@@ -187,10 +191,10 @@ impl TimeWait {
     }
 }
 
-impl Remains {
+impl TimeWaitState {
     /// Returns the state by which segments are judged.
     fn tcb(&self) -> TimeWaitTcb {
-        let ts_recent = self.stamps.map(|(recent, _)| recent);
+        let ts_recent = self.timestamps.map(|(recent, _)| recent);
         TimeWaitTcb { snd_nxt: self.snd_nxt, rcv_nxt: self.rcv_nxt, ts_recent }
     }
 
@@ -210,7 +214,7 @@ impl Remains {
             ecn: 0,
             hop_limit: HOP_LIMIT,
         };
-        let stamps = self.stamps;
+        let stamps = self.timestamps;
         let timestamps = stamps.map(|(echo, stamp)| Timestamps { value: stamp.value(now).0, echo });
         let segment = Segment {
             source: local.port,
@@ -251,7 +255,7 @@ mod tests {
     /// Excludes the index entry. About a fifth of a connection's size.
     #[test]
     fn an_entry_is_small() {
-        let bytes = size_of::<Tuple>() + size_of::<Entry>();
+        let bytes = size_of::<Tuple>() + size_of::<TimeWaitSlot>();
         assert!(bytes <= 112, "{bytes} bytes");
     }
 }

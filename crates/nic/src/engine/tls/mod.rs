@@ -1,14 +1,14 @@
 //! TLS records, as [`super::l5o`] needs them.
 //!
-//! [`Keys`] holds one direction's keys and framing. The receive contexts use it to read a message's
-//! length ([`Keys::length`]: the magic pattern and length rule of Autonomous NIC Offloads, section
-//! 3), to decrypt any range ([`Keys::open_range`]) and to verify a tag ([`Keys::verify`]). `seal`
-//! is the transmit side; `undo` describes decrypted ranges.
+//! [`TlsDeviceKeys`] holds one direction's keys and framing. The receive contexts use it to read a message's
+//! length ([`TlsDeviceKeys::length`]: the magic pattern and length rule of Autonomous NIC Offloads, section
+//! 3), to decrypt any range ([`TlsDeviceKeys::decrypt_range`]) and to verify a tag ([`TlsDeviceKeys::verify`]). `encrypt`
+//! is the transmit side; `decrypted_range` describes decrypted ranges.
 //!
-//! No connection state is kept here, and TCP sequence numbers occur only in `seal`.
+//! No connection state is kept here, and TCP sequence numbers occur only in `encrypt`.
 
-mod seal;
-mod undo;
+mod decrypted_range;
+mod encrypt;
 
 use abi::crypto::{Aead, CryptoProvider, Sum, TAG_BYTES};
 use abi::l5o::TlsState;
@@ -16,11 +16,11 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use wire::tls::{Framing, HEADER_BYTES, NONCE_BYTES};
 
-pub(crate) use seal::{Seal, TxState};
-pub(crate) use undo::Undo;
+pub(crate) use decrypted_range::DecryptedRange;
+pub(crate) use encrypt::{RangeEncryptor, TlsTxState};
 
 /// Maximum size of a record's front: header and explicit nonce.
-pub(crate) const FRONT: usize = Framing::FRONT_BYTES_MAX;
+pub(crate) const FRONT: usize = Framing::FULL_HEADER_BYTES_MAX;
 /// Size of a record header: type, version and length.
 #[expect(clippy::cast_possible_truncation, reason = "five")]
 pub(crate) const HEADER: u32 = HEADER_BYTES as u32;
@@ -29,13 +29,13 @@ pub(crate) const HEADER: u32 = HEADER_BYTES as u32;
 pub(crate) const TAG: u32 = TAG_BYTES as u32;
 
 /// Keys and record framing of one direction.
-pub(crate) struct Keys {
+pub(crate) struct TlsDeviceKeys {
     aead: Box<dyn Aead>,
     iv: [u8; NONCE_BYTES],
     framing: Framing,
 }
 
-impl Keys {
+impl TlsDeviceKeys {
     /// Creates the keys of `state`; `None` if the provider does not support the suite or key.
     pub(crate) fn new(provider: &dyn CryptoProvider, state: &TlsState) -> Option<Self> {
         let key = state.key.get(..state.suite.key_bytes())?;
@@ -73,7 +73,7 @@ impl Keys {
     }
 
     /// Decrypts a range of a message's text in place and adds it to the authentication sum.
-    pub(crate) fn open_range(
+    pub(crate) fn decrypt_range(
         &self,
         number: u64,
         front: &[u8; FRONT],
@@ -86,7 +86,7 @@ impl Keys {
     }
 
     /// Encrypts a decrypted range again, which restores the received bytes.
-    pub(crate) fn close_range(
+    pub(crate) fn reencrypt_range(
         &self,
         number: u64,
         front: &[u8; FRONT],
@@ -116,7 +116,7 @@ impl Keys {
 
     /// Decrypts a whole message in place. Returns false, with `message` unchanged, if the tag is
     /// wrong. `scratch` holds a copy.
-    pub(crate) fn open_whole(
+    pub(crate) fn decrypt_whole(
         &self,
         number: u64,
         message: &mut [u8],

@@ -75,7 +75,7 @@ impl GetLogPage {
 
     /// Encodes the fields in a command. Lengths outside 1 to 2^32 dwords are clamped.
     #[must_use]
-    pub const fn put(&self, mut command: Command) -> Command {
+    pub const fn encode_into(&self, mut command: Command) -> Command {
         let dwords = self.len / 4;
         let [numd, _] = split(match dwords {
             0 => 0,
@@ -121,7 +121,7 @@ pub mod feature {
     /// Keep alive timer.
     pub const KEEP_ALIVE: u8 = 0x0f;
     /// Host behavior support.
-    pub const HOST_BEHAVIOUR: u8 = 0x16;
+    pub const HOST_BEHAVIOR: u8 = 0x16;
     /// Host identifier.
     pub const HOST_IDENTIFIER: u8 = 0x81;
     /// Reservation notification mask.
@@ -134,7 +134,7 @@ pub mod feature {
 
 /// Value that Get Features selects (base figure 188).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Select {
+pub enum FeatureSelect {
     /// Current value.
     Current,
     /// Default value, in force after a reset.
@@ -153,7 +153,7 @@ pub struct Features {
     /// Feature identifier, see [`feature`].
     pub fid: u8,
     /// Value to return; only in Get Features.
-    pub select: Select,
+    pub select: FeatureSelect,
     /// Save the value; only in Set Features.
     pub save: bool,
     /// Value, dword 11.
@@ -165,11 +165,11 @@ impl Features {
     #[must_use]
     pub const fn of(command: &Command) -> Self {
         let select = match byte(command.cdw10(), 8) & 7 {
-            0 => Select::Current,
-            1 => Select::Default,
-            2 => Select::Saved,
-            3 => Select::Capabilities,
-            other => Select::Other(other),
+            0 => FeatureSelect::Current,
+            1 => FeatureSelect::Default,
+            2 => FeatureSelect::Saved,
+            3 => FeatureSelect::Capabilities,
+            other => FeatureSelect::Other(other),
         };
         Self {
             fid: byte(command.cdw10(), 0),
@@ -224,23 +224,23 @@ impl QueueCounts {
 
 /// Abort (base section 5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Abort {
+pub struct AbortCommand {
     /// Submission queue of the command to abort.
     pub sqid: u16,
     /// Identifier of the command to abort.
     pub cid: u16,
 }
 
-impl Abort {
+impl AbortCommand {
     /// Decodes the dwords of a command.
     #[must_use]
-    pub const fn of(command: &Command) -> Self {
+    pub const fn from_command(command: &Command) -> Self {
         Self { sqid: half(command.cdw10(), 0), cid: half(command.cdw10(), 16) }
     }
 
     /// Encodes the fields in a command.
     #[must_use]
-    pub const fn put(&self, mut command: Command) -> Command {
+    pub const fn encode_into(&self, mut command: Command) -> Command {
         command.cdw10[0] = self.sqid as u32 | (self.cid as u32) << 16;
         command
     }

@@ -99,7 +99,7 @@ impl DatasetManagement {
 
     /// Encodes the fields in a command. Counts of ranges outside 1 to 256 are clamped.
     #[must_use]
-    pub const fn put(&self, mut command: Command) -> Command {
+    pub const fn encode_into(&self, mut command: Command) -> Command {
         let ranges = match self.ranges {
             0 => 0,
             1..=256 => self.ranges - 1,

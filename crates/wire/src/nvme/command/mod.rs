@@ -8,7 +8,8 @@ mod admin_commands;
 mod blocks;
 
 pub use admin_commands::{
-    Abort, AsyncEvent, Features, GetLogPage, Identify, QueueCounts, Select, events, feature,
+    AbortCommand, AsyncEvent, FeatureSelect, Features, GetLogPage, Identify, QueueCounts, events,
+    feature,
 };
 pub use blocks::{Blocks, DatasetManagement, Range};
 
@@ -105,7 +106,7 @@ pub const FABRICS: u8 = 0x7f;
 
 /// Direction of a command's data: bits 1:0 of its opcode (base figure 87).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Transfer {
+pub enum DataDirection {
     /// No data.
     None,
     /// From initiator to controller.
@@ -116,7 +117,7 @@ pub enum Transfer {
     Both,
 }
 
-impl Transfer {
+impl DataDirection {
     /// Returns the direction of an opcode, or of a Fabrics command type.
     #[must_use]
     pub const fn of(opcode: u8) -> Self {

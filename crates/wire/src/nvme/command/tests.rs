@@ -20,9 +20,9 @@ fn a_read_as_linux_writes_it() {
     assert_eq!(command.to_bytes(), entry);
     let built = Command::new(io::READ, 0x11, 1).with_data(Sgl::Transport { len: 4096 });
     assert_eq!(Blocks::new(0x1234, 8).put(built), command);
-    assert_eq!(Transfer::of(io::READ), Transfer::ToHost);
-    assert_eq!(Transfer::of(io::WRITE), Transfer::ToController);
-    assert_eq!(Transfer::of(io::FLUSH), Transfer::None);
+    assert_eq!(DataDirection::of(io::READ), DataDirection::ToHost);
+    assert_eq!(DataDirection::of(io::WRITE), DataDirection::ToController);
+    assert_eq!(DataDirection::of(io::FLUSH), DataDirection::None);
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn bits_of_dwords() {
     let offset = 0x1_0000_0400;
     let same = GetLogPage { lid: 0x70, retain_event: true, len: 0x2000, offset, ..page };
     assert_eq!(page, same);
-    let all = GetLogPage { len: 1 << 34, ..page }.put(Command::new(2, 0, 0));
+    let all = GetLogPage { len: 1 << 34, ..page }.encode_into(Command::new(2, 0, 0));
     assert_eq!(GetLogPage::of(&all).len, 1 << 34);
 
     // Linux's `nvme_set_queue_count` for 4 queues.
@@ -54,7 +54,7 @@ fn bits_of_dwords() {
     let mut get = Features::get(feature::KEEP_ALIVE, Command::new(10, 0, 0));
     get.cdw10[0] |= 0x8000_0300;
     let get = Features::of(&get);
-    assert_eq!((get.fid, get.select, get.save), (0x0f, Select::Capabilities, true));
+    assert_eq!((get.fid, get.select, get.save), (0x0f, FeatureSelect::Capabilities, true));
     assert_eq!(AsyncEvent::DISCOVERY_CHANGED.to_value(), 0x0070_f002);
     assert_eq!(AsyncEvent::NAMESPACE_CHANGED.to_value(), 0x0004_0002);
 }
@@ -72,7 +72,7 @@ fn completions() {
 #[test]
 fn ranges_of_dataset_management() {
     let manage = DatasetManagement { ranges: 2, deallocate: true, integral: (false, true) };
-    let command = manage.put(Command::new(io::DATASET_MANAGEMENT, 1, 1));
+    let command = manage.encode_into(Command::new(io::DATASET_MANAGEMENT, 1, 1));
     assert_eq!(command.cdw10[..2], [1, 5]);
     assert_eq!((DatasetManagement::of(&command), manage.data_len()), (manage, 32));
     let ranges = [3, 4].map(|slba| Range { attributes: 0, count: 9, slba });
@@ -94,11 +94,11 @@ proptest! {
         let identify = Identify::of(&command);
         prop_assert_eq!(Identify::of(&identify.put(again)), identify);
         let page = GetLogPage::of(&command);
-        prop_assert_eq!(GetLogPage::of(&page.put(again)), page);
-        let abort = Abort::of(&command);
-        prop_assert_eq!(Abort::of(&abort.put(again)), abort);
+        prop_assert_eq!(GetLogPage::of(&page.encode_into(again)), page);
+        let abort = AbortCommand::from_command(&command);
+        prop_assert_eq!(AbortCommand::from_command(&abort.encode_into(again)), abort);
         let manage = DatasetManagement::of(&command);
-        prop_assert_eq!(DatasetManagement::of(&manage.put(again)), manage);
+        prop_assert_eq!(DatasetManagement::of(&manage.encode_into(again)), manage);
         let completion = Completion::parse(&get(&entry, 0));
         prop_assert_eq!(Completion::parse(&completion.to_bytes()), completion);
         let event = AsyncEvent::from_value(command.nsid);

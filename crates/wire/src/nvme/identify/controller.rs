@@ -1,6 +1,6 @@
 //! Identify Controller (base section 5.17.2.1).
 
-use super::{BYTES, Text};
+use super::{AsciiField, BYTES};
 use crate::nvme::nqn::{NQN_FIELD_BYTES, Nqn};
 use crate::nvme::{get, put, u8_at, u16_at, u32_at};
 
@@ -105,11 +105,11 @@ pub struct Controller {
     /// SSVID: PCI subsystem vendor ID.
     pub ssvid: u16,
     /// SN: serial number of the subsystem.
-    pub sn: Text<20>,
+    pub sn: AsciiField<20>,
     /// MN: model number.
-    pub mn: Text<40>,
+    pub mn: AsciiField<40>,
     /// FR: firmware revision.
-    pub fr: Text<8>,
+    pub fr: AsciiField<8>,
     /// RAB: recommended arbitration burst, as a base-2 logarithm.
     pub rab: u8,
     /// CMIC: bit 0 several ports, bit 1 several controllers.
@@ -192,9 +192,9 @@ impl Controller {
         Self {
             vid: half(0),
             ssvid: half(2),
-            sn: Text::at(bytes, 4),
-            mn: Text::at(bytes, 24),
-            fr: Text::at(bytes, 64),
+            sn: AsciiField::at(bytes, 4),
+            mn: AsciiField::at(bytes, 24),
+            fr: AsciiField::at(bytes, 64),
             rab: byte(72),
             cmic: byte(76),
             mdts: byte(77),

@@ -48,9 +48,9 @@ pub const CONTROLLERS_MAX: usize = BYTES / 2 - 1;
 
 /// ASCII text of up to `N` bytes, padded with spaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Text<const N: usize>([u8; N]);
+pub struct AsciiField<const N: usize>([u8; N]);
 
-impl<const N: usize> Text<N> {
+impl<const N: usize> AsciiField<N> {
     /// Creates a field from up to `N` characters; others than printable ASCII become a question
     /// mark.
     #[must_use]

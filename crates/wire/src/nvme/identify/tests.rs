@@ -14,8 +14,8 @@ fn page() -> impl Strategy<Value = [u8; BYTES]> {
 fn a_controller_at_its_offsets() {
     let mut bytes = [0; BYTES];
     let mut controller = Controller::parse(&bytes);
-    controller.sn = Text::new("0123456789abcdef0123456789");
-    controller.mn = Text::new("Outb\u{f6}ard");
+    controller.sn = AsciiField::new("0123456789abcdef0123456789");
+    controller.mn = AsciiField::new("Outb\u{f6}ard");
     controller.mdts = 8;
     controller.cntlid = 0x0102;
     controller.ver = crate::nvme::fabrics::version::V2_0;

@@ -1,8 +1,8 @@
 //! PDU headers behind the common header (tcp section 3.6.2).
 
 use super::{
-    COMMON_BYTES, Common, DIGEST_BYTES, Fault, Fes, Flags, HEADER_BYTES, Kind, MAXH2CDATA_MIN,
-    PDA_MAX, PFV, Rules, at, data_offset,
+    COMMON_BYTES, Common, DIGEST_BYTES, Fault, Fes, HEADER_BYTES, MAXH2CDATA_MIN, PDA_MAX, PFV,
+    PduFlags, PduKind, Rules, at, data_offset,
 };
 use crate::nvme::{get, put, u8_at, u16_at, u32_at};
 
@@ -37,14 +37,14 @@ impl DataHeader {
             return Err(Fault::field(at::DATAL));
         }
         offset.checked_add(len).ok_or(Fault::OUT_OF_RANGE)?;
-        let to_host = common.kind == Kind::C2HData;
+        let to_host = common.kind == PduKind::C2HData;
         Ok(Self {
             cccid: u16_at(bytes, 8),
             ttag: if to_host { 0 } else { u16_at(bytes, 10) },
             offset,
             len,
-            last: common.flags.has(Flags::LAST),
-            success: to_host && common.flags.has(Flags::SUCCESS),
+            last: common.flags.has(PduFlags::LAST),
+            success: to_host && common.flags.has(PduFlags::SUCCESS),
         })
     }
 
@@ -219,17 +219,17 @@ pub enum Header {
 impl Header {
     /// Returns the PDU type.
     #[must_use]
-    pub const fn kind(&self) -> Kind {
+    pub const fn kind(&self) -> PduKind {
         match self {
-            Self::ICReq(_) => Kind::ICReq,
-            Self::ICResp(_) => Kind::ICResp,
-            Self::H2CTermReq(_) => Kind::H2CTermReq,
-            Self::C2HTermReq(_) => Kind::C2HTermReq,
-            Self::CapsuleCmd(_) => Kind::CapsuleCmd,
-            Self::CapsuleResp(_) => Kind::CapsuleResp,
-            Self::H2CData(_) => Kind::H2CData,
-            Self::C2HData(_) => Kind::C2HData,
-            Self::R2T(_) => Kind::R2T,
+            Self::ICReq(_) => PduKind::ICReq,
+            Self::ICResp(_) => PduKind::ICResp,
+            Self::H2CTermReq(_) => PduKind::H2CTermReq,
+            Self::C2HTermReq(_) => PduKind::C2HTermReq,
+            Self::CapsuleCmd(_) => PduKind::CapsuleCmd,
+            Self::CapsuleResp(_) => PduKind::CapsuleResp,
+            Self::H2CData(_) => PduKind::H2CData,
+            Self::C2HData(_) => PduKind::C2HData,
+            Self::R2T(_) => PduKind::R2T,
         }
     }
 
@@ -244,57 +244,57 @@ impl Header {
         let data = || DataHeader::parse(common, &get(bytes, 0));
         let term = || Fault { fes: Fes(u16_at(bytes, 8)), fei: u32_at(bytes, 10) };
         Ok(match common.kind {
-            Kind::ICReq => Self::ICReq(IcReq::parse(bytes)?),
-            Kind::ICResp => Self::ICResp(IcResp::parse(bytes)?),
-            Kind::H2CTermReq => Self::H2CTermReq(term()),
-            Kind::C2HTermReq => Self::C2HTermReq(term()),
-            Kind::CapsuleCmd => Self::CapsuleCmd(get(bytes, COMMON_BYTES)),
-            Kind::CapsuleResp => Self::CapsuleResp(get(bytes, COMMON_BYTES)),
-            Kind::H2CData => Self::H2CData(data()?),
-            Kind::C2HData => Self::C2HData(data()?),
-            Kind::R2T => Self::R2T(R2t::parse(bytes)?),
+            PduKind::ICReq => Self::ICReq(IcReq::parse(bytes)?),
+            PduKind::ICResp => Self::ICResp(IcResp::parse(bytes)?),
+            PduKind::H2CTermReq => Self::H2CTermReq(term()),
+            PduKind::C2HTermReq => Self::C2HTermReq(term()),
+            PduKind::CapsuleCmd => Self::CapsuleCmd(get(bytes, COMMON_BYTES)),
+            PduKind::CapsuleResp => Self::CapsuleResp(get(bytes, COMMON_BYTES)),
+            PduKind::H2CData => Self::H2CData(data()?),
+            PduKind::C2HData => Self::C2HData(data()?),
+            PduKind::R2T => Self::R2T(R2t::parse(bytes)?),
         })
     }
 
     /// Returns the common header for this header and `data_len` bytes of data, by the receiver's
     /// rules. `None` if the PDU type cannot carry data, or not that much.
     #[must_use]
-    pub fn common(&self, data_len: u32, rules: &Rules) -> Option<Common> {
+    pub fn common_header(&self, data_len: u32, rules: &Rules) -> Option<Common> {
         let kind = self.kind();
         let header_bytes = rules.header_bytes(kind);
-        let term = matches!(kind, Kind::H2CTermReq | Kind::C2HTermReq);
-        if data_len > 0 && !kind.has_data() && !term {
+        let term = matches!(kind, PduKind::H2CTermReq | PduKind::C2HTermReq);
+        if data_len > 0 && !kind.can_carry_data() && !term {
             return None;
         }
         let mut common =
             Common { kind, flags: self.flags(), pdo: 0, plen: 0, header_bytes, data_len };
-        common.flags = common.flags.with(Flags::HDGST.only_if(header_bytes > kind_len(kind)));
+        common.flags = common.flags.with(PduFlags::HDGST.only_if(header_bytes > kind_len(kind)));
         let mut plen = header_bytes;
         if common.carries_data() {
             let digest = rules.header_digest;
             plen = data_offset(kind.header_len(), digest, rules.pda.min(PDA_MAX));
             common.pdo = u8::try_from(plen).ok()?;
-            common.flags = common.flags.with(Flags::DDGST.only_if(rules.data_digest));
+            common.flags = common.flags.with(PduFlags::DDGST.only_if(rules.data_digest));
         }
-        let trailer = if common.flags.has(Flags::DDGST) { DIGEST_BYTES } else { 0 };
+        let trailer = if common.flags.has(PduFlags::DDGST) { DIGEST_BYTES } else { 0 };
         common.plen = plen.checked_add(data_len)?.checked_add(trailer)?;
         Some(common)
     }
 
-    const fn flags(&self) -> Flags {
+    const fn flags(&self) -> PduFlags {
         match self {
-            Self::H2CData(data) => Flags::LAST.only_if(data.last),
+            Self::H2CData(data) => PduFlags::LAST.only_if(data.last),
             Self::C2HData(data) => {
-                Flags::LAST.only_if(data.last).with(Flags::SUCCESS.only_if(data.success))
+                PduFlags::LAST.only_if(data.last).with(PduFlags::SUCCESS.only_if(data.success))
             }
-            _ => Flags::NONE,
+            _ => PduFlags::NONE,
         }
     }
 
     /// Writes the header at the start of `out`, without digests and padding. Returns the common
-    /// header, or `None` if [`Self::common`] does or there is no room.
+    /// header, or `None` if [`Self::common_header`] does or there is no room.
     pub fn write(&self, data_len: u32, rules: &Rules, out: &mut [u8]) -> Option<Common> {
-        let common = self.common(data_len, rules)?;
+        let common = self.common_header(data_len, rules)?;
         let out = out.get_mut(..usize::from(common.kind.header_len()))?;
         out.fill(0);
         put(out, 0, &common.to_bytes());
@@ -315,6 +315,6 @@ impl Header {
     }
 }
 
-const fn kind_len(kind: Kind) -> u32 {
+const fn kind_len(kind: PduKind) -> u32 {
     kind.header_len() as u32
 }

@@ -33,7 +33,7 @@ pub const PFV: u16 = 0;
 /// PDU type (tcp section 3.6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
-pub enum Kind {
+pub enum PduKind {
     /// Initialize Connection Request.
     ICReq = 0x00,
     /// Initialize Connection Response.
@@ -54,7 +54,7 @@ pub enum Kind {
     R2T = 0x09,
 }
 
-impl Kind {
+impl PduKind {
     /// Decodes the first byte of a PDU.
     #[must_use]
     pub const fn from_byte(byte: u8) -> Option<Self> {
@@ -90,33 +90,35 @@ impl Kind {
 
     /// Returns whether the PDU has a header digest if digests were negotiated.
     #[must_use]
-    pub const fn has_digests(self) -> bool {
+    pub const fn can_have_header_digest(self) -> bool {
         !matches!(self, Self::ICReq | Self::ICResp | Self::H2CTermReq | Self::C2HTermReq)
     }
 
     /// Returns whether the PDU can carry command data.
     #[must_use]
-    pub const fn has_data(self) -> bool {
+    pub const fn can_carry_data(self) -> bool {
         matches!(self, Self::CapsuleCmd | Self::H2CData | Self::C2HData)
     }
 
     /// Returns the bits of FLAGS that are not reserved.
-    const fn flags(self) -> Flags {
+    const fn flags(self) -> PduFlags {
         match self {
-            Self::ICReq | Self::ICResp | Self::H2CTermReq | Self::C2HTermReq => Flags::NONE,
-            Self::CapsuleCmd => Flags::HDGST.with(Flags::DDGST),
-            Self::CapsuleResp | Self::R2T => Flags::HDGST,
-            Self::H2CData => Flags::HDGST.with(Flags::DDGST).with(Flags::LAST),
-            Self::C2HData => Flags::HDGST.with(Flags::DDGST).with(Flags::LAST).with(Flags::SUCCESS),
+            Self::ICReq | Self::ICResp | Self::H2CTermReq | Self::C2HTermReq => PduFlags::NONE,
+            Self::CapsuleCmd => PduFlags::HDGST.with(PduFlags::DDGST),
+            Self::CapsuleResp | Self::R2T => PduFlags::HDGST,
+            Self::H2CData => PduFlags::HDGST.with(PduFlags::DDGST).with(PduFlags::LAST),
+            Self::C2HData => {
+                PduFlags::HDGST.with(PduFlags::DDGST).with(PduFlags::LAST).with(PduFlags::SUCCESS)
+            }
         }
     }
 }
 
 /// FLAGS of the common header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Flags(pub u8);
+pub struct PduFlags(pub u8);
 
-impl Flags {
+impl PduFlags {
     /// HDGSTF: a header digest follows the header.
     pub const HDGST: Self = Self(0x01);
     /// DDGSTF: a data digest follows the data.
@@ -273,8 +275,9 @@ impl Rules {
 
     /// Returns the length of a header with its digest.
     #[must_use]
-    pub const fn header_bytes(&self, kind: Kind) -> u32 {
-        let digest = if self.header_digest && kind.has_digests() { DIGEST_BYTES } else { 0 };
+    pub const fn header_bytes(&self, kind: PduKind) -> u32 {
+        let digest =
+            if self.header_digest && kind.can_have_header_digest() { DIGEST_BYTES } else { 0 };
         kind.header_len() as u32 + digest
     }
 }
@@ -295,9 +298,9 @@ const fn alignment(pda: u8) -> u32 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Common {
     /// PDU-Type.
-    pub kind: Kind,
+    pub kind: PduKind,
     /// FLAGS.
-    pub flags: Flags,
+    pub flags: PduFlags,
     /// PDO, as received; zero if there is no data.
     pub pdo: u8,
     /// PLEN: length of the PDU.
@@ -315,15 +318,15 @@ impl Common {
     /// The [`Fault`] for a terminate request.
     pub fn parse(bytes: &[u8; COMMON_BYTES], rules: &Rules) -> Result<Self, Fault> {
         let [kind, flags, hlen, pdo, plen @ ..] = *bytes;
-        let kind = Kind::from_byte(kind).ok_or(Fault::field(at::TYPE))?;
-        let (flags, plen) = (Flags(flags), u32::from_le_bytes(plen));
+        let kind = PduKind::from_byte(kind).ok_or(Fault::field(at::TYPE))?;
+        let (flags, plen) = (PduFlags(flags), u32::from_le_bytes(plen));
         if hlen != kind.header_len() {
             return Err(Fault::field(at::HLEN));
         }
         let header_bytes = rules.header_bytes(kind);
         let plen_max = match kind {
-            Kind::ICReq | Kind::ICResp => header_bytes,
-            Kind::H2CTermReq | Kind::C2HTermReq => TERM_BYTES_MAX,
+            PduKind::ICReq | PduKind::ICResp => header_bytes,
+            PduKind::H2CTermReq | PduKind::C2HTermReq => TERM_BYTES_MAX,
             _ => rules.plen_max,
         };
         if plen < header_bytes || plen > plen_max {
@@ -332,9 +335,9 @@ impl Common {
         let mut common = Self { kind, flags, pdo: 0, plen, header_bytes, data_len: 0 };
         let rest = plen - header_bytes;
         match kind {
-            Kind::H2CTermReq | Kind::C2HTermReq => common.data_len = rest,
-            Kind::CapsuleCmd if rest == 0 => {}
-            _ if kind.has_data() => common.place_data(pdo, rules)?,
+            PduKind::H2CTermReq | PduKind::C2HTermReq => common.data_len = rest,
+            PduKind::CapsuleCmd if rest == 0 => {}
+            _ if kind.can_carry_data() => common.set_data_offset(pdo, rules)?,
             _ if rest == 0 => {}
             _ => return Err(Fault::field(at::PLEN)),
         }
@@ -344,7 +347,7 @@ impl Common {
 
     /// Sets PDO and the data length. The data must be aligned as the receiver demands, and not
     /// empty.
-    fn place_data(&mut self, pdo: u8, rules: &Rules) -> Result<(), Fault> {
+    fn set_data_offset(&mut self, pdo: u8, rules: &Rules) -> Result<(), Fault> {
         let offset = u32::from(pdo);
         if offset < self.header_bytes || offset % alignment(rules.pda.min(PDA_MAX)) != 0 {
             return Err(Fault::field(at::PDO));
@@ -360,23 +363,24 @@ impl Common {
     /// Checks that HDGSTF and DDGSTF are as negotiated (tcp section 3.3.1.1), and that SUCCESS
     /// comes only with the last data (section 3.6.2.8).
     fn check_flags(&self, rules: &Rules) -> Result<(), Fault> {
-        let header = rules.header_digest && self.kind.has_digests();
+        let header = rules.header_digest && self.kind.can_have_header_digest();
         let data = rules.data_digest && self.carries_data();
-        let success = self.kind == Kind::C2HData && self.flags.has(Flags::SUCCESS);
-        let wrong = self.flags.has(Flags::HDGST) != header
-            || self.flags.has(Flags::DDGST) != data
-            || success && !self.flags.has(Flags::LAST);
+        let success = self.kind == PduKind::C2HData && self.flags.has(PduFlags::SUCCESS);
+        let wrong = self.flags.has(PduFlags::HDGST) != header
+            || self.flags.has(PduFlags::DDGST) != data
+            || success && !self.flags.has(PduFlags::LAST);
         if wrong { Err(Fault::field(at::FLAGS)) } else { Ok(()) }
     }
 
     const fn carries_data(&self) -> bool {
-        self.kind.has_data() && self.data_len > 0
+        self.kind.can_carry_data() && self.data_len > 0
     }
 
     /// Returns the range of the data in the PDU; empty, at the PDU's end, if there is none.
     #[must_use]
     pub fn data(&self) -> Range<u32> {
-        let start = if self.kind.has_data() { u32::from(self.pdo) } else { self.header_bytes };
+        let start =
+            if self.kind.can_carry_data() { u32::from(self.pdo) } else { self.header_bytes };
         if self.data_len == 0 { self.plen..self.plen } else { start..start + self.data_len }
     }
 
@@ -407,12 +411,12 @@ pub fn common(bytes: &[u8], rules: &Rules) -> Option<Common> {
     let first: &[u8; COMMON_BYTES] = bytes.first_chunk()?;
     let common = Common::parse(first, rules).ok()?;
     let reserved = common.flags.0 & !common.kind.flags().0;
-    let setup = matches!(common.kind, Kind::ICReq | Kind::ICResp);
+    let setup = matches!(common.kind, PduKind::ICReq | PduKind::ICResp);
     // Terminate requests and PDUs without data have no data offset.
     if setup || reserved != 0 || common.pdo != first[at::PDO as usize] {
         return None;
     }
-    if let (Kind::H2CData | Kind::C2HData, Some(bytes)) = (common.kind, bytes.first_chunk()) {
+    if let (PduKind::H2CData | PduKind::C2HData, Some(bytes)) = (common.kind, bytes.first_chunk()) {
         DataHeader::parse(&common, bytes).ok()?;
     }
     Some(common)

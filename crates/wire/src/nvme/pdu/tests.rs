@@ -83,7 +83,7 @@ fn capsules_with_and_without_data() {
     assert_eq!(parse(&empty, &BOTH), Ok(capsule));
     assert_eq!(parse(&full, &BOTH), Ok(capsule));
     let aligned = Rules { pda: 31, ..BOTH };
-    let common = capsule.common(1024, &aligned).unwrap();
+    let common = capsule.common_header(1024, &aligned).unwrap();
     assert_eq!((common.pdo, common.plen, common.data()), (128, 1156, 128..1152));
     assert_eq!(data_offset(72, false, 0), 72);
     assert_eq!(data_offset(24, true, 1), 32);
@@ -220,8 +220,8 @@ fn what_is_not_a_pdu_to_a_device() {
 #[test]
 fn what_cannot_be_written() {
     let response = Header::CapsuleResp([0; 16]);
-    assert_eq!(response.common(1, &PLAIN), None, "no data");
-    assert_eq!(Header::H2CData(DATA).common(u32::MAX, &PLAIN), None, "too long");
+    assert_eq!(response.common_header(1, &PLAIN), None, "no data");
+    assert_eq!(Header::H2CData(DATA).common_header(u32::MAX, &PLAIN), None, "too long");
     assert_eq!(response.write(0, &PLAIN, &mut [0; 23]), None, "no room");
     let text = alloc::format!("{}", Fault::field(at::PLEN));
     assert_eq!(text, "invalid PDU header field (0x4)");
@@ -272,13 +272,13 @@ proptest! {
         let bytes = written(&header, data_len, &rules);
         prop_assert_eq!(parse(&bytes, &rules), Ok(header));
         let parsed = Common::parse(bytes.first_chunk().unwrap(), &rules).unwrap();
-        prop_assert_eq!(Some(parsed), header.common(data_len, &rules));
+        prop_assert_eq!(Some(parsed), header.common_header(data_len, &rules));
         let first = parsed.to_bytes();
         prop_assert_eq!(&first[..], &bytes[..8]);
         prop_assert_eq!(parsed.data().len(), data_len as usize);
         let digest = parsed.data_digest().map_or(0, |range| range.len());
         prop_assert_eq!(parsed.data().end as usize + digest, parsed.plen as usize);
-        let setup = matches!(parsed.kind, Kind::ICReq | Kind::ICResp);
+        let setup = matches!(parsed.kind, PduKind::ICReq | PduKind::ICResp);
         let found = common(&bytes, &rules);
         prop_assert_eq!(found, (!setup).then_some(parsed));
         prop_assert_eq!(common(&bytes, &Rules { pda: 0, ..rules }), found);
@@ -292,7 +292,7 @@ proptest! {
     ) {
         let mut bytes = bytes;
         bytes[0] = kind;
-        if let Some(kind) = Kind::from_byte(kind) {
+        if let Some(kind) = PduKind::from_byte(kind) {
             bytes[2] = kind.header_len();
         }
         bytes[7] = 0;

@@ -21,7 +21,7 @@ fn content_is_read_and_the_connection_kept() {
             let text = with(method, fields, content);
             // Split at every position.
             for cut in 0..=text.len() {
-                let mut world = World::new();
+                let mut world = ContentTestBed::new();
                 let id = world.accept();
                 world.receive(id, &text[..cut]);
                 world.finish_opens();
@@ -54,7 +54,7 @@ fn content_that_is_too_long_or_malformed_ends_the_connection() {
         ("Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n", "", 400, "http_400"),
         ("Content-Length: 1\r\nContent-Length: 2\r\n", "a", 400, "http_400"),
     ] {
-        let mut world = World::new();
+        let mut world = ContentTestBed::new();
         let id = world.accept();
         world.receive(id, &with("GET", fields, content));
         world.finish_opens();
@@ -70,7 +70,7 @@ fn content_that_is_too_long_or_malformed_ends_the_connection() {
 #[test]
 fn expectations_are_met_before_the_content() {
     const EXPECT: &str = "Content-Length: 3\r\nExpect: 100-continue\r\n";
-    let mut world = World::new();
+    let mut world = ContentTestBed::new();
     let id = world.accept();
     let head = format!("GET /a.txt HTTP/1.1\r\nHost: a\r\n{EXPECT}\r\n");
     world.receive(id, &head);
@@ -88,8 +88,8 @@ fn expectations_are_met_before_the_content() {
 }
 
 #[test]
-fn content_has_its_time() {
-    let mut world = World::new();
+fn content_timeout_gets_408() {
+    let mut world = ContentTestBed::new();
     let id = world.accept();
     world.receive(id, "GET /a.txt HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n");
     for _ in 0..29 {

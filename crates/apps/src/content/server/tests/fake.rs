@@ -8,21 +8,21 @@ use base::{Duration, Instant};
 use host::{SendError, SocketError};
 use wire::Endpoint;
 
-use super::super::Server;
+use super::super::HttpServer;
 use crate::connections::fake::FakeConnections;
-pub(crate) use crate::connections::fake::Id;
+pub(crate) use crate::connections::fake::FakeSocketId;
 use crate::content::Config;
-use crate::content::answer::Service;
-use crate::content::sockets::Sockets;
+use crate::content::answer::ListenerService;
+use crate::content::sockets::ContentSockets;
 
-type Opened = Result<(FileStat, Vec<u8>), FileFault>;
+type FakeOpenResult = Result<(FileStat, Vec<u8>), FileFault>;
 
 /// The files of the fake sockets.
 #[derive(Default)]
 pub(crate) struct FakeFiles {
-    tree: BTreeMap<String, Opened>,
+    tree: BTreeMap<String, FakeOpenResult>,
     /// Result of each open, by `FileId`, and whether the file is still open.
-    opened: Vec<(Opened, bool)>,
+    opened: Vec<(FakeOpenResult, bool)>,
     paths: Vec<String>,
     under_way: VecDeque<FileId>,
     version: u64,
@@ -38,9 +38,9 @@ impl FakeFiles {
 
 pub(crate) type FakeSockets = FakeConnections<FakeFiles>;
 
-impl Sockets for FakeSockets {
+impl ContentSockets for FakeSockets {
     fn offload_open(&mut self, path: &[u8]) -> Option<FileId> {
-        let files = &mut self.more;
+        let files = &mut self.app_state;
         if files.open() >= files.files_max {
             return None;
         }
@@ -57,20 +57,20 @@ impl Sockets for FakeSockets {
     }
 
     fn offload_fstat(&self, file: FileId) -> Option<Result<FileStat, FileFault>> {
-        let (opened, _) = self.more.opened.get(file.0 as usize)?;
-        let under_way = self.more.under_way.contains(&file);
+        let (opened, _) = self.app_state.opened.get(file.0 as usize)?;
+        let under_way = self.app_state.under_way.contains(&file);
         (!under_way).then(|| opened.as_ref().map(|o| o.0).map_err(|fault| *fault))
     }
 
     fn offload_write(
         &mut self,
         _: Instant,
-        id: Id,
+        id: FakeSocketId,
         file: FileId,
         offset: u64,
         len: u64,
     ) -> Result<(), SendError> {
-        let (opened, is_open) = &self.more.opened[file.0 as usize];
+        let (opened, is_open) = &self.app_state.opened[file.0 as usize];
         assert!(is_open, "sent from a closed file");
         let content = &opened.as_ref().expect("sent from a file that failed to open").1;
         let range = usize::try_from(offset).unwrap()..usize::try_from(offset + len).unwrap();
@@ -80,20 +80,20 @@ impl Sockets for FakeSockets {
     }
 
     fn offload_close(&mut self, file: FileId) {
-        let is_open = &mut self.more.opened[file.0 as usize].1;
+        let is_open = &mut self.app_state.opened[file.0 as usize].1;
         assert!(*is_open, "closed twice");
         *is_open = false;
     }
 }
 
 /// A server, its sockets and a clock.
-pub(crate) struct World {
-    pub(crate) server: Server<Id>,
+pub(crate) struct ContentTestBed {
+    pub(crate) server: HttpServer<FakeSocketId>,
     pub(crate) sockets: FakeSockets,
     pub(crate) now: Instant,
 }
 
-impl World {
+impl ContentTestBed {
     /// Creates a server with the files `a.txt` and `b` and the directory `d`.
     pub(crate) fn new() -> Self {
         Self::with(Config::default())
@@ -102,96 +102,96 @@ impl World {
     /// The same, with this configuration of the server.
     pub(crate) fn with(config: Config) -> Self {
         let config = Config { access_log: true, ..config };
-        let server = Server::new(config);
+        let server = HttpServer::new(config);
         let sockets = FakeSockets::new(FakeFiles { files_max: 1000, ..FakeFiles::default() });
         let mut world = Self { server, sockets, now: Instant::ZERO };
         world.put("a.txt", "content of a");
         world.put("b", "content of b");
         world.put("d", "");
-        if let Some(Ok((stat, _))) = world.sockets.more.tree.get_mut("d") {
+        if let Some(Ok((stat, _))) = world.sockets.app_state.tree.get_mut("d") {
             stat.kind = FileKind::Directory;
         }
         world
     }
 
     pub(crate) fn put(&mut self, path: &str, content: &str) {
-        self.sockets.more.version += 1;
+        self.sockets.app_state.version += 1;
         let stat = FileStat {
             kind: FileKind::Regular,
             size: content.len() as u64,
             modified_s: 784_111_777,
             modified_ns: 0,
-            version: self.sockets.more.version,
+            version: self.sockets.app_state.version,
         };
-        self.sockets.more.tree.insert(path.into(), Ok((stat, content.into())));
+        self.sockets.app_state.tree.insert(path.into(), Ok((stat, content.into())));
     }
 
     pub(crate) fn remove(&mut self, path: &str) {
-        self.sockets.more.tree.remove(path);
+        self.sockets.app_state.tree.remove(path);
     }
 
-    pub(crate) fn accept(&mut self) -> Id {
-        self.accept_for(Service::Plain)
+    pub(crate) fn accept(&mut self) -> FakeSocketId {
+        self.accept_for(ListenerService::Plain)
     }
 
-    pub(crate) fn accept_for(&mut self, service: Service) -> Id {
+    pub(crate) fn accept_for(&mut self, service: ListenerService) -> FakeSocketId {
         let remote = Endpoint { addr: [10, 77, 0, 1].into(), port: 40_000 };
         let id = self.sockets.open(remote, usize::MAX);
         self.sockets.establish(id);
-        self.sockets.set_tls(id, service == Service::Secure);
+        self.sockets.set_tls(id, service == ListenerService::Secure);
         self.server.handle_accepted(self.now, &mut self.sockets, id, service);
         id
     }
 
     /// Makes the connection one whose client does not speak TLS.
-    pub(crate) fn take_tls_off(&mut self, id: Id) {
+    pub(crate) fn disable_tls(&mut self, id: FakeSocketId) {
         self.sockets.set_tls(id, false);
     }
 
     /// Notifies the server of the socket.
-    pub(crate) fn poke(&mut self, id: Id) {
+    pub(crate) fn notify(&mut self, id: FakeSocketId) {
         self.server.handle_socket(self.now, &mut self.sockets, id);
     }
 
-    pub(crate) fn receive(&mut self, id: Id, text: &str) {
+    pub(crate) fn receive(&mut self, id: FakeSocketId, text: &str) {
         self.sockets.peer_sends(id, text.as_bytes());
-        self.poke(id);
+        self.notify(id);
     }
 
-    pub(crate) fn peer_closes(&mut self, id: Id) {
+    pub(crate) fn peer_closes(&mut self, id: FakeSocketId) {
         self.sockets.peer_closes(id);
-        self.poke(id);
+        self.notify(id);
     }
 
-    pub(crate) fn fail(&mut self, id: Id, error: SocketError) {
+    pub(crate) fn fail(&mut self, id: FakeSocketId, error: SocketError) {
         self.sockets.fail(id, error);
-        self.poke(id);
+        self.notify(id);
     }
 
-    pub(crate) fn set_room(&mut self, id: Id, bytes: usize) {
+    pub(crate) fn set_room(&mut self, id: FakeSocketId, bytes: usize) {
         self.sockets.set_room(id, bytes);
     }
 
-    pub(crate) fn acknowledge(&mut self, id: Id, bytes: u64) {
+    pub(crate) fn acknowledge(&mut self, id: FakeSocketId, bytes: u64) {
         self.sockets.acknowledge(id, bytes);
-        self.poke(id);
+        self.notify(id);
     }
 
     /// Acknowledges all bytes that were sent, and the FIN if there is one.
-    pub(crate) fn acknowledge_all(&mut self, id: Id) {
+    pub(crate) fn acknowledge_all(&mut self, id: FakeSocketId) {
         self.acknowledge(id, u64::MAX);
     }
 
     /// Ends all opens in progress, the youngest first, because disks keep no order.
     pub(crate) fn finish_opens(&mut self) {
-        for file in core::mem::take(&mut self.sockets.more.under_way).into_iter().rev() {
+        for file in core::mem::take(&mut self.sockets.app_state.under_way).into_iter().rev() {
             self.server.handle_file(self.now, &mut self.sockets, file);
         }
     }
 
     /// Ends the oldest open.
     pub(crate) fn finish_oldest_open(&mut self) {
-        let file = self.sockets.more.under_way.pop_front().expect("an open is under way");
+        let file = self.sockets.app_state.under_way.pop_front().expect("an open is under way");
         self.server.handle_file(self.now, &mut self.sockets, file);
     }
 
@@ -208,17 +208,17 @@ impl World {
     }
 
     /// Returns the bytes that were sent since the last call.
-    pub(crate) fn sent(&mut self, id: Id) -> String {
+    pub(crate) fn sent(&mut self, id: FakeSocketId) -> String {
         String::from_utf8(self.sockets.take_sent(id)).expect("text")
     }
 
     /// Returns the paths that were opened, in order.
     pub(crate) fn opens(&self) -> Vec<&str> {
-        self.sockets.more.paths.iter().map(String::as_str).collect()
+        self.sockets.app_state.paths.iter().map(String::as_str).collect()
     }
 
     pub(crate) fn files_open(&self) -> usize {
-        self.sockets.more.open()
+        self.sockets.app_state.open()
     }
 
     pub(crate) fn log(&mut self) -> Option<String> {
@@ -242,7 +242,7 @@ impl World {
     }
 }
 
-impl Deref for World {
+impl Deref for ContentTestBed {
     type Target = FakeSockets;
 
     fn deref(&self) -> &FakeSockets {

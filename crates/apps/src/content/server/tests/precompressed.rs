@@ -3,8 +3,8 @@
 use super::*;
 
 /// Creates a server with `a.txt` in both codings, `b` in gzip, and `c.html` without a coding.
-fn world() -> World {
-    let mut world = World::with(Config { precompressed: true, ..Config::default() });
+fn world() -> ContentTestBed {
+    let mut world = ContentTestBed::with(Config { precompressed: true, ..Config::default() });
     world.put("a.txt.br", "br of a");
     world.put("a.txt.gz", "gzip of a");
     world.put("b.gz", "gzip of b");
@@ -17,7 +17,12 @@ fn asked(path: &str, fields: &str) -> String {
 }
 
 /// Returns the status and some fields of the response, and its body.
-fn answered(world: &mut World, id: Id, path: &str, fields: &str) -> (String, String) {
+fn answered(
+    world: &mut ContentTestBed,
+    id: FakeSocketId,
+    path: &str,
+    fields: &str,
+) -> (String, String) {
     world.receive(id, &asked(path, fields));
     for _ in 0..3 {
         world.finish_opens();
@@ -33,7 +38,7 @@ fn answered(world: &mut World, id: Id, path: &str, fields: &str) -> (String, Str
 const TEXT: &str = "Content-Type: text/plain; charset=utf-8";
 
 #[test]
-fn the_best_that_is_there_is_sent() {
+fn best_available_coding_is_sent() {
     let mut world = world();
     let id = world.accept();
     for _ in 0..2 {
@@ -69,7 +74,8 @@ fn the_best_that_is_there_is_sent() {
         assert_eq!(body, "gzip of a");
     }
     // A missing file is looked up again after the validity time, not for each request.
-    let looked = |world: &World, path: &str| world.opens().iter().filter(|p| **p == path).count();
+    let looked =
+        |world: &ContentTestBed, path: &str| world.opens().iter().filter(|p| **p == path).count();
     assert_eq!([looked(&world, "c.html.br"), looked(&world, "b.br")], [1, 1]);
     assert_eq!(looked(&world, "missing.br"), 0, "only beside a file");
     world.advance(Duration::from_millis(1001));
@@ -79,10 +85,10 @@ fn the_best_that_is_there_is_sent() {
 }
 
 #[test]
-fn ranges_and_conditions_are_of_what_is_sent() {
+fn ranges_and_conditions_apply_to_the_coded_file() {
     let mut world = world();
     let id = world.accept();
-    let etag = |world: &mut World, fields: &str| {
+    let etag = |world: &mut ContentTestBed, fields: &str| {
         world.receive(id, &asked("/a.txt", fields));
         (0..3).for_each(|_| world.finish_opens());
         let sent = world.sent(id);
@@ -116,7 +122,7 @@ fn ranges_and_conditions_are_of_what_is_sent() {
 
 /// A disk that takes longer for each open than the validity time does not block a request forever.
 #[test]
-fn a_slow_disk_answers_at_last() {
+fn slow_disk_does_not_block_requests_forever() {
     let mut world = world();
     let id = world.accept();
     world.receive(id, &asked("/c.html", "Accept-Encoding: br, gzip\r\n"));
@@ -130,7 +136,7 @@ fn a_slow_disk_answers_at_last() {
 
 #[test]
 fn off_by_default() {
-    let mut world = World::new();
+    let mut world = ContentTestBed::new();
     world.put("a.txt.br", "br of a");
     let id = world.accept();
     let (said, body) = answered(&mut world, id, "/a.txt", "Accept-Encoding: br\r\n");

@@ -3,16 +3,16 @@
 use super::*;
 
 #[test]
-fn plain_requests_at_a_port_for_tls_are_told_so() {
-    let mut world = World::new();
-    let id = world.accept_for(Service::Secure);
+fn plain_http_on_a_tls_port_gets_400() {
+    let mut world = ContentTestBed::new();
+    let id = world.accept_for(ListenerService::Secure);
     world.receive(id, &get("/a.txt"));
     world.finish_opens();
     assert_eq!(statuses(&world.sent(id)), [200], "over TLS");
     for request in [get("/a.txt"), "POST / HTTP/1.0\r\nContent-Length: 5\r\n\r\nhello".into()] {
         for cut in [0, 1, 20, request.len()] {
-            let id = world.accept_for(Service::Secure);
-            world.take_tls_off(id);
+            let id = world.accept_for(ListenerService::Secure);
+            world.disable_tls(id);
             world.receive(id, &request[..cut]);
             world.receive(id, &request[cut..]);
             let sent = world.sent(id);
@@ -22,16 +22,16 @@ fn plain_requests_at_a_port_for_tls_are_told_so() {
         }
     }
     // Bytes that are not HTTP either get the usual 400.
-    let id = world.accept_for(Service::Secure);
-    world.take_tls_off(id);
+    let id = world.accept_for(ListenerService::Secure);
+    world.disable_tls(id);
     world.receive(id, "SSH-2.0-OpenSSH_9.9\r\n");
     assert_eq!(responses(&world.sent(id)), [(400, "400 Bad Request\n".into())]);
 }
 
 /// RFC 9110 sections 15.4.2 and 15.4.9.
 #[test]
-fn plain_requests_are_sent_to_https() {
-    let mut world = World::new();
+fn plain_requests_are_redirected_to_https() {
+    let mut world = ContentTestBed::new();
     for (port, line, host, status, location) in [
         (443, "GET /a.txt", "a.example", 301, "https://a.example/a.txt"),
         (443, "HEAD /a?b=c", "a.example:80", 301, "https://a.example/a?b=c"),
@@ -43,7 +43,7 @@ fn plain_requests_are_sent_to_https() {
         (443, "GET /", "", 400, ""),
         (443, "OPTIONS *", "a", 400, ""),
     ] {
-        let id = world.accept_for(Service::Redirect(port));
+        let id = world.accept_for(ListenerService::Redirect(port));
         world.receive(id, &format!("{line} HTTP/1.1\r\nHost: {host}\r\n\r\n"));
         let sent = world.sent(id);
         assert!(sent.starts_with(&format!("HTTP/1.1 {status} ")), "{line}: {sent}");
@@ -52,7 +52,7 @@ fn plain_requests_are_sent_to_https() {
         // The connection persists for further requests.
         assert!(!world.is_shut(id), "{line}");
     }
-    let id = world.accept_for(Service::Redirect(443));
+    let id = world.accept_for(ListenerService::Redirect(443));
     world.receive(id, "GET / HTTP/1.0\r\n\r\n");
     assert!(world.sent(id).starts_with("HTTP/1.1 400 ") && world.is_shut(id));
     assert_eq!(world.opens(), [""; 0], "no file is looked at");

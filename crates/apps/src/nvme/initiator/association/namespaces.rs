@@ -7,7 +7,7 @@ use wire::nvme::log::{CHANGED_NAMESPACES_BYTES, lid};
 use wire::nvme::status::Status;
 
 use super::super::command::{Loss, Namespace};
-use super::{Association, Cx, Progress, Step};
+use super::{Association, AssociationEnv, AssociationEvent, AssociationSetupStep};
 
 /// Largest number of namespaces that are read.
 const NAMESPACES_LIMIT: usize = 8 * NAMESPACES_MAX;
@@ -15,54 +15,54 @@ const NAMESPACES_LIMIT: usize = 8 * NAMESPACES_MAX;
 impl Association {
     /// Starts to read the namespaces again if they have changed and no other step is in progress.
     /// Returns whether it does.
-    pub(super) fn look_again(&mut self, cx: &mut Cx<'_>) -> Result<bool, Loss> {
-        if self.step != Step::Idle || !core::mem::take(&mut self.rescan) {
+    pub(super) fn rescan_namespaces(&mut self, cx: &mut AssociationEnv<'_>) -> Result<bool, Loss> {
+        if self.step != AssociationSetupStep::Idle || !core::mem::take(&mut self.rescan) {
             return Ok(false);
         }
         // Reading the changed namespace list re-arms the event (base section 5.2.1).
         let len = CHANGED_NAMESPACES_BYTES as u64;
         let page = GetLogPage { lid: lid::CHANGED_NAMESPACES, len, ..GetLogPage::default() };
-        let command = page.put(Command::new(admin::GET_LOG_PAGE, 0, NSID_ALL));
-        self.ask_for(cx, Step::ChangedLog, command, None)?;
+        let command = page.encode_into(Command::new(admin::GET_LOG_PAGE, 0, NSID_ALL));
+        self.send_step_with_buffer(cx, AssociationSetupStep::ChangedLog, command, None)?;
         Ok(true)
     }
 
     /// Requests the list of namespace IDs above `above`; zero starts from the beginning.
     pub(super) fn list_namespaces(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut AssociationEnv<'_>,
         above: u32,
         buffer: Option<AlignedBuf>,
-    ) -> Result<Progress, Loss> {
+    ) -> Result<AssociationEvent, Loss> {
         if above == 0 {
             self.namespaces.clear();
-            self.found.clear();
+            self.listed_nsids.clear();
         }
         let identify = Identify { cns: cns::ACTIVE_NAMESPACES, ..Identify::default() };
         let command = identify.put(Command::new(admin::IDENTIFY, 0, above));
-        self.ask_for(cx, Step::Namespaces, command, buffer)
+        self.send_step_with_buffer(cx, AssociationSetupStep::Namespaces, command, buffer)
     }
 
     /// Handles a list: requests the next part, or identifies the first namespace.
     pub(super) fn namespaces_listed(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut AssociationEnv<'_>,
         buffer: Option<AlignedBuf>,
-    ) -> Result<Progress, Loss> {
+    ) -> Result<AssociationEvent, Loss> {
         let page = buffer.as_ref().and_then(|page| page.as_slice().first_chunk());
-        let before = self.found.len();
-        let last = self.found.back().copied().unwrap_or(0);
+        let before = self.listed_nsids.len();
+        let last = self.listed_nsids.back().copied().unwrap_or(0);
         // Only ascending IDs are accepted, so that the requests end.
         let ids = page.into_iter().flat_map(identify::namespaces);
         let mut above = last;
         for nsid in ids {
             if nsid > above {
-                self.found.push_back(nsid);
+                self.listed_nsids.push_back(nsid);
                 above = nsid;
             }
         }
-        let full = self.found.len() - before == NAMESPACES_MAX;
-        if full && self.found.len() < NAMESPACES_LIMIT {
+        let full = self.listed_nsids.len() - before == NAMESPACES_MAX;
+        if full && self.listed_nsids.len() < NAMESPACES_LIMIT {
             return self.list_namespaces(cx, above, buffer);
         }
         self.identify_namespace(cx, buffer)
@@ -71,32 +71,32 @@ impl Association {
     /// Identifies the next namespace of the list.
     fn identify_namespace(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut AssociationEnv<'_>,
         buffer: Option<AlignedBuf>,
-    ) -> Result<Progress, Loss> {
-        let Some(nsid) = self.found.pop_front() else {
-            self.step = Step::Idle;
+    ) -> Result<AssociationEvent, Loss> {
+        let Some(nsid) = self.listed_nsids.pop_front() else {
+            self.step = AssociationSetupStep::Idle;
             // Report the namespaces even if another change is pending: continuous changes would
             // otherwise delay the report forever.
-            let again = self.look_again(cx)?;
+            let again = self.rescan_namespaces(cx)?;
             return Ok(match (self.live, again) {
-                (true, _) => Progress::Namespaces,
-                (false, true) => Progress::Nothing,
+                (true, _) => AssociationEvent::Namespaces,
+                (false, true) => AssociationEvent::Nothing,
                 (false, false) => self.check_live(),
             });
         };
         let identify = Identify { cns: cns::NAMESPACE, ..Identify::default() };
         let command = identify.put(Command::new(admin::IDENTIFY, 0, nsid));
-        self.ask_for(cx, Step::Namespace(nsid), command, buffer)
+        self.send_step_with_buffer(cx, AssociationSetupStep::Namespace(nsid), command, buffer)
     }
 
     /// Handles Identify Namespace.
     pub(super) fn namespace_identified(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut AssociationEnv<'_>,
         nsid: u32,
         buffer: Option<AlignedBuf>,
-    ) -> Result<Progress, Loss> {
+    ) -> Result<AssociationEvent, Loss> {
         let page = buffer.as_ref().and_then(|page| page.as_slice().first_chunk());
         let said = page.map(identify::Namespace::parse);
         // Formats with metadata or an unusual block size are not supported.
@@ -116,19 +116,24 @@ impl Association {
             let cns = cns::NAMESPACE_DESCRIPTORS;
             let identify = Identify { cns, ..Identify::default() };
             let command = identify.put(Command::new(admin::IDENTIFY, 0, nsid));
-            return self.ask_for(cx, Step::Descriptors(nsid), command, buffer);
+            return self.send_step_with_buffer(
+                cx,
+                AssociationSetupStep::Descriptors(nsid),
+                command,
+                buffer,
+            );
         }
         self.identify_namespace(cx, buffer)
     }
 
     /// Handles the namespace's identification descriptors. Some targets, Linux's included, report
     /// the UUID only there.
-    pub(super) fn namespace_named(
+    pub(super) fn descriptors_received(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut AssociationEnv<'_>,
         nsid: u32,
         buffer: Option<AlignedBuf>,
-    ) -> Result<Progress, Loss> {
+    ) -> Result<AssociationEvent, Loss> {
         let page = buffer.as_ref().and_then(|page| page.as_slice().first_chunk());
         if let Some(namespace) = self.namespaces.get_mut(&nsid) {
             for descriptor in page.into_iter().flat_map(Descriptor::parse_all) {
@@ -146,21 +151,21 @@ impl Association {
     /// Handles a failed command about a namespace: skips a namespace that is gone or unusable.
     pub(super) fn namespace_refused(
         &mut self,
-        cx: &mut Cx<'_>,
-        step: Step,
+        cx: &mut AssociationEnv<'_>,
+        step: AssociationSetupStep,
         status: Status,
         buffer: Option<AlignedBuf>,
-    ) -> Result<Progress, Loss> {
+    ) -> Result<AssociationEvent, Loss> {
         let gone = status.code() == Status::INVALID_NAMESPACE;
         match step {
-            Step::Descriptors(nsid) if gone => {
+            AssociationSetupStep::Descriptors(nsid) if gone => {
                 self.namespaces.remove(&nsid);
                 cx.counters.nvmei_namespaces_skipped += 1;
             }
             // Controllers before NVMe 1.3 have no descriptors.
-            Step::Descriptors(_) if status.is_final() || status.code() == Status::INVALID_FIELD => {
-            }
-            Step::Namespace(_) if gone || status.is_final() => {
+            AssociationSetupStep::Descriptors(_)
+                if status.is_final() || status.code() == Status::INVALID_FIELD => {}
+            AssociationSetupStep::Namespace(_) if gone || status.is_final() => {
                 cx.counters.nvmei_namespaces_skipped += 1;
             }
             _ => return Err(Loss::Refused { step: step.name(), status }),

@@ -6,23 +6,23 @@ use base::{Duration, Instant};
 use host::{ConnectError, SocketError, SpliceEnd, SpliceError, SpliceId, SpliceMeta};
 use wire::Endpoint;
 
-use super::super::Server;
+use super::super::ProxyServer;
 use crate::connections::Connections;
 use crate::connections::fake::FakeConnections;
-pub(crate) use crate::connections::fake::Id;
+pub(crate) use crate::connections::fake::FakeSocketId;
 use crate::proxy::config::{Config, HeaderPolicy, Insert, Listener, Mode, Pool, Table};
-use crate::proxy::sockets::Sockets;
+use crate::proxy::sockets::ProxySockets;
 
 /// The backends and splices of the fake sockets.
 #[derive(Default)]
 pub(crate) struct FakeBackends {
     /// Sockets of connections to backends, in order.
-    pub(crate) opened: Vec<Id>,
+    pub(crate) opened: Vec<FakeSocketId>,
     /// Error that `connect` returns, if any.
     pub(crate) connect_error: Option<ConnectError>,
     /// Error that `nsplice` returns, if any.
     pub(crate) splice: Option<SpliceError>,
-    pub(crate) spliced: Vec<(Id, Id)>,
+    pub(crate) spliced: Vec<(FakeSocketId, FakeSocketId)>,
     meta: Option<SpliceMeta>,
 }
 
@@ -35,34 +35,40 @@ pub(crate) fn end(n: u8, port: u16) -> Endpoint {
     Endpoint { addr: [10, 77, 0, n].into(), port }
 }
 
-impl Sockets for FakeSockets {
-    fn connect(&mut self, _: Instant, remote: Endpoint) -> Result<Id, ConnectError> {
-        if let Some(error) = self.more.connect_error {
+impl ProxySockets for FakeSockets {
+    fn connect(&mut self, _: Instant, remote: Endpoint) -> Result<FakeSocketId, ConnectError> {
+        if let Some(error) = self.app_state.connect_error {
             return Err(error);
         }
         let id = self.open(remote, BUFFER_BYTES);
-        self.more.opened.push(id);
+        self.app_state.opened.push(id);
         Ok(id)
     }
 
-    fn nsplice(&mut self, _: Instant, a: Id, b: Id, _: Duration) -> Result<SpliceId, SpliceError> {
-        match self.more.splice {
+    fn nsplice(
+        &mut self,
+        _: Instant,
+        a: FakeSocketId,
+        b: FakeSocketId,
+        _: Duration,
+    ) -> Result<SpliceId, SpliceError> {
+        match self.app_state.splice {
             Some(error) => Err(error),
             None => {
-                self.more.spliced.push((a, b));
-                Ok(SpliceId(self.more.spliced.len() as u64))
+                self.app_state.spliced.push((a, b));
+                Ok(SpliceId(self.app_state.spliced.len() as u64))
             }
         }
     }
 
     fn take_splice(&mut self, _: SpliceId) -> Option<SpliceMeta> {
-        self.more.meta.take()
+        self.app_state.meta.take()
     }
 }
 
 /// A proxy, its sockets and a clock.
-pub(crate) struct World {
-    pub(crate) server: Server<Id>,
+pub(crate) struct ProxyTestBed {
+    pub(crate) server: ProxyServer<FakeSocketId>,
     pub(crate) sockets: FakeSockets,
     pub(crate) now: Instant,
 }
@@ -92,7 +98,7 @@ pub(crate) fn table(mode: Mode, backends: u8) -> Table {
     Table { listeners, pools, ..Table::default() }
 }
 
-impl World {
+impl ProxyTestBed {
     /// Creates a proxy that relays in the host.
     pub(crate) fn new(mode: Mode, backends: u8) -> Self {
         let config = Config { splice: false, ..Config::default() };
@@ -100,44 +106,44 @@ impl World {
     }
 
     pub(crate) fn with(config: Config, table: Table) -> Self {
-        let mut server = Server::new(Config { access_log: true, ..config });
+        let mut server = ProxyServer::new(Config { access_log: true, ..config });
         server.apply(Instant::ZERO, table);
         Self { server, sockets: FakeSockets::default(), now: Instant::ZERO }
     }
 
-    pub(crate) fn accept(&mut self) -> Id {
+    pub(crate) fn accept(&mut self) -> FakeSocketId {
         self.accept_from(1)
     }
 
-    pub(crate) fn accept_from(&mut self, n: u8) -> Id {
+    pub(crate) fn accept_from(&mut self, n: u8) -> FakeSocketId {
         let id = self.sockets.open(end(n, 40_000), BUFFER_BYTES);
         self.sockets.establish(id);
         self.server.handle_accepted(self.now, &mut self.sockets, id, 0);
         id
     }
 
-    pub(crate) fn poke(&mut self, id: Id) {
+    pub(crate) fn notify(&mut self, id: FakeSocketId) {
         self.server.handle_socket(self.now, &mut self.sockets, id);
     }
 
-    pub(crate) fn receive(&mut self, id: Id, bytes: impl AsRef<[u8]>) {
+    pub(crate) fn receive(&mut self, id: FakeSocketId, bytes: impl AsRef<[u8]>) {
         self.sockets.peer_sends(id, bytes.as_ref());
-        self.poke(id);
+        self.notify(id);
     }
 
-    pub(crate) fn peer_closes(&mut self, id: Id) {
+    pub(crate) fn peer_closes(&mut self, id: FakeSocketId) {
         self.sockets.peer_closes(id);
-        self.poke(id);
+        self.notify(id);
     }
 
-    pub(crate) fn fail(&mut self, id: Id, error: SocketError) {
+    pub(crate) fn fail(&mut self, id: FakeSocketId, error: SocketError) {
         self.sockets.fail(id, error);
-        self.poke(id);
+        self.notify(id);
     }
 
     /// Returns the socket that was opened last.
-    pub(crate) fn opened(&self) -> Id {
-        *self.sockets.more.opened.last().expect("a connection was opened")
+    pub(crate) fn opened(&self) -> FakeSocketId {
+        *self.sockets.app_state.opened.last().expect("a connection was opened")
     }
 
     /// Returns the last byte of the remote address of that socket.
@@ -149,42 +155,42 @@ impl World {
     }
 
     /// Lets the backend accept the connection that was opened last.
-    pub(crate) fn establish(&mut self) -> Id {
+    pub(crate) fn establish(&mut self) -> FakeSocketId {
         let id = self.opened();
         self.sockets.establish(id);
-        self.poke(id);
+        self.notify(id);
         id
     }
 
-    pub(crate) fn set_room(&mut self, id: Id, bytes: usize) {
+    pub(crate) fn set_room(&mut self, id: FakeSocketId, bytes: usize) {
         self.sockets.set_buffer(id, bytes);
     }
 
     /// Acknowledges all bytes that were sent, and the FIN if there is one.
-    pub(crate) fn acknowledge(&mut self, id: Id) {
+    pub(crate) fn acknowledge(&mut self, id: FakeSocketId) {
         self.sockets.acknowledge(id, u64::MAX);
-        self.poke(id);
+        self.notify(id);
     }
 
     /// Completes the last splice: the device takes both sockets.
     pub(crate) fn spliced(&mut self) {
-        let (a, b) = *self.sockets.more.spliced.last().expect("asked for");
+        let (a, b) = *self.sockets.app_state.spliced.last().expect("asked for");
         self.sockets.close(self.now, a);
         self.sockets.close(self.now, b);
-        let id = SpliceId(self.sockets.more.spliced.len() as u64);
+        let id = SpliceId(self.sockets.app_state.spliced.len() as u64);
         self.server.handle_spliced(self.now, &mut self.sockets, id);
     }
 
     pub(crate) fn splice_refused(&mut self, why: abi::Refusal) {
-        let id = SpliceId(self.sockets.more.spliced.len() as u64);
+        let id = SpliceId(self.sockets.app_state.spliced.len() as u64);
         self.server.handle_splice_refused(self.now, &mut self.sockets, id, why);
     }
 
     pub(crate) fn splice_closed(&mut self, bytes: [u64; 2], how: SpliceEnd) {
-        let id = SpliceId(self.sockets.more.spliced.len() as u64);
+        let id = SpliceId(self.sockets.app_state.spliced.len() as u64);
         let remotes = [end(1, 40_000), end(11, 8080)];
         let meta = SpliceMeta { id, remotes, bytes, packets: [1, 1], end: Some(how) };
-        self.sockets.more.meta = Some(meta);
+        self.sockets.app_state.meta = Some(meta);
         self.server.handle_splice_closed(self.now, &mut self.sockets, id);
     }
 
@@ -200,11 +206,11 @@ impl World {
     }
 
     /// Returns the bytes that were sent since the last call.
-    pub(crate) fn sent(&mut self, id: Id) -> Vec<u8> {
+    pub(crate) fn sent(&mut self, id: FakeSocketId) -> Vec<u8> {
         self.sockets.take_sent(id)
     }
 
-    pub(crate) fn text(&mut self, id: Id) -> String {
+    pub(crate) fn text(&mut self, id: FakeSocketId) -> String {
         String::from_utf8(self.sent(id)).expect("text")
     }
 
@@ -231,7 +237,7 @@ impl World {
     }
 }
 
-impl Deref for World {
+impl Deref for ProxyTestBed {
     type Target = FakeSockets;
 
     fn deref(&self) -> &FakeSockets {

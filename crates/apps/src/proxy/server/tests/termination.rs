@@ -3,15 +3,15 @@
 use super::*;
 
 /// Returns the letters of the last line about a client.
-fn letters(world: &mut World) -> String {
+fn letters(world: &mut ProxyTestBed) -> String {
     let log = world.log();
     let line = log.iter().rfind(|line| !line.starts_with('#')).expect("a line");
     line.rsplit(' ').next().expect("a word").to_owned()
 }
 
 /// Returns a pair whose head, if the mode has one, has been forwarded.
-fn relayed(mode: Mode) -> (World, Id, Id) {
-    let mut world = World::new(mode, 1);
+fn relayed(mode: Mode) -> (ProxyTestBed, FakeSocketId, FakeSocketId) {
+    let mut world = ProxyTestBed::new(mode, 1);
     let client = world.accept();
     if mode == Mode::Http {
         world.receive(client, GET);
@@ -21,14 +21,14 @@ fn relayed(mode: Mode) -> (World, Id, Id) {
 }
 
 /// Acknowledges a response of the proxy's own, and closes.
-fn leave(world: &mut World, client: Id) {
+fn leave(world: &mut ProxyTestBed, client: FakeSocketId) {
     world.acknowledge(client);
     world.peer_closes(client);
 }
 
 #[test]
 fn before_there_is_a_backend() {
-    type Ends = fn(&mut World, Id);
+    type Ends = fn(&mut ProxyTestBed, FakeSocketId);
     let cases: [(&str, Ends); 8] = [
         ("CR", |world, client| world.peer_closes(client)),
         ("CR", |world, client| world.fail(client, SocketError::Reset)),
@@ -52,13 +52,13 @@ fn before_there_is_a_backend() {
             leave(world, client);
         }),
         ("RC", |world, client| {
-            world.sockets.more.connect_error = Some(ConnectError::NoPort);
+            world.sockets.app_state.connect_error = Some(ConnectError::NoPort);
             world.receive(client, GET);
             leave(world, client);
         }),
     ];
     for (expected, ends) in cases {
-        let mut world = World::new(Mode::Http, 1);
+        let mut world = ProxyTestBed::new(Mode::Http, 1);
         let client = world.accept();
         ends(&mut world, client);
         assert_eq!(letters(&mut world), expected);
@@ -69,7 +69,7 @@ fn before_there_is_a_backend() {
 /// A client that resets the connection after a response did not cause its end.
 #[test]
 fn the_first_cause_counts() {
-    let mut world = World::new(Mode::Http, 0);
+    let mut world = ProxyTestBed::new(Mode::Http, 0);
     let client = world.accept();
     world.receive(client, GET);
     world.fail(client, SocketError::Reset);
@@ -78,7 +78,7 @@ fn the_first_cause_counts() {
 
 #[test]
 fn relayed_by_the_host() {
-    type Ends = fn(&mut World, Id, Id);
+    type Ends = fn(&mut ProxyTestBed, FakeSocketId, FakeSocketId);
     let cases: [(&str, Mode, Ends); 8] = [
         ("--", Mode::Http, |world, client, backend| {
             world.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
@@ -123,7 +123,7 @@ fn relayed_by_the_device() {
         ("cD", Mode::Tcp, SpliceEnd::IdleTimeout, [5, 5]),
         ("KD", Mode::Tcp, SpliceEnd::Unspliced, [5, 5]),
     ] {
-        let mut world = World::with(Config::default(), table(mode, 1));
+        let mut world = ProxyTestBed::with(Config::default(), table(mode, 1));
         let client = world.accept();
         if mode == Mode::Http {
             world.receive(client, GET);

@@ -1,12 +1,12 @@
 //! Limits on the memory, ranges and time that a misbehaving initiator can use.
 
-use super::rig::FakeLink;
+use super::rig::FakeTransport;
 use super::*;
 
 /// Delivers commands in one turn.
-fn come(rig: &mut Rig, peer: &Peer, commands: impl Iterator<Item = Command>) {
-    let FakeLink(wire) = &peer.link;
-    wire.borrow_mut().came.extend(commands.map(|command| Incoming::Command {
+fn come(rig: &mut FakeDiskRig, peer: &ScriptedPeer, commands: impl Iterator<Item = Command>) {
+    let FakeTransport(wire) = &peer.link;
+    wire.borrow_mut().incoming.extend(commands.map(|command| Incoming::Command {
         sqe: command.to_bytes(),
         data: Bytes::new(),
         digest_ok: true,
@@ -15,36 +15,37 @@ fn come(rig: &mut Rig, peer: &Peer, commands: impl Iterator<Item = Command>) {
 }
 
 /// Returns the number of received commands that the target has not read.
-fn left(peer: &Peer) -> usize {
-    peer.link.0.borrow().came.len()
+fn unread_commands(peer: &ScriptedPeer) -> usize {
+    peer.link.0.borrow().incoming.len()
 }
 
 #[test]
-fn no_more_answers_than_entries_wait_for_acknowledgments() {
-    let mut rig = Rig::new();
-    let all = rig.attach(1, 1);
+fn unacked_responses_are_limited_to_queue_entries() {
+    let mut rig = FakeDiskRig::new();
+    let all = rig.connect_controller(1, 1);
     let queue = &all[1];
     rig.acknowledge(queue);
     rig.sent(queue);
     come(&mut rig, queue, (0..40).map(|cid| blocks(io::READ, cid, 0, 1)));
-    assert_eq!((left(queue), status_of(&rig.sent(queue)).len()), (8, 32));
+    assert_eq!((unread_commands(queue), status_of(&rig.sent(queue)).len()), (8, 32));
     assert_eq!(rig.moved(), ["stalls +1", "reads +32", "read_bytes +131072"]);
     assert_eq!(rig.server.shared.namespaces[0].locks.held(), 32);
     // Further commands are not read.
     come(&mut rig, queue, (40..50).map(|cid| blocks(io::READ, cid, 0, 1)));
-    assert_eq!((left(queue), rig.sent(queue).len()), (18, 0));
+    assert_eq!((unread_commands(queue), rig.sent(queue).len()), (18, 0));
     assert_eq!(rig.moved(), [""; 0]);
     rig.acknowledge(queue);
-    assert_eq!((left(queue), status_of(&rig.sent(queue)).len()), (0, 18));
+    assert_eq!((unread_commands(queue), status_of(&rig.sent(queue)).len()), (0, 18));
     assert_eq!(rig.moved(), ["reads +18", "read_bytes +73728"]);
     assert_eq!(rig.server.shared.namespaces[0].locks.held(), 18);
 }
 
 #[test]
 fn pages_wait_for_acknowledgments_by_their_bytes() {
-    let mut rig = Rig::new();
+    let mut rig = FakeDiskRig::new();
     let admin = rig.accept();
-    let ask = Ask { subnqn: Nqn::discovery(), sqsize: 1000, ..Ask::default() };
+    let ask =
+        ConnectRequest { subnqn: Nqn::discovery(), sqsize: 1000, ..ConnectRequest::default() };
     assert_eq!(rig.connect(&admin, &ask).status, OK);
     assert_eq!(rig.enable(&admin), OK);
     rig.acknowledge(&admin);
@@ -54,14 +55,14 @@ fn pages_wait_for_acknowledgments_by_their_bytes() {
         asked.put(admin_data(admin::IDENTIFY, cid, 0, 4096))
     };
     come(&mut rig, &admin, (0..40).map(page));
-    assert_eq!((left(&admin), status_of(&rig.sent(&admin)).len()), (24, 16));
+    assert_eq!((unread_commands(&admin), status_of(&rig.sent(&admin)).len()), (24, 16));
     assert_eq!(rig.moved(), ["stalls +1", "admin_commands +16"]);
     // Acknowledged without a notice.
     admin.link.0.borrow_mut().acknowledge_silently();
     rig.pass(Duration::from_millis(499));
-    assert_eq!(left(&admin), 24);
+    assert_eq!(unread_commands(&admin), 24);
     rig.pass(Duration::from_millis(1));
-    assert_eq!((left(&admin), status_of(&rig.sent(&admin)).len()), (8, 16));
+    assert_eq!((unread_commands(&admin), status_of(&rig.sent(&admin)).len()), (8, 16));
     rig.acknowledge(&admin);
     rig.acknowledge(&admin);
     rig.sent(&admin);
@@ -74,18 +75,18 @@ fn pages_wait_for_acknowledgments_by_their_bytes() {
 
 #[test]
 fn who_is_not_connected_waits_as_well() {
-    let mut rig = Rig::new();
+    let mut rig = FakeDiskRig::new();
     let peer = rig.accept();
     rig.moved();
     come(&mut rig, &peer, (0..40).map(|cid| blocks(io::READ, cid, 0, 1)));
-    assert_eq!((left(&peer), rig.sent(&peer).len()), (8, 32));
+    assert_eq!((unread_commands(&peer), rig.sent(&peer).len()), (8, 32));
     assert_eq!(rig.moved(), ["stalls +1", "refused_connect +32"]);
 }
 
 #[test]
-fn who_does_not_read_holds_others_up_for_so_long_only() {
-    let mut rig = Rig::new();
-    let (slow, all) = (rig.attach(1, 2), rig.attach(2, 1));
+fn slow_reader_blocks_writers_for_send_timeout_only() {
+    let mut rig = FakeDiskRig::new();
+    let (slow, all) = (rig.connect_controller(1, 2), rig.connect_controller(2, 1));
     rig.command(&slow[1], &blocks(io::READ, 1, 0, 1), &[]);
     rig.command(&slow[2], &blocks(io::READ, 1, 8, 1), &[]);
     rig.command(&all[1], &blocks(io::READ, 1, 0, 1), &[]);
@@ -98,19 +99,19 @@ fn who_does_not_read_holds_others_up_for_so_long_only() {
     rig.disk_all();
     assert_eq!((rig.sent(&all[1]), rig.server.connections()), (vec![], 5));
     rig.moved();
-    rig.pass(RECHECK);
+    rig.pass(LOCK_CHECK_INTERVAL);
     rig.disk_all();
     assert_eq!(status_of(&rig.sent(&all[1])), [(2, OK)]);
     assert_eq!(rig.sent(&slow[1]).pop(), Some(Sent::End(false)));
     assert_ne!(rig.sent(&slow[2]).pop(), Some(Sent::End(false)), "nobody waits for that");
     assert_eq!(rig.moved(), ["timeouts_acknowledge +1", "written_bytes +4096"]);
-    assert_eq!((rig.server.connections(), rig.server.recheck), (4, None));
+    assert_eq!((rig.server.connections(), rig.server.ack_check_at), (4, None));
 }
 
 #[test]
-fn a_slow_disk_is_nobodys_fault() {
-    let mut rig = Rig::new();
-    let all = rig.attach(1, 2);
+fn slow_disk_ends_no_connection() {
+    let mut rig = FakeDiskRig::new();
+    let all = rig.connect_controller(1, 2);
     let bytes = [7; BLOCK_BYTES];
     rig.command(&all[1], &inline(io::WRITE, 1, 0, 1), &bytes);
     rig.command(&all[2], &inline(io::WRITE, 1, 0, 1), &bytes);
@@ -122,25 +123,29 @@ fn a_slow_disk_is_nobodys_fault() {
 
 /// Every kind of end of a connection while its reads are in flight.
 #[test]
-fn ranges_are_kept_until_what_was_read_has_arrived() {
+fn read_ranges_stay_locked_until_acknowledged() {
     let why = Fault::field(at::TTAG);
     let tls = Ended::Lost(SocketError::Tls(Alert::BadRecordMac));
     for how in [Ended::Closed, Ended::TerminatedByPeer(why), Ended::Terminated(why), tls] {
-        let mut rig = Rig::new();
-        let all = rig.attach(1, 2);
+        let mut rig = FakeDiskRig::new();
+        let all = rig.connect_controller(1, 2);
         rig.command(&all[1], &blocks(io::READ, 1, 0, 1), &[]);
         rig.command(&all[1], &blocks(io::WRITE, 2, 8, 1), &[]);
         if let Ended::Lost(error) = how {
             all[1].link.0.borrow_mut().error = Some(error);
         }
-        rig.come(&all[1], Incoming::Ended(how));
+        rig.deliver(&all[1], Incoming::Ended(how));
         rig.command(&all[2], &inline(io::WRITE, 2, 0, 1), &[7; BLOCK_BYTES]);
         rig.disk_all();
         assert_eq!(status_of(&rig.sent(&all[2])), [], "{how}");
         assert_eq!((rig.server.connections(), rig.server.shared.buffers.used_bytes()), (3, 4096));
         // The queue can be connected again meanwhile.
         let again = rig.accept();
-        assert_eq!(rig.connect(&again, &Ask { qid: 1, cntlid: 1, ..Ask::default() }).status, OK);
+        assert_eq!(
+            rig.connect(&again, &ConnectRequest { qid: 1, cntlid: 1, ..ConnectRequest::default() })
+                .status,
+            OK
+        );
         rig.moved();
         rig.acknowledge(&all[1]);
         assert_eq!(rig.sent(&all[1]).pop(), Some(Sent::End(true)), "{how}");
@@ -154,9 +159,9 @@ fn ranges_are_kept_until_what_was_read_has_arrived() {
 }
 
 #[test]
-fn who_has_closed_and_does_not_acknowledge_is_reset() {
-    let mut rig = Rig::new();
-    let all = rig.attach(1, 3);
+fn closed_peer_that_does_not_acknowledge_is_reset() {
+    let mut rig = FakeDiskRig::new();
+    let all = rig.connect_controller(1, 3);
     for peer in &all[1..] {
         rig.command(peer, &blocks(io::READ, 1, 0, 1), &[]);
         rig.end(peer);
@@ -166,7 +171,7 @@ fn who_has_closed_and_does_not_acknowledge_is_reset() {
     all[3].link.0.borrow_mut().acknowledge_silently();
     rig.pass(Duration::from_millis(500));
     assert_eq!((rig.sent(&all[3]).pop(), rig.server.connections()), (Some(Sent::End(true)), 3));
-    let FakeLink(wire) = &all[2].link;
+    let FakeTransport(wire) = &all[2].link;
     wire.borrow_mut().error = Some(SocketError::Reset);
     rig.server.handle_socket(rig.now, &mut rig.disk, all[2].index);
     assert_eq!((rig.server.connections(), rig.moved()), (2, vec![]));
@@ -179,22 +184,23 @@ fn who_has_closed_and_does_not_acknowledge_is_reset() {
 }
 
 /// Creates a target with memory for eight blocks, of which a controller may use four.
-fn small() -> Rig {
-    Rig::with(|config| {
+fn small() -> FakeDiskRig {
+    FakeDiskRig::with(|config| {
         (config.mdts, config.in_capsule_bytes) = (1, BLOCK_LEN);
         (config.buffer_bytes_max, config.capsule_bytes_max) = (8 * BLOCK_BYTES, 8 * BLOCK_BYTES);
     })
 }
 
 /// Returns the blocks of memory in use.
-fn used(rig: &Rig) -> usize {
+fn used(rig: &FakeDiskRig) -> usize {
     rig.server.shared.buffers.used_bytes() / BLOCK_BYTES
 }
 
 #[test]
 fn a_controller_has_half_of_the_memory() {
     let mut rig = small();
-    let (greedy, other, third) = (rig.attach(1, 2), rig.attach(2, 1), rig.attach(1, 1));
+    let (greedy, other, third) =
+        (rig.connect_controller(1, 2), rig.connect_controller(2, 1), rig.connect_controller(1, 1));
     for cid in 1..=3 {
         come(&mut rig, &greedy[1], core::iter::once(blocks(io::WRITE, cid, 0, 1)));
         come(&mut rig, &greedy[2], core::iter::once(blocks(io::WRITE, cid, 8, 1)));
@@ -205,7 +211,7 @@ fn a_controller_has_half_of_the_memory() {
     come(&mut rig, &other[1], (1..=4).map(|cid| blocks(io::WRITE, cid, 16, 1)));
     assert_eq!((rig.sent(&other[1]).len(), used(&rig)), (4, 8));
     assert_eq!(rig.command(&third[1], &blocks(io::WRITE, 1, 24, 1), &[]), []);
-    let done = |rig: &mut Rig, peer: &Peer, cid, tag| {
+    let done = |rig: &mut FakeDiskRig, peer: &ScriptedPeer, cid, tag| {
         rig.data(peer, cid, tag, &[9; BLOCK_BYTES], true);
         rig.disk_all();
         rig.sent(peer)
@@ -223,8 +229,8 @@ fn a_controller_has_half_of_the_memory() {
     assert_eq!(status_of(&rig.sent(&greedy[2])), [(3, Status::ABORT_REQUESTED)]);
     rig.end(&greedy[1]);
     rig.end(&greedy[2]);
-    let share = &rig.server.shared.controllers.get(1).unwrap().share;
-    assert_eq!((share.bytes, share.waiting.len(), used(&rig)), (0, 0, 4));
+    let share = &rig.server.shared.controllers.get(1).unwrap().quota;
+    assert_eq!((share.charged_bytes, share.waiting.len(), used(&rig)), (0, 0, 4));
     assert_eq!(
         rig.moved(),
         [
@@ -239,20 +245,20 @@ fn a_controller_has_half_of_the_memory() {
 }
 
 fn abort(sqid: u16, cid: u16) -> Command {
-    Abort { sqid, cid }.put(Command::new(admin::ABORT, 70, 0))
+    AbortCommand { sqid, cid }.encode_into(Command::new(admin::ABORT, 70, 0))
 }
 
 #[test]
 fn capsules_that_wait_are_bounded() {
     let mut rig = small();
-    let all = rig.attach(1, 1);
+    let all = rig.connect_controller(1, 1);
     come(&mut rig, &all[1], (1..=4).map(|cid| blocks(io::WRITE, cid, 0, 1)));
     assert_eq!((rig.sent(&all[1]).len(), used(&rig)), (4, 4));
     let bytes = [7; BLOCK_BYTES];
     for cid in 5..=8 {
         assert_eq!(rig.command(&all[1], &inline(io::WRITE, cid, 8, 1), &bytes), []);
     }
-    assert_eq!(rig.server.shared.capsules, 4 * BLOCK_BYTES);
+    assert_eq!(rig.server.shared.waiting_capsule_bytes, 4 * BLOCK_BYTES);
     let refused = rig.status(&all[1], &inline(io::WRITE, 9, 8, 1), &bytes);
     assert_eq!(refused, Status::COMMAND_INTERRUPTED);
     let moved = rig.moved();
@@ -263,19 +269,19 @@ fn capsules_that_wait_are_bounded() {
     rig.disk_all();
     let done = status_of(&rig.sent(&all[1])).into_iter().map(|(cid, _)| cid).collect::<Vec<_>>();
     assert_eq!(done, [1, 2, 5, 3, 6, 4, 7, 8]);
-    assert_eq!((rig.server.shared.capsules, used(&rig)), (0, 0));
+    assert_eq!((rig.server.shared.waiting_capsule_bytes, used(&rig)), (0, 0));
     // Again, with the end of the connection while they wait.
     come(&mut rig, &all[1], (1..=4).map(|cid| blocks(io::WRITE, cid, 0, 1)));
     assert_eq!(rig.command(&all[1], &inline(io::WRITE, 5, 8, 1), &bytes).len(), 4);
-    assert_eq!(rig.server.shared.capsules, BLOCK_BYTES);
+    assert_eq!(rig.server.shared.waiting_capsule_bytes, BLOCK_BYTES);
     rig.end(&all[1]);
-    assert_eq!((rig.server.shared.capsules, used(&rig)), (0, 0));
+    assert_eq!((rig.server.shared.waiting_capsule_bytes, used(&rig)), (0, 0));
 }
 
 #[test]
 fn data_that_comes_byte_by_byte() {
-    let mut rig = Rig::new();
-    let all = rig.attach(1, 1);
+    let mut rig = FakeDiskRig::new();
+    let all = rig.connect_controller(1, 1);
     let queue = &all[1];
     let some = |cccid, ttag, offset| Incoming::WriteData {
         cccid,
@@ -290,7 +296,7 @@ fn data_that_comes_byte_by_byte() {
     let second = tag_of(&rig.command(queue, &blocks(io::WRITE, 2, 4, 1), &[]));
     for at in 0..5 {
         rig.pass(Duration::from_secs(20));
-        rig.come(queue, some(2, second, at * 4));
+        rig.deliver(queue, some(2, second, at * 4));
     }
     // The first write's data was complete in time, and the second has one second more.
     rig.data(queue, 1, first, &[1; BLOCK_BYTES], true);
@@ -298,7 +304,7 @@ fn data_that_comes_byte_by_byte() {
     assert_eq!(status_of(&rig.sent(queue)), [(1, OK)]);
     rig.moved();
     rig.pass(Duration::from_millis(19_999));
-    rig.come(queue, some(2, second, 20));
+    rig.deliver(queue, some(2, second, 20));
     assert_eq!((rig.server.connections(), rig.server.shared.buffers.used_bytes()), (2, 4096));
     rig.pass(Duration::from_millis(1));
     assert_eq!((rig.server.connections(), rig.server.shared.buffers.used_bytes()), (1, 0));
@@ -307,14 +313,14 @@ fn data_that_comes_byte_by_byte() {
 
 #[test]
 fn a_connection_that_is_lost_while_it_waits_ends() {
-    let mut rig = Rig::new();
-    let all = rig.attach(1, 1);
+    let mut rig = FakeDiskRig::new();
+    let all = rig.connect_controller(1, 1);
     come(&mut rig, &all[1], (0..40).map(|cid| blocks(io::READ, cid, 0, 1)));
     rig.moved();
-    let FakeLink(wire) = &all[1].link;
+    let FakeTransport(wire) = &all[1].link;
     wire.borrow_mut().error = Some(SocketError::Reset);
-    rig.come(&all[1], Incoming::Ended(Ended::Lost(SocketError::Reset)));
-    assert_eq!((rig.server.connections(), left(&all[1])), (1, 0));
+    rig.deliver(&all[1], Incoming::Ended(Ended::Lost(SocketError::Reset)));
+    assert_eq!((rig.server.connections(), unread_commands(&all[1])), (1, 0));
     assert_eq!(rig.server.shared.namespaces[0].locks.held(), 0);
     let moved = rig.moved();
     assert!(moved.contains(&String::from("connections_lost +1")), "{moved:?}");

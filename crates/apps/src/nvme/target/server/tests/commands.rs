@@ -3,7 +3,7 @@
 use super::*;
 
 /// Returns the contents of blocks of namespace 1.
-fn content(rig: &Rig, slba: u64, count: u64) -> &[u8] {
+fn content(rig: &FakeDiskRig, slba: u64, count: u64) -> &[u8] {
     let [from, to] = [slba, slba + count].map(|at| usize::try_from(at * BLOCK).unwrap());
     &rig.disk.files[0][from..to]
 }
@@ -13,7 +13,7 @@ fn pattern(byte: u8, count: usize) -> Vec<u8> {
 }
 
 /// Writes blocks with data after an R2T; the write is left at the disk.
-fn write(rig: &mut Rig, peer: &Peer, cid: u16, slba: u64, count: u32, byte: u8) {
+fn write(rig: &mut FakeDiskRig, peer: &ScriptedPeer, cid: u16, slba: u64, count: u32, byte: u8) {
     let sent = rig.command(peer, &blocks(io::WRITE, cid, slba, count), &[]);
     let tag = tag_of(&sent);
     rig.data(peer, cid, tag, &pattern(byte, count as usize), true);
@@ -21,23 +21,23 @@ fn write(rig: &mut Rig, peer: &Peer, cid: u16, slba: u64, count: u32, byte: u8) 
 
 #[test]
 fn reads_come_from_the_file() {
-    let mut rig = Rig::new();
-    let all = rig.attach(1, 1);
+    let mut rig = FakeDiskRig::new();
+    let all = rig.connect_controller(1, 1);
     let sent = rig.command(&all[1], &blocks(io::READ, 7, 3, 2), &[]);
     let bytes = content(&rig, 3, 2).to_vec();
     let done = Completion { result: 0, sqhd: 2, cid: 7, status: OK };
     assert_eq!(sent, [Sent::Data { cid: 7, bytes, success: false }, Sent::Response(done)]);
     rig.acknowledge(&all[1]);
-    assert_eq!(rig.disk.did, [], "nobody here has read it");
+    assert_eq!(rig.disk.actions, [], "nobody here has read it");
     assert_eq!(rig.moved(), ["reads +1", "read_bytes +8192"]);
 }
 
 #[test]
 fn without_flow_control_data_is_the_completion() {
-    let mut rig = Rig::new();
-    let _all = rig.attach(1, 0);
+    let mut rig = FakeDiskRig::new();
+    let _all = rig.connect_controller(1, 0);
     let queue = rig.accept();
-    let ask = Ask { qid: 1, cntlid: 1, flow: false, ..Ask::default() };
+    let ask = ConnectRequest { qid: 1, cntlid: 1, flow: false, ..ConnectRequest::default() };
     assert_eq!(rig.connect(&queue, &ask).sqhd, 0xffff);
     let sent = rig.command(&queue, &blocks(io::READ, 7, 3, 1), &[]);
     assert!(matches!(sent[..], [Sent::Data { cid: 7, success: true, .. }]));
@@ -47,8 +47,8 @@ fn without_flow_control_data_is_the_completion() {
 
 #[test]
 fn writes_with_data_in_the_capsule_and_after_an_r2t() {
-    let mut rig = Rig::new();
-    let all = rig.attach(1, 1);
+    let mut rig = FakeDiskRig::new();
+    let all = rig.connect_controller(1, 1);
     let sent = rig.command(&all[1], &inline(io::WRITE, 1, 5, 1), &pattern(1, 1));
     assert_eq!(sent, []);
     let sent = rig.command(&all[1], &blocks(io::WRITE, 2, 6, 3), &[]);
@@ -62,8 +62,8 @@ fn writes_with_data_in_the_capsule_and_after_an_r2t() {
     rig.disk_all();
     assert_eq!(status_of(&rig.sent(&all[1])), [(2, OK)]);
     assert_eq!(content(&rig, 5, 4), [pattern(1, 1), pattern(2, 3)].concat());
-    let wrote = |offset, len| Did::Write { offset, len, fua: false };
-    assert_eq!(rig.disk.did, [wrote(5 * BLOCK, BLOCK_LEN), wrote(6 * BLOCK, 3 * BLOCK_LEN)]);
+    let wrote = |offset, len| DiskAction::Write { offset, len, fua: false };
+    assert_eq!(rig.disk.actions, [wrote(5 * BLOCK, BLOCK_LEN), wrote(6 * BLOCK, 3 * BLOCK_LEN)]);
     let moved = [
         "reads +1",
         "read_bytes +4096",
@@ -76,9 +76,9 @@ fn writes_with_data_in_the_capsule_and_after_an_r2t() {
 }
 
 #[test]
-fn what_has_to_last_lasts() {
-    let mut rig = Rig::new();
-    let all = rig.attach(1, 1);
+fn fua_and_flush_reach_the_medium() {
+    let mut rig = FakeDiskRig::new();
+    let all = rig.connect_controller(1, 1);
     let fua = |opcode, cid| {
         let command = inline(opcode, cid, 0, 1);
         Blocks { fua: true, ..Blocks::new(0, 1) }.put(command)
@@ -100,23 +100,24 @@ fn what_has_to_last_lasts() {
     assert_eq!(rig.status(&all[0], &set, &[]), OK);
     assert_eq!(rig.command(&all[1], &inline(io::WRITE, 4, 1, 1), &pattern(1, 1)), []);
     rig.disk_all();
-    let (len, zero) = (BLOCK_LEN, Did::Zero { offset: 0, len: BLOCK_LEN, deallocate: false });
+    let (len, zero) =
+        (BLOCK_LEN, DiskAction::Zero { offset: 0, len: BLOCK_LEN, deallocate: false });
     assert_eq!(
-        rig.disk.did,
+        rig.disk.actions,
         [
-            Did::Write { offset: 0, len, fua: true },
+            DiskAction::Write { offset: 0, len, fua: true },
             zero,
-            Did::Flush,
-            Did::Flush,
-            Did::Write { offset: BLOCK, len, fua: true },
+            DiskAction::Flush,
+            DiskAction::Flush,
+            DiskAction::Write { offset: BLOCK, len, fua: true },
         ]
     );
 }
 
 #[test]
-fn what_is_read_is_not_written_until_it_arrived() {
-    let mut rig = Rig::new();
-    let all = rig.attach(1, 2);
+fn read_blocks_are_not_written_until_acknowledged() {
+    let mut rig = FakeDiskRig::new();
+    let all = rig.connect_controller(1, 2);
     rig.command(&all[1], &blocks(io::READ, 1, 0, 4), &[]);
     rig.command(&all[1], &blocks(io::READ, 2, 8, 1), &[]);
     write(&mut rig, &all[2], 1, 3, 2, 9);
@@ -138,26 +139,27 @@ fn what_is_read_is_not_written_until_it_arrived() {
 }
 
 #[test]
-fn acknowledgments_that_nobody_tells_of_are_looked_for() {
-    let mut rig = Rig::new();
-    let all = rig.attach(1, 1);
+fn silent_acknowledgments_are_polled() {
+    let mut rig = FakeDiskRig::new();
+    let all = rig.connect_controller(1, 1);
     rig.command(&all[1], &blocks(io::READ, 1, 0, 1), &[]);
-    assert_eq!(rig.server.recheck, None);
+    assert_eq!(rig.server.ack_check_at, None);
     write(&mut rig, &all[1], 2, 0, 1, 9);
-    assert_eq!(rig.server.poll_timeout(), Some(rig.now + RECHECK));
+    assert_eq!(rig.server.poll_timeout(), Some(rig.now + LOCK_CHECK_INTERVAL));
     let wire = &all[1].link.0;
     wire.borrow_mut().acknowledge_silently();
-    rig.pass(RECHECK);
+    rig.pass(LOCK_CHECK_INTERVAL);
     rig.disk_all();
     assert!(status_of(&rig.sent(&all[1])).contains(&(2, OK)));
-    assert_eq!(rig.server.recheck, None);
+    assert_eq!(rig.server.ack_check_at, None);
 }
 
 #[test]
 fn memory_is_bounded_and_given_in_order() {
     let page = BLOCK_BYTES;
-    let mut rig = Rig::with(|config| (config.mdts, config.buffer_bytes_max) = (2, 4 * page));
-    let all = rig.attach(1, 2);
+    let mut rig =
+        FakeDiskRig::with(|config| (config.mdts, config.buffer_bytes_max) = (2, 4 * page));
+    let all = rig.connect_controller(1, 2);
     let first = rig.command(&all[1], &blocks(io::WRITE, 1, 0, 2), &[]);
     assert_eq!(tag_of(&first), 0);
     assert_eq!(rig.command(&all[2], &blocks(io::WRITE, 2, 8, 4), &[]), [], "no room");
@@ -181,13 +183,13 @@ fn memory_is_bounded_and_given_in_order() {
 
 #[test]
 fn compares() {
-    let mut rig = Rig::new();
-    let all = rig.attach(1, 1);
+    let mut rig = FakeDiskRig::new();
+    let all = rig.connect_controller(1, 1);
     let same = content(&rig, 4, 2).to_vec();
     assert_eq!(rig.command(&all[1], &inline(io::COMPARE, 1, 4, 2), &same), []);
     rig.disk_all();
     assert_eq!(status_of(&rig.sent(&all[1])), [(1, OK)]);
-    assert!(rig.disk.did.len() > 1, "piece by piece: {:?}", rig.disk.did);
+    assert!(rig.disk.actions.len() > 1, "piece by piece: {:?}", rig.disk.actions);
     let mut other = same;
     *other.last_mut().unwrap() ^= 1;
     assert_eq!(rig.command(&all[1], &inline(io::COMPARE, 2, 4, 2), &other), []);
@@ -200,8 +202,8 @@ fn compares() {
 
 #[test]
 fn ranges_are_deallocated() {
-    let mut rig = Rig::new();
-    let all = rig.attach(1, 1);
+    let mut rig = FakeDiskRig::new();
+    let all = rig.connect_controller(1, 1);
     let manage = |cid, ranges: &[(u64, u32)], deallocate| {
         let count = u16::try_from(ranges.len()).unwrap();
         let len = u32::from(count) * 16;
@@ -209,7 +211,7 @@ fn ranges_are_deallocated() {
             .with_data(Sgl::InCapsule { offset: 0, len });
         let manage = DatasetManagement { ranges: count, deallocate, integral: (false, false) };
         let range = |&(slba, count): &(u64, u32)| Range { attributes: 0, count, slba }.to_bytes();
-        (manage.put(command), ranges.iter().flat_map(range).collect::<Vec<_>>())
+        (manage.encode_into(command), ranges.iter().flat_map(range).collect::<Vec<_>>())
     };
     let (command, data) = manage(1, &[(2, 1), (9, 0), (4, 3)], true);
     assert_eq!(rig.command(&all[1], &command, &data), []);
@@ -217,7 +219,7 @@ fn ranges_are_deallocated() {
     assert_eq!(status_of(&rig.sent(&all[1])), [(1, OK)]);
     assert_eq!(content(&rig, 4, 3), pattern(0, 3));
     assert_eq!(content(&rig, 3, 1)[0], 3);
-    assert_eq!(rig.disk.did.len(), 2);
+    assert_eq!(rig.disk.actions.len(), 2);
     // Linux's description: room for 256 ranges, whatever their number; in the capsule and after an
     // R2T.
     let roomy = |cid, sgl: fn(u32) -> Sgl, len: u32| {
@@ -234,12 +236,15 @@ fn ranges_are_deallocated() {
         (content(&rig, 30, 1), content(&rig, 32, 2)),
         (&pattern(0, 1)[..], &pattern(0, 2)[..])
     );
-    assert_eq!((content(&rig, 31, 1)[0], content(&rig, 34, 1)[0], rig.disk.did.len()), (31, 34, 4));
+    assert_eq!(
+        (content(&rig, 31, 1)[0], content(&rig, 34, 1)[0], rig.disk.actions.len()),
+        (31, 34, 4)
+    );
     let (command, data) = roomy(5, |len| Sgl::Transport { len }, 4096);
     let tag = tag_of(&rig.command(&all[1], &command, &[]));
     rig.data(&all[1], 5, tag, &data, true);
     rig.disk_all();
-    assert_eq!((status_of(&rig.sent(&all[1])), rig.disk.did.len()), (vec![(5, OK)], 6));
+    assert_eq!((status_of(&rig.sent(&all[1])), rig.disk.actions.len()), (vec![(5, OK)], 6));
     let length = Status::SGL_LENGTH_INVALID.do_not_retry();
     for len in [16, 31, 4112] {
         let (command, data) = roomy(6, in_capsule, len);
@@ -253,14 +258,14 @@ fn ranges_are_deallocated() {
         let (command, data) = manage(3, &[(20, 1), range], true);
         assert_eq!(rig.status(&all[1], &command, &data), outside);
     }
-    assert_eq!(rig.disk.did.len(), 6);
+    assert_eq!(rig.disk.actions.len(), 6);
     assert_eq!(rig.server.shared.buffers.used_bytes(), 0);
 }
 
 #[test]
 fn zeroes() {
-    let mut rig = Rig::new();
-    let all = rig.attach(1, 1);
+    let mut rig = FakeDiskRig::new();
+    let all = rig.connect_controller(1, 1);
     let zeroes = Blocks { deallocate: true, ..Blocks::new(60, 4) };
     let command = zeroes.put(Command::new(io::WRITE_ZEROES, 1, 1));
     assert_eq!(rig.command(&all[1], &command, &[]), []);
@@ -268,16 +273,16 @@ fn zeroes() {
     assert_eq!(status_of(&rig.sent(&all[1])), [(1, OK)]);
     assert_eq!(content(&rig, 60, 4), pattern(0, 4));
     let (offset, len) = (60 * BLOCK, 4 * BLOCK_LEN);
-    assert_eq!(rig.disk.did, [Did::Zero { offset, len, deallocate: true }]);
+    assert_eq!(rig.disk.actions, [DiskAction::Zero { offset, len, deallocate: true }]);
 }
 
 #[test]
 fn commands_that_are_wrong() {
-    let mut rig = Rig::with(|config| config.mdts = 3);
-    let all = rig.attach(1, 1);
+    let mut rig = FakeDiskRig::with(|config| config.mdts = 3);
+    let all = rig.connect_controller(1, 1);
     let queue = &all[1];
     let good = blocks(io::READ, 1, 0, 1);
-    let final_status = |rig: &mut Rig, command: &Command, data: &[u8]| {
+    let final_status = |rig: &mut FakeDiskRig, command: &Command, data: &[u8]| {
         rig.acknowledge(queue);
         let status = rig.status(queue, command, data);
         assert!(status.is_final(), "{status}");
@@ -330,15 +335,15 @@ fn commands_that_are_wrong() {
         let command = Command::new(opcode, 1, 1);
         assert_eq!(final_status(&mut rig, &command, &[]), Status::INVALID_OPCODE);
     }
-    assert_eq!((rig.disk.did.len(), rig.server.shared.ops.len()), (0, 0));
+    assert_eq!((rig.disk.actions.len(), rig.server.shared.ops.len()), (0, 0));
     assert_eq!(rig.moved().len(), 1, "errors alone");
     assert_eq!(rig.command(queue, &good, &[]).len(), 2, "the queue works as before");
 }
 
 #[test]
 fn admin_commands_that_are_wrong() {
-    let mut rig = Rig::new();
-    let all = rig.attach(1, 0);
+    let mut rig = FakeDiskRig::new();
+    let all = rig.connect_controller(1, 0);
     let admin = &all[0];
     let mut status = |command: Command| rig.status(admin, &command, &[]).code();
     for opcode in [
@@ -382,7 +387,7 @@ fn admin_commands_that_are_wrong() {
     assert_eq!(status(inside), Status::SGL_TYPE_INVALID);
     assert_eq!(status(log(0x0c, 512, 0)), Status::INVALID_LOG_PAGE);
     assert_eq!(status(log(lid::EFFECTS, 2 << 20, 0)), Status::INVALID_FIELD, "above MDTS");
-    let abort = Abort { sqid: 1, cid: 1 }.put(Command::new(admin::ABORT, 1, 0));
+    let abort = AbortCommand { sqid: 1, cid: 1 }.encode_into(Command::new(admin::ABORT, 1, 0));
     let abort = rig.completed(admin, &abort, &[]);
     assert_eq!((abort.status, abort.dword0()), (OK, 1), "not aborted");
     // The last error is the first entry of the error log.
@@ -394,8 +399,8 @@ fn admin_commands_that_are_wrong() {
 
 #[test]
 fn features_are_kept() {
-    let mut rig = Rig::new();
-    let all = rig.attach(1, 0);
+    let mut rig = FakeDiskRig::new();
+    let all = rig.connect_controller(1, 0);
     let admin = &all[0];
     let set = |fid, value| Features::set(fid, value, Command::new(admin::SET_FEATURES, 1, 0));
     let get = |fid| Features::get(fid, Command::new(admin::GET_FEATURES, 1, 0));
@@ -420,8 +425,8 @@ fn features_are_kept() {
 
 #[test]
 fn events_are_held_and_bounded() {
-    let mut rig = Rig::new();
-    let all = rig.attach(1, 0);
+    let mut rig = FakeDiskRig::new();
+    let all = rig.connect_controller(1, 0);
     for cid in 10..14 {
         let request = Command::new(admin::ASYNC_EVENT, cid, 0);
         assert_eq!(rig.command(&all[0], &request, &[]), []);
@@ -452,9 +457,9 @@ fn events_are_held_and_bounded() {
 
 #[test]
 fn a_namespace_that_is_not_open_yet() {
-    let mut rig = Rig::new();
-    rig.server.shared.namespaces[0].state = State::Opening;
-    let all = rig.attach(1, 1);
+    let mut rig = FakeDiskRig::new();
+    rig.server.shared.namespaces[0].state = TargetNamespaceState::Opening;
+    let all = rig.connect_controller(1, 1);
     let read = blocks(io::READ, 1, 0, 1);
     assert_eq!(rig.status(&all[1], &read, &[]), Status::NAMESPACE_NOT_READY, "may be retried");
     rig.server.handle_file(rig.now, &mut rig.disk, FileId(0));
@@ -463,8 +468,8 @@ fn a_namespace_that_is_not_open_yet() {
 
 #[test]
 fn disks_that_fail() {
-    let mut rig = Rig::new();
-    let all = rig.attach(1, 1);
+    let mut rig = FakeDiskRig::new();
+    let all = rig.connect_controller(1, 1);
     let before = rig.disk.files[0].clone();
     let mut failed = |command: Command, fault: FileFault| {
         rig.disk.fault = Some(fault);
@@ -494,8 +499,8 @@ fn disks_that_fail() {
 
 #[test]
 fn wrong_digests_are_no_data() {
-    let mut rig = Rig::new();
-    let all = rig.attach(1, 1);
+    let mut rig = FakeDiskRig::new();
+    let all = rig.connect_controller(1, 1);
     let before = rig.disk.files[0].clone();
     let sent = rig.command(&all[1], &blocks(io::WRITE, 1, 0, 1), &[]);
     rig.data(&all[1], 1, tag_of(&sent), &pattern(1, 1), false);
@@ -503,20 +508,20 @@ fn wrong_digests_are_no_data() {
     assert_eq!(status_of(&rig.sent(&all[1])), [(1, transient)]);
     let sqe = inline(io::WRITE, 2, 0, 1).to_bytes();
     let data = pattern(1, 1).into();
-    rig.come(&all[1], Incoming::Command { sqe, data, digest_ok: false });
+    rig.deliver(&all[1], Incoming::Command { sqe, data, digest_ok: false });
     assert_eq!(status_of(&rig.sent(&all[1])), [(2, transient)]);
     rig.disk_all();
-    assert_eq!((&rig.disk.files[0], rig.disk.did.len()), (&before, 0));
+    assert_eq!((&rig.disk.files[0], rig.disk.actions.len()), (&before, 0));
     assert_eq!(rig.moved(), ["writes +1", "errors_digest +2"]);
     assert_eq!(rig.server.shared.buffers.used_bytes(), 0);
 }
 
 #[test]
 fn identifiers_twice_and_too_many_commands() {
-    let mut rig = Rig::new();
-    let _all = rig.attach(1, 0);
+    let mut rig = FakeDiskRig::new();
+    let _all = rig.connect_controller(1, 0);
     let queue = rig.accept();
-    let ask = Ask { qid: 1, cntlid: 1, sqsize: 3, ..Ask::default() };
+    let ask = ConnectRequest { qid: 1, cntlid: 1, sqsize: 3, ..ConnectRequest::default() };
     assert_eq!(rig.connect(&queue, &ask).status, OK);
     for cid in 1..=4 {
         assert_eq!(rig.command(&queue, &blocks(io::WRITE, cid, 0, 1), &[]).len(), 1);
@@ -543,12 +548,12 @@ fn identifiers_twice_and_too_many_commands() {
 
 #[test]
 fn data_for_no_command() {
-    let mut rig = Rig::new();
-    let all = rig.attach(1, 1);
+    let mut rig = FakeDiskRig::new();
+    let all = rig.connect_controller(1, 1);
     rig.command(&all[1], &blocks(io::WRITE, 1, 0, 1), &[]);
     let (offset, len) = (0, BLOCK_LEN);
     let data = Incoming::WriteData { cccid: 1, ttag: 9, offset, len, last: true, digest_ok: true };
-    rig.come(&all[1], data);
+    rig.deliver(&all[1], data);
     let fault = Fault::field(at::TTAG);
     assert_eq!(rig.sent(&all[1]), [Sent::Terminated(fault), Sent::End(true)]);
     assert_eq!(rig.server.shared.buffers.used_bytes(), 0);
@@ -556,8 +561,8 @@ fn data_for_no_command() {
 
 #[test]
 fn data_that_never_comes() {
-    let mut rig = Rig::new();
-    let all = rig.attach(1, 2);
+    let mut rig = FakeDiskRig::new();
+    let all = rig.connect_controller(1, 2);
     rig.command(&all[1], &blocks(io::WRITE, 1, 0, 1), &[]);
     // It blocks no other connection.
     assert_eq!(rig.command(&all[2], &blocks(io::READ, 1, 0, 1), &[]).len(), 2);
@@ -572,8 +577,8 @@ fn data_that_never_comes() {
 
 #[test]
 fn a_connection_ends_while_the_disk_works() {
-    let mut rig = Rig::new();
-    let all = rig.attach(1, 3);
+    let mut rig = FakeDiskRig::new();
+    let all = rig.connect_controller(1, 3);
     write(&mut rig, &all[1], 1, 0, 4, 7);
     rig.command(&all[1], &blocks(io::READ, 2, 20, 1), &[]);
     let wait = rig.command(&all[1], &inline(io::WRITE, 3, 2, 1), &pattern(8, 1));
@@ -605,15 +610,17 @@ fn a_connection_ends_while_the_disk_works() {
 }
 
 fn abort(sqid: u16, cid: u16) -> Command {
-    Abort { sqid, cid }.put(Command::new(admin::ABORT, 60, 0))
+    AbortCommand { sqid, cid }.encode_into(Command::new(admin::ABORT, 60, 0))
 }
 
 #[test]
 fn commands_that_wait_are_aborted() {
     let page = BLOCK_BYTES;
-    let mut rig = Rig::with(|config| (config.mdts, config.buffer_bytes_max) = (2, 4 * page));
-    let all = rig.attach(1, 2);
-    let aborted = |rig: &mut Rig, sqid, cid| rig.completed(&all[0], &abort(sqid, cid), &[]).result;
+    let mut rig =
+        FakeDiskRig::with(|config| (config.mdts, config.buffer_bytes_max) = (2, 4 * page));
+    let all = rig.connect_controller(1, 2);
+    let aborted =
+        |rig: &mut FakeDiskRig, sqid, cid| rig.completed(&all[0], &abort(sqid, cid), &[]).result;
     // A read in flight keeps its range; a write waits for it, and behind the write a read.
     rig.command(&all[1], &blocks(io::READ, 1, 0, 4), &[]);
     write(&mut rig, &all[2], 5, 3, 1, 9);
@@ -655,22 +662,22 @@ fn commands_that_wait_are_aborted() {
 
 #[test]
 fn aborts_at_one_time() {
-    let mut rig = Rig::new();
-    let all = rig.attach(1, 1);
+    let mut rig = FakeDiskRig::new();
+    let all = rig.connect_controller(1, 1);
     let abort = |cid| {
         let sqe = Command { cid, ..abort(1, 1) }.to_bytes();
         Incoming::Command { sqe, data: Bytes::new(), digest_ok: true }
     };
-    all[0].link.0.borrow_mut().came.extend((1..=4).map(abort));
-    rig.come(&all[0], abort(5));
+    all[0].link.0.borrow_mut().incoming.extend((1..=4).map(abort));
+    rig.deliver(&all[0], abort(5));
     let limit = Status::ABORT_LIMIT.do_not_retry();
     assert_eq!(status_of(&rig.sent(&all[0])), [(5, limit), (1, OK), (2, OK), (3, OK), (4, OK)]);
 }
 
 #[test]
 fn a_queue_is_disconnected() {
-    let mut rig = Rig::new();
-    let all = rig.attach(1, 2);
+    let mut rig = FakeDiskRig::new();
+    let all = rig.connect_controller(1, 2);
     let queue = &all[1];
     // One write at the disk, one read in flight, one read that waits for the write, and one write
     // whose data was requested.
@@ -699,7 +706,11 @@ fn a_queue_is_disconnected() {
     assert!(sent.contains(&Sent::Data { cid: 2, bytes: pattern(7, 1), success: false }));
     // The controller stays, and the queue can be connected again.
     let again = rig.accept();
-    assert_eq!(rig.connect(&again, &Ask { qid: 1, cntlid: 1, ..Ask::default() }).status, OK);
+    assert_eq!(
+        rig.connect(&again, &ConnectRequest { qid: 1, cntlid: 1, ..ConnectRequest::default() })
+            .status,
+        OK
+    );
     assert_eq!(rig.server.connections(), 3);
     assert_eq!(rig.server.shared.buffers.used_bytes(), 0);
 }

@@ -8,11 +8,11 @@ use testkit::{Machine, MemDisk, Notices, PLAIN_LINK};
 
 use super::rig::{BLOCK, FILE_BYTES, FakeDisk};
 use super::*;
-use crate::nvme::target::link::{Changed, Disk};
+use crate::nvme::target::backend::{DiskChangeDone, TargetDisk};
 
 /// A disk with a file `a` of [`FILE_BYTES`] bytes.
-trait Subject {
-    type Disk: Disk;
+trait DiskUnderTest {
+    type Disk: TargetDisk;
 
     fn new() -> Self;
     fn disk(&mut self) -> &mut Self::Disk;
@@ -22,7 +22,7 @@ trait Subject {
 
 struct OnHost(Machine<MemDisk>);
 
-impl Subject for OnHost {
+impl DiskUnderTest for OnHost {
     type Disk = Host;
 
     fn new() -> Self {
@@ -43,7 +43,7 @@ impl Subject for OnHost {
 
 struct OnFake(FakeDisk);
 
-impl Subject for OnFake {
+impl DiskUnderTest for OnFake {
     type Disk = FakeDisk;
 
     fn new() -> Self {
@@ -61,13 +61,13 @@ impl Subject for OnFake {
 }
 
 /// A disk with its file open.
-struct Opened<S> {
+struct OpenTestDisk<S> {
     subject: S,
     user: DiskUser,
     file: FileId,
 }
 
-impl<S: Subject> Opened<S> {
+impl<S: DiskUnderTest> OpenTestDisk<S> {
     fn new(mut subject: S) -> Self {
         let user = subject.disk().new_user();
         let file = subject.disk().open("a", false).expect("there is room");
@@ -96,7 +96,7 @@ impl<S: Subject> Opened<S> {
     }
 
     /// Executes the only pending change and returns its end.
-    fn changed(&mut self) -> Changed {
+    fn changed(&mut self) -> DiskChangeDone {
         let user = self.user;
         self.subject.settle();
         let changed = self.disk().poll_changed(user).expect("it has ended");
@@ -138,7 +138,7 @@ rules! {
     all_operations_end
 }
 
-fn a_file_is_known_when_it_was_opened(mut subject: impl Subject) {
+fn a_file_is_known_when_it_was_opened(mut subject: impl DiskUnderTest) {
     let file = subject.disk().open("a", true).expect("there is room");
     assert_eq!(subject.disk().stat(file), None);
     subject.settle();
@@ -146,8 +146,8 @@ fn a_file_is_known_when_it_was_opened(mut subject: impl Subject) {
     assert_eq!(stat.size, FILE_BYTES as u64);
 }
 
-fn nothing_ends_before_the_disk_has_done_it(subject: impl Subject) {
-    let mut opened = Opened::new(subject);
+fn nothing_ends_before_the_disk_has_done_it(subject: impl DiskUnderTest) {
+    let mut opened = OpenTestDisk::new(subject);
     let (user, token, extent) = (opened.user, opened.token(4), opened.extent(0, BLOCK_LEN));
     assert!(opened.disk().read(token, extent));
     opened.write(5, BLOCK);
@@ -157,8 +157,8 @@ fn nothing_ends_before_the_disk_has_done_it(subject: impl Subject) {
     opened.disk().release(extent);
 }
 
-fn written_bytes_are_read(subject: impl Subject) {
-    let mut opened = Opened::new(subject);
+fn written_bytes_are_read(subject: impl DiskUnderTest) {
+    let mut opened = OpenTestDisk::new(subject);
     assert_ne!(opened.read(3 * BLOCK)[1], 7);
     opened.write(5, 3 * BLOCK);
     let (number, buffer, result) = opened.changed();
@@ -168,8 +168,8 @@ fn written_bytes_are_read(subject: impl Subject) {
     assert_ne!(opened.read(4 * BLOCK)[1], 7);
 }
 
-fn zeroed_bytes_are_read(subject: impl Subject) {
-    let mut opened = Opened::new(subject);
+fn zeroed_bytes_are_read(subject: impl DiskUnderTest) {
+    let mut opened = OpenTestDisk::new(subject);
     let (token, at) = (opened.token(5), (opened.file, 2 * BLOCK));
     opened.disk().zero(token, at, BLOCK, true);
     let (number, buffer, result) = opened.changed();
@@ -179,16 +179,16 @@ fn zeroed_bytes_are_read(subject: impl Subject) {
     assert_ne!(opened.read(3 * BLOCK)[1], 0);
 }
 
-fn a_flush_ends_without_a_buffer(subject: impl Subject) {
-    let mut opened = Opened::new(subject);
+fn a_flush_ends_without_a_buffer(subject: impl DiskUnderTest) {
+    let mut opened = OpenTestDisk::new(subject);
     let (token, file) = (opened.token(5), opened.file);
     opened.disk().flush(token, file);
     let (number, buffer, result) = opened.changed();
     assert_eq!((number, buffer.is_none(), result), (5, true, Ok(())));
 }
 
-fn what_the_file_does_not_have_is_an_error(subject: impl Subject) {
-    let mut opened = Opened::new(subject);
+fn what_the_file_does_not_have_is_an_error(subject: impl DiskUnderTest) {
+    let mut opened = OpenTestDisk::new(subject);
     let last = FILE_BYTES as u64 / BLOCK * BLOCK;
     let (token, behind) = (opened.token(4), opened.extent(last, BLOCK_LEN));
     assert!(!opened.disk().read(token, behind));
@@ -202,8 +202,8 @@ fn what_the_file_does_not_have_is_an_error(subject: impl Subject) {
 }
 
 /// The order is unspecified: tokens identify the operations.
-fn all_operations_end(subject: impl Subject) {
-    let mut opened = Opened::new(subject);
+fn all_operations_end(subject: impl DiskUnderTest) {
+    let mut opened = OpenTestDisk::new(subject);
     for number in 0..8 {
         opened.write(number, number * BLOCK);
     }

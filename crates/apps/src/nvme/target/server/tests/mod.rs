@@ -1,24 +1,27 @@
 //! Exchanges with scripted initiators, checking every completion and every counter that moved.
 
-mod any;
 mod bounds;
-mod changes;
 mod commands;
 mod disk;
+mod operator_changes;
+mod random_commands;
 mod rig;
 
 use super::*;
 use abi::FileFault;
 use bytes::Bytes;
 use host::nvme::Incoming;
-use rig::{Ask, BLOCK, BLOCK_BYTES, BLOCKS, Did, Peer, Rig, Sent, hostnqn, subnqn};
+use rig::{
+    BLOCK, BLOCK_BYTES, BLOCKS, ConnectRequest, DiskAction, FakeDiskRig, ScriptedPeer, Sent,
+    hostnqn, subnqn,
+};
 use wire::nvme::command::{
-    Abort, AsyncEvent, Blocks, Command, Completion, DatasetManagement, Features, GetLogPage,
+    AbortCommand, AsyncEvent, Blocks, Command, Completion, DatasetManagement, Features, GetLogPage,
     Identify, PSDT_SGL, QueueCounts, Range, Sgl, admin, events, feature, io,
 };
 use wire::nvme::fabrics::{
     Capabilities, Configuration, ConnectResult, ControllerStatus, Fabrics, PropertyGet,
-    PropertySet, Shutdown, ShutdownStatus, ipo, property,
+    PropertySet, ShutdownNotification, ShutdownStatus, ipo, property,
 };
 use wire::nvme::identify::{self, BYTES, ControllerType, Descriptor, cns};
 use wire::nvme::log::{DiscoveryEntry, DiscoveryHeader, ErrorEntry, Security, effect, lid};
@@ -31,7 +34,7 @@ fn admin_data(opcode: u8, cid: u16, nsid: u32, len: u32) -> Command {
     Command::new(opcode, cid, nsid).with_data(Sgl::Transport { len })
 }
 
-fn page(rig: &mut Rig, peer: &Peer, command: &Command) -> Vec<u8> {
+fn page(rig: &mut FakeDiskRig, peer: &ScriptedPeer, command: &Command) -> Vec<u8> {
     match &rig.command(peer, command, &[])[..] {
         [Sent::Data { cid, bytes, success: false }, Sent::Response(completion)] => {
             assert_eq!((*cid, completion.cid), (command.cid, command.cid));
@@ -42,7 +45,7 @@ fn page(rig: &mut Rig, peer: &Peer, command: &Command) -> Vec<u8> {
     }
 }
 
-fn identify(rig: &mut Rig, peer: &Peer, cns: u8, nsid: u32) -> [u8; BYTES] {
+fn identify(rig: &mut FakeDiskRig, peer: &ScriptedPeer, cns: u8, nsid: u32) -> [u8; BYTES] {
     let asked = Identify { cns, ..Identify::default() };
     let command = asked.put(admin_data(admin::IDENTIFY, 2, nsid, 4096));
     page(rig, peer, &command).try_into().unwrap()
@@ -50,7 +53,7 @@ fn identify(rig: &mut Rig, peer: &Peer, cns: u8, nsid: u32) -> [u8; BYTES] {
 
 fn log(lid: u8, len: u32, offset: u64) -> Command {
     let asked = GetLogPage { lid, len: u64::from(len), offset, ..GetLogPage::default() };
-    asked.put(admin_data(admin::GET_LOG_PAGE, 3, 0, len))
+    asked.encode_into(admin_data(admin::GET_LOG_PAGE, 3, 0, len))
 }
 
 /// Creates a command for `count` blocks of namespace 1.
@@ -93,9 +96,10 @@ mod connecting {
     /// The commands of Linux's initiator in its order: fabrics.c, core.c, tcp.c.
     #[test]
     fn as_linux_does() {
-        let mut rig = Rig::new();
+        let mut rig = FakeDiskRig::new();
         let admin = rig.accept();
-        let connected = rig.connect(&admin, &Ask { kato: 5000, ..Ask::default() });
+        let connected =
+            rig.connect(&admin, &ConnectRequest { kato: 5000, ..ConnectRequest::default() });
         assert_eq!((connected.dword0(), connected.sqhd, connected.status), (1, 1, OK));
         let get = |offset| Fabrics::PropertyGet(PropertyGet::new(offset)).to_command(9, Sgl::NONE);
         let cap = Capabilities::from_value(rig.completed(&admin, &get(property::CAP), &[]).result);
@@ -127,7 +131,7 @@ mod connecting {
         assert_eq!((granted.status, granted.dword0()), (OK, 0x0003_0003), "no more than four");
         for qid in 1..=4 {
             let queue = rig.accept();
-            let ask = Ask { qid, cntlid: 1, sqsize: 127, ..Ask::default() };
+            let ask = ConnectRequest { qid, cntlid: 1, sqsize: 127, ..ConnectRequest::default() };
             assert_eq!(rig.connect(&queue, &ask).status, OK);
         }
         let keep_alive = Command::new(admin::KEEP_ALIVE, 5, 0);
@@ -152,7 +156,8 @@ mod connecting {
         assert_eq!(rig.command(&admin, &request, &[]), [], "held");
 
         // As nvme_shutdown_ctrl.
-        let off = Configuration { shutdown: Shutdown::Normal, ..Configuration::ENABLED };
+        let off =
+            Configuration { shutdown: ShutdownNotification::Normal, ..Configuration::ENABLED };
         let off = PropertySet::new(property::CC, off.to_value());
         let off = Fabrics::PropertySet(off).to_command(7, Sgl::NONE);
         assert_eq!(rig.status(&admin, &off, &[]), OK);
@@ -168,9 +173,9 @@ mod connecting {
 
     #[test]
     fn discovery_and_its_ranges() {
-        let mut rig = Rig::new();
+        let mut rig = FakeDiskRig::new();
         let admin = rig.accept();
-        let ask = Ask { subnqn: Nqn::discovery(), ..Ask::default() };
+        let ask = ConnectRequest { subnqn: Nqn::discovery(), ..ConnectRequest::default() };
         assert_eq!(rig.connect(&admin, &ask).status, OK);
         assert_eq!(rig.enable(&admin), OK);
         let controller =
@@ -181,7 +186,7 @@ mod connecting {
         let head = page(&mut rig, &admin, &log(lid::DISCOVERY, 20, 0));
         let header = DiscoveryHeader::parse(&head).unwrap();
         assert_eq!((header.generation, header.records, header.format), (1, 2, 0));
-        let entry = |rig: &mut Rig, number: u64| {
+        let entry = |rig: &mut FakeDiskRig, number: u64| {
             let bytes = page(rig, &admin, &log(lid::DISCOVERY, 1024, 1024 * (1 + number)));
             DiscoveryEntry::parse(&bytes.try_into().unwrap())
         };
@@ -202,7 +207,7 @@ mod connecting {
         assert_eq!(other, Status::INVALID_LOG_PAGE.do_not_retry());
         // A discovery controller has no I/O queues and no namespaces.
         let queue = rig.accept();
-        let ask = Ask { qid: 1, cntlid: 1, ..ask };
+        let ask = ConnectRequest { qid: 1, cntlid: 1, ..ask };
         let refused = rig.connect(&queue, &ask);
         assert_eq!(refused.dword0(), u32::from(ipo::QID));
         let asked = Identify { cns: cns::NAMESPACE, ..Identify::default() };
@@ -212,12 +217,12 @@ mod connecting {
 
     #[test]
     fn discovery_shows_what_a_host_may_have_and_tells_of_changes() {
-        let mut rig = Rig::new();
+        let mut rig = FakeDiskRig::new();
         let admin = rig.accept();
-        let ask = Ask { host: 3, subnqn: Nqn::discovery(), ..Ask::default() };
+        let ask = ConnectRequest { host: 3, subnqn: Nqn::discovery(), ..ConnectRequest::default() };
         assert_eq!(rig.connect(&admin, &ask).status, OK);
         assert_eq!(rig.enable(&admin), OK);
-        let records = |rig: &mut Rig| {
+        let records = |rig: &mut FakeDiskRig| {
             let head = page(rig, &admin, &log(lid::DISCOVERY, 1024, 0));
             let header = DiscoveryHeader::parse(&head).unwrap();
             (header.generation, header.records)
@@ -227,63 +232,75 @@ mod connecting {
         assert_eq!(rig.status(&admin, &set, &[]), OK);
         let request = Command::new(admin::ASYNC_EVENT, 30, 0);
         assert_eq!(rig.command(&admin, &request, &[]), []);
-        assert!(rig.server.admit(rig.now, &mut rig.disk, &subnqn(), Some(vec![hostnqn(3)])));
+        assert!(rig.server.set_allowed_hosts(
+            rig.now,
+            &mut rig.disk,
+            &subnqn(),
+            Some(vec![hostnqn(3)])
+        ));
         let sent = rig.sent(&admin);
         let [Sent::Response(event)] = sent[..] else { panic!("{sent:?}") };
         assert_eq!(AsyncEvent::from_value(event.dword0()), AsyncEvent::DISCOVERY_CHANGED);
         assert_eq!((event.cid, event.status), (30, OK));
         // No further event before the log was read.
         assert_eq!(rig.command(&admin, &request, &[]), []);
-        assert!(rig.server.admit(rig.now, &mut rig.disk, &subnqn(), None));
+        assert!(rig.server.set_allowed_hosts(rig.now, &mut rig.disk, &subnqn(), None));
         assert_eq!(rig.sent(&admin), []);
         assert_eq!(records(&mut rig), (3, 2));
-        assert!(rig.server.admit(rig.now, &mut rig.disk, &subnqn(), Some(vec![])));
+        assert!(rig.server.set_allowed_hosts(rig.now, &mut rig.disk, &subnqn(), Some(vec![])));
         assert_eq!(status_of(&rig.sent(&admin)), [(30, OK)]);
-        assert!(!rig.server.admit(rig.now, &mut rig.disk, &hostnqn(1), None));
+        assert!(!rig.server.set_allowed_hosts(rig.now, &mut rig.disk, &hostnqn(1), None));
     }
 
     #[test]
-    fn who_may_not() {
-        let mut rig = Rig::new();
+    fn disallowed_hosts_are_refused() {
+        let mut rig = FakeDiskRig::new();
         let peer = rig.accept();
-        let refused = rig.connect(&peer, &Ask { host: 3, ..Ask::default() });
+        let refused = rig.connect(&peer, &ConnectRequest { host: 3, ..ConnectRequest::default() });
         assert_eq!(refused.status, Status::INVALID_HOST.do_not_retry());
         assert_eq!(rig.moved(), ["connections +1", "refused_host +1"]);
         // A controller of another host is refused, too.
-        let _all = rig.attach(1, 1);
+        let _all = rig.connect_controller(1, 1);
         let queue = rig.accept();
-        let ask = Ask { host: 2, qid: 2, cntlid: 1, ..Ask::default() };
+        let ask = ConnectRequest { host: 2, qid: 2, cntlid: 1, ..ConnectRequest::default() };
         let refused = rig.connect(&queue, &ask);
         let result = ConnectResult::from_completion(refused.dword0(), refused.status);
         assert_eq!(result, ConnectResult::InvalidData(ipo::HOSTNQN));
         assert_eq!(rig.moved(), ["connections +1", "refused_connect +1"]);
         // A refused connection may retry.
-        assert_eq!(rig.connect(&queue, &Ask { host: 2, ..Ask::default() }).status, OK);
+        assert_eq!(
+            rig.connect(&queue, &ConnectRequest { host: 2, ..ConnectRequest::default() }).status,
+            OK
+        );
     }
 
     #[test]
-    fn what_is_wrong_with_a_connect() {
-        let mut rig = Rig::new();
-        let _all = rig.attach(1, 1);
-        let mut result = |ask: Ask| {
+    fn invalid_connects_are_refused() {
+        let mut rig = FakeDiskRig::new();
+        let _all = rig.connect_controller(1, 1);
+        let mut result = |ask: ConnectRequest| {
             let peer = rig.accept();
             let completion = rig.connect(&peer, &ask);
             ConnectResult::from_completion(completion.dword0(), completion.status)
         };
         let refused = |status: Status| ConnectResult::Refused(status.do_not_retry());
         let (command, data) = (ConnectResult::InvalidCommand, ConnectResult::InvalidData);
-        let ask = Ask::default();
-        assert_eq!(result(Ask { sqsize: 0, ..ask }), command(ipo::SQSIZE));
-        assert_eq!(result(Ask { sqsize: 1024, ..ask }), command(ipo::SQSIZE));
-        assert_eq!(result(Ask { cntlid: 1, ..ask }), data(ipo::CNTLID));
-        assert_eq!(result(Ask { cntlid: 0xfffe, ..ask }), data(ipo::CNTLID));
-        assert_eq!(result(Ask { subnqn: hostnqn(1), ..ask }), data(ipo::SUBNQN));
-        let io = Ask { qid: 2, cntlid: 1, ..ask };
-        assert_eq!(result(Ask { subnqn: hostnqn(1), ..io }), data(ipo::SUBNQN));
-        assert_eq!(result(Ask { cntlid: 2, ..io }), data(ipo::CNTLID));
-        assert_eq!(result(Ask { cntlid: 0xffff, ..io }), data(ipo::CNTLID));
-        assert_eq!(result(Ask { qid: 5, ..io }), command(ipo::QID), "there are four");
-        assert_eq!(result(Ask { qid: 1, ..io }), refused(Status::COMMAND_SEQUENCE), "twice");
+        let ask = ConnectRequest::default();
+        assert_eq!(result(ConnectRequest { sqsize: 0, ..ask }), command(ipo::SQSIZE));
+        assert_eq!(result(ConnectRequest { sqsize: 1024, ..ask }), command(ipo::SQSIZE));
+        assert_eq!(result(ConnectRequest { cntlid: 1, ..ask }), data(ipo::CNTLID));
+        assert_eq!(result(ConnectRequest { cntlid: 0xfffe, ..ask }), data(ipo::CNTLID));
+        assert_eq!(result(ConnectRequest { subnqn: hostnqn(1), ..ask }), data(ipo::SUBNQN));
+        let io = ConnectRequest { qid: 2, cntlid: 1, ..ask };
+        assert_eq!(result(ConnectRequest { subnqn: hostnqn(1), ..io }), data(ipo::SUBNQN));
+        assert_eq!(result(ConnectRequest { cntlid: 2, ..io }), data(ipo::CNTLID));
+        assert_eq!(result(ConnectRequest { cntlid: 0xffff, ..io }), data(ipo::CNTLID));
+        assert_eq!(result(ConnectRequest { qid: 5, ..io }), command(ipo::QID), "there are four");
+        assert_eq!(
+            result(ConnectRequest { qid: 1, ..io }),
+            refused(Status::COMMAND_SEQUENCE),
+            "twice"
+        );
         assert_eq!(rig.moved(), ["connections +10", "refused_connect +10"]);
 
         // Invalid names, wrong length, wrong offset, wrong SGL type, wrong record format.
@@ -319,12 +336,15 @@ mod connecting {
 
     #[test]
     fn no_more_than_there_is_room_for() {
-        let mut rig = Rig::with(|config| config.connections_max = 4);
+        let mut rig = FakeDiskRig::with(|config| config.connections_max = 4);
         for _ in 0..3 {
-            rig.attach(1, 0);
+            rig.connect_controller(1, 0);
         }
         let fourth = rig.accept();
-        assert_eq!(rig.connect(&fourth, &Ask::default()).status, Status::CONTROLLER_BUSY);
+        assert_eq!(
+            rig.connect(&fourth, &ConnectRequest::default()).status,
+            Status::CONTROLLER_BUSY
+        );
         let fifth = rig.accept();
         assert_eq!(rig.sent(&fifth), [Sent::End(false)]);
         let moved = ["connections +1", "connections_refused +1", "refused_busy +1"];
@@ -335,14 +355,14 @@ mod connecting {
 
     #[test]
     fn before_it_is_enabled_and_after_a_reset() {
-        let mut rig = Rig::new();
+        let mut rig = FakeDiskRig::new();
         let admin = rig.accept();
-        assert_eq!(rig.connect(&admin, &Ask::default()).status, OK);
+        assert_eq!(rig.connect(&admin, &ConnectRequest::default()).status, OK);
         let sequence = Status::COMMAND_SEQUENCE.do_not_retry();
         let keep_alive = Command::new(admin::KEEP_ALIVE, 5, 0);
         assert_eq!(rig.status(&admin, &keep_alive, &[]), sequence);
         let queue = rig.accept();
-        let ask = Ask { qid: 1, cntlid: 1, ..Ask::default() };
+        let ask = ConnectRequest { qid: 1, cntlid: 1, ..ConnectRequest::default() };
         assert_eq!(rig.connect(&queue, &ask).status, sequence);
         // An unsupported command set and unsupported entry sizes.
         let mut set = |value| {
@@ -366,9 +386,9 @@ mod connecting {
     }
 
     #[test]
-    fn properties_that_there_are_not() {
-        let mut rig = Rig::new();
-        let all = rig.attach(1, 1);
+    fn unknown_properties_are_refused() {
+        let mut rig = FakeDiskRig::new();
+        let all = rig.connect_controller(1, 1);
         let invalid = Status::INVALID_FIELD.do_not_retry();
         let get = |attribute, offset| Fabrics::PropertyGet(PropertyGet { attribute, offset });
         let set = |attribute, offset, value| {
@@ -404,12 +424,15 @@ mod connecting {
 
     #[test]
     fn silence_ends_an_association() {
-        let mut rig = Rig::new();
+        let mut rig = FakeDiskRig::new();
         let admin = rig.accept();
-        assert_eq!(rig.connect(&admin, &Ask { kato: 950, ..Ask::default() }).status, OK);
+        assert_eq!(
+            rig.connect(&admin, &ConnectRequest { kato: 950, ..ConnectRequest::default() }).status,
+            OK
+        );
         rig.enable(&admin);
         let queue = rig.accept();
-        let ask = Ask { qid: 1, cntlid: 1, ..Ask::default() };
+        let ask = ConnectRequest { qid: 1, cntlid: 1, ..ConnectRequest::default() };
         assert_eq!(rig.connect(&queue, &ask).status, OK);
         rig.moved();
         rig.pass(Duration::from_millis(900));
@@ -426,8 +449,8 @@ mod connecting {
     }
 
     #[test]
-    fn who_never_connects_is_ended() {
-        let mut rig = Rig::new();
+    fn missing_connect_times_out() {
+        let mut rig = FakeDiskRig::new();
         let peer = rig.accept();
         rig.pass(Duration::from_secs(9));
         assert_eq!(rig.sent(&peer), []);

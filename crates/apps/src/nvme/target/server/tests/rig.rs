@@ -19,9 +19,9 @@ use wire::nvme::nqn::Nqn;
 use wire::nvme::pdu::Fault;
 use wire::nvme::status::Status;
 
-use crate::nvme::channel::{Identity, Insecure};
-use crate::nvme::target::link::{Changed, Disk, Link};
-use crate::nvme::target::server::Server;
+use crate::nvme::channel::{Insecure, NvmePskIdentity};
+use crate::nvme::target::backend::{DiskChangeDone, TargetDisk, TargetTransport};
+use crate::nvme::target::server::NvmeTargetServer;
 use crate::nvme::target::{Config, NamespaceConfig, SubsystemConfig};
 
 /// The only user of the disk.
@@ -56,8 +56,8 @@ pub(super) enum Sent {
 
 /// State shared by the two ends of a link.
 #[derive(Debug, Default)]
-pub(super) struct Wire {
-    pub(super) came: VecDeque<Incoming>,
+pub(super) struct FakeTransportState {
+    pub(super) incoming: VecDeque<Incoming>,
     pub(super) sent: Vec<Sent>,
     mark: u64,
     /// Position up to which the peer has acknowledged.
@@ -65,18 +65,18 @@ pub(super) struct Wire {
     /// Error of the socket.
     pub(super) error: Option<SocketError>,
     /// Unacknowledged data from files: position, extent, and the bytes when they were sent.
-    flying: Vec<(u64, FileExtent, Vec<u8>)>,
+    in_flight: Vec<(u64, FileExtent, Vec<u8>)>,
     expected: BTreeMap<u16, (u32, AlignedBuf)>,
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct FakeLink(pub(super) Rc<RefCell<Wire>>);
+pub(super) struct FakeTransport(pub(super) Rc<RefCell<FakeTransportState>>);
 
-impl Link for FakeLink {
+impl TargetTransport for FakeTransport {
     type Host = FakeDisk;
 
     fn poll(&mut self, _: Instant, _: &mut FakeDisk) -> Option<Incoming> {
-        self.0.borrow_mut().came.pop_front()
+        self.0.borrow_mut().incoming.pop_front()
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
@@ -106,7 +106,7 @@ impl Link for FakeLink {
                 let extent = FileExtent { file: *file, offset: *offset, len: *len };
                 let bytes = disk.bytes(extent).to_vec();
                 let flying = (wire.mark, extent, bytes.clone());
-                wire.flying.push(flying);
+                wire.in_flight.push(flying);
                 bytes
             }
         };
@@ -144,11 +144,11 @@ impl Link for FakeLink {
     fn terminate(&mut self, _: Instant, _: &mut FakeDisk, why: Fault) {
         let mut wire = self.0.borrow_mut();
         wire.sent.push(Sent::Terminated(why));
-        wire.came.clear();
-        wire.came.push_back(Incoming::Ended(Ended::Terminated(why)));
+        wire.incoming.clear();
+        wire.incoming.push_back(Incoming::Ended(Ended::Terminated(why)));
     }
 
-    fn identity(&self) -> Option<Identity> {
+    fn identity(&self) -> Option<NvmePskIdentity> {
         None
     }
 
@@ -171,7 +171,7 @@ impl Link for FakeLink {
 
 /// Operation that the disk has not executed yet.
 #[derive(Debug)]
-enum Request {
+enum FakeDiskRequest {
     Read(u64, FileExtent),
     Write { token: u64, extent: FileExtent, buffer: AlignedBuf, fua: bool },
     Flush(u64),
@@ -180,7 +180,7 @@ enum Request {
 
 /// Operation that the disk has executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Did {
+pub(super) enum DiskAction {
     Read(u64, u32),
     Write { offset: u64, len: u32, fua: bool },
     Flush,
@@ -193,11 +193,11 @@ pub(super) struct FakeDisk {
     /// Opens have ended.
     pub(super) opens: bool,
     pub(super) open_fault: Option<FileFault>,
-    asked: VecDeque<Request>,
+    requests: VecDeque<FakeDiskRequest>,
     reads: VecDeque<(u64, Result<Bytes, FileFault>)>,
-    changed: VecDeque<Changed>,
+    changed: VecDeque<DiskChangeDone>,
     held: Vec<FileExtent>,
-    pub(super) did: Vec<Did>,
+    pub(super) actions: Vec<DiskAction>,
     /// Fault of the next operations.
     pub(super) fault: Option<FileFault>,
     /// Files that were closed.
@@ -216,38 +216,44 @@ impl FakeDisk {
 
     /// Executes the oldest operation. Returns false if there is none.
     pub(super) fn step(&mut self) -> bool {
-        let Some(request) = self.asked.pop_front() else { return false };
+        let Some(request) = self.requests.pop_front() else { return false };
         let result = match &request {
-            Request::Write { extent, .. } | Request::Zero { extent, .. } if !self.has(*extent) => {
+            FakeDiskRequest::Write { extent, .. } | FakeDiskRequest::Zero { extent, .. }
+                if !self.has(*extent) =>
+            {
                 Err(FileFault::BadExtent)
             }
             _ => self.fault.map_or(Ok(()), Err),
         };
         match request {
-            Request::Read(token, extent) => {
-                self.did.push(Did::Read(extent.offset, extent.len));
+            FakeDiskRequest::Read(token, extent) => {
+                self.actions.push(DiskAction::Read(extent.offset, extent.len));
                 let bytes = Bytes::copy_from_slice(self.bytes(extent));
                 // Reads never return all bytes at once.
                 let some = bytes.slice(..bytes.len().div_ceil(2));
                 self.reads.push_back((token, result.map(|()| some)));
             }
-            Request::Write { token, extent, buffer, fua } => {
+            FakeDiskRequest::Write { token, extent, buffer, fua } => {
                 if result.is_ok() {
                     let len = extent.len as usize;
                     self.bytes(extent).copy_from_slice(&buffer.as_slice()[..len]);
-                    self.did.push(Did::Write { offset: extent.offset, len: extent.len, fua });
+                    self.actions.push(DiskAction::Write {
+                        offset: extent.offset,
+                        len: extent.len,
+                        fua,
+                    });
                 }
                 self.changed.push_back((token, Some(buffer), result));
             }
-            Request::Flush(token) => {
-                self.did.push(Did::Flush);
+            FakeDiskRequest::Flush(token) => {
+                self.actions.push(DiskAction::Flush);
                 self.changed.push_back((token, None, result));
             }
-            Request::Zero { token, extent, deallocate } => {
+            FakeDiskRequest::Zero { token, extent, deallocate } => {
                 if result.is_ok() {
                     self.bytes(extent).fill(0);
                     let FileExtent { offset, len, .. } = extent;
-                    self.did.push(Did::Zero { offset, len, deallocate });
+                    self.actions.push(DiskAction::Zero { offset, len, deallocate });
                 }
                 self.changed.push_back((token, None, result));
             }
@@ -256,7 +262,7 @@ impl FakeDisk {
     }
 }
 
-impl Disk for FakeDisk {
+impl TargetDisk for FakeDisk {
     fn close(&mut self, file: FileId) {
         self.closed.push(file);
     }
@@ -287,7 +293,7 @@ impl Disk for FakeDisk {
         let has = self.has(extent);
         if has {
             self.held.push(extent);
-            self.asked.push_back(Request::Read(token.number, extent));
+            self.requests.push_back(FakeDiskRequest::Read(token.number, extent));
         }
         has
     }
@@ -306,11 +312,16 @@ impl Disk for FakeDisk {
         fua: bool,
     ) {
         let extent = FileExtent { file, offset, len };
-        self.asked.push_back(Request::Write { token: token.number, extent, buffer, fua });
+        self.requests.push_back(FakeDiskRequest::Write {
+            token: token.number,
+            extent,
+            buffer,
+            fua,
+        });
     }
 
     fn flush(&mut self, token: DiskToken, _: FileId) {
-        self.asked.push_back(Request::Flush(token.number));
+        self.requests.push_back(FakeDiskRequest::Flush(token.number));
     }
 
     fn zero(
@@ -321,14 +332,14 @@ impl Disk for FakeDisk {
         deallocate: bool,
     ) {
         let extent = FileExtent { file, offset, len: u32::try_from(len).unwrap() };
-        self.asked.push_back(Request::Zero { token: token.number, extent, deallocate });
+        self.requests.push_back(FakeDiskRequest::Zero { token: token.number, extent, deallocate });
     }
 
     fn poll_read(&mut self, _: DiskUser) -> Option<(u64, Result<Bytes, FileFault>)> {
         self.reads.pop_front()
     }
 
-    fn poll_changed(&mut self, _: DiskUser) -> Option<Changed> {
+    fn poll_changed(&mut self, _: DiskUser) -> Option<DiskChangeDone> {
         self.changed.pop_front()
     }
 }
@@ -344,8 +355,8 @@ pub(super) fn hostnqn(number: u8) -> Nqn {
 }
 
 /// A target with its disk and virtual time.
-pub(super) struct Rig {
-    pub(super) server: Server<FakeLink>,
+pub(super) struct FakeDiskRig {
+    pub(super) server: NvmeTargetServer<FakeTransport>,
     pub(super) disk: FakeDisk,
     pub(super) now: Instant,
     before: Vec<(&'static str, u64)>,
@@ -354,12 +365,12 @@ pub(super) struct Rig {
 
 /// A connection of a scripted initiator.
 #[derive(Clone, Debug)]
-pub(super) struct Peer {
-    pub(super) link: FakeLink,
+pub(super) struct ScriptedPeer {
+    pub(super) link: FakeTransport,
     pub(super) index: usize,
 }
 
-impl Rig {
+impl FakeDiskRig {
     /// Creates a target with open namespaces on `a` and `b`, for hosts 1 and 2.
     pub(super) fn new() -> Self {
         Self::with(|_| {})
@@ -382,7 +393,7 @@ impl Rig {
         change(&mut config);
         config.check().unwrap();
         let mut disk = FakeDisk { opens: true, ..FakeDisk::default() };
-        let server = Server::new(config, &mut disk);
+        let server = NvmeTargetServer::new(config, &mut disk);
         let now = Instant::from_millis(1000);
         let mut rig = Self { server, disk, now, before: Vec::new(), connections: 0 };
         for file in 0..2 {
@@ -404,34 +415,44 @@ impl Rig {
     }
 
     /// Connects a new initiator by TCP.
-    pub(super) fn accept(&mut self) -> Peer {
-        let link = FakeLink::default();
+    pub(super) fn accept(&mut self) -> ScriptedPeer {
+        let link = FakeTransport::default();
         let index = self.connections;
         self.connections += 1;
         self.server.handle_accepted(self.now, &mut self.disk, index, link.clone());
-        Peer { link, index }
+        ScriptedPeer { link, index }
     }
 
     /// Delivers an event on a connection.
-    pub(super) fn come(&mut self, peer: &Peer, incoming: Incoming) {
-        peer.link.0.borrow_mut().came.push_back(incoming);
+    pub(super) fn deliver(&mut self, peer: &ScriptedPeer, incoming: Incoming) {
+        peer.link.0.borrow_mut().incoming.push_back(incoming);
         self.server.handle_socket(self.now, &mut self.disk, peer.index);
     }
 
     /// Delivers a command. Returns everything sent on its connection.
-    pub(super) fn command(&mut self, peer: &Peer, command: &Command, data: &[u8]) -> Vec<Sent> {
+    pub(super) fn command(
+        &mut self,
+        peer: &ScriptedPeer,
+        command: &Command,
+        data: &[u8],
+    ) -> Vec<Sent> {
         let data = Bytes::copy_from_slice(data);
-        self.come(peer, Incoming::Command { sqe: command.to_bytes(), data, digest_ok: true });
+        self.deliver(peer, Incoming::Command { sqe: command.to_bytes(), data, digest_ok: true });
         self.sent(peer)
     }
 
     /// Returns everything sent since the last call.
-    pub(super) fn sent(&self, peer: &Peer) -> Vec<Sent> {
+    pub(super) fn sent(&self, peer: &ScriptedPeer) -> Vec<Sent> {
         core::mem::take(&mut peer.link.0.borrow_mut().sent)
     }
 
     /// Delivers a command that is completed at once. Returns its completion.
-    pub(super) fn completed(&mut self, peer: &Peer, command: &Command, data: &[u8]) -> Completion {
+    pub(super) fn completed(
+        &mut self,
+        peer: &ScriptedPeer,
+        command: &Command,
+        data: &[u8],
+    ) -> Completion {
         match self.command(peer, command, data)[..] {
             [Sent::Response(completion)] => {
                 assert_eq!(completion.cid, command.cid);
@@ -442,19 +463,26 @@ impl Rig {
     }
 
     /// Delivers a command that is completed at once. Returns its status.
-    pub(super) fn status(&mut self, peer: &Peer, command: &Command, data: &[u8]) -> Status {
+    pub(super) fn status(&mut self, peer: &ScriptedPeer, command: &Command, data: &[u8]) -> Status {
         self.completed(peer, command, data).status
     }
 
     /// Delivers all data for an R2T.
-    pub(super) fn data(&mut self, peer: &Peer, cid: u16, tag: u16, bytes: &[u8], digest_ok: bool) {
+    pub(super) fn data(
+        &mut self,
+        peer: &ScriptedPeer,
+        cid: u16,
+        tag: u16,
+        bytes: &[u8],
+        digest_ok: bool,
+    ) {
         let (len, mut buffer) = peer.link.0.borrow_mut().expected.remove(&tag).unwrap();
         assert_eq!(len as usize, bytes.len());
         buffer.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
         let incoming =
             Incoming::WriteData { cccid: cid, ttag: tag, offset: 0, len, last: true, digest_ok };
-        peer.link.0.borrow_mut().came.push_back(incoming);
-        self.come(peer, Incoming::Buffer { tag, buffer });
+        peer.link.0.borrow_mut().incoming.push_back(incoming);
+        self.deliver(peer, Incoming::Buffer { tag, buffer });
     }
 
     /// Executes one disk operation. Returns false if there is none.
@@ -470,10 +498,10 @@ impl Rig {
     }
 
     /// Acknowledges everything, and checks that the file ranges in flight have not changed.
-    pub(super) fn acknowledge(&mut self, peer: &Peer) {
+    pub(super) fn acknowledge(&mut self, peer: &ScriptedPeer) {
         let mut wire = peer.link.0.borrow_mut();
         wire.acknowledged = wire.mark;
-        for (_, extent, bytes) in wire.flying.drain(..) {
+        for (_, extent, bytes) in wire.in_flight.drain(..) {
             assert_eq!(self.disk.bytes(extent), bytes, "a retransmission would be another");
         }
         drop(wire);
@@ -489,13 +517,13 @@ impl Rig {
     }
 
     /// Ends a peer's connection.
-    pub(super) fn end(&mut self, peer: &Peer) {
-        self.come(peer, Incoming::Ended(Ended::Closed));
+    pub(super) fn end(&mut self, peer: &ScriptedPeer) {
+        self.deliver(peer, Incoming::Ended(Ended::Closed));
     }
 
     /// Connects a queue. Returns the completion of Connect.
-    pub(super) fn connect(&mut self, peer: &Peer, ask: &Ask) -> Completion {
-        let Ask { host, hostid, qid, cntlid, sqsize, kato, flow, subnqn } = *ask;
+    pub(super) fn connect(&mut self, peer: &ScriptedPeer, ask: &ConnectRequest) -> Completion {
+        let ConnectRequest { host, hostid, qid, cntlid, sqsize, kato, flow, subnqn } = *ask;
         let hostid = hostid.unwrap_or([host; 16]);
         let cattr = if flow { 0 } else { cattr::DISABLE_SQ_FLOW_CONTROL };
         let connect = Connect { recfmt: 0, qid, sqsize, cattr, kato };
@@ -508,16 +536,17 @@ impl Rig {
 
     /// Connects and enables a controller with I/O queues. Returns the connections, the admin
     /// queue's first.
-    pub(super) fn attach(&mut self, host: u8, queues: u16) -> Vec<Peer> {
+    pub(super) fn connect_controller(&mut self, host: u8, queues: u16) -> Vec<ScriptedPeer> {
         let admin = self.accept();
-        let connected = self.connect(&admin, &Ask { host, ..Ask::default() });
+        let connected = self.connect(&admin, &ConnectRequest { host, ..ConnectRequest::default() });
         assert_eq!(connected.status, Status::SUCCESS);
         let cntlid = u16::try_from(connected.dword0()).unwrap();
         assert_eq!(self.enable(&admin), Status::SUCCESS);
         let mut all = vec![admin];
         for qid in 1..=queues {
             let peer = self.accept();
-            let connected = self.connect(&peer, &Ask { host, qid, cntlid, ..Ask::default() });
+            let connected = self
+                .connect(&peer, &ConnectRequest { host, qid, cntlid, ..ConnectRequest::default() });
             assert_eq!((connected.status, connected.dword0()), (Status::SUCCESS, cntlid.into()));
             all.push(peer);
         }
@@ -525,7 +554,7 @@ impl Rig {
         all
     }
 
-    pub(super) fn enable(&mut self, admin: &Peer) -> Status {
+    pub(super) fn enable(&mut self, admin: &ScriptedPeer) -> Status {
         let set = PropertySet::new(property::CC, Configuration::ENABLED.to_value());
         self.status(admin, &Fabrics::PropertySet(set).to_command(1, Sgl::NONE), &[])
     }
@@ -533,7 +562,7 @@ impl Rig {
 
 /// Parameters of a Connect.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ask {
+pub(super) struct ConnectRequest {
     pub(super) host: u8,
     /// Host identifier; if `None`, 16 times the host's number.
     pub(super) hostid: Option<[u8; 16]>,
@@ -545,7 +574,7 @@ pub(super) struct Ask {
     pub(super) subnqn: Nqn,
 }
 
-impl Default for Ask {
+impl Default for ConnectRequest {
     fn default() -> Self {
         let (host, qid, cntlid, sqsize, kato, flow) = (1, 0, CNTLID_DYNAMIC, 31, 0, true);
         let (hostid, subnqn) = (None, subnqn());
@@ -553,7 +582,7 @@ impl Default for Ask {
     }
 }
 
-impl Wire {
+impl FakeTransportState {
     /// Acknowledges everything, without a notice to the target.
     pub(super) fn acknowledge_silently(&mut self) {
         self.acknowledged = self.mark;

@@ -1,0 +1,41 @@
+//! Diagrams of transition tables, for tests that keep ARCHITECTURE.md up to date.
+//!
+//! A table is a function from a state and an event to the next state, or `None` if the event cannot
+//! happen in that state. The document contains the diagram, so a change of the table has to be made
+//! in the document, too.
+
+use core::fmt::Debug;
+
+/// Draws a table as a Mermaid state diagram, with states and events in the given order.
+///
+/// # Panics
+/// If a transition leads to a state that is not listed.
+pub fn mermaid_diagram<S, E>(
+    states: &[(S, &str)],
+    events: &[(E, &str)],
+    next: impl Fn(S, E) -> Option<S>,
+) -> String
+where
+    S: Copy + Debug + PartialEq,
+    E: Copy,
+{
+    let mut out = String::from("stateDiagram-v2\n");
+    for &(from, name) in states {
+        for &(event, label) in events {
+            let Some(to) = next(from, event) else { continue };
+            let found = states.iter().find(|(state, _)| *state == to);
+            let Some((_, to)) = found else { panic!("{to:?} is not listed") };
+            out.push_str(&format!("    {name} --> {to}: {label}\n"));
+        }
+    }
+    out
+}
+
+/// Asserts that ARCHITECTURE.md contains a diagram.
+///
+/// # Panics
+/// If it does not.
+pub fn assert_documented(diagram: &str) {
+    let document = include_str!("../../../ARCHITECTURE.md");
+    assert!(document.contains(diagram), "ARCHITECTURE.md has to have this:\n{diagram}");
+}
