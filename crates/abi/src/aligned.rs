@@ -1,14 +1,12 @@
-//! Page-aligned memory for disk reads, reused and shared.
-//!
-//! Direct I/O and io_uring want buffers whose address and length are multiples of the disk's page.
-//! A buffer is filled while it has one owner, then shared read-only ([`alloc::sync::Arc`]) by every
-//! transmit that sends from it.
+//! Direct I/O and io_uring need buffers whose address and length are multiples of the disk's page.
+//! A buffer has one owner while it is filled; then every transmit that sends from it shares it
+//! read-only ([`alloc::sync::Arc`]).
 #![expect(unsafe_code, reason = "allocates with an alignment, and frees what it allocated")]
 
 use alloc::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use core::ptr::NonNull;
 
-/// Alignment and granule of buffers: the page of x86-64 and of NVMe disks.
+/// Alignment and unit of size of buffers: the page of x86-64 and of NVMe disks.
 pub const PAGE_BYTES: usize = 4096;
 
 /// Page-aligned bytes whose length is a multiple of [`PAGE_BYTES`].
@@ -23,11 +21,11 @@ unsafe impl Send for AlignedBuf {}
 unsafe impl Sync for AlignedBuf {}
 
 impl AlignedBuf {
-    /// Zeroed memory of `pages` pages.
+    /// Allocates `pages` pages of zeroed memory.
     ///
     /// # Panics
-    /// Where `pages` is zero or its bytes overflow `isize`; sizes are set by configuration, never
-    /// by input.
+    /// If `pages` is zero or the size in bytes overflows `isize`. Callers take the size from
+    /// configuration, never from input.
     #[must_use]
     pub fn new(pages: usize) -> Self {
         let layout = Self::layout(pages * PAGE_BYTES);
@@ -37,21 +35,21 @@ impl AlignedBuf {
         Self { data, len: pages * PAGE_BYTES }
     }
 
-    /// Bytes in it.
+    /// Returns the length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     #[must_use]
     pub const fn as_slice(&self) -> &[u8] {
-        // SAFETY: `data` points to `len` initialised bytes that live as long as `self`.
+        // SAFETY: `data` points to `len` initialized bytes that live as long as `self`.
         unsafe { core::slice::from_raw_parts(self.data.as_ptr(), self.len) }
     }
 
-    /// The bytes, to fill them.
+    /// Returns the bytes for writing.
     pub const fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as in `as_slice`, and `&mut self` makes the access exclusive.
         unsafe { core::slice::from_raw_parts_mut(self.data.as_ptr(), self.len) }

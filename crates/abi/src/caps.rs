@@ -1,4 +1,5 @@
-//! What a device can do, and why it may refuse: asked for, never assumed.
+//! Capabilities of a device, and reasons for which it refuses an offload. The host queries them and
+//! assumes nothing.
 
 use core::fmt;
 
@@ -9,27 +10,27 @@ use crate::setup::SetupLimits;
 use crate::splice::SpliceLimits;
 use crate::teardown::TeardownLimits;
 
-/// What a device offers. The host reads it once, before it opens a connection.
+/// Capabilities that a device announces. The host reads them once, before it opens a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// Most payload bytes in one [`crate::Transmit`]; with segmentation (TSO) more than one
     /// packet's worth.
     pub transmit_bytes_max: u32,
-    /// Largest frame payload above Ethernet that the wire carries (the MTU).
+    /// MTU of the link: most bytes of a frame above its Ethernet header.
     pub mtu: u16,
     /// The device's own Ethernet address.
     pub mac: [u8; 6],
-    /// Limits of the file engine, or why there is none.
+    /// Limits of the file engine, or why it is unavailable.
     pub file: Result<FileLimits, Refusal>,
-    /// Limits of the engine for protocols above TCP, or why there is none.
+    /// Limits of the layer-5 engine (TLS, NVMe/TCP), or why it is unavailable.
     pub l5o: Result<L5oLimits, Refusal>,
-    /// Limits of connection set-up, or why there is none.
+    /// Limits of the set-up offload, or why it is unavailable.
     pub setup: Result<SetupLimits, Refusal>,
-    /// Limits of connection tear-down, or why there is none.
+    /// Limits of the tear-down offload, or why it is unavailable.
     pub teardown: Result<TeardownLimits, Refusal>,
-    /// Limits of splicing, or why there is none.
+    /// Limits of splicing, or why it is unavailable.
     pub splice: Result<SpliceLimits, Refusal>,
-    /// Limits of the QUIC engine, or why there is none.
+    /// Limits of the QUIC engine, or why it is unavailable.
     pub quic: Result<QuicLimits, Refusal>,
 }
 
@@ -41,15 +42,16 @@ pub struct FileLimits {
 }
 
 impl FileLimits {
-    /// Most file extents in one [`crate::Transmit`], without those that go on where the one before
-    /// them ended; a transmit with more is refused. It bounds the buffers that a single transmit
-    /// can need at one time.
+    /// Most separate file extents in one [`crate::Transmit`]: an extent that begins where the
+    /// previous one ended is not counted. A transmit with more is refused. Bounds the buffers that
+    /// one transmit can need at one time.
     pub const EXTENTS_PER_TRANSMIT_MAX: usize = 8;
-    /// Most file extents in one transmit, those counted too: a batch of datagrams has one in each.
+    /// Most file extents in one transmit, contiguous ones included: a batch of datagrams has one
+    /// for each.
     pub const EXTENTS_IN_ALL_MAX: usize = 64;
 }
 
-/// Counts the file extents of one [`crate::Transmit`], as [`FileLimits`] has it.
+/// Counts the file extents of one [`crate::Transmit`] against the limits of [`FileLimits`].
 #[derive(Clone, Debug, Default)]
 pub struct ExtentCount {
     apart: usize,
@@ -58,7 +60,7 @@ pub struct ExtentCount {
 }
 
 impl ExtentCount {
-    /// One more; says whether a transmit may have it.
+    /// Counts `extent` and returns whether the transmit is still within both limits.
     pub fn takes(&mut self, extent: &FileExtent) -> bool {
         self.all += 1;
         self.apart += usize::from(self.end != Some((extent.file, extent.offset)));
@@ -68,37 +70,36 @@ impl ExtentCount {
     }
 }
 
-/// Why something is not offloaded. It reaches the operator: `outboard ss` prints it for each
+/// Reason for which a connection or an operation is not offloaded. `outboard ss` shows it for each
 /// connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The operator switched this engine off.
+    /// The operator disabled the engine.
     Disabled,
     /// The device has no such engine.
     NotSupported,
     /// The engine's table is full.
     TableFull,
-    /// What is sent has to be sealed first, and the host does that.
+    /// The payload is encrypted by the host, so the device cannot complete it.
     Encrypted,
-    /// The device's engine does not know the protocol, its version or its cipher.
+    /// The engine does not support the protocol, its version or its cipher.
     UnknownProtocol,
-    /// The peer changes its keys faster than contexts can follow.
+    /// The peer updates its keys too often for contexts to follow.
     KeysChangeTooOften,
-    /// What was asked for does not fit the engine: more than it takes, or something that it cannot
-    /// keep.
+    /// The request exceeds a limit of the engine, or needs state that the engine does not keep.
     DoesNotFit,
-    /// Connections whose options differ in a way that cannot be translated.
+    /// The TCP options of the two connections differ in a way that cannot be translated.
     OptionsDiffer,
-    /// With several queues packets of one connection may reach several devices.
+    /// With several queues, packets of one connection may reach different devices.
     ManyQueues,
-    /// One of the connections ended, or was ended, before the device could take it.
+    /// One of the connections ended, or was closed, before the device could take it.
     Ended,
-    /// The device is busy.
+    /// The device is overloaded.
     Overloaded,
-    /// The device was reset and the state is not yet installed again.
+    /// The device was reset and its state is not installed again yet.
     DeviceReset,
-    /// The device was asked and has not answered yet.
+    /// The device has not answered the request yet.
     Unanswered,
 }
 

@@ -1,20 +1,20 @@
-//! Counting the frames of a flow: for hosts that want to know what passes a device, of connections
-//! that it has taken over too.
+//! Frame counts of a flow, for hosts that want to see the traffic of connections, including those
+//! that the device has taken over.
 //!
-//! The vocabulary of [`crate::Op::CountFlow`] and [`crate::Event::FlowCounted`]. A device counts
-//! what it sees and changes nothing; it forgets the flows of a host that ends, and all of them when
-//! it is reset.
+//! Types of [`crate::Op::CountFlow`] and [`crate::Event::FlowCounted`]. The device counts the
+//! frames that it sees and changes nothing; it stops counting the flows of a host that ends, and
+//! all flows when it is reset.
 
 use base::Instant;
 
-/// Requests about the counts of a flow.
+/// Operations on the counts of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CountRequest {
-    /// Begin to count.
+    /// Starts counting.
     Start,
-    /// Tell what was counted, and go on.
+    /// Reports the counts and continues.
     Report,
-    /// Tell what was counted, and end.
+    /// Reports the counts and stops.
     Stop,
 }
 
@@ -27,13 +27,13 @@ pub struct FlowCounts {
     pub sent: Traffic,
 }
 
-/// What passed of a flow in one direction.
+/// Counts of a flow in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Frames.
     pub frames: u64,
-    /// Their bytes, headers included.
+    /// Bytes of the frames, headers included.
     pub bytes: u64,
-    /// When the last of them passed; none if none did.
+    /// Time of the last frame; `None` if there was none.
     pub last: Option<Instant>,
 }

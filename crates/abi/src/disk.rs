@@ -1,37 +1,37 @@
-//! What a device, or the host itself, asks of a disk: messages down, completions up.
+//! Requests to a disk and their completions, for a device or for the host itself.
 //!
-//! The disk itself is in `io` (io_uring, a pool of threads) or in `sim` (latency and errors on
-//! virtual time). Every path is resolved beneath a root that the operator gave, by the backend, so
-//! that nobody above can name a file outside it.
+//! The disk is implemented in `io` (io_uring, a thread pool) and in `sim` (latency and errors on
+//! virtual time). The backend resolves every path beneath the root that the operator configured, so
+//! that its users cannot name a file outside of it.
 
 use alloc::boxed::Box;
 
 use crate::aligned::AlignedBuf;
 use crate::{FileAccess, FileFault, FileKind, FileStat};
 
-/// The asker's name for a request, given back in its completion.
+/// The requester's number for a request, repeated in its completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// The disk's name for an open file.
+/// The disk's number for an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DiskFile(pub u32);
 
-/// What a disk opens a file for.
+/// Purpose for which a disk opens a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum DiskAccess {
     /// [`FileAccess::Content`]: regular files are read.
     #[default]
     Content,
-    /// [`FileAccess::Namespace`], by who only reads: block devices are read, too.
+    /// [`FileAccess::Namespace`], read-only: block devices are accepted too.
     Namespace,
-    /// The same, by who reads and writes. Its size is what it was at the open: nothing makes it
-    /// longer.
+    /// [`FileAccess::Namespace`], reading and writing. The size stays what it was at the open: no
+    /// request extends the file.
     NamespaceWrite,
 }
 
 impl DiskAccess {
-    /// Whether files of that kind are read and written, and not only looked at.
+    /// Returns whether files of that kind may be read (or written), not only inspected.
     #[must_use]
     pub const fn takes(self, kind: FileKind) -> bool {
         match kind {
@@ -51,116 +51,118 @@ impl From<FileAccess> for DiskAccess {
     }
 }
 
-/// Work for a disk. Requests complete in any order, and see of each other what had completed when
-/// they were submitted.
+/// A request to a disk. Requests complete in any order. A request sees the effects of those that
+/// had completed when it was submitted.
 #[derive(Debug)]
 pub enum DiskRequest {
-    /// Open. Answered by [`DiskCompletion::Opened`].
+    /// Opens a file. Answered by [`DiskCompletion::Opened`].
     Open {
-        /// Name of the request.
+        /// Number of the request.
         id: RequestId,
-        /// Path below the root, `/`-separated, without a leading slash; hostile, of any bytes.
+        /// Path below the root, separated by `/`, without a leading slash; untrusted, may have any
+        /// bytes.
         path: Box<[u8]>,
-        /// What for.
+        /// Purpose of the open.
         access: DiskAccess,
     },
-    /// Read `buf.len()` bytes at `offset`, a multiple of the page size. Answered by
+    /// Reads `buf.len()` bytes at `offset`, a multiple of the page size. Answered by
     /// [`DiskCompletion::Read`].
     Read {
-        /// Name of the request.
+        /// Number of the request.
         id: RequestId,
         /// The open file.
         file: DiskFile,
-        /// First byte.
+        /// Offset of the first byte in the file.
         offset: u64,
-        /// Where to; comes back in the completion.
+        /// Destination; returned in the completion.
         buf: AlignedBuf,
     },
-    /// Write the first `len` bytes of `buf` at `offset`. Answered by [`DiskCompletion::Written`].
+    /// Writes the first `len` bytes of `buf` at `offset`. Answered by [`DiskCompletion::Written`].
     Write {
-        /// Name of the request.
+        /// Number of the request.
         id: RequestId,
         /// The file, open as [`DiskAccess::NamespaceWrite`].
         file: DiskFile,
-        /// First byte, of any alignment.
+        /// Offset of the first byte in the file, of any alignment.
         offset: u64,
-        /// Where from; comes back in the completion.
+        /// Source; returned in the completion.
         buf: AlignedBuf,
-        /// Bytes: at least one, at most `buf.len()`.
+        /// Bytes to write: at least one, at most `buf.len()`.
         len: u32,
-        /// Not answered before the bytes are where a loss of power leaves them.
+        /// Force unit access: complete only once the bytes survive a loss of power.
         fua: bool,
     },
-    /// Bring all writes and zeroes that have completed to where a loss of power leaves them.
+    /// Makes all completed writes and zeroings durable, so that they survive a loss of power.
     /// Answered by [`DiskCompletion::Flushed`].
     Flush {
-        /// Name of the request.
+        /// Number of the request.
         id: RequestId,
         /// The file, open as [`DiskAccess::NamespaceWrite`].
         file: DiskFile,
     },
-    /// Make a range read as zeros. Answered by [`DiskCompletion::Zeroed`].
+    /// Makes a range read as zeros. Answered by [`DiskCompletion::Zeroed`].
     Zero {
-        /// Name of the request.
+        /// Number of the request.
         id: RequestId,
         /// The file, open as [`DiskAccess::NamespaceWrite`].
         file: DiskFile,
-        /// First byte, of any alignment.
+        /// Offset of the first byte in the file, of any alignment.
         offset: u64,
-        /// Bytes: at least one.
+        /// Bytes to zero: at least one.
         len: u64,
-        /// The range needs no room on the disk any more.
+        /// True if the disk may release the range's space.
         deallocate: bool,
     },
-    /// Close, once what is in flight is done. Not answered.
+    /// Closes a file once its requests in flight are done. Not answered.
     Close {
         /// The open file.
         file: DiskFile,
     },
 }
 
-/// An answer from a disk.
+/// A completion from a disk.
 #[derive(Debug)]
 pub enum DiskCompletion {
-    /// The end of an open.
+    /// Completion of an open.
     Opened {
-        /// Name of the request.
+        /// Number of the request.
         id: RequestId,
-        /// The file and its metadata, or what went wrong.
+        /// The file and its metadata, or the error.
         result: Result<(DiskFile, FileStat), FileFault>,
     },
-    /// The end of a read.
+    /// Completion of a read.
     Read {
-        /// Name of the request.
+        /// Number of the request.
         id: RequestId,
-        /// The buffer of the request.
+        /// The request's buffer.
         buf: AlignedBuf,
-        /// Bytes read, fewer than asked only at the end of the file, and the metadata *after* the
-        /// read: a version that differs from the one at open means that the bytes may be mixed
-        /// ([`FileStat::version`]). It means nothing in a namespace, which is written to.
+        /// Bytes read (fewer than requested only at the end of the file) and the metadata *after*
+        /// the read: a version that differs from that of the open means that old and new bytes may
+        /// be mixed ([`FileStat::version`]). The version has no meaning for a namespace, which is
+        /// written to.
         result: Result<(u32, FileStat), FileFault>,
     },
-    /// The end of a write. After a fault any part of it may be on the disk.
+    /// Completion of a write. After an error any part of it may be on the disk.
     Written {
-        /// Name of the request.
+        /// Number of the request.
         id: RequestId,
-        /// The buffer of the request.
+        /// The request's buffer.
         buf: AlignedBuf,
-        /// What went wrong.
+        /// Success, or the error.
         result: Result<(), FileFault>,
     },
-    /// The end of a flush. After a fault what was to be flushed may be lost.
+    /// Completion of a flush. After an error the writes to be flushed may be lost.
     Flushed {
-        /// Name of the request.
+        /// Number of the request.
         id: RequestId,
-        /// What went wrong.
+        /// Success, or the error.
         result: Result<(), FileFault>,
     },
-    /// The end of a zeroing. After a fault any part of the range may be zeros.
+    /// Completion of a zeroing. After an error any part of the range may be zeros.
     Zeroed {
-        /// Name of the request.
+        /// Number of the request.
         id: RequestId,
-        /// What went wrong.
+        /// Success, or the error.
         result: Result<(), FileFault>,
     },
 }

@@ -1,4 +1,4 @@
-//! Events: what the device tells the host.
+//! Events: descriptors from device to host.
 
 use alloc::boxed::Box;
 
@@ -14,67 +14,69 @@ use crate::splice::{SpliceClosed, SpliceId};
 use crate::teardown::{TeardownDone, TeardownRefused};
 use crate::{FileId, FlowId, PacketBuf, Refusal};
 
-/// One event, device to host.
+/// An event, device to host.
 #[derive(Debug)]
 pub enum Event {
-    /// A frame came in.
+    /// A frame was received.
     Received(Received),
-    /// The echo: the first byte of a transmit that asked for it has left, or never will.
+    /// The echo of a transmit that asked for one: its first byte has left the device, or never
+    /// will.
     TransmitDone(TransmitDone),
     /// The answer to [`crate::Op::FileOpen`].
     FileOpened(FileOpened),
-    /// A read found that an open file is no longer what [`FileOpened`] said: nothing of it is sent
-    /// any more. Who keeps the handle for later has to open the file again.
+    /// A read found that an open file has changed since [`FileOpened`]. The device sends nothing
+    /// more of it; a host that caches the handle has to open the file again.
     FileChanged(FileId),
-    /// A context lost its place in what comes and asks where it is (`l5o_resync_rx_req`). Answered
-    /// by [`crate::Op::L5oResyncRxResp`].
+    /// A receive context lost synchronization and asks for the position of a message
+    /// (`l5o_resync_rx_req`). Answered by [`crate::Op::L5oResyncRxResp`].
     L5oResyncRxReq {
-        /// Which.
+        /// The context.
         context: L5oId,
-        /// Of which connection.
+        /// Its connection.
         flow: FlowId,
-        /// What it asks.
+        /// The question.
         request: ResyncRequest,
     },
-    /// The answer to an [`crate::Op::L5oCreate`] that failed; one that did not is not answered.
+    /// The device refused an [`crate::Op::L5oCreate`]. A successful one is not answered.
     L5oRefused(L5oRefused),
-    /// A buffer for received data is the host's again.
+    /// The device returns a registered buffer to the host.
     DdpTeardownDone(Box<DdpTeardownDone>),
-    /// The answer to an [`crate::Op::Listen`] that failed; one that did not is not answered.
+    /// The device refused an [`crate::Op::Listen`]. A successful one is not answered.
     ListenRefused {
-        /// Which.
+        /// The listener.
         listener: ListenId,
-        /// Why.
+        /// The reason.
         why: Refusal,
     },
-    /// Connections that the device was handed have ended.
+    /// Connections that were handed to the device have ended.
     TeardownDone(TeardownDone),
-    /// The answer to an [`crate::Op::Teardown`] that failed.
+    /// The device refused an [`crate::Op::Teardown`].
     TeardownRefused(TeardownRefused),
-    /// The answer to an [`crate::Op::Splice`]: no frame of either connection comes any more, and
-    /// the device waits for [`crate::Op::SpliceStart`]; or it will not, and nothing has changed.
+    /// The answer to an [`crate::Op::Splice`]. If `Ok`, no further frame of either connection
+    /// follows and the device waits for [`crate::Op::SpliceStart`]; if `Err`, nothing has changed.
     Spliced {
-        /// Which.
+        /// The splice.
         id: SpliceId,
-        /// Why not.
+        /// Success, or the reason for the refusal.
         result: Result<(), Refusal>,
     },
     /// A splice has ended.
     SpliceClosed(Box<SpliceClosed>),
-    /// Something that was asked for a QUIC connection was not done.
+    /// An operation on a QUIC connection failed.
     QuicStatus(QuicStatus),
     /// The answer to an [`crate::Op::CountFlow`].
     FlowCounted {
         /// The flow.
         tuple: Box<Tuple>,
-        /// What passed since it began to be counted, or why it is not.
+        /// Counts since the start, or why the flow is not counted.
         result: Result<FlowCounts, Refusal>,
     },
-    /// How busy the device is, said when that changes much.
+    /// The device's load has crossed one of its thresholds.
     Load(Load),
-    /// The answer to [`crate::Op::Quiesce`]: the device has nothing left to send, of any queue.
+    /// The answer to [`crate::Op::Quiesce`]: the device has nothing left to send, from any queue.
     Quiesced,
-    /// The device lost all its state. The host goes on in software or installs everything again.
+    /// The device lost all its state. The host continues in software or installs its offloads
+    /// again.
     Reset,
 }
 
@@ -86,31 +88,32 @@ impl Event {
     }
 }
 
-/// A received frame, as the device parsed it. Offsets are checked by the device and by the host
-/// again.
+/// A received frame, as parsed by the device. Both the device and the host check its offsets.
 #[derive(Debug)]
 pub struct Received {
-    /// The frame, exactly as it came but for what `metadata` says.
+    /// The frame, unmodified except for what `metadata` and `quic` report.
     pub packet: PacketBuf,
-    /// What the device knows about the transport checksum.
+    /// Result of the transport checksum verification.
     pub checksum: Checksum,
-    /// RSS hash over the tuple; zero for what is not TCP or UDP, and where there is one queue.
+    /// RSS hash of the tuple, or of the connection ID with [`quic::Steering`]. Zero for frames that
+    /// are neither TCP nor UDP, and if there is only one queue.
     pub flow_hash: u32,
-    /// Payload bytes of each wire packet merged into this one; zero where it is a single packet.
+    /// Payload bytes of each packet that was merged into this frame; zero for a single packet.
     pub segment_size: u16,
-    /// What the device's contexts did to its payload.
+    /// Results of the device's layer-5 contexts on the payload.
     pub metadata: RxMetadata,
-    /// What was agreed on, where this is the first frame of a connection that the device set up.
+    /// Negotiated options, if this is the first frame of a connection that the device set up.
     pub established: Option<Established>,
-    /// What was done to its datagrams, where they are QUIC's and the device opened them.
+    /// Decryption results, if the frame holds QUIC datagrams that the device decrypted.
     pub quic: Option<Box<quic::Opened>>,
-    /// How many [`crate::Op::Teardown`]s of this host the device had taken up when the frame came
-    /// (modulo 2^32): it tells which of those that the host has handed over it cannot have known.
+    /// Number of [`crate::Op::Teardown`]s of this queue that the device had taken when the frame
+    /// arrived (modulo 2^32). The host learns from it which handed-over connections the device did
+    /// not know yet.
     pub teardowns: u32,
 }
 
 impl Received {
-    /// A frame of which no more is known than what the wire and the receive pipeline say.
+    /// Creates the event of a frame without offload results.
     #[must_use]
     pub const fn new(
         packet: PacketBuf,
@@ -130,130 +133,133 @@ impl Received {
         }
     }
 
-    /// The frame's buffer; none is left.
+    /// Takes the frame's buffer and leaves an empty one.
     #[must_use]
     pub fn take_packet(&mut self) -> PacketBuf {
         core::mem::replace(&mut self.packet, PacketBuf::empty())
     }
 }
 
-/// How busy a device is.
+/// Load of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// Share of its time in thousandths, 0 to 1000.
+    /// Share of time that the device is busy, in thousandths (0 to 1000).
     pub permille: u16,
-    /// Whether that is too much: the host hands it no more connections until it says otherwise.
+    /// True if the load is too high: the host hands over no more connections until an event with
+    /// `high` false.
     pub high: bool,
 }
 
-/// Result of the receive checksum engine.
+/// Result of the receive checksum offload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checksum {
-    /// It was verified: the field holds the right sum.
+    /// Verified: the checksum is correct.
     Good,
-    /// The sender and we share a machine, and it was never filled in: the field holds the
-    /// pseudo-header's sum, as virtio's `NEEDS_CSUM` has it. As good as verified, but who sends the
-    /// packet on has to sum it, or leave that to the next wire.
+    /// Never computed, because the sender is on the same machine: the field holds the sum of the
+    /// pseudo-header only (virtio's `NEEDS_CSUM`). The data is as trustworthy as if verified, but a
+    /// forwarder has to complete the checksum or leave that to the next link.
     Partial,
-    /// It is wrong.
+    /// Verified: the checksum is wrong.
     Bad,
-    /// Nobody looked.
+    /// Not verified.
     Unchecked,
 }
 
 impl Checksum {
-    /// Whether the packet's content may be believed.
+    /// Returns whether the packet's content may be trusted.
     #[must_use]
     pub const fn is_good(self) -> bool {
         matches!(self, Self::Good | Self::Partial)
     }
 }
 
-/// The end of a transmit that asked for an echo.
+/// Completion of a transmit that asked for an echo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransmitDone {
     /// The connection.
     pub flow: FlowId,
-    /// The tag of the transmit.
+    /// Tag of the transmit.
     pub tag: u32,
-    /// Time from the device's taking of the transmit to its first byte's departure: the disk's
-    /// share.
+    /// Time from the device's taking of the transmit until its first byte left: the wait for the
+    /// disk.
     pub delay: Duration,
-    /// How it ended.
+    /// How the transmit ended.
     pub outcome: TransmitOutcome,
 }
 
-/// How a transmit ended.
+/// Outcome of a transmit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransmitOutcome {
-    /// It left.
+    /// Sent.
     Sent,
-    /// It could not be completed and was dropped; no byte of it was sent. Later transmits of the
-    /// flow that were already queued are dropped too, so that nothing follows a hole.
+    /// Dropped: the transmit could not be completed, and no byte of it was sent. Transmits of the
+    /// flow that were already queued behind it are dropped too, so that no data follows a hole.
     Dropped(FileFault),
 }
 
-/// The answer to a `FileOpen`.
+/// The answer to [`crate::Op::FileOpen`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileOpened {
-    /// Which file.
+    /// The file.
     pub file: FileId,
-    /// Its metadata, or why it is not open.
+    /// Metadata of the file, or why it could not be opened.
     pub result: Result<FileStat, FileFault>,
 }
 
-/// Metadata of an open file: what `offload_fstat` gives.
+/// Metadata of an open file (IO-TCP's `offload_fstat`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileStat {
-    /// What kind of file it is.
+    /// Kind of the file.
     pub kind: FileKind,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Time of last modification, seconds since 1970 UTC.
+    /// Time of last modification, in seconds since 1970-01-01 UTC.
     pub modified_s: i64,
-    /// Nanoseconds of the same.
+    /// Nanoseconds of that time.
     pub modified_ns: u32,
-    /// With an open: differs from that of every other content (device, inode, size, time stamps
-    /// hashed), so that equal versions mean equal bytes. With a read: that of the open while the
-    /// bytes that the file had then are the same, else another. A link count, a mode, an owner, or
-    /// bytes appended change none of them.
+    /// Identifier of the content. Returned by an open, it differs between any two contents (a hash
+    /// of device, inode, size and time stamps), so equal versions mean equal bytes. Returned by a
+    /// read, it equals that of the open as long as the bytes that the file had at the open are
+    /// unchanged. A change of link count, mode or owner, or an append, does not change it.
     pub version: u64,
 }
 
-/// Kinds of file.
+/// Kinds of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FileKind {
-    /// A regular file: the only kind that is ever read as [`crate::FileAccess::Content`].
+    /// A regular file: the only kind that is read as [`crate::FileAccess::Content`].
     Regular,
-    /// A block device: may be a namespace.
+    /// A block device; may serve as a namespace.
     Block,
     /// A directory.
     Directory,
-    /// Anything else: a character device, a FIFO, a socket.
+    /// Any other kind: a character device, a FIFO, a socket.
     Other,
 }
 
-/// What went wrong with a file.
+/// Errors of file operations, and reasons for which a transmit was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FileFault {
-    /// There is no such file.
+    /// The file does not exist.
     NotFound,
-    /// The operating system refuses access, or the path leads out of the root.
+    /// The operating system denied access, or the path leads out of the root.
     Denied,
-    /// The path is not one that can be opened (too long, a component that is no directory, a loop).
+    /// The path cannot be opened: it is too long, has a component that is not a directory, or
+    /// loops.
     BadPath,
-    /// The disk failed.
+    /// I/O error of the disk.
     Io,
-    /// The file is not what it was when it was opened: truncated, rewritten or replaced.
+    /// The file has changed since it was opened: truncated, rewritten or replaced.
     Changed,
-    /// The host named a file that is not open, or bytes that it does not have.
+    /// The host named a file that is not open or a range outside of it, or its transmit is
+    /// malformed.
     BadExtent,
-    /// The disk has no room for what was written.
+    /// No space left on the disk.
     NoSpace,
     /// An earlier transmit of the same flow was dropped.
     FlowFailed,
-    /// The device would not take it.
+    /// The device refused the operation.
     Refused(Refusal),
 }
 

@@ -1,9 +1,9 @@
-//! The autonomous offload of protocols above TCP (Autonomous NIC Offloads, listings 1 and 2):
-//! contexts, what a transmit says of the messages in it, and what a received frame says was done.
+//! Layer-5 offload (Autonomous NIC Offloads, listings 1 and 2): contexts, descriptions of messages
+//! in transmits, and results in received frames.
 //!
-//! TCP stays on the host and knows nothing of it. A context serves one direction of one flow. The
-//! host names it, once in its life, so that whatever is said of an old one cannot be mistaken for a
-//! new one's.
+//! TCP stays on the host and is not involved. A context serves one direction of one flow. The host
+//! numbers contexts and never reuses a number, so a late event of an old context is never taken for
+//! one of a new context.
 
 use alloc::boxed::Box;
 use core::fmt;
@@ -19,27 +19,27 @@ use crate::crypto::Suite;
 use crate::nvme_tcp::{NvmeTcpLimits, NvmeTcpState, PduRange, Placed};
 use crate::{FileExtent, FlowId, Refusal};
 
-/// The host's name for a context. A host never uses one twice.
+/// The host's number for a context; never reused by a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct L5oId(pub u64);
 
-/// Which way a context works.
+/// Direction of a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// It completes what the host sends.
+    /// Completes (encrypts, fills in digests) the messages that the host sends.
     Transmit,
-    /// It opens what comes on this connection. `local` is the host's end.
+    /// Processes the messages received on this connection. `local` is the host's end.
     Receive(Tuple),
 }
 
-/// `l5o_create`: a context, from the message that begins at `tcpsn` on.
+/// `l5o_create`: a new context, which starts with the message at `tcpsn`.
 #[derive(Debug)]
 pub struct L5oCreate {
-    /// Its name.
+    /// The new context.
     pub context: L5oId,
-    /// The connection, for what the device has to say about it.
+    /// The connection, for reports of the device.
     pub flow: FlowId,
-    /// Which way.
+    /// The direction.
     pub direction: Direction,
     /// Sequence number of the first byte of message [`TlsState::number`].
     pub tcpsn: SeqNum,
@@ -47,40 +47,40 @@ pub struct L5oCreate {
     pub state: L5oState,
 }
 
-/// Protocols, and what each needs at a message's boundary.
+/// Protocols and their state at a message boundary.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum L5oState {
     /// TLS 1.2 or 1.3.
     Tls(TlsState),
-    /// NVMe over TCP, or over TLS.
+    /// NVMe over TCP, on plain TCP or in TLS records.
     NvmeTcp(NvmeTcpState),
 }
 
-/// Keys of one direction of a TLS connection (the kernel's `tls12_crypto_info`).
+/// Keys of one direction of a TLS connection (Linux: `tls12_crypto_info`).
 pub struct TlsState {
-    /// Which record layer.
+    /// Version of the record layer.
     pub version: Version,
-    /// Which AEAD.
+    /// The AEAD algorithm.
     pub suite: Suite,
-    /// Its key: the first [`Suite::key_bytes`] count.
+    /// AEAD key: the first [`Suite::key_bytes`] bytes.
     pub key: Zeroizing<[u8; 32]>,
-    /// What nonces are made from.
+    /// IV (in TLS 1.2 with AES-GCM the salt), from which nonces are made.
     pub iv: [u8; NONCE_BYTES],
     /// Number of the next record.
     pub number: u64,
 }
 
 impl TlsState {
-    /// How its records are framed.
+    /// Returns the framing of the records.
     #[must_use]
     pub fn framing(&self) -> Framing {
         framing(self.version, self.suite)
     }
 }
 
-/// How records of a version and suite are framed: RFC 5288 has part of the nonce in the record, RFC
-/// 7905 and RFC 8446 have not.
+/// Returns the framing of records of a version and suite: RFC 5288 puts part of the nonce in the
+/// record; RFC 7905 and RFC 8446 do not.
 #[must_use]
 pub fn framing(version: Version, suite: Suite) -> Framing {
     let explicit = version == Version::Tls12 && suite != Suite::ChaCha20Poly1305;
@@ -89,55 +89,54 @@ pub fn framing(version: Version, suite: Suite) -> Framing {
 
 impl fmt::Debug for TlsState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // No key.
+        // Leaves out the key.
         f.debug_struct("TlsState").field("version", &self.version).finish_non_exhaustive()
     }
 }
 
-/// Part of a transmit: bytes on the wire that are a range of a run of messages, to be completed by
-/// a context.
+/// Part of a transmit: a range of a run of consecutive messages, which a context completes.
 ///
-/// The host gives the content; the device makes headers and trailers, and seals. So one of these
-/// describes any number of records, and the host's cost does not grow with them.
+/// The host supplies the content; the device adds headers and trailers and encrypts. One `Sealed`
+/// covers any number of records, so the host's cost does not grow with their number.
 ///
-/// What a message's trailer says depends on all of its content. Where the range begins within a
-/// message and is the first byte that the context expects, the device has the state of what came
-/// before. Where it is not (a retransmission, or new data after one), [`Self::prefix`] bytes of
-/// content before the range come with it: the paper's `l5o_get_tx_msgstate` and its prefix, in the
-/// transmit that needs them.
+/// The trailer of a message depends on all of its content. If the range begins within a message at
+/// the byte that the context expects next, the device has the state of the preceding content.
+/// Otherwise (a retransmission, or new data after one) the transmit carries the preceding content
+/// of the message as [`Self::prefix`]: the prefix of the paper's `l5o_get_tx_msgstate`.
 #[derive(Clone, Debug)]
 pub struct Sealed {
-    /// The context.
+    /// The transmit context.
     pub context: L5oId,
-    /// Content, from `prefix` bytes before the range's first to the range's last.
+    /// Content, from `prefix` bytes before the range to the end of the range.
     pub content: Content,
-    /// Bytes of `content` that precede the range: zero, or all content of the message before it.
+    /// Leading bytes of `content` that are not part of the range: zero, or all preceding content of
+    /// the message.
     pub prefix: u32,
-    /// Number of the message that the range begins in.
+    /// Number of the message in which the range begins.
     pub number: u64,
-    /// What the messages carry: TLS's content type.
+    /// Content type of the messages (TLS `ContentType`).
     pub kind: u8,
-    /// The messages from that one on, which is the first of the run.
+    /// The run of messages; its first message is the one in which the range begins.
     pub run: Run,
-    /// Bytes of that message, on the wire, before the range.
+    /// Bytes of that message before the range, as sent (header included).
     pub skip: u32,
-    /// Bytes of the range, on the wire.
+    /// Length of the range, as sent.
     pub len: u32,
 }
 
-/// Where content comes from.
+/// Source of content.
 #[derive(Clone, Debug)]
 pub enum Content {
-    /// The host's memory.
+    /// Bytes in the host's memory.
     Host(Bytes),
-    /// A file that the device reads.
+    /// Bytes of a file, read by the device.
     File(FileExtent),
-    /// A range of a PDU of NVMe/TCP, whose data digest the device fills in first.
+    /// A range of an NVMe/TCP PDU whose data digest the device fills in before it encrypts.
     Pdu(Box<PduRange>),
 }
 
 impl Content {
-    /// Bytes of content.
+    /// Returns the length of the content in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -147,120 +146,124 @@ impl Content {
         }
     }
 
-    /// Whether there is nothing in it.
+    /// Returns whether there is no content.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// What a device did to the payload of a received frame.
+/// Claim that the device decrypted part of a received frame's TCP payload.
 ///
-/// Bytes outside `range` are exactly as they came. Within it, the sealed text of every message is
-/// opened in place; headers, explicit nonces and tags stay as they came. Whether that text may be
-/// believed is another matter: `verified` names the messages of which the device has opened every
-/// byte, each once, and whose tag it found right, with this frame as the last. A message opened but
-/// not verified has to be restored ([`crate::crypto::Aead::apply`] undoes itself) and opened again
-/// by the host, as has one of which another frame brought bytes unopened.
+/// Bytes outside `range` are exactly as received. Within it, the ciphertext of every message was
+/// decrypted in place; headers, explicit nonces and tags are unchanged. Decrypted is not verified:
+/// `verified` names the messages of which the device has decrypted every byte exactly once and
+/// whose tag was correct, with this frame as the last. A message that was decrypted but not
+/// verified has to be encrypted again ([`crate::crypto::Aead::apply`] is its own inverse) and then
+/// decrypted and verified by the host, and so has a message of which another frame delivered
+/// encrypted bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opened {
-    /// The context that did it.
+    /// The context that decrypted the bytes.
     pub context: L5oId,
-    /// Which bytes of the TCP payload.
+    /// Decrypted range of the TCP payload.
     pub range: Range<u32>,
-    /// Number of the message that `range` begins in, as far as the device knows: it may have
-    /// guessed. Messages that begin within the range follow with the next numbers, where the
-    /// lengths in their headers say.
+    /// Number of the message in which `range` begins, as assumed by the device; it may be
+    /// speculative. Messages that begin within the range have the following numbers, at the
+    /// positions given by the lengths in the headers.
     pub number: u64,
     /// Bytes of that message before `range`.
     pub offset: u32,
-    /// Bytes of that message, header and all; it ends there though `range` may go on.
+    /// Length of that message in bytes, header included; `range` may extend beyond it.
     pub message_len: u32,
-    /// The explicit part of that message's nonce, if it has one.
+    /// Explicit part of that message's nonce, if the framing has one.
     pub explicit: [u8; 8],
-    /// Messages that are verified.
+    /// Numbers of the verified messages.
     pub verified: Range<u64>,
 }
 
-/// What the device's contexts did to a received segment. TCP passes it from the frame to whoever
-/// reads the bytes, and only knows whether there is any.
+/// Claims of the device's contexts about a received segment. TCP passes them from the frame to the
+/// reader of the bytes; it only checks whether there are any.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RxMetadata {
     /// Messages that were decrypted in place.
     pub opened: Option<Opened>,
-    /// What was done with the NVMe/TCP PDUs in the payload.
+    /// NVMe/TCP PDUs in the payload that were placed or verified.
     pub placed: Option<Box<Placed>>,
 }
 
 impl RxMetadata {
-    /// The metadata of a segment that is as it came.
+    /// Metadata of a segment without claims.
     pub const EMPTY: Self = Self { opened: None, placed: None };
 
-    /// Returns whether the segment is as it came.
+    /// Returns whether there are no claims, so that the segment is as received.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.opened.is_none() && self.placed.is_none()
     }
 }
 
-/// `l5o_resync_rx_req`, in the three ways that Linux knows (`enum tls_offload_sync_type`).
+/// `l5o_resync_rx_req`, in the modes of Linux (`enum tls_offload_sync_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResyncRequest {
-    /// `DRIVER_REQ`: a header seems to begin at `tcpsn`.
+    /// `DRIVER_REQ`: does a message begin at `tcpsn`, where the device found a plausible header?
     Scan {
-        /// Where.
+        /// Sequence number of the header.
         tcpsn: SeqNum,
     },
-    /// `DRIVER_REQ_ASYNC`, start: note where messages begin from `tcpsn` on, for `len` bytes.
+    /// Start of `DRIVER_REQ_ASYNC`: the host logs where messages begin within `len` bytes from
+    /// `tcpsn`.
     AsyncStart {
-        /// From where.
+        /// First sequence number to log.
         tcpsn: SeqNum,
-        /// For how long.
+        /// Number of bytes to log.
         len: u32,
     },
-    /// `DRIVER_REQ_ASYNC`, end: of those, does one begin at `tcpsn`?
+    /// End of `DRIVER_REQ_ASYNC`: does one of the logged messages begin at `tcpsn`?
     AsyncEnd {
-        /// Where.
+        /// Sequence number of the header.
         tcpsn: SeqNum,
     },
-    /// `DRIVER_REQ_ASYNC`, cancelled: the device found back by itself.
+    /// Cancellation of `DRIVER_REQ_ASYNC`: the device resynchronized by itself.
     AsyncCancel,
 }
 
-/// How a receive context that lost its place finds back.
+/// How a receive context resynchronizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum ResyncMode {
-    /// The device searches the stream and asks: Linux's `DRIVER_REQ`, the paper's figure 7.
+    /// The device scans the stream and asks the host to confirm: Linux's `DRIVER_REQ`, the paper's
+    /// figure 7.
     #[default]
     StreamScan,
-    /// The host tells where the next message begins, unasked: Linux's `CORE_NEXT_HINT`.
+    /// The host announces the position of the next message without being asked: Linux's
+    /// `CORE_NEXT_HINT`.
     NextHint,
-    /// The device searches and asks for a log of what the host saw: `DRIVER_REQ_ASYNC`.
+    /// The device scans the stream and asks about a log kept by the host: `DRIVER_REQ_ASYNC`.
     Async,
 }
 
-/// What the engine offers.
+/// Limits of the layer-5 engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct L5oLimits {
     /// Contexts at one time, over all queues and both directions.
     pub contexts_max: u32,
-    /// How receive contexts find back.
+    /// How receive contexts resynchronize.
     pub resync: ResyncMode,
-    /// Seals.
+    /// The engine encrypts TLS records.
     pub tls_tx: bool,
-    /// Opens.
+    /// The engine decrypts TLS records.
     pub tls_rx: bool,
-    /// What it does for NVMe over TCP.
+    /// NVMe/TCP features.
     pub nvme_tcp: NvmeTcpLimits,
 }
 
-/// A context is not there: it was refused when it was to be made.
+/// The device refused to create a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct L5oRefused {
-    /// Which.
+    /// The context.
     pub context: L5oId,
-    /// Of which connection.
+    /// The connection.
     pub flow: FlowId,
-    /// Why.
+    /// The reason.
     pub why: Refusal,
 }

@@ -1,13 +1,16 @@
-//! The contract between host and NIC: operations, events, capabilities, buffers and the rings that
-//! carry them.
+//! The contract between host and device: operations, events, capabilities, buffers, and the rings
+//! that carry them.
 //!
-//! The host sends [`Op`]s down one ordered ring per queue; the device answers with [`Event`]s. Both
-//! are ordinary enums, moved by value. `host` and `nic` see only this crate, `base` and `wire`,
-//! never each other. The modules [`port`] and [`disk`] describe what a device needs below itself (a
-//! wire, a disk), so that a simulated device and a real one are the same code; [`crypto`] what both
-//! sides need to seal and open.
+//! The host sends [`Op`]s through one ordered ring per queue; the device answers with [`Event`]s.
+//! Both are ordinary enums, moved by value. The crates `host` and `nic` depend on this crate, on
+//! `base` and on `wire`, but never on each other.
 //!
-//! The `unsafe` of shared memory lives here ([`ring`], [`aligned`]) and nowhere else below `io`.
+//! The modules [`port`] and [`disk`] describe the link and the disk below a device, so that a
+//! simulated device and a real one run the same code. [`crypto`] has the traits of the cryptography
+//! that both sides need.
+//!
+//! The `unsafe` code of shared memory is in [`ring`] and [`aligned`]; no other crate below `io` has
+//! any.
 #![no_std]
 #![deny(unsafe_code)]
 

@@ -1,15 +1,17 @@
-//! NVMe over TCP on the autonomous offload ([`crate::l5o`]; Autonomous NIC Offloads, sections 5.1
-//! and 5.3), with the operations of Linux's proposed `ulp_ddp`.
+//! NVMe/TCP on the layer-5 offload ([`crate::l5o`]; Autonomous NIC Offloads, sections 5.1 and 5.3),
+//! with the operations of Linux's proposed `ulp_ddp`.
 //!
-//! A receive context follows the PDUs of one connection, checks data digests, and copies data into
-//! buffers that the host registered before it asked for the data (direct data placement). A
+//! A receive context follows the PDUs of one connection, verifies data digests, and copies data
+//! into buffers that the host registered before it requested the data (direct data placement). A
 //! transmit context fills data digests in. Both work on the *stream*: the TCP payload, or the
-//! content of TLS records on it. Positions in the stream are sequence numbers, wrapping at 2^32: on
-//! plain TCP those of TCP, else they go on with each byte of content from where the context began.
+//! content of the TLS records in it. Stream positions are sequence numbers modulo 2^32: on plain
+//! TCP those of TCP; in TLS records they start at that of the context's first record and count
+//! bytes of content.
 //!
-//! The memory of a registered buffer moves to the device and comes back by
-//! [`crate::Event::DdpTeardownDone`]; so nobody reads what somebody else may still write. The bytes
-//! of a frame stay in the frame: a host that does not believe a placement copies them.
+//! The memory of a registered buffer moves to the device and returns with
+//! [`crate::Event::DdpTeardownDone`], so the host never reads memory that the device may still
+//! write. The bytes of a frame stay in the frame: a host that does not accept a placement copies
+//! them.
 
 use core::ops::Range;
 
@@ -21,66 +23,67 @@ use crate::aligned::AlignedBuf;
 use crate::l5o::L5oId;
 use crate::{FileExtent, FlowId, Refusal};
 
-/// One direction of an NVMe/TCP connection after `ICReq` and `ICResp`.
+/// State of one direction of an NVMe/TCP connection after `ICReq` and `ICResp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NvmeTcpState {
-    /// Every PDU's header is followed by its CRC32C.
+    /// PDU headers are followed by their CRC32C.
     pub header_digest: bool,
     /// Data is followed by its CRC32C.
     pub data_digest: bool,
-    /// Largest PDU that the peer may send, in bytes; a longer one is no PDU.
+    /// Length of the longest PDU that the peer may send, in bytes; a header with a greater length
+    /// is not taken for a PDU.
     pub pdu_bytes_max: u32,
-    /// The records that carry it; none on plain TCP.
+    /// The TLS records that carry the stream; `None` on plain TCP.
     pub over: Option<OverTls>,
 }
 
-/// Where the stream begins in TLS records: with the first byte of content of record `number`,
-/// whose first byte on the wire is [`crate::l5o::L5oCreate::tcpsn`]. That number is also the
-/// position in the stream.
+/// Start of a stream that is carried by TLS records: the first content byte of record `number`,
+/// whose first byte has the sequence number [`crate::l5o::L5oCreate::tcpsn`]. That sequence number
+/// is also the stream position of the first content byte.
 ///
-/// It goes on over records of application data that are not padded. A receive context that meets
-/// another record stops for good.
+/// The stream continues over records of application data without padding. A receive context that
+/// meets any other record stops permanently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OverTls {
-    /// TLS's context of the same direction.
+    /// TLS context of the same direction.
     pub context: L5oId,
-    /// The record.
+    /// Number of the first record.
     pub number: u64,
-    /// Bytes of content from there to the first PDU: what precedes is the rest of one that somebody
-    /// else follows.
+    /// Bytes of content before the first PDU of the context: the rest of a PDU that the host
+    /// processes itself.
     pub skip: u32,
 }
 
-/// The host's name for a buffer that it lends. No other of a connection has it, but for one that
-/// was lent 2^32 buffers before: a tag is used again while frames with claims about the buffer
-/// before are still unread.
+/// The host's number for a registered buffer. Numbers of a connection wrap after 2^32 buffers.
+/// Unlike tags, they are not reused while frames with claims about an earlier buffer may still be
+/// unread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DdpId(pub u32);
 
-/// `ulp_ddp_ops::setup`: data that comes under a tag goes to a buffer.
+/// `ulp_ddp_ops::setup`: registers a buffer for the data of one tag.
 #[derive(Debug)]
 pub struct DdpSetup {
     /// The receive context.
     pub context: L5oId,
     /// The connection.
     pub flow: FlowId,
-    /// What the data comes under: `CCCID` in C2HData, `TTAG` in H2CData.
+    /// Tag of the data: `CCCID` in C2HData, `TTAG` in H2CData.
     pub tag: u16,
-    /// The buffer's name.
+    /// Number of the buffer.
     pub id: DdpId,
     /// `DATAO` of the buffer's first byte.
     pub offset: u32,
-    /// Bytes that are awaited, from the first on: at most the buffer's length.
+    /// Bytes of data expected from `offset` on: at most the buffer's length.
     pub len: u32,
-    /// Those of them that are there already, from the first on: fewer than `len`. They stay as they
-    /// are.
+    /// Leading bytes of the expected ones that are already in the buffer: fewer than `len`. The
+    /// device does not write them.
     pub there: u32,
-    /// Where they go.
+    /// The memory.
     pub buffer: AlignedBuf,
 }
 
 impl DdpSetup {
-    /// The answer of a device that will not have the buffer.
+    /// Returns the answer of a device that refuses the buffer.
     #[must_use]
     pub fn refuse(self, why: Refusal) -> DdpTeardownDone {
         let Self { context, flow, tag, id, buffer, .. } = self;
@@ -88,9 +91,10 @@ impl DdpSetup {
     }
 }
 
-/// `ulp_ddp_ulp_ops::ddp_teardown_done`: the device uses a buffer no more. It says so when the host
-/// asks ([`crate::Op::DdpTeardown`]), unasked when every byte awaited was placed, at once where it
-/// will not have the buffer, and for every buffer after a reset.
+/// `ulp_ddp_ulp_ops::ddp_teardown_done`: the device no longer uses a buffer and returns it. Sent on
+/// the host's request ([`crate::Op::DdpTeardown`]), when every expected byte was placed, at once if
+/// the device refuses the buffer, and for every buffer when its context is destroyed or the device
+/// is reset.
 #[derive(Debug)]
 pub struct DdpTeardownDone {
     /// The receive context.
@@ -99,71 +103,74 @@ pub struct DdpTeardownDone {
     pub flow: FlowId,
     /// The tag.
     pub tag: u16,
-    /// The buffer's name.
+    /// Number of the buffer.
     pub id: DdpId,
-    /// The buffer.
+    /// The memory.
     pub buffer: AlignedBuf,
-    /// Why it was never used.
+    /// Why the device refused the buffer; `None` if it was registered.
     pub refused: Option<Refusal>,
 }
 
-/// What was done with the bytes of a received frame (`ulp_ddp` and `ulp_crc` of an skb).
+/// Claims of a receive context about a received frame (`ulp_ddp` and `ulp_crc` of an skb).
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Placed {
-    /// Which context did it; none in a default.
+    /// The context; `None` only in a default value.
     pub context: Option<L5oId>,
-    /// Bytes that are also in buffers, in the order of the payload; they do not overlap.
+    /// Ranges that were also copied to buffers, in the order of the payload and without overlap.
     pub placements: SmallVec<[Placement; 2]>,
-    /// Ranges of the TCP payload in which all data of PDUs is in the sums that digests are compared
-    /// with, in order. What came twice is summed once, and is in no range of the other frame.
+    /// Ranges of the TCP payload whose PDU data is included in the device's running digests, in
+    /// order. Of bytes that were received twice, only one copy is included, and only its frame has
+    /// the range.
     pub summed: SmallVec<[Range<u32>; 1]>,
-    /// Positions in the stream of PDUs all of whose bytes were seen, and whose digests are right,
-    /// each once, with this frame as the last that brought bytes of it. A PDU that has no digest
-    /// is not named. It speaks for the bytes that were summed, and for no other copy of them.
+    /// Stream positions of PDUs all of whose bytes were received and whose digests are correct,
+    /// with this frame as the last that delivered bytes of them. Each PDU is named once; a PDU
+    /// without digests is never named. The claim covers the copies of the bytes in `summed` ranges
+    /// and no others.
     pub verified: SmallVec<[SeqNum; 2]>,
 }
 
-/// A range of a frame's TCP payload that was copied to a buffer.
+/// Claim that a range of a frame's TCP payload was copied to a buffer.
 ///
-/// Where it lies in a TLS record it counts only if that record is verified.
+/// If the range lies in a TLS record, the claim is valid only if that record is verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// The bytes.
+    /// The range of the TCP payload.
     pub range: Range<u32>,
     /// The buffer.
     pub id: DdpId,
-    /// `DATAO` of the first of them.
+    /// `DATAO` of the range's first byte.
     pub offset: u32,
 }
 
 /// A range of a PDU that the device completes with its data digest.
 ///
-/// What the digest says depends on all of the data. Where the range begins within the data, or
-/// behind it, and where the last range made for this context ended, the device knows the sum so
-/// far. Else, and where the range has a byte of the digest, [`Self::prefix`] brings all of the
-/// data that precedes the range.
+/// The digest depends on all data of the PDU. If the range begins in or after the data, exactly
+/// where the context's previous range ended, the device has the digest of the preceding data.
+/// Otherwise, if the range includes a byte of the digest, [`Self::prefix`] supplies all data that
+/// precedes the range.
 #[derive(Clone, Debug)]
 pub struct PduRange {
     /// The transmit context.
     pub context: L5oId,
-    /// The PDU's number in the context: the same for every range of it, another for any other.
+    /// Number of the PDU in the context: the same for every range of the PDU, and different from
+    /// that of any other.
     pub number: u64,
-    /// All that precedes the data: header, header digest, padding.
+    /// Everything before the data: header, header digest, padding.
     pub header: Bytes,
-    /// Bytes of data in the PDU.
+    /// Length of the PDU's data in bytes.
     pub data_len: u32,
-    /// Data, from `prefix` bytes before the range's first to the range's last.
+    /// Data, from `prefix` bytes before the range to the end of the range.
     pub data: Data,
-    /// Bytes of `data` that precede the range: zero, or all of the data before it.
+    /// Leading bytes of `data` that precede the range: zero, or all data before it.
     pub prefix: u32,
     /// Bytes of the PDU before the range.
     pub skip: u32,
-    /// Bytes of the range.
+    /// Length of the range in bytes.
     pub len: u32,
 }
 
 impl PduRange {
-    /// How much of [`Self::data`] precedes the byte `at` of the range.
+    /// Returns how many bytes of [`Self::data`] precede byte `at` of the range.
     #[must_use]
     pub fn data_before(&self, at: u32) -> u32 {
         let header = u32::try_from(self.header.len()).unwrap_or(u32::MAX);
@@ -173,17 +180,17 @@ impl PduRange {
     }
 }
 
-/// Where the data of a PDU comes from.
+/// Source of a PDU's data.
 #[derive(Clone, Debug)]
 pub enum Data {
-    /// The host's memory.
+    /// Bytes in the host's memory.
     Host(Bytes),
-    /// A file that the device reads.
+    /// Bytes of a file, read by the device.
     File(FileExtent),
 }
 
 impl Data {
-    /// Bytes of it.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -192,13 +199,13 @@ impl Data {
         }
     }
 
-    /// Whether there is nothing in it.
+    /// Returns whether there is no data.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The range of a file that the device reads for it.
+    /// Returns the range of a file that the device reads for it.
     #[must_use]
     pub const fn extent(&self) -> Option<&FileExtent> {
         match self {
@@ -207,7 +214,7 @@ impl Data {
         }
     }
 
-    /// The same, to change it.
+    /// Returns a mutable reference to [`Self::extent`].
     pub const fn extent_mut(&mut self) -> Option<&mut FileExtent> {
         match self {
             Self::File(extent) => Some(extent),
@@ -216,24 +223,24 @@ impl Data {
     }
 }
 
-/// Bytes of a data digest.
+/// Length of a data digest in bytes.
 pub const DIGEST_BYTES: u32 = 4;
 
-/// Most bytes of [`PduRange::prefix`], over all ranges of one transmit; one with more is refused.
-/// So the digest of a PDU with more data is the host's to compute.
+/// Most bytes of [`PduRange::prefix`] over all ranges of one transmit; a transmit with more is
+/// refused. For PDUs with more data the host computes the digest.
 pub const PREFIX_BYTES_MAX: u32 = 1 << 20;
 
-/// What the engine offers (`struct ulp_ddp_limits`).
+/// Limits of the NVMe/TCP offload (`struct ulp_ddp_limits`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NvmeTcpLimits {
-    /// Fills digests in.
+    /// The device fills in data digests.
     pub tx: bool,
-    /// Checks digests.
+    /// The device verifies data digests.
     pub rx: bool,
-    /// Buffers that may be registered at one time over all contexts; zero where it does not place.
+    /// Registered buffers at one time, over all contexts; zero if the device does not place data.
     pub buffers_max: u32,
-    /// Bytes of all of them.
+    /// Bytes of all registered buffers.
     pub buffer_bytes_max: u64,
-    /// Fewer bytes than these are not worth a registration.
+    /// Smallest size in bytes for which a registration is worthwhile.
     pub io_threshold: u32,
 }

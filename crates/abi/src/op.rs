@@ -1,4 +1,4 @@
-//! Operations: what the host asks of the device. Names follow the papers and the Linux kernel.
+//! Operations: descriptors from host to device. Names follow the papers and the Linux kernel.
 
 use alloc::boxed::Box;
 
@@ -16,22 +16,21 @@ use crate::setup::{ListenId, SetupListen};
 use crate::splice::{Splice, SpliceId};
 use crate::teardown::Teardown;
 
-/// The host's name for a connection. The device compares it and gives it back, and reads nothing
-/// into it.
+/// The host's number for a connection. The device only compares it and repeats it in events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowId(pub u64);
 
 impl FlowId {
-    /// A transmit that belongs to no connection (ARP, ICMP, stateless resets): ordered against
-    /// nothing.
+    /// Transmits that belong to no connection (ARP, ICMP, stateless resets). They are not ordered
+    /// against each other or against other flows.
     pub const NONE: Self = Self(u64::MAX);
 }
 
-/// The host's name for an open file. The host chooses it (IO-TCP section 4).
+/// The host's number for an open file, chosen by the host (IO-TCP section 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileId(pub u32);
 
-/// One operation, host to device.
+/// An operation, host to device.
 #[derive(Debug)]
 #[allow(
     clippy::large_enum_variant,
@@ -39,164 +38,168 @@ pub struct FileId(pub u32);
               (allow and not expect: the clippy of Rust 1.85 finds it small)"
 )]
 pub enum Op {
-    /// Complete, segment and send bytes: TSO, and IO-TCP's `SEND` where a part is a file extent.
+    /// Completes headers, segments (TSO) and sends a payload; IO-TCP's `SEND` if a part is a file
+    /// extent.
     Transmit(Transmit),
-    /// Drop the transmits of a flow that still wait: what they were to send is sent otherwise. Each
-    /// is answered as dropped, and no byte of a file that is acknowledged after this is held again.
+    /// Drops the transmits of a flow that are still waiting in the device; the host will send their
+    /// bytes in another way. Each echo reports [`crate::TransmitOutcome::Dropped`]. A canceled
+    /// transmit takes no hold on file buffers, so a [`Op::FileAck`] after this operation releases
+    /// them for good.
     Cancel {
-        /// Which.
+        /// The flow.
         flow: FlowId,
     },
-    /// Open a file beneath the device's root (IO-TCP's `OPEN`). Answered by
+    /// Opens a file beneath the device's root (IO-TCP's `OPEN`). Answered by
     /// [`crate::Event::FileOpened`].
     FileOpen {
-        /// The name that the host will use for it from now on.
+        /// The host's number for the file from now on.
         file: FileId,
-        /// Path below the root, `/`-separated, without a leading slash; of any bytes but NUL.
+        /// Path below the root, separated by `/`, without a leading slash; any bytes but NUL.
         path: Box<[u8]>,
-        /// What it is opened for.
+        /// Purpose of the open.
         access: FileAccess,
     },
-    /// The host has written to this range of a file that was opened as [`FileAccess::Namespace`]:
-    /// what the device has of it is old. Sent before the first transmit of the new bytes, and not
-    /// while a byte of the range is still unacknowledged.
+    /// Invalidates the device's copy of a range that the host has written, in a file opened as
+    /// [`FileAccess::Namespace`]. Sent before the first transmit of the new bytes, and only once no
+    /// byte of the range is unacknowledged.
     FileInvalidate {
-        /// Which file.
+        /// The file.
         file: FileId,
-        /// First byte.
+        /// Offset of the range in the file, in bytes.
         offset: u64,
-        /// Bytes.
+        /// Length of the range in bytes.
         len: u64,
     },
-    /// Forget a file (IO-TCP's `CLOS`). Transmits already queued still complete.
+    /// Closes a file (IO-TCP's `CLOS`). Transmits already queued still complete.
     FileClose {
-        /// Which file.
+        /// The file.
         file: FileId,
     },
-    /// These bytes of the file have reached a peer, or never will: their buffers may go (IO-TCP's
-    /// `ACKD`).
+    /// Releases the buffers of bytes that a peer has acknowledged or that will never be sent
+    /// (IO-TCP's `ACKD`).
     FileAck(FileExtent),
-    /// `l5o_create`: make a context.
+    /// Creates an offload context: `l5o_create`.
     L5oCreate(Box<L5oCreate>),
-    /// `l5o_destroy`: forget a context. Transmits already queued still complete.
+    /// Destroys a context: `l5o_destroy`. Transmits already queued still complete.
     L5oDestroy {
-        /// Which.
+        /// The context.
         context: L5oId,
     },
-    /// `l5o_resync_rx_resp`: the answer to a request, or, where the host speaks unasked, a hint.
+    /// `l5o_resync_rx_resp`: answers a resync request, or gives an unsolicited hint
+    /// ([`crate::l5o::ResyncMode::NextHint`]).
     L5oResyncRxResp {
-        /// Which.
+        /// The context.
         context: L5oId,
-        /// Where the message begins that was asked for.
+        /// Sequence number that was asked for, or at which the hint says that a message begins.
         tcpsn: SeqNum,
-        /// Its number; none where no message begins there.
+        /// Number of the message that begins at `tcpsn`, or `None` if no message begins there.
         number: Option<u64>,
     },
-    /// `ulp_ddp_ops::setup`: a buffer for data that will be asked for. The request for it follows
-    /// in the ring.
+    /// `ulp_ddp_ops::setup`: registers a buffer for data that the host is about to request. The
+    /// request follows this operation in the ring.
     DdpSetup(Box<DdpSetup>),
-    /// `ulp_ddp_ops::teardown`: give a buffer back. Not answered where that was done before.
+    /// `ulp_ddp_ops::teardown`: takes a registered buffer back. Not answered if the device has
+    /// returned the buffer already.
     DdpTeardown {
         /// The receive context.
         context: L5oId,
-        /// The tag.
+        /// The buffer's tag.
         tag: u16,
     },
-    /// Answer the SYNs of a port. Answered by [`crate::Event::ListenRefused`] where the device will
-    /// not.
+    /// Starts answering the SYNs of a port. Answered by [`crate::Event::ListenRefused`] if the
+    /// device refuses, else not at all.
     Listen(Box<SetupListen>),
-    /// Answer the SYNs of a port no more. Cookies that are out still count.
+    /// Stops answering the SYNs of a port. SYN cookies already sent stay valid until they expire.
     Unlisten {
-        /// Which.
+        /// The listener.
         listener: ListenId,
     },
-    /// Take over a connection that the application has closed.
+    /// Hands over a connection that the application has closed.
     Teardown(Box<Teardown>),
-    /// A frame that came before the device had taken up the connection that it is of: it has, by
-    /// now.
+    /// Returns a received frame to the device: it arrived before the device had taken the
+    /// [`Op::Teardown`] of its connection, and the device has taken it by now.
     Return(RxFrame),
-    /// Take over two connections that become one. Answered by [`crate::Event::Spliced`].
+    /// Takes over two connections and relays between them. Answered by [`crate::Event::Spliced`].
     Splice(Box<Splice>),
-    /// What came before [`crate::Event::Spliced`] and was not acknowledged, in order: relay these
-    /// first, and begin.
+    /// Starts relaying. Carries the frames that the host received before [`crate::Event::Spliced`]
+    /// and did not acknowledge; the device relays these first.
     SpliceStart {
-        /// Which.
+        /// The splice.
         id: SpliceId,
-        /// Frames as they came in, with what was known of them.
+        /// The frames as received, in order.
         packets: Box<[RxFrame]>,
     },
-    /// End a splice: both connections are reset. One that has not begun by `SpliceStart` is only
-    /// forgotten: its connections are the host's, as they were.
+    /// Ends a splice: the device resets both connections. If `SpliceStart` was not sent yet, the
+    /// device only forgets the splice and the connections stay with the host, unchanged.
     Unsplice {
-        /// Which.
+        /// The splice.
         id: SpliceId,
     },
-    /// Protect or open the packets of a QUIC connection. Answered by [`crate::Event::QuicStatus`]
-    /// where the device will not.
+    /// Offloads packet protection of one direction of a QUIC connection. Answered by
+    /// [`crate::Event::QuicStatus`] if the device refuses, else not at all.
     QuicAdd(Box<QuicAdd>),
-    /// Its next generation of keys.
+    /// Installs the next generation of keys.
     QuicRekey(Box<QuicRekey>),
-    /// A connection ID, or a tuple, more or less.
+    /// Adds or removes a route (a connection ID or a tuple) to a receive entry.
     QuicRoute(Box<QuicRoute>),
-    /// Forget one direction. Transmits already queued still complete; packets that wait for others
-    /// are delivered.
+    /// Removes one direction of a QUIC connection. Transmits already queued still complete; packets
+    /// held for reordering are delivered.
     QuicRemove {
-        /// Which.
+        /// The entry.
         quic: QuicId,
     },
-    /// Count the frames of a flow, or tell what was counted. Answered by
-    /// [`crate::Event::FlowCounted`], but for a start that is not refused.
+    /// Starts, reads or stops counting the frames of a flow. Answered by
+    /// [`crate::Event::FlowCounted`], except for a successful start.
     CountFlow {
         /// The flow, whether host or device has the connection.
         tuple: Box<Tuple>,
-        /// The request.
+        /// What to do.
         request: CountRequest,
     },
-    /// The host is about to end: reset every connection that the device has of this queue, and
-    /// tell when every frame of the operations before has been taken by the link. Answered by
-    /// [`crate::Event::Quiesced`]; the answers to operations before it come first, but for
-    /// [`crate::Event::TeardownDone`], which sums and may come later.
+    /// Prepares for the end of the host: resets every connection of this queue that the device has
+    /// taken over, and reports [`crate::Event::Quiesced`] once the link has taken every frame of
+    /// the preceding operations. Answers to preceding operations come first, except
+    /// [`crate::Event::TeardownDone`], which reports in sums and may come later.
     Quiesce,
 }
 
-/// What a file is opened for.
+/// Purpose for which a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum FileAccess {
-    /// To be sent as it is now: a change of it fails what is being sent.
+    /// For sending its present content: if the file changes, transmits of it fail.
     #[default]
     Content,
-    /// As the memory of a namespace, which the host writes to meanwhile: its version means nothing.
-    /// A block device may be one.
+    /// As the storage of an NVMe namespace, which the host writes meanwhile: the version has no
+    /// meaning. Block devices are accepted too.
     Namespace,
 }
 
 /// A range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileExtent {
-    /// Which file.
+    /// The file.
     pub file: FileId,
-    /// First byte, from the start of the file.
+    /// Offset of the first byte in the file.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 
-/// Where some of a transmit's payload comes from. The parts of one transmit follow each other on
-/// the wire.
+/// A source of payload. The parts of a transmit follow each other in the stream.
 #[derive(Clone, Debug)]
 pub enum Part {
-    /// Bytes in the host's memory, shared, not copied.
+    /// Bytes in the host's memory, shared and not copied.
     Host(Bytes),
-    /// Bytes that the device reads.
+    /// Bytes of a file, read by the device.
     File(FileExtent),
-    /// Messages that the device makes out of content, and seals.
+    /// Messages (TLS records) that the device builds from content and encrypts.
     Sealed(Box<Sealed>),
-    /// A range of a PDU of NVMe/TCP, whose data digest the device fills in.
+    /// A range of an NVMe/TCP PDU whose data digest the device fills in.
     Pdu(Box<PduRange>),
 }
 
 impl Part {
-    /// Bytes of payload.
+    /// Returns the number of payload bytes.
     #[must_use]
     pub fn len(&self) -> u32 {
         match self {
@@ -209,13 +212,13 @@ impl Part {
         }
     }
 
-    /// Whether there is nothing in it.
+    /// Returns whether the part has no payload bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The range of a file that the device reads for it.
+    /// Returns the range of a file that the device reads for this part.
     #[must_use]
     pub fn extent(&self) -> Option<&FileExtent> {
         match self {
@@ -230,8 +233,8 @@ impl Part {
         }
     }
 
-    /// How many bytes of [`Self::extent`], from its first, are not of the part itself: they precede
-    /// it in its message, were sent before, and are held already.
+    /// Returns how many leading bytes of [`Self::extent`] are a prefix and not payload of this
+    /// part: they precede it in its message, were sent before, and their buffers are already held.
     #[must_use]
     pub fn extent_prefix(&self) -> u32 {
         match self {
@@ -244,7 +247,7 @@ impl Part {
         }
     }
 
-    /// Whether something comes with the part that precedes it in its message.
+    /// Returns whether the part brings bytes that precede it in its message.
     #[must_use]
     pub fn has_prefix(&self) -> bool {
         match self {
@@ -254,7 +257,7 @@ impl Part {
         }
     }
 
-    /// The same as [`Self::extent`], to change it.
+    /// Returns a mutable reference to [`Self::extent`].
     pub fn extent_mut(&mut self) -> Option<&mut FileExtent> {
         match self {
             Self::File(extent) => Some(extent),
@@ -269,53 +272,56 @@ impl Part {
     }
 }
 
-/// The payload of a transmit. A response's head and the start of its body fit without allocation.
+/// Payload of a transmit. The head of a response and the start of its body fit without allocation.
 pub type Parts = SmallVec<[Part; 2]>;
 
-/// A packet, or with a segment size a run of packets, to be completed and sent.
+/// A packet to complete and send, or with a segment size a run of packets.
 #[derive(Debug)]
 pub struct Transmit {
-    /// The connection. Transmits of one flow leave in the order of the ring, whatever their disks
-    /// do.
+    /// The connection. Transmits of one flow leave in the order of the ring, no matter how long
+    /// each waits for a disk.
     pub flow: FlowId,
-    /// Ethernet, IP and TCP headers of the first packet, checksums left zero.
+    /// Ethernet, IP and transport headers of the first packet, with checksums zero.
     pub header: Header,
-    /// Payload bytes of each packet but the last; zero where the transmit is one packet.
+    /// Payload bytes of each packet but the last; zero if the transmit is one packet.
     pub segment_size: u16,
     /// Payload, in order.
     pub parts: Parts,
-    /// Where the TCP timestamp stands, if the device shall advance it by the time that the transmit
-    /// waited for a disk (IO-TCP section 3.5).
+    /// Position of the TCP timestamp, if the device is to advance TSval by the time that the
+    /// transmit waits for a disk (IO-TCP section 3.5).
     pub timestamp: Option<TsOption>,
-    /// Ask for [`crate::TransmitDone`] with this tag (IO-TCP's echo).
+    /// Tag of a requested [`crate::TransmitDone`] (IO-TCP's echo), or `None` for no echo.
     pub echo: Option<u32>,
-    /// These bytes were sent before: their buffers are already held, so hold them no second time.
+    /// True if the bytes were sent before: the buffers of their files are already held and are not
+    /// held again.
     pub retransmission: bool,
-    /// A batch of QUIC datagrams, each of `segment_size` bytes but the last, to be sealed.
+    /// Set if the payload is a batch of QUIC datagrams to encrypt, each of `segment_size` bytes but
+    /// the last.
     pub protect: Option<Box<Protect>>,
 }
 
 impl Transmit {
-    /// Payload bytes over all parts.
+    /// Returns the number of payload bytes of all parts.
     #[must_use]
     pub fn payload_len(&self) -> u32 {
         self.parts.iter().map(Part::len).fold(0, u32::saturating_add)
     }
 }
 
-/// The place and sub-millisecond part of a TCP timestamp.
+/// Position of TSval in the header, and the time below its resolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TsOption {
     /// Offset of TSval in the header.
     pub offset: u8,
-    /// Microseconds (0..1000) by which the host's clock was past TSval when it wrote the header.
+    /// Microseconds (0 to 999) that the host's clock had advanced beyond TSval when the header was
+    /// written.
     pub past_us: u16,
 }
 
-/// Ethernet to TCP: 14 + 4 (VLAN) + 40 (IPv6) + 60, rounded up.
+/// Largest header: Ethernet 14, VLAN 4, IPv6 40 and TCP 60 bytes, rounded up.
 const HEADER_BYTES_MAX: usize = 120;
 
-/// Packet headers, inline so that an operation needs no allocation.
+/// Packet headers, stored inline so that an operation needs no allocation.
 #[derive(Clone)]
 pub struct Header {
     bytes: [u8; HEADER_BYTES_MAX],
@@ -324,19 +330,19 @@ pub struct Header {
     l4: u8,
 }
 
-/// The headers do not fit: they are longer than any this stack builds.
+/// Headers longer than [`Header::CAPACITY`], or offsets that do not lie in them in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeaderTooLong;
 
 impl Header {
-    /// Room for headers.
+    /// Size of the storage in bytes.
     pub const CAPACITY: usize = HEADER_BYTES_MAX;
 
-    /// A header of `len` zero bytes whose network and transport headers begin at `l3` and `l4`.
+    /// Returns a header of `len` zero bytes with the network header at `l3` and the transport
+    /// header at `l4`.
     ///
     /// # Errors
-    /// `HeaderTooLong` where `len` exceeds [`Self::CAPACITY`] or the offsets do not lie in it in
-    /// order.
+    /// `HeaderTooLong` if `len` exceeds [`Self::CAPACITY`] or not `l3 <= l4 <= len`.
     pub const fn zeroed(len: usize, l3: usize, l4: usize) -> Result<Self, HeaderTooLong> {
         if len > HEADER_BYTES_MAX || l3 > l4 || l4 > len {
             return Err(HeaderTooLong);
@@ -345,7 +351,7 @@ impl Header {
         Ok(Self { bytes: [0; HEADER_BYTES_MAX], len: len as u8, l3: l3 as u8, l4: l4 as u8 })
     }
 
-    /// A copy of `bytes`.
+    /// Returns a header that is a copy of `bytes`.
     ///
     /// # Errors
     /// As [`Self::zeroed`].
@@ -355,30 +361,30 @@ impl Header {
         Ok(header)
     }
 
-    /// The header's bytes.
+    /// Returns the header's bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
 
-    /// The header's bytes, to change them.
+    /// Returns the header's bytes for modification.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         &mut self.bytes[..usize::from(self.len)]
     }
 
-    /// Where the network header begins.
+    /// Returns the offset of the network header.
     #[must_use]
     pub const fn l3(&self) -> usize {
         self.l3 as usize
     }
 
-    /// Where the transport header begins.
+    /// Returns the offset of the transport header.
     #[must_use]
     pub const fn l4(&self) -> usize {
         self.l4 as usize
     }
 
-    /// Bytes in it.
+    /// Returns the length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a header without bytes is not a thing")]
     pub const fn len(&self) -> usize {

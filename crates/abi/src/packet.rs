@@ -1,53 +1,54 @@
-//! Owned packet buffers and the pool they come from.
+//! Owned packet buffers and their pool.
 //!
-//! A pool belongs to one thread. A buffer is taken by the device, moves through the event ring to
-//! the host, and comes back through the recycle ring; whoever cannot give it back may drop it.
+//! A pool belongs to one thread. The device takes a buffer, which moves through the event ring to
+//! the host and returns through the recycle ring. Dropping a buffer instead of returning it is
+//! allowed.
 
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Sizes of buffers: a bare acknowledgment, a packet, a merged run of packets (64 KiB and its
-/// headers).
+/// Sizes of buffers in bytes: for a bare acknowledgment, for a packet, and for a merged run of
+/// packets (64 KiB and headers).
 const CLASS_BYTES: [usize; 3] = [256, 2048, 66 * 1024];
 
-/// A buffer with a received frame in it.
+/// A buffer that holds a received frame.
 pub struct PacketBuf {
     data: Box<[u8]>,
     len: usize,
 }
 
 impl PacketBuf {
-    /// No frame and no memory: what stands where a buffer was taken out.
+    /// Creates a buffer without frame or memory, as a placeholder for one that was moved out.
     #[must_use]
     pub fn empty() -> Self {
         Self { data: Box::default(), len: 0 }
     }
 
-    /// The frame.
+    /// Returns the frame.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         &self.data[..self.len]
     }
 
-    /// The frame, to change it.
+    /// Returns the frame for modification.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         &mut self.data[..self.len]
     }
 
-    /// Length of the frame in bytes.
+    /// Returns the length of the frame in bytes.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Shortens the frame to its first `len` bytes; does nothing where it is not longer.
+    /// Shortens the frame to its first `len` bytes; does nothing if it is not longer.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
-    /// Adds `bytes` to the frame's end, and says whether there was room for all of them; else it
-    /// adds none.
+    /// Appends `bytes` to the frame and returns true, or returns false and appends nothing if they
+    /// do not fit.
     pub fn append(&mut self, bytes: &[u8]) -> bool {
         let end = self.len + bytes.len();
         let Some(room) = self.data.get_mut(self.len..end) else { return false };
@@ -56,14 +57,14 @@ impl PacketBuf {
         true
     }
 
-    /// Whether the frame has no bytes.
+    /// Returns whether the frame has no bytes.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Bytes of memory that the buffer occupies, whatever the frame's length: what limits on queues
-    /// count.
+    /// Returns the bytes of memory that the buffer occupies, independent of the frame's length.
+    /// Limits of queues count these.
     #[must_use]
     pub fn footprint(&self) -> usize {
         self.data.len()
@@ -79,16 +80,16 @@ impl core::fmt::Debug for PacketBuf {
 base::counters! {
     /// Counters of the buffers of a pool.
     pub struct PoolCounters {
-        /// Buffers that were taken.
+        /// Buffers taken.
         pool_taken,
-        /// Of those, the ones that the allocator had to make: it stands still when all come back.
+        /// Buffers taken that had to be allocated; constant while all buffers are returned.
         pool_new,
-        /// Buffers that came back, whether they were kept or freed.
+        /// Buffers returned, whether kept or freed.
         pool_returned,
     }
 }
 
-/// Free buffers by size class. Bounded: beyond the limit buffers go back to the allocator.
+/// Free buffers by size class. Bounded: surplus buffers are freed.
 #[derive(Debug)]
 pub struct PacketPool {
     free: [Vec<Box<[u8]>>; CLASS_BYTES.len()],
@@ -97,16 +98,16 @@ pub struct PacketPool {
 }
 
 impl PacketPool {
-    /// Largest frame that a buffer holds.
+    /// Length of the largest frame that a buffer can hold.
     pub const FRAME_BYTES_MAX: usize = CLASS_BYTES[CLASS_BYTES.len() - 1];
 
-    /// An empty pool that keeps up to `per_class_max` free buffers of each size.
+    /// Creates an empty pool that keeps up to `per_class_max` free buffers of each size.
     #[must_use]
     pub fn new(per_class_max: usize) -> Self {
         Self { free: Default::default(), per_class_max, counters: PoolCounters::default() }
     }
 
-    /// A buffer of `len` bytes with old content, or `None` where `len` exceeds
+    /// Takes a buffer of `len` bytes with stale content; `None` if `len` exceeds
     /// [`Self::FRAME_BYTES_MAX`].
     #[inline]
     pub fn take(&mut self, len: usize) -> Option<PacketBuf> {
@@ -119,14 +120,14 @@ impl PacketPool {
         Some(PacketBuf { data, len })
     }
 
-    /// A buffer that holds a copy of `frame`, or `None` as in [`Self::take`].
+    /// Takes a buffer and copies `frame` into it; `None` as in [`Self::take`].
     pub fn copy(&mut self, frame: &[u8]) -> Option<PacketBuf> {
         let mut packet = self.take(frame.len())?;
         packet.as_mut_slice().copy_from_slice(frame);
         Some(packet)
     }
 
-    /// Takes a buffer back. One that is not of our sizes is dropped.
+    /// Returns a buffer to the pool. A buffer that is not of one of the pool's sizes is dropped.
     #[inline]
     pub fn put(&mut self, packet: PacketBuf) {
         let class = CLASS_BYTES.iter().position(|&bytes| packet.data.len() == bytes);
@@ -138,8 +139,8 @@ impl PacketPool {
         }
     }
 
-    /// Calls `f` with the name and value of each counter, and with two gauges: `pool_free`, buffers
-    /// that lie here, and `pool_out`, those that were taken and did not come back.
+    /// Calls `f` with the name and value of each counter, and of two gauges: `pool_free`, the
+    /// buffers in the pool, and `pool_out`, those taken and not returned.
     pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
         f("pool_free", self.free.iter().map(|free| free.len() as u64).sum());

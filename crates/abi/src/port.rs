@@ -1,7 +1,7 @@
-//! Frames as they cross between a device and its wire.
+//! Frames between a device and its link.
 //!
-//! The wire is in `io` (TAP, packet sockets, a memory link) or in `sim`. Segments of up to 64 KiB
-//! and unfinished checksums may cross in one call where the wire says that it can take them.
+//! The link is implemented in `io` (TAP, packet sockets, a memory link) and in `sim`. If its
+//! capabilities allow, segments of up to 64 KiB and partial checksums cross in one call.
 
 use alloc::sync::Arc;
 
@@ -11,34 +11,34 @@ use smallvec::SmallVec;
 use crate::aligned::AlignedBuf;
 use crate::{Checksum, Header, PacketBuf};
 
-/// Bytes of a frame after its headers: shared, never copied on the way to the wire.
+/// Bytes of a frame after its headers: shared, never copied on the way to the link.
 #[derive(Clone, Debug)]
 pub enum Payload {
-    /// The host's memory.
+    /// Memory of the host.
     Host(Bytes),
-    /// Part of a buffer that the device read from a disk.
+    /// Part of a block of the device's memory: file content, or output of an engine.
     Block {
-        /// The buffer.
+        /// The block.
         block: Arc<AlignedBuf>,
-        /// First byte.
+        /// Offset of the first byte in the block.
         start: u32,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
-    /// Part of a frame that came in and goes on. Who drops the frame may give the buffer back first
-    /// (`Device::recycle` of `nic`).
+    /// Part of a received frame that is relayed. After sending, the frame's owner may return the
+    /// buffer to the device (`Device::recycle` in `nic`) instead of dropping it.
     Packet {
-        /// The buffer.
+        /// The received frame.
         packet: Arc<PacketBuf>,
-        /// First byte.
+        /// Offset of the first byte in the frame.
         start: u32,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
 }
 
 impl Payload {
-    /// The bytes.
+    /// Returns the bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         match self {
@@ -52,10 +52,10 @@ impl Payload {
         }
     }
 
-    /// `len` bytes of it from `start`.
+    /// Returns the part of `bytes` bytes at offset `from`.
     ///
     /// # Panics
-    /// Where the range is not within it.
+    /// If the range does not lie within the payload.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "the range lies in the payload: asserted")]
     pub fn slice(&self, from: usize, bytes: usize) -> Self {
@@ -79,44 +79,45 @@ impl Payload {
 /// Payloads of one frame, in order.
 pub type Payloads = SmallVec<[Payload; 3]>;
 
-/// A frame on its way out.
+/// A frame to be sent.
 #[derive(Clone, Debug)]
 pub struct TxFrame {
     /// Ethernet, network and transport headers.
     pub header: Header,
-    /// What follows them.
+    /// Payload, which follows the headers.
     pub payload: Payloads,
-    /// Payload bytes of each packet that the wire shall cut this into; zero for a frame that goes
-    /// as it is. Only where [`WireCaps::segmentation`] is set, or for UDP the other one.
+    /// Payload bytes of each packet into which the link cuts the frame; zero if it is one packet.
+    /// Nonzero only if the link has [`WireCaps::segmentation`], or for UDP
+    /// [`WireCaps::udp_segmentation`].
     pub segment_size: u16,
-    /// Whether the wire has to fill in the transport checksum: its field then holds the
-    /// pseudo-header's sum. Only where [`WireCaps::checksum`] is set.
+    /// True if the link has to complete the transport checksum, whose field holds the sum of the
+    /// pseudo-header. Only if the link has [`WireCaps::checksum`].
     pub checksum_partial: bool,
 }
 
 impl TxFrame {
-    /// Bytes of headers and payload.
+    /// Returns the length of headers and payload in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.header.len() + self.payload_len()
     }
 
-    /// Whether there are no bytes in it.
+    /// Returns whether the frame has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes of payload.
+    /// Returns the number of payload bytes.
     #[must_use]
     pub fn payload_len(&self) -> usize {
         self.payload.iter().map(|p| p.as_slice().len()).sum()
     }
 
-    /// Copies the frame into `out`, which is exactly as long as it.
+    /// Copies the frame into `out`, which must have the frame's length.
     ///
     /// # Panics
-    /// Where the lengths differ.
+    /// If the lengths differ.
     pub fn copy_to(&self, out: &mut [u8]) {
         assert_eq!(out.len(), self.len(), "the frame fills the buffer exactly");
         let (head, mut rest) = out.split_at_mut(self.header.len());
@@ -130,41 +131,41 @@ impl TxFrame {
     }
 }
 
-/// A frame on its way in.
+/// A received frame.
 #[derive(Debug)]
 pub struct RxFrame {
     /// The frame.
     pub packet: PacketBuf,
-    /// What the wire knows of the transport checksum.
+    /// The link's knowledge of the transport checksum.
     pub checksum: Checksum,
-    /// Payload bytes of each packet merged into this frame; zero where nothing was merged.
+    /// Payload bytes of each packet that was merged into this frame; zero for a single packet.
     pub segment_size: u16,
 }
 
-/// What a wire can take.
+/// Capabilities of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WireCaps {
-    /// TCP runs with [`TxFrame::segment_size`] set: of up to 64 KiB, or more where the device was
-    /// told so.
+    /// The link segments TCP (TSO): it accepts frames with [`TxFrame::segment_size`] set, of up to
+    /// 64 KiB, or longer if the device is configured for it.
     pub segmentation: bool,
-    /// The same of UDP, up to 64 KiB: with [`Self::checksum`] only.
+    /// The link segments UDP (USO), up to 64 KiB. Requires [`Self::checksum`].
     pub udp_segmentation: bool,
-    /// Frames with [`TxFrame::checksum_partial`] set.
+    /// The link completes checksums: it accepts frames with [`TxFrame::checksum_partial`] set.
     pub checksum: bool,
-    /// Largest packet above Ethernet, in bytes.
+    /// Largest packet in bytes, without the Ethernet header.
     pub mtu: u16,
 }
 
-/// What became of a frame that was to be sent.
+/// Result of giving a frame to the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum TxStatus {
-    /// The link has it. That it arrives is not promised.
+    /// The link has taken the frame. Delivery is not guaranteed.
     Sent,
-    /// No room at the moment: the same frame may be offered again.
+    /// The link has no room at the moment; the same frame may be offered again.
     Full,
-    /// The link cannot take this frame, now or later; it is counted.
+    /// The link can never take this frame; it is counted and dropped.
     Failed,
-    /// The link has no room for so long a run of segments, but may have it for the same in pieces.
+    /// The link has no room for a run of this length, but may have room for it in shorter pieces.
     TooLong,
 }

@@ -1,20 +1,21 @@
-//! QUIC on the device (NiQUIC; the vocabulary is that of QEO): packets with short headers are
-//! protected and opened there, and put in order; handshakes stay with the host.
+//! QUIC offload (NiQUIC; terms of QEO): the device protects, unprotects and reorders packets with
+//! short headers; handshakes stay with the host.
 //!
-//! A [`QuicId`] names the packets of one direction of one connection: its keys of up to two
-//! generations (RFC 9001, section 6), one header protection key, one space of packet numbers. The
-//! connection IDs that lead to it come and go (RFC 9000, section 5.1); where the host uses
-//! connection IDs of no bytes the tuple leads to it.
+//! A [`QuicId`] identifies one direction of one connection: its AEAD keys of up to two generations
+//! (RFC 9001 section 6), one header protection key, and one packet number space. Connection IDs are
+//! added and removed as routes to it (RFC 9000 section 5.1); if the host uses zero-length
+//! connection IDs, the tuple is the route.
 //!
-//! *Transmit.* A [`crate::Transmit`] with [`Protect`] is a batch of datagrams, as UDP segmentation
-//! has it, in plaintext, with 16 bytes of room behind each packet for its tag. The device seals and
-//! protects packet by packet. What it cannot seal it drops and reports; nothing leaves as it is.
+//! *Transmit.* A [`crate::Transmit`] with [`Protect`] is a batch of datagrams, cut as in UDP
+//! segmentation, in plaintext, with 16 bytes of room after each packet for its tag. The device
+//! encrypts packet by packet. If it cannot encrypt one, it drops the whole transmit and reports
+//! that; plaintext never leaves.
 //!
-//! *Receive.* A frame with [`Opened`] holds one datagram or, where `segment_size` is not zero, a
-//! batch. Each begins with a short-header packet that fills it, without header protection and with
-//! its payload in plaintext; the 16 bytes of its tag are still behind it and mean nothing any more.
-//! A datagram that does not verify is delivered exactly as it came, so that a stateless reset
-//! (RFC 9000, section 10.3), whose last 16 bytes tell, is still one.
+//! *Receive.* A frame with [`Opened`] holds one datagram or, if `segment_size` is not zero,
+//! several. Each begins with a short-header packet that fills it, with header protection removed
+//! and the payload in plaintext; the 16 bytes of the tag still follow and have no meaning. A
+//! datagram that does not verify is delivered exactly as received, so that a stateless reset (RFC
+//! 9000 section 10.3), recognized by its last 16 bytes, remains recognizable.
 
 use core::fmt;
 
@@ -27,11 +28,11 @@ use crate::FlowId;
 use crate::Refusal;
 use crate::crypto::{NONCE_BYTES, Suite};
 
-/// The host's name for one direction of a connection. A host never uses one twice.
+/// The host's number for one direction of a connection; never reused by a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QuicId(pub u64);
 
-/// Longest connection ID (RFC 9000, section 17.2).
+/// Length of the longest connection ID in bytes (RFC 9000 section 17.2).
 pub const CID_BYTES_MAX: usize = 20;
 
 /// A connection ID.
@@ -42,7 +43,7 @@ pub struct ConnectionId {
 }
 
 impl ConnectionId {
-    /// A copy of `bytes`; none where it is longer than [`CID_BYTES_MAX`].
+    /// Copies `bytes`; `None` if there are more than [`CID_BYTES_MAX`].
     #[must_use]
     pub fn new(bytes: &[u8]) -> Option<Self> {
         let mut all = [0; CID_BYTES_MAX];
@@ -50,7 +51,7 @@ impl ConnectionId {
         Some(Self { len: u8::try_from(bytes.len()).ok()?, bytes: all })
     }
 
-    /// Its bytes.
+    /// Returns the bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
@@ -66,34 +67,35 @@ impl fmt::Debug for ConnectionId {
     }
 }
 
-/// How datagrams are spread over the queues of several hosts: by connection ID, so that a
-/// connection stays with its host when the peer's address changes (RFC 9000, section 9).
+/// Steering of datagrams to the queues of several hosts: by connection ID, so that a connection
+/// stays with its host when the peer's address changes (RFC 9000 section 9).
 ///
-/// A datagram's queue follows from a keyed hash of its destination connection ID. A host makes only
-/// connection IDs that lead to itself; of a first packet, whose connection ID the client chose, it
-/// decides which host accepts the connection. The ID does not show its queue without the key.
+/// A keyed hash of the destination connection ID selects the queue. A host issues only connection
+/// IDs that lead to its own queue; in a first packet, whose connection ID the client chose, the
+/// hash decides which host accepts the connection. Without the key a connection ID does not reveal
+/// its queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Steering {
-    /// Our UDP port.
+    /// The local UDP port.
     pub port: u16,
-    /// Bytes of the connection IDs that the hosts make.
+    /// Length of the connection IDs that the hosts issue, in bytes.
     pub id_bytes: u8,
-    /// Secret key of the hash; the same at all devices and hosts.
+    /// Secret key of the hash; the same on all devices and hosts.
     pub key: u64,
-    /// Queues.
+    /// Number of queues.
     pub queues: u32,
 }
 
 impl Steering {
-    /// The queue that a connection ID leads to.
+    /// Returns the queue that a connection ID leads to.
     #[must_use]
     pub fn queue_of(&self, id: &[u8]) -> usize {
         (self.hash(id) % self.queues.max(1)) as usize
     }
 
-    /// The hash of the destination connection ID of a datagram's first packet, as far as it has one
-    /// that can be read (RFC 8999, section 5). Its queue is the rest of a division by the number of
-    /// queues.
+    /// Returns the hash of the destination connection ID of a datagram's first packet, or `None` if
+    /// the datagram is too short to have one (RFC 8999 section 5). The queue is the hash modulo the
+    /// number of queues.
     #[must_use]
     pub fn hash_of_datagram(&self, datagram: &[u8]) -> Option<u32> {
         let (&first, rest) = datagram.split_first()?;
@@ -107,7 +109,7 @@ impl Steering {
     }
 
     fn hash(&self, id: &[u8]) -> u32 {
-        // Multiplications of 64 by 64 bits, both halves of which are used.
+        // Multiplications of 64 by 64 bits; both halves of the product are used.
         const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
         let mix = |a: u64, b: u64| {
             let product = u128::from(a) * u128::from(b);
@@ -119,176 +121,178 @@ impl Steering {
             let word = chunk.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
             mix(hash ^ word, self.key ^ ODD.rotate_left(17))
         });
-        // Zero stands for what has no flow.
+        // Zero is reserved for frames that belong to no flow.
         u32::try_from(mix(hash, ODD) >> 32).unwrap_or(0).max(1)
     }
 }
 
 impl fmt::Debug for Steering {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // No key.
+        // Leaves out the key.
         f.debug_struct("Steering").field("port", &self.port).finish_non_exhaustive()
     }
 }
 
-/// What leads from a packet that comes in to its connection.
+/// Route from a received packet to its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Route {
-    /// Our port and a connection ID that we chose. All connection IDs of one port have one length,
-    /// which is not zero.
+    /// The local port and a connection ID that the host issued. All connection IDs of a port have
+    /// the same length, which is not zero.
     Id {
-        /// UDP port.
+        /// The local UDP port.
         port: u16,
-        /// Destination connection ID.
+        /// The destination connection ID.
         id: ConnectionId,
     },
-    /// The addresses, where connection IDs have no bytes. `local` is the host's end.
+    /// The addresses, for zero-length connection IDs. `local` is the host's end.
     Tuple(Tuple),
 }
 
-/// `QEO_CONNECTION` with `ADD`: one direction of a connection whose handshake is complete.
+/// `QEO_CONNECTION` with `ADD`: offloads one direction of a connection whose handshake is complete.
 #[derive(Debug)]
 pub struct QuicAdd {
-    /// Its name.
+    /// The new entry.
     pub quic: QuicId,
-    /// The connection, for what the device has to say about it.
+    /// The connection, for reports of the device.
     pub flow: FlowId,
-    /// Which way.
+    /// The direction, with its routes if packets are received.
     pub direction: Direction,
-    /// Which AEAD, and which header protection.
+    /// The AEAD and the header protection algorithm.
     pub suite: Suite,
-    /// Key of header protection: the first [`Suite::key_bytes`] count. It never changes (RFC 9001,
+    /// Header protection key: the first [`Suite::key_bytes`] bytes. It never changes (RFC 9001
     /// section 6).
     pub header_key: Zeroizing<[u8; 32]>,
-    /// Keys of the generation that is current.
+    /// Keys of the current generation.
     pub keys: QuicKeys,
-    /// `NextPacketNumber`: the next to be sent, or one above the largest received.
+    /// `NextPacketNumber`: the next number to send, or one above the largest received.
     pub next_packet_number: u64,
 }
 
-/// Which way a connection's packets go.
+/// Direction of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// Out: transmits name it.
+    /// Send: transmits name the entry.
     Transmit,
-    /// In: packets find it by any of these; `QuicRoute` adds to them and takes away.
+    /// Receive: packets are matched by routes, which `QuicRoute` adds and removes.
     Receive {
-        /// What leads to it at first.
+        /// The initial routes.
         routes: SmallVec<[Route; 2]>,
-        /// How long packets may wait for those before them; none where they do not.
+        /// Bounds of the reordering window; `None` to deliver in order of arrival.
         reorder: Option<Reorder>,
     },
 }
 
-/// Bounds of reordering: where one is reached, gaps are given up, oldest first, until it is not.
-/// What waits for nothing else is delivered then, in order.
+/// Bounds of the reordering window. When a bound is reached, gaps are given up, oldest first, until
+/// no bound is reached. Packets that then wait for no gap are delivered in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reorder {
-    /// Packet numbers from the oldest that is missing to the newest that waits.
+    /// Packet numbers from the oldest missing to the newest waiting packet.
     pub packets: u16,
-    /// Bytes of packets that wait.
+    /// Bytes of waiting packets.
     pub bytes: u32,
-    /// Time that a packet waits. Shorter than what the peer takes for a loss (RFC 9002, section
-    /// 6.1.2), and than the time after which the host has to acknowledge.
+    /// Time that a packet may wait. Shorter than the peer's time threshold for loss (RFC 9002
+    /// section 6.1.2) and than the host's acknowledgment delay.
     pub time: Duration,
 }
 
 /// Keys of one generation.
 pub struct QuicKeys {
-    /// The key phase bit of its packets.
+    /// Key phase bit of the packets.
     pub phase: bool,
-    /// AEAD key: the first [`Suite::key_bytes`] count.
+    /// AEAD key: the first [`Suite::key_bytes`] bytes.
     pub key: Zeroizing<[u8; 32]>,
-    /// What nonces are made from.
+    /// IV, combined with the packet number to make the nonce.
     pub iv: [u8; NONCE_BYTES],
 }
 
 impl fmt::Debug for QuicKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // No key.
+        // Leaves out the key.
         f.debug_struct("QuicKeys").field("phase", &self.phase).finish_non_exhaustive()
     }
 }
 
-/// Another generation of keys, next to the current one; the generation before that is forgotten.
+/// Keys of the next generation. The device keeps them and those of the current generation, and
+/// forgets older ones.
 #[derive(Debug)]
 pub struct QuicRekey {
-    /// Of which direction.
+    /// The entry.
     pub quic: QuicId,
-    /// Its keys. Their phase is not the current one's.
+    /// The keys. Their phase must differ from that of the current generation.
     pub keys: QuicKeys,
 }
 
-/// A change of what leads to a connection.
+/// Change of the routes to a receive entry.
 #[derive(Debug)]
 pub struct QuicRoute {
-    /// Which.
+    /// The entry.
     pub quic: QuicId,
-    /// What leads to it.
+    /// The route.
     pub route: Route,
-    /// Whether it does so from now on, or no more.
+    /// True to add the route, false to remove it.
     pub on: bool,
 }
 
-/// The packets in a transmit's datagrams that the device seals.
+/// Instructions for encrypting the packets in a transmit's datagrams.
 #[derive(Clone, Debug)]
 pub struct Protect {
-    /// With whose keys.
+    /// The entry whose keys are used.
     pub quic: QuicId,
-    /// One for each datagram, in order; none for one that the host sealed whole.
+    /// One for each datagram, in order; `None` for a datagram that the host has encrypted itself.
     pub packets: SmallVec<[Option<Packet>; 1]>,
 }
 
-/// Where a short-header packet lies in its datagram, which it fills to the end, tag included.
+/// Position of a short-header packet in its datagram. The packet extends to the end of the
+/// datagram, tag included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Its first byte, after long-header packets that were coalesced with it.
+    /// Offset of the packet's first byte; long-header packets may precede it in the datagram.
     pub begin: u16,
-    /// Its packet number, from `begin` on.
+    /// Offset of the packet number from `begin`.
     pub pn_offset: u8,
-    /// Bytes of the packet number, 1 to 4.
+    /// Length of the packet number: 1 to 4 bytes.
     pub pn_len: u8,
-    /// The whole packet number. A device refuses one that is not above those that it has sealed:
-    /// a nonce is used once.
+    /// The full packet number. The device refuses a number that is not above all numbers of the
+    /// entry that it has encrypted, so that no nonce is used twice.
     pub number: u64,
 }
 
-/// What was done to the datagrams of a received frame.
+/// Decryption results of the datagrams in a received frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opened {
-    /// By which entry.
+    /// The entry that decrypted them.
     pub quic: QuicId,
-    /// Packet number of each datagram, in order, as it was opened.
+    /// Packet number of each datagram, in order.
     pub numbers: SmallVec<[u64; 2]>,
 }
 
-/// `QuicStatus`: the answer to what failed; what did not is not answered.
+/// `QuicStatus`: reports a failed operation; successful ones are not reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuicStatus {
-    /// Which.
+    /// The entry.
     pub quic: QuicId,
-    /// Of which connection.
+    /// The connection.
     pub flow: FlowId,
-    /// What happened.
+    /// The failure.
     pub why: QuicTrouble,
 }
 
-/// Why a [`QuicStatus`] is said.
+/// Failures that a [`QuicStatus`] reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuicTrouble {
-    /// It is not added. Packets go on as if it had not been asked for.
+    /// The device refused the entry. Packets pass as if the offload had not been requested.
     Refused(Refusal),
-    /// A transmit was dropped, whole: the entry is unknown, a packet number was used before, or a
-    /// packet does not lie in its datagram. For the connection it is a loss.
+    /// A whole transmit was dropped: its entry or keys are unknown, a packet number was used
+    /// before, or a packet does not lie in its datagram. The connection sees a packet loss.
     NotSealed,
 }
 
 /// Limits of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuicLimits {
-    /// Entries, both directions counted, over all queues.
+    /// Entries at one time, both directions counted, over all queues.
     pub entries_max: u32,
-    /// Datagrams that may wait for those before them, over all connections.
+    /// Datagrams that may wait in reordering windows, over all connections.
     pub waiting_max: u32,
 }
 

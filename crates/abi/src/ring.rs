@@ -1,12 +1,12 @@
-//! Single-producer single-consumer ring: values move from one thread to another without locks.
+//! Single-producer single-consumer ring: moves values between two threads without locks.
 //!
-//! One producer and one consumer, each owned by one thread, share a circular array of slots and two
-//! indices that only grow (modulo the word size). Each end keeps a copy of the other's index and
-//! reads the shared one only when its copy says full or empty, so that in the common case a push or
-//! pop touches no cache line that the other end writes.
+//! Producer and consumer, each owned by one thread, share a circular array of slots and two indices
+//! that only grow (modulo the word size). Each end caches the other's index and rereads the shared
+//! one only when its cache says full or empty, so a push or pop usually touches no cache line that
+//! the other end writes.
 //!
-//! The same code runs under loom (`--cfg loom`) with its atomics and cells. The consumer may sleep:
-//! see [`Waker`].
+//! The same code runs under loom (`--cfg loom`) with loom's atomics and cells. How the consumer may
+//! sleep: see [`Waker`].
 #![expect(unsafe_code, reason = "two threads share the slots of a ring")]
 
 use alloc::boxed::Box;
@@ -22,21 +22,21 @@ use loom::cell::UnsafeCell;
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 
-/// Keeps the two indices on cache lines of their own (two lines: the adjacent-line prefetcher pairs
-/// them).
+/// Keeps the two indices on separate cache lines (128 bytes, since the adjacent-line prefetcher
+/// fetches lines in pairs).
 #[repr(align(128))]
 struct Padded<T>(T);
 
 struct Shared<T> {
-    /// Next slot to pop; written by the consumer.
+    /// Index of the next slot to pop; written by the consumer.
     head: Padded<AtomicUsize>,
-    /// Next slot to push; written by the producer.
+    /// Index of the next slot to push; written by the producer.
     tail: Padded<AtomicUsize>,
     slots: Box<[Slot<T>]>,
 }
 
-/// A slot on cache lines of its own: a message then moves between two cores with as few lines as it
-/// fills, and neither end waits for a line of which the other writes the rest.
+/// A slot on cache lines of its own: a message moves between two cores in as few lines as it fills,
+/// and neither end waits for a line that the other writes.
 #[repr(align(64))]
 struct Slot<T>(UnsafeCell<MaybeUninit<T>>);
 
@@ -55,7 +55,7 @@ impl<T> Shared<T> {
 
 impl<T> Drop for Shared<T> {
     fn drop(&mut self) {
-        // Both ends are gone (each holds an `Arc`), so nobody else looks at the indices.
+        // Both ends are gone (each holds an `Arc`), so no other thread reads the indices.
         let tail = self.tail.0.load(Ordering::Acquire);
         let mut head = self.head.0.load(Ordering::Acquire);
         while head != tail {
@@ -81,10 +81,10 @@ pub struct Consumer<T> {
     tail_seen: usize,
 }
 
-/// A ring of `capacity` slots.
+/// Creates a ring of `capacity` slots.
 ///
 /// # Panics
-/// Where `capacity` is not a power of two: it is a constant of the caller.
+/// If `capacity` is not a power of two: callers pass constants.
 #[must_use]
 pub fn ring<T: Send>(capacity: usize) -> (Producer<T>, Consumer<T>) {
     assert!(capacity.is_power_of_two(), "the capacity of a ring is a power of two");
@@ -102,14 +102,14 @@ impl<T: Send> Producer<T> {
     /// Moves `value` into the ring.
     ///
     /// # Errors
-    /// Gives `value` back where the ring is full.
+    /// Returns `value` if the ring is full.
     pub fn push(&mut self, value: T) -> Result<(), T> {
         if self.free() == 0 {
             return Err(value);
         }
         let slot = &self.shared.slots[self.tail & self.shared.mask()];
-        // SAFETY: the slot lies outside head..tail, so the consumer does not look at it until
-        // `tail` is published below.
+        // SAFETY: the slot lies outside head..tail, so the consumer does not access it until `tail`
+        // is published below.
         with_slot(slot, |p| unsafe {
             (*p).write(value);
         });
@@ -118,8 +118,8 @@ impl<T: Send> Producer<T> {
         Ok(())
     }
 
-    /// Slots that can be filled before the next look at the consumer; at least one unless the ring
-    /// is full.
+    /// Returns the number of slots that can be filled before the consumer's index has to be reread;
+    /// zero only if the ring is full.
     pub fn free(&mut self) -> usize {
         let capacity = self.shared.slots.len();
         if self.tail.wrapping_sub(self.head_seen) == capacity {
@@ -128,7 +128,7 @@ impl<T: Send> Producer<T> {
         capacity - self.tail.wrapping_sub(self.head_seen)
     }
 
-    /// Whether the consumer is gone, so that a full ring stays full.
+    /// Returns whether the consumer was dropped, so that a full ring stays full.
     #[must_use]
     pub fn is_abandoned(&self) -> bool {
         Arc::strong_count(&self.shared) == 1
@@ -136,21 +136,21 @@ impl<T: Send> Producer<T> {
 }
 
 impl<T: Send> Consumer<T> {
-    /// Takes the oldest value out of the ring.
+    /// Removes and returns the oldest value.
     pub fn pop(&mut self) -> Option<T> {
         if self.is_empty() {
             return None;
         }
         let slot = &self.shared.slots[self.head & self.shared.mask()];
         // SAFETY: the slot lies in head..tail: it holds a value that the producer has published and
-        // will not touch.
+        // will not access.
         let value = with_slot(slot, |p| unsafe { (*p).assume_init_read() });
         self.head = self.head.wrapping_add(1);
         self.shared.head.0.store(self.head, Ordering::Release);
         Some(value)
     }
 
-    /// Whether nothing is in the ring at the moment.
+    /// Returns whether the ring is empty at the moment.
     pub fn is_empty(&mut self) -> bool {
         if self.head == self.tail_seen {
             self.tail_seen = self.shared.tail.0.load(Ordering::Acquire);
@@ -181,41 +181,42 @@ impl<T> core::fmt::Debug for Consumer<T> {
     }
 }
 
-/// Tells producers whether a consumer's thread sleeps, so that they make the system call that wakes
-/// it only then.
+/// Flag by which producers learn whether the consumer's thread sleeps, so that they make the system
+/// call that wakes it only then.
 ///
-/// The consumer calls [`Self::prepare_sleep`], looks at *all* its rings once more, and sleeps only
-/// if they are empty. A producer pushes, then calls [`Self::must_wake`], and if it says so wakes
-/// the thread by whatever the operating system has. Either the consumer's second look sees the
-/// value or the producer sees the flag: never neither.
+/// The consumer calls [`Self::prepare_sleep`], checks *all* its rings once more, and sleeps only if
+/// they are empty. A producer pushes, then calls [`Self::must_wake`], and if that returns true
+/// wakes the thread by a means of the operating system. Either the consumer's second check sees the
+/// value or the producer sees the flag.
 #[derive(Debug, Default)]
 pub struct Waker {
     asleep: AtomicBool,
 }
 
 impl Waker {
-    /// A waker whose consumer is awake.
+    /// Creates a waker whose consumer is awake.
     #[must_use]
     pub fn new() -> Self {
         Self { asleep: AtomicBool::new(false) }
     }
 
-    /// The consumer is about to sleep.
+    /// Called by the consumer before it checks its rings a last time and sleeps.
     pub fn prepare_sleep(&self) {
         self.asleep.store(true, Ordering::Relaxed);
-        // Orders the store before the second look at the rings; pairs with the fence in
+        // Orders the store before the second check of the rings; pairs with the fence in
         // `must_wake`.
         fence(Ordering::SeqCst);
     }
 
-    /// The consumer is awake again.
+    /// Called by the consumer when it is awake again.
     pub fn awake(&self) {
         self.asleep.store(false, Ordering::Relaxed);
     }
 
-    /// Whether the producer, having pushed, has to wake the consumer. Says so to one producer only.
+    /// Returns whether the producer, having pushed, has to wake the consumer. Returns true to one
+    /// producer only.
     pub fn must_wake(&self) -> bool {
-        // Orders the push before the look at the flag.
+        // Orders the push before the load of the flag.
         fence(Ordering::SeqCst);
         self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::Relaxed)
     }
@@ -278,8 +279,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a plain queue: what `free` promises `push` keeps, and nothing is lost, doubled
-        /// or reordered.
+        /// Against a plain queue: `push` succeeds at least as often as `free` promises, and no
+        /// value is lost, duplicated or reordered.
         #[test]
         fn behaves_like_a_queue(steps in proptest::collection::vec(any::<bool>(), 0..200)) {
             let (mut tx, mut rx) = ring::<usize>(8);
@@ -345,8 +346,8 @@ mod loom_tests {
         });
     }
 
-    /// The consumer goes to sleep only if no value is there; the producer then knows that it has to
-    /// wake it.
+    /// The consumer sleeps only if no value is there; the producer then learns that it must wake
+    /// it.
     #[test]
     fn no_wake_up_is_lost() {
         loom::model(|| {

@@ -1,68 +1,68 @@
-//! Connection set-up by the device: what it needs to answer SYNs, and what a connection that it set
-//! up has agreed on (AccelTCP section 4.1).
+//! Set-up offload (AccelTCP section 4.1): parameters for answering SYNs, and the options negotiated
+//! on a connection that the device set up.
 //!
-//! Nothing is kept for a connection that is being set up: the SYN-ACK's sequence number is a
-//! cookie, its timestamp carries the options. Only an established connection reaches the host, as
-//! the first frame that brings the cookie back, with an [`Established`] beside it.
+//! The device keeps no state of half-open connections: the sequence number of the SYN-ACK is a SYN
+//! cookie, and its timestamp encodes options. Only an established connection reaches the host: its
+//! first frame is the one that returns the cookie, with [`Established`] beside it.
 
 use alloc::boxed::Box;
 use core::net::IpAddr;
 
-/// The host's name for a port whose SYNs the device answers.
+/// The host's number for a listening port whose SYNs the device answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ListenId(pub u32);
 
-/// A port whose SYNs the device shall answer.
+/// A listening port whose SYNs the device is to answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SetupListen {
-    /// The name of it.
+    /// The new listener.
     pub listener: ListenId,
-    /// The addresses of ours that it is for, one to [`Self::ADDRS_MAX`]; of a wildcard, all of
-    /// them. The device answers for these and no others.
+    /// Local addresses of the listener, 1 to [`Self::ADDRS_MAX`]; for a wildcard listener, all of
+    /// the host's. The device answers SYNs to these only.
     pub addrs: Box<[IpAddr]>,
-    /// Port.
+    /// Local port.
     pub port: u16,
-    /// What the SYN-ACK's window field offers: unscaled (RFC 7323 section 2.2).
+    /// Window field of the SYN-ACK: unscaled (RFC 7323 section 2.2).
     pub window: u16,
-    /// Shift of the windows that we offer later.
+    /// Window scale to offer.
     pub window_scale: u8,
-    /// Segment size that we offer over IPv4 and over IPv6.
+    /// MSS to offer over IPv4 and over IPv6.
     pub mss: [u16; 2],
-    /// Whether we agree to selective acknowledgments.
+    /// Whether to accept SACK.
     pub sack: bool,
-    /// Whether we agree to ECN (RFC 3168 section 6.1.1).
+    /// Whether to accept ECN (RFC 3168 section 6.1.1).
     pub ecn: bool,
-    /// `TCP_DEFER_ACCEPT`: the connection reaches the host with its first payload, and the bare
-    /// acknowledgment that ends the handshake does not.
+    /// `TCP_DEFER_ACCEPT`: the connection reaches the host with its first payload; the bare
+    /// acknowledgment that completes the handshake is not delivered.
     pub defer: bool,
 }
 
 impl SetupListen {
-    /// Most addresses of one port; more are refused.
+    /// Most addresses of one listener; one with more is refused.
     pub const ADDRS_MAX: usize = 64;
 }
 
-/// What the peer and the device agreed on. It stands beside the first frame of a connection; that
-/// frame has the rest: its numbers less one are the two initial ones, and the timestamp that it
-/// echoes is the SYN-ACK's.
+/// Options negotiated between the peer and the device, attached to the first frame of a connection.
+/// The initial sequence numbers are that frame's sequence and acknowledgment numbers minus one, and
+/// the timestamp that it echoes is that of the SYN-ACK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Established {
-    /// The port that it was for.
+    /// The listener.
     pub listener: ListenId,
-    /// Segment size that the peer can take: one of the eight that a cookie can say, no
-    /// larger than what the SYN had.
+    /// MSS of the peer: the largest of eight values encodable in a cookie that does not exceed the
+    /// MSS in the SYN.
     pub peer_mss: u16,
-    /// The peer's window scale, if its SYN had one.
+    /// Window scale of the peer, if its SYN had one.
     pub peer_scale: Option<u8>,
-    /// Selective acknowledgments were agreed on.
+    /// True if SACK was negotiated.
     pub sack: bool,
-    /// ECN was agreed on.
+    /// True if ECN was negotiated.
     pub ecn: bool,
 }
 
-/// What the engine offers.
+/// Limits of the set-up offload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetupLimits {
-    /// Ports at one time, over all queues.
+    /// Listeners at one time, over all queues.
     pub listeners_max: u32,
 }

@@ -1,79 +1,80 @@
-//! Two established connections become one: the device relays between them (AccelTCP section 4.3).
+//! Splicing (AccelTCP section 4.3): the device relays between two established connections.
 //!
-//! *How it begins.* The host has relayed and seen acknowledged all that it received, and since then
-//! acknowledges nothing new. With [`Splice`] the device takes both tuples and answers with
-//! `Spliced`; frames that come from then on it keeps, a few of each direction. Behind `Spliced` no
-//! frame of either connection follows in the event ring, so the host gives back, with
-//! `SpliceStart`, those that it had not acknowledged; the device relays these first, then what it
-//! kept, then what comes. So nothing is lost and nothing overtakes.
+//! *Start.* Before it sends [`Splice`], the host has relayed everything that it received and seen
+//! it acknowledged; after that it acknowledges nothing new. The device takes over both tuples,
+//! answers with `Spliced`, and from then on keeps arriving frames, up to a limit for each pair. No
+//! frame of either connection follows `Spliced` in the event ring, so the host returns with
+//! `SpliceStart` the frames that it had not acknowledged. The device relays these first, then those
+//! that it kept, then new ones. So no byte is lost or reordered.
 
 use base::{Duration, SeqNum};
 use wire::Tuple;
 
-/// The host's name for a pair of spliced connections; never used again.
+/// The host's number for a pair of spliced connections; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SpliceId(pub u64);
 
-/// Two connections to be spliced.
+/// Two connections to splice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Splice {
-    /// The name of it.
+    /// The new splice.
     pub id: SpliceId,
-    /// Both connections; what one sends the other gets.
+    /// The two connections; bytes received on one are sent on the other.
     pub sides: [SpliceSide; 2],
-    /// Without a packet for that long both are reset.
+    /// Time without a packet after which both connections are reset.
     pub idle_timeout: Duration,
 }
 
-/// One of two connections, as its TCB has it.
+/// One of the two connections: the state of its TCB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpliceSide {
-    /// Its ends.
+    /// Addresses and ports.
     pub tuple: Tuple,
-    /// Link address of the next hop to the peer.
+    /// Ethernet address of the next hop to the peer.
     pub link: [u8; 6],
-    /// Next byte that the peer would be sent; all before were acknowledged.
+    /// SND.NXT: next sequence number to send. Everything before it was acknowledged.
     pub snd_nxt: SeqNum,
-    /// Next byte expected of the peer; all before were acknowledged, and relayed.
+    /// RCV.NXT: next sequence number expected from the peer. Everything before it was acknowledged
+    /// and relayed.
     pub rcv_nxt: SeqNum,
-    /// Shift of the windows that the peer offers.
+    /// Window scale of the peer's windows.
     pub peer_scale: u8,
-    /// Shift of the windows that we offered the peer.
+    /// Window scale of the windows that the host offered.
     pub own_scale: u8,
-    /// Window that the peer has offered last, in bytes.
+    /// Window that the peer offered last, in bytes from `snd_nxt`.
     pub peer_window: u32,
-    /// Window that we have offered last, in bytes from `rcv_nxt` on.
+    /// Window that the host offered last, in bytes from `rcv_nxt`.
     pub own_window: u32,
-    /// Payload bytes of the largest segment for the peer.
+    /// Payload bytes of the largest segment to the peer.
     pub mss: u16,
-    /// Selective acknowledgments were agreed on.
+    /// True if SACK was negotiated.
     pub sack: bool,
-    /// ECN was agreed on.
+    /// True if ECN was negotiated.
     pub ecn: bool,
-    /// Timestamps, where they were agreed on.
+    /// Timestamps, if they were negotiated.
     pub timestamps: Option<SpliceTimestamps>,
 }
 
-/// The clocks of a connection.
+/// Timestamp values of a connection (RFC 7323).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpliceTimestamps {
-    /// What we would send as TSval now.
+    /// TSval that the host would send now.
     pub value: u32,
-    /// The peer's latest TSval: what we would send as TSecr.
+    /// TS.Recent: the peer's latest TSval, to be sent as TSecr.
     pub recent: u32,
 }
 
-/// A splice has ended. What it keeps of it for a while, to repair lost acknowledgments, is the
-/// device's own.
+/// The end of a splice. The device may keep state of it for a while, to repair lost
+/// acknowledgments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpliceClosed {
-    /// Which.
+    /// The splice.
     pub id: SpliceId,
-    /// Payload bytes that each side sent and the other acknowledged.
+    /// Payload bytes from each side that the other side acknowledged.
     pub bytes: [u64; 2],
-    /// Packets relayed that each side sent.
+    /// Packets relayed from each side.
     pub packets: [u64; 2],
-    /// How it ended.
+    /// How the splice ended.
     pub end: SpliceEnd,
 }
 
@@ -82,15 +83,15 @@ pub struct SpliceClosed {
 pub enum SpliceEnd {
     /// Both directions were closed and acknowledged.
     Closed,
-    /// That side's peer (0 or 1) reset it.
+    /// The peer of that side (0 or 1) reset the connection.
     Reset(u8),
-    /// Nothing came for too long; both were reset.
+    /// No packet arrived for the idle time-out; both connections were reset.
     IdleTimeout,
-    /// The host ended it; both were reset.
+    /// The host ended the splice; both connections were reset.
     Unspliced,
 }
 
-/// What the engine offers.
+/// Limits of splicing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpliceLimits {
     /// Pairs at one time, over all queues.

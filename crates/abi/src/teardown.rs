@@ -1,8 +1,8 @@
-//! Connection tear-down by the device: a TCB that changes its owner (AccelTCP section 4.2).
+//! Tear-down offload (AccelTCP section 4.2): the host hands a closed connection over to the device.
 //!
-//! With [`Teardown`] the host hands over everything that is left of a connection whose application
-//! has closed it, and forgets it: the device sends what was not sent, sends again what is lost,
-//! ends with the FIN, and keeps TIME-WAIT. It tells of ends in sums ([`TeardownDone`]).
+//! With [`Teardown`] the host hands over the remaining state of a connection that its application
+//! has closed, and forgets it. The device sends the remaining bytes, retransmits lost ones, sends
+//! the FIN, and keeps TIME-WAIT. It reports ended connections in sums ([`TeardownDone`]).
 
 use alloc::boxed::Box;
 use base::{Duration, SeqNum};
@@ -11,63 +11,65 @@ use smallvec::SmallVec;
 use crate::l5o::L5oId;
 use crate::{FlowId, Header, Parts, Refusal, TsOption};
 
-/// A connection in the hands of the device.
+/// A connection handed over to the device.
 #[derive(Debug)]
 pub struct Teardown {
-    /// Its name, so that what it sends stays behind what the host sent before.
+    /// The connection, so that its segments leave after those that the host has queued.
     pub flow: FlowId,
-    /// Headers of a segment without payload, as of [`crate::Transmit`], with the acknowledgment,
-    /// the window and, where there are timestamps, TSval and TSecr as of now. The device fills in
-    /// numbers and flags.
+    /// Headers of a segment without payload, as in [`crate::Transmit`], with the current
+    /// acknowledgment number, window and, if negotiated, TSval and TSecr. The device fills in
+    /// sequence numbers and flags.
     pub header: Header,
-    /// Where the timestamp stands; the device moves TSval on by the time since it took this.
+    /// Position of the timestamp; the device advances TSval by the time since it took the
+    /// operation.
     pub timestamp: Option<TsOption>,
-    /// First byte that the peer has not acknowledged.
+    /// SND.UNA: first sequence number that the peer has not acknowledged.
     pub una: SeqNum,
-    /// First byte that was never sent; behind the FIN, if that was.
+    /// First sequence number that was never sent; after the FIN if the FIN was sent.
     pub nxt: SeqNum,
     /// Right edge of the peer's window.
     pub edge: SeqNum,
-    /// Shift of the windows that the peer offers.
+    /// Window scale of the peer's windows.
     pub peer_scale: u8,
     /// Payload bytes of a full segment.
     pub mss: u16,
-    /// The bytes from `una` to the FIN, which follows the last of them. They are sent, and sent
-    /// again, by whole parts; so a part begins at `nxt`, and a sealed part brings the content that
-    /// precedes it in its message. None where `una` is behind the last byte.
+    /// The bytes from `una` up to the FIN. They are sent and retransmitted in whole parts, so a
+    /// part begins at `nxt`, and an encrypted part carries the preceding content of its message.
+    /// Empty if `una` is after the last byte.
     pub parts: Parts,
-    /// Next byte expected of the peer; behind its FIN, if that came.
+    /// RCV.NXT: next sequence number expected from the peer; after its FIN if that was received.
     pub rcv_nxt: SeqNum,
-    /// State of the connection, once the FIN is sent.
+    /// State of the connection once the FIN is sent.
     pub state: ClosingState,
-    /// Retransmission time-out as of now.
+    /// Current retransmission time-out.
     pub rto: Duration,
-    /// How long the tuple is kept in TIME-WAIT; as long FIN-WAIT-2 may last.
+    /// Duration of TIME-WAIT, and limit of FIN-WAIT-2.
     pub time_wait: Duration,
-    /// Contexts that nobody needs once everything is acknowledged.
+    /// Contexts to destroy once everything is acknowledged.
     pub contexts: SmallVec<[L5oId; 2]>,
-    /// The answer to data behind `rcv_nxt`.
+    /// Response to data at or after `rcv_nxt`.
     pub late_data: LateData,
 }
 
-/// State of a connection that is handed over: RFC 9293 section 3.3.2.
+/// State of a connection that is handed over (RFC 9293 section 3.3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClosingState {
-    /// Neither FIN is acknowledged.
+    /// Neither side's FIN is acknowledged.
     FinWait1,
-    /// Everything is acknowledged, the FIN too: `una` and `nxt` are behind it, and there are no
-    /// parts.
+    /// Everything including the host's FIN is acknowledged: `una` and `nxt` are after it, and there
+    /// are no parts.
     FinWait2,
-    /// The peer's FIN came after the application had closed, and before the acknowledgment of ours.
+    /// The peer's FIN arrived after the application closed and before the acknowledgment of the
+    /// host's FIN.
     Closing,
-    /// The peer's FIN came before the application closed.
+    /// The peer's FIN arrived before the application closed.
     LastAck,
 }
 
-/// The answer to data that a peer sends after the application has closed the connection.
+/// Response to data that the peer sends after the application has closed the connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LateData {
-    /// A reset: RFC 1122 section 4.2.2.13.
+    /// A reset (RFC 1122 section 4.2.2.13).
     #[default]
     Reset,
     /// An acknowledgment: the data is discarded, since a reset could destroy a response that the
@@ -79,40 +81,41 @@ pub enum LateData {
     },
 }
 
-/// The device would not take a connection: it is the host's as it was.
+/// The device refused a connection, which stays with the host as it was.
 #[derive(Debug)]
 pub struct TeardownRefused {
-    /// What was to be handed over.
+    /// The operation that was refused.
     pub teardown: Box<Teardown>,
-    /// Why not.
+    /// The reason.
     pub why: Refusal,
 }
 
-/// Connections of a queue that the device was handed and that have ended since it last said so;
-/// TIME-WAIT counts as ended.
+/// Numbers of handed-over connections of a queue that have ended since the last report. A
+/// connection in TIME-WAIT counts as ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TeardownDone {
-    /// Both directions were closed and acknowledged.
+    /// Closed in both directions and acknowledged.
     pub closed: u32,
-    /// Reset, by the peer or because the peer had more to say.
+    /// Reset by the peer, or by the device because the peer sent unexpected data or the host
+    /// quiesced.
     pub reset: u32,
-    /// The peer did not answer until the retransmissions were used up, or did not close in time.
+    /// Timed out: the peer did not answer the last retransmission, or did not close in time.
     pub timed_out: u32,
 }
 
 impl TeardownDone {
-    /// How many.
+    /// Returns the number of connections.
     #[must_use]
     pub const fn total(&self) -> u32 {
         self.closed.saturating_add(self.reset).saturating_add(self.timed_out)
     }
 }
 
-/// What the engine offers.
+/// Limits of the tear-down offload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TeardownLimits {
-    /// Connections at one time, over all queues, those in TIME-WAIT apart.
+    /// Connections at one time, over all queues, without those in TIME-WAIT.
     pub flows_max: u32,
-    /// Payload bytes of one of them.
+    /// Payload bytes of one connection.
     pub bytes_max: u32,
 }
