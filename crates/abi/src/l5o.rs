@@ -65,7 +65,7 @@ pub struct TlsState {
     pub suite: Suite,
     /// AEAD key: the first [`Suite::key_bytes`] bytes.
     pub key: Zeroizing<[u8; 32]>,
-    /// IV (in TLS 1.2 with AES-GCM the salt), from which nonces are made.
+    /// IV from which nonces are made; in TLS 1.2 with AES-GCM its first four bytes are the salt.
     pub iv: [u8; NONCE_BYTES],
     /// Number of the next record.
     pub number: u64,

@@ -1,7 +1,7 @@
-//! What the operator sets: sizes and switches of a device, fixed when it is made.
+//! Configuration of a device: sizes and switches, fixed when it is created.
 //!
-//! Every limit is a run-time value with its unit in its name. [`FileConfig::clamped`] mends values
-//! with which the file engine could not make progress, so that no configuration can get stuck.
+//! Every limit is a run-time value with its unit in its name. [`FileConfig::clamped`] raises values
+//! with which the file engine could not make progress, so that no configuration can block it.
 
 use core::fmt;
 
@@ -11,67 +11,66 @@ use abi::crypto::CryptoProvider;
 use abi::l5o::ResyncMode;
 use alloc::sync::Arc;
 
-/// Most bytes in one operation of the host: four of the longest frames that most wires take, and
-/// the disk's longest read with a response's head before it.
+/// Value of [`DeviceConfig::transmit_bytes_max`] for long transmits: four frames of 64 KiB (the
+/// longest of most links), which is also the disk's longest read, and room for a response's head.
 pub const LONG_TRANSMIT_BYTES: u32 = (256 + 8) * 1024;
-/// Most payload bytes in one packet, or in a run of packets that crosses to a wire that segments:
-/// with the longest header the IP packet still has a length that fits 16 bits (RFC 791 section
-/// 3.1).
+/// Most payload bytes of a packet, or of a run that is passed to a segmenting link as one frame:
+/// with the longest headers, the IP packet's length still fits in 16 bits (RFC 791 section 3.1).
 pub(crate) const RUN_BYTES_MAX: u32 = 65_536 - 120;
 
-/// Largest block of the file engine, in pages: a megabyte.
+/// Largest block of the file engine, in pages: 1 MiB.
 const BLOCK_PAGES_MAX: usize = 256;
 
 /// Configuration of a [`crate::Device`].
 #[derive(Clone, Debug)]
 pub struct DeviceConfig {
-    /// The device's Ethernet address. Frames to other unicast addresses are dropped.
+    /// Ethernet address of the device. Frames to other unicast addresses are dropped.
     pub mac: [u8; 6],
-    /// Host queues, at least one. RSS spreads received flows over them.
+    /// Queues of hosts, at least one. RSS spreads received flows over them.
     pub queues: usize,
-    /// The file engine, or `None` where it is switched off.
+    /// The file engine; `None` disables it.
     pub file: Option<FileConfig>,
-    /// The engine for protocols above TCP, or `None` where it is switched off.
+    /// The layer-5 engine; `None` disables it.
     pub l5o: Option<L5oConfig>,
-    /// Connection set-up, or `None` where it is switched off.
+    /// The set-up offload; `None` disables it.
     pub setup: Option<SetupConfig>,
-    /// Connection tear-down, or `None` where it is switched off.
+    /// The tear-down offload; `None` disables it.
     pub teardown: Option<TeardownConfig>,
-    /// Splicing, or `None` where it is switched off.
+    /// Splicing; `None` disables it.
     pub splice: Option<SpliceConfig>,
-    /// The QUIC engine, or `None` where it is switched off.
+    /// The QUIC engine; `None` disables it.
     pub quic: Option<QuicConfig>,
-    /// Which datagrams go to the queue that their connection ID leads to, whatever their addresses
-    /// are; none if all are spread by their addresses.
+    /// Steering of QUIC datagrams to queues by connection ID; `None` to spread all datagrams by
+    /// their addresses.
     pub quic_steering: Option<abi::quic::Steering>,
-    /// Most payload bytes in one transmit, at least 65,416: what
-    /// [`abi::Capabilities::transmit_bytes_max`] says. The longer, the fewer operations for the
-    /// host; the device cuts them for the wire.
+    /// Most payload bytes in one transmit, at least 65,416; announced as
+    /// [`abi::Capabilities::transmit_bytes_max`]. With longer transmits the host needs fewer
+    /// operations; the device cuts them for the link.
     pub transmit_bytes_max: u32,
-    /// Most payload bytes in one frame to a wire that segments, at least 65,416. A TCP run over
-    /// IPv4 that is longer has a length field of zero, as Linux has it since 6.3 (BIG TCP); so more
-    /// than the default is for wires that take this. Every other wire gets shorter frames.
+    /// Most payload bytes in one frame to a segmenting link, at least 65,416. A longer TCP run over
+    /// IPv4 has a total length of zero, as in Linux since 6.3 (BIG TCP), so a greater value is only
+    /// for links that accept this. All other runs are cut into shorter frames.
     pub run_bytes_max: u32,
     /// Transmits that may wait at one time, for a disk or behind another transmit of their flow. At
-    /// the limit [`crate::Device::can_take_op`] says no. It bounds the flow table too: only flows
-    /// with waiting transmits have an entry.
+    /// the limit [`crate::Device::can_take_op`] returns false. Also bounds the flow table: only
+    /// flows with waiting transmits have an entry.
     pub pending_transmits_max: usize,
     /// Whether TCP timestamps are advanced by the time that a transmit waited for a disk (IO-TCP
     /// section 3.5).
     pub correct_timestamps: bool,
-    /// Seeds the RSS key and the hash tables: unpredictable from outside where it comes from the
-    /// operating system.
+    /// Seed of the RSS key and of the hash tables. Taken from the operating system's random
+    /// numbers, it makes them unpredictable from outside.
     pub rss_seed: u64,
-    /// Free receive buffers kept of each size.
+    /// Free receive buffers to keep of each size.
     pub pool_buffers_max: usize,
-    /// Events that may wait for one queue of the host. At the limit received frames are dropped and
-    /// counted, and [`crate::Device::can_take_op`] says no.
+    /// Events that may be queued for one host queue. At the limit received frames are dropped and
+    /// counted, and [`crate::Device::can_take_op`] returns false.
     pub queue_events_max: usize,
 }
 
 impl DeviceConfig {
-    /// A device with one queue, every engine with its default sizes but those that need crypto, and
-    /// `mac` as its address.
+    /// A device with one queue and the address `mac`. Engines have their default sizes; those that
+    /// need cryptography are disabled.
     #[must_use]
     pub fn new(mac: [u8; 6]) -> Self {
         Self {
@@ -98,16 +97,16 @@ impl DeviceConfig {
 /// Configuration of the file engine.
 #[derive(Clone, Debug)]
 pub struct FileConfig {
-    /// Memory for file content, in bytes: what is being read, waits to be sent, or is kept until
-    /// acknowledged. Raised to what the largest single transmit can need.
+    /// Memory for file content, in bytes: being read, waiting to be sent, or held until
+    /// acknowledged. Raised to what the largest transmit can need.
     pub memory_bytes_max: usize,
     /// Files open at one time, over all queues.
     pub files_max: u32,
-    /// Pages of a block: the unit of reads and of sharing (1..=256). 16 pages are 64 KiB.
+    /// Pages of a block, the unit of reads and of sharing: 1 to 256. 16 pages are 64 KiB.
     pub block_pages: usize,
-    /// Reads that a disk works on at one time, at least one.
+    /// Reads in flight at the disk, at least one.
     pub reads_in_flight_max: usize,
-    /// Blocks to read ahead of a sequential reader; zero switches reading ahead off.
+    /// Blocks to read ahead of a sequential reader; zero disables read-ahead.
     pub read_ahead_blocks: u32,
 }
 
@@ -124,13 +123,13 @@ impl Default for FileConfig {
 }
 
 impl FileConfig {
-    /// Bytes of a block.
+    /// Returns the size of a block in bytes.
     pub(crate) const fn block_bytes(&self) -> usize {
         self.block_pages * PAGE_BYTES
     }
 
-    /// The same with values that make progress possible: memory for the largest transmit, a page, a
-    /// read.
+    /// Raises values with which the engine could not make progress: memory for the largest
+    /// transmit, one page per block, one read.
     #[must_use]
     pub fn clamped(mut self, transmit_bytes_max: u32) -> Self {
         self.block_pages = self.block_pages.clamp(1, BLOCK_PAGES_MAX);
@@ -139,56 +138,55 @@ impl FileConfig {
         self
     }
 
-    /// Memory that the most demanding transmit needs at one time. An extent of `l` bytes touches at
-    /// most `l / block + 2` blocks.
+    /// Returns the most memory that one transmit can need at one time. An extent of `l` bytes
+    /// touches at most `l / block + 2` blocks.
     const fn transmit_memory(&self, transmit_bytes_max: u32) -> usize {
         let whole = transmit_bytes_max as usize / self.block_bytes();
         (whole + 2 * FileLimits::EXTENTS_PER_TRANSMIT_MAX) * self.block_bytes()
     }
 }
 
-/// Configuration of the engine for protocols above TCP.
+/// Configuration of the layer-5 engine.
 #[derive(Clone)]
 pub struct L5oConfig {
-    /// Makes keys.
+    /// Creates keys.
     pub crypto: Arc<dyn CryptoProvider>,
     /// Contexts at one time, over all queues and both directions.
     pub contexts_max: u32,
-    /// Bytes of a context, as far as the modelled cache goes (Autonomous NIC Offloads, section
-    /// 6.5).
+    /// Size of a context in the modeled cache, in bytes (Autonomous NIC Offloads, section 6.5).
     pub context_bytes: u32,
-    /// Bytes of the modelled cache.
+    /// Size of the modeled cache in bytes.
     pub cache_bytes: u32,
-    /// Whether messages are opened in any order; else in order only, as the paper has it.
+    /// Whether messages are decrypted in any order; if false, in sequence only, as in the paper.
     pub out_of_order: bool,
-    /// How receive contexts that lost their place find back.
+    /// How receive contexts resynchronize.
     pub resync: ResyncMode,
-    /// Whether TLS is sealed.
+    /// Whether TLS records are encrypted.
     pub tls_tx: bool,
-    /// Whether TLS is opened.
+    /// Whether TLS records are decrypted.
     pub tls_rx: bool,
-    /// Whether data digests of NVMe over TCP are filled in.
+    /// Whether NVMe/TCP data digests are filled in.
     pub nvme_tcp_tx: bool,
-    /// Whether PDUs of NVMe over TCP are followed: digests checked, data placed.
+    /// Whether NVMe/TCP PDUs are followed on receive: digests verified, data placed.
     pub nvme_tcp_rx: bool,
-    /// Buffers for received data at one time, over all contexts.
+    /// Registered buffers at one time, over all contexts.
     pub ddp_buffers_max: u32,
-    /// Bytes of them.
+    /// Bytes of all registered buffers.
     pub ddp_buffer_bytes_max: u64,
-    /// What the device advises as the smallest buffer, in bytes: a smaller one costs more to
-    /// register than to copy.
+    /// Smallest buffer that the device advises to register, in bytes; copying less is cheaper than
+    /// registering.
     pub ddp_io_threshold: u32,
-    /// Largest window that TCP offers, in bytes: what lies further from all that came is not of the
-    /// stream.
+    /// Largest window that TCP offers, in bytes. A segment further away from everything received
+    /// does not belong to the stream.
     pub window_bytes_max: u32,
-    /// Messages of one flow of which something is kept while some of it is missing.
+    /// Incomplete messages tracked for one flow.
     pub messages_ahead_max: usize,
-    /// The same over all flows.
+    /// Incomplete messages tracked over all flows.
     pub messages_ahead_total: usize,
 }
 
 impl L5oConfig {
-    /// Everything on, with keys from `crypto`.
+    /// All offloads enabled, with keys from `crypto`.
     #[must_use]
     pub fn new(crypto: Arc<dyn CryptoProvider>) -> Self {
         Self {
@@ -224,10 +222,10 @@ impl fmt::Debug for L5oConfig {
     }
 }
 
-/// Configuration of connection set-up.
+/// Configuration of the set-up offload.
 #[derive(Clone, Debug)]
 pub struct SetupConfig {
-    /// Ports whose SYNs are answered at one time, over all queues.
+    /// Listeners at one time, over all queues.
     pub listeners_max: u32,
 }
 
@@ -237,14 +235,14 @@ impl Default for SetupConfig {
     }
 }
 
-/// Configuration of connection tear-down.
+/// Configuration of the tear-down offload.
 #[derive(Clone, Debug)]
 pub struct TeardownConfig {
-    /// Connections at one time, over all queues, those in TIME-WAIT apart.
+    /// Connections at one time, over all queues, without those in TIME-WAIT.
     pub flows_max: u32,
-    /// Payload bytes of one of them.
+    /// Payload bytes of one connection.
     pub bytes_max: u32,
-    /// Connections in TIME-WAIT; beyond it the oldest goes early.
+    /// Connections in TIME-WAIT; beyond the limit the oldest ends early.
     pub time_wait_max: u32,
     /// Retransmissions before a connection is given up (Linux: `tcp_orphan_retries`).
     pub retries_max: u8,
@@ -261,9 +259,9 @@ impl Default for TeardownConfig {
 pub struct SpliceConfig {
     /// Pairs at one time, over all queues.
     pub pairs_max: u32,
-    /// Frames that may be kept of a pair while it begins.
+    /// Frames kept for a pair until it is started.
     pub kept_max: usize,
-    /// Memory of the frames that are kept, over all pairs, in bytes.
+    /// Memory of the kept frames of all pairs, in bytes.
     pub kept_bytes_max: usize,
 }
 
@@ -276,11 +274,11 @@ impl Default for SpliceConfig {
 /// Configuration of the QUIC engine.
 #[derive(Clone)]
 pub struct QuicConfig {
-    /// Makes keys.
+    /// Creates keys.
     pub crypto: Arc<dyn CryptoProvider>,
     /// Entries at one time, over all queues; a connection has one for each direction.
     pub entries_max: u32,
-    /// Datagrams that may wait for those before them, over all connections.
+    /// Datagrams that may wait in reordering windows, over all connections.
     pub waiting_max: u32,
 }
 

@@ -1,8 +1,8 @@
-//! Counters of the pipeline. Those of an engine are in its own folder.
+//! Counters of the pipeline. Each engine has its own, in its folder.
 
 use abi::{Checksum, Received};
 
-/// Joins the alarms of parts of one engine.
+/// Concatenates the alarm names of the parts of one engine.
 pub(crate) const fn join<const N: usize>(parts: &[&[&'static str]]) -> [&'static str; N] {
     let mut all = [""; N];
     let (mut part, mut at, mut to) = (0, 0, 0);
@@ -18,18 +18,18 @@ pub(crate) const fn join<const N: usize>(parts: &[&[&'static str]]) -> [&'static
 }
 
 base::counters! {
-    /// What no input causes.
+    /// Counters that no input can raise.
     pub(crate) struct InternalCounters {
-        /// States that the code excludes: each is a bug. An engine counts its own under the same
-        /// name, and the device shows the sum ([`sum_internal_errors`]).
+        /// States that cannot occur; each count is a bug. Engines count theirs under the same name,
+        /// and the device shows the sum ([`sum_internal_errors`]).
         nic_internal_errors: alarm,
     }
 }
 
-/// The name of the counter of internal errors, in every part of the device.
+/// Name of the counter of internal errors, in every part of the device.
 const INTERNAL_ERRORS: &str = "nic_internal_errors";
 
-/// Passes counters of the device's parts on to `f`, and those of internal errors as one sum.
+/// Passes the counters of the device's parts to `f`, with their internal errors as one sum.
 pub(crate) fn sum_internal_errors(
     parts: impl FnOnce(&mut dyn FnMut(&'static str, u64)),
     f: &mut dyn FnMut(&'static str, u64),
@@ -46,15 +46,15 @@ pub(crate) fn sum_internal_errors(
 }
 
 base::counters! {
-    /// What happened to received frames before any engine saw them.
+    /// Received frames that were dropped before any engine saw them.
     pub(crate) struct RxCounters {
-        /// Dropped: sent to another machine.
+        /// Dropped: addressed to another machine.
         rx_dropped_not_for_us,
-        /// Dropped: ends before its headers do.
+        /// Dropped: shorter than its headers.
         rx_dropped_truncated: alarm,
         /// Dropped: neither IP nor ARP.
         rx_dropped_unknown_ethertype,
-        /// Dropped: the IP version does not fit the EtherType.
+        /// Dropped: the IP version does not match the EtherType.
         rx_dropped_bad_version: alarm,
         /// Dropped: a length field is wrong.
         rx_dropped_bad_length: alarm,
@@ -70,23 +70,23 @@ base::counters! {
 }
 
 base::counters! {
-    /// What became of received frames that are for a host.
+    /// Received frames that are for a host.
     pub(crate) struct DeliveryCounters {
         /// Frames delivered to a host queue.
         rx_packets,
-        /// Their bytes.
+        /// Bytes of these frames.
         rx_bytes,
-        /// Frames whose transport checksum is right, by our sum or by the wire's word.
+        /// Frames whose transport checksum is correct, verified by the device or by the link.
         rx_checksum_good,
-        /// Frames whose transport checksum is wrong; they are delivered with that mark.
+        /// Frames whose transport checksum is wrong; they are delivered and marked.
         rx_checksum_bad: alarm,
-        /// Dropped: the host does not take its events.
+        /// Dropped: the event queue of the host is full.
         rx_dropped_overrun: alarm,
     }
 }
 
 impl DeliveryCounters {
-    /// Notes that a host's queue has taken a frame.
+    /// Counts a frame that was delivered to a host's queue.
     pub(crate) const fn count(&mut self, received: &Received) {
         self.rx_packets += 1;
         self.rx_bytes += received.packet.len() as u64;
@@ -99,34 +99,34 @@ impl DeliveryCounters {
 }
 
 base::counters! {
-    /// What happened to transmits.
+    /// Transmits, and the packets that they became.
     pub(crate) struct TxCounters {
-        /// Packets given to the wire, counted as they leave it: after segmentation, whoever
-        /// segments.
+        /// Packets given to the link, counted after segmentation by the device or by the link.
         tx_packets,
-        /// Their bytes, with headers.
+        /// Bytes of these packets, headers included.
         tx_bytes,
         /// Transmits sent.
         tx_transmits,
         /// Transmits of more than one packet.
         tx_tso_transmits,
-        /// Runs that the wire found too long for one frame; they went in shorter ones.
+        /// Runs that were too long for the link as one frame and were sent in shorter ones.
         tx_long_runs_refused,
         /// Transmits that had to wait: for a disk, for memory, or behind another of their flow.
         tx_waits,
-        /// Echoes of transmits that left.
+        /// Echoes of transmits that were sent.
         tx_echoes,
-        /// Dropped: the operation makes no sense (headers, sizes, offsets).
+        /// Dropped: malformed operation (headers, sizes, offsets).
         tx_dropped_malformed: alarm,
-        /// Dropped: bytes of a file could not be had.
+        /// Dropped: bytes of a file could not be read.
         tx_dropped_file,
-        /// Dropped: an engine for a protocol above TCP could not complete them.
+        /// Dropped: the layer-5 engine could not complete the transmit.
         tx_dropped_l5o: alarm,
-        /// Dropped: QUIC packets that could not be sealed. The engine's counters say why.
+        /// Dropped: its QUIC packets could not be encrypted. The engine's counters have the
+        /// reasons.
         tx_dropped_quic: alarm,
         /// Dropped: queued behind a dropped transmit of the same flow.
         tx_dropped_flow_failed,
-        /// Dropped: more transmits wait than the configuration allows; the driver went on past
+        /// Dropped: more transmits wait than the configuration allows, because the driver ignored
         /// `can_take_op`.
         tx_dropped_table_full: alarm,
     }

@@ -1,8 +1,7 @@
-//! The device: the parts of this crate behind one sans-IO object.
+//! The device: pipeline, flow table and engines combined in one sans-I/O object.
 //!
-//! It owns what frames and transmits pass (the pipeline, the table of flows), the engines, and the
-//! [`Egress`] that these share. Every call that reaches engines ends with what they ask for
-//! (`Device::engage`).
+//! It owns the pipeline, the table of flows, the engines, and the [`Egress`] that they share. Every
+//! call that reaches engines ends by fulfilling their requests (`Device::engage`).
 
 mod quiesce;
 mod transmit;
@@ -22,57 +21,58 @@ use crate::flow::FlowTable;
 use crate::pipeline::rx::{Arrived, Offered, Receiver};
 use crate::pipeline::{Egress, Run, Stamps};
 
-/// When to look again whether the wire has let go of memory that a transmit waits for.
+/// Interval of polling for memory that a transmit waits for and that frames on the link still hold.
 const STARVED_RETRY: Duration = Duration::from_millis(1);
-/// Thousandths of its time from which a device is busy, and to which it is.
+/// Load thresholds, in thousandths of the time: above the first the device reports that it is
+/// overloaded, at or below the second that it is not.
 const LOAD_HIGH: u16 = 950;
 const LOAD_LOW: u16 = 700;
 
-/// A NIC, without the wire, the disk and the rings it is attached to.
+/// A NIC without its link, disk and rings.
 ///
-/// It does nothing by itself. Its driver hands in what comes
-/// ([`handle_frame`](Self::handle_frame), [`handle_op`](Self::handle_op),
-/// [`handle_disk`](Self::handle_disk)), then takes out, until none of them has anything left:
+/// The device is passive. Its driver passes input in ([`handle_frame`](Self::handle_frame),
+/// [`handle_op`](Self::handle_op), [`handle_disk`](Self::handle_disk)), then takes output until
+/// none is left:
 ///
-/// 1. [`poll_frame`](Self::poll_frame): frames for the wire, in order. It has to be polled until it
-///    gives `None`, after the frames before were dropped, for only then the memory of file blocks
-///    that they shared can be used again.
+/// 1. [`poll_frame`](Self::poll_frame): frames for the link, in order. The driver drops the frames
+///    that were sent and polls until `None`: only then can the memory of file blocks that the
+///    frames shared be reused.
 /// 2. [`poll_disk`](Self::poll_disk): requests for the disk.
 /// 3. [`poll_event`](Self::poll_event), or [`poll_queue_event`](Self::poll_queue_event) for one
 ///    queue: events for the host.
 ///
-/// No frame is given while the echo of a transmit waits to be polled, so that the host hears that a
-/// transmit has left before any acknowledgment of its bytes can arrive: a driver polls events
-/// before frames, and again behind them. What the wire, a ring or the disk did not take goes back
-/// by `unpoll_frame`, `unpoll_long_frame`, `unpoll_event`, `unpoll_disk`. While
-/// [`can_take_op`](Self::can_take_op) says no, the driver leaves operations in their ring.
-/// [`poll_timeout`](Self::poll_timeout) says when to come back though nothing came.
+/// No frame is returned while the echo of a transmit is queued, so that the host learns that a
+/// transmit has left before it can receive an acknowledgment of its bytes. Drivers therefore poll
+/// events before frames, and again after them. Output for which the link, a ring or the disk has no
+/// room is put back by `unpoll_frame`, `unpoll_long_frame`, `unpoll_event` and `unpoll_disk`. While
+/// [`can_take_op`](Self::can_take_op) is false, the driver leaves operations in their ring.
+/// [`poll_timeout`](Self::poll_timeout) is the time of the next poll if no input arrives before.
 pub struct Device {
     config: DeviceConfig,
     wire: WireCaps,
     receiver: Receiver,
-    /// Where timestamps are corrected.
+    /// Corrects TCP timestamps; `None` if that is disabled.
     stamps: Option<Stamps>,
     flows: FlowTable,
     pub(crate) engines: Engines,
     egress: Egress,
-    /// Longest run that the wire takes as one frame, as far as we know.
+    /// Most payload bytes of a TCP run that the link takes as one frame, as known so far.
     run_bytes_max: u32,
-    /// Frames that the wire gave back; they go before the runs.
+    /// Frames that the link had no room for; they leave before `runs`.
     unsent: VecDeque<TxFrame>,
-    /// The queue whose events are polled next.
+    /// Next queue of [`Self::poll_event`].
     next_queue: usize,
-    /// Queues whose hosts wait for the device to have sent everything.
+    /// Queues whose hosts wait for [`Event::Quiesced`].
     quiescing: Vec<usize>,
-    /// The hosts were told that the device is busy.
+    /// True if the hosts were told last that the device is overloaded.
     load_is_high: bool,
-    /// Frames that hosts gave back.
+    /// Received frames that hosts returned ([`Op::Return`]).
     returned: u64,
     resets: u64,
 }
 
 impl Device {
-    /// A device on a wire that can do what `wire` says.
+    /// Creates a device on a link with the capabilities `wire`.
     #[must_use]
     pub fn new(config: DeviceConfig, wire: WireCaps) -> Self {
         let transmit_bytes_max = config.transmit_bytes_max.max(RUN_BYTES_MAX);
@@ -97,7 +97,7 @@ impl Device {
         }
     }
 
-    /// What the device offers to a host.
+    /// Returns the capabilities that the device announces to hosts.
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
         let none = Refusal::Disabled;
@@ -116,7 +116,7 @@ impl Device {
         capabilities
     }
 
-    /// Has the engines do something, and then what they ask for.
+    /// Calls the engines and fulfills their requests.
     #[inline]
     fn engage<R>(&mut self, now: Instant, call: impl FnOnce(&mut Engines, &mut Egress) -> R) -> R {
         let result = call(&mut self.engines, &mut self.egress);
@@ -124,7 +124,7 @@ impl Device {
         result
     }
 
-    /// A frame came in.
+    /// Processes a frame from the link.
     pub fn handle_frame(&mut self, now: Instant, frame: RxFrame) {
         match self.receiver.handle(frame) {
             Ok(arrived) => self.handle_arrived(now, arrived),
@@ -142,8 +142,8 @@ impl Device {
             if engines.take(now, &mut offered, egress) {
                 return;
             }
-            // What engines ask about the frame comes before it, and does not take its room: no byte
-            // that was placed is dropped.
+            // Events of engines about the frame (resync requests) are queued before it and do not
+            // count against the queue limit, so a frame whose data was placed is never dropped.
             if egress.has_room(queue) {
                 engines.open(&mut offered, egress);
                 egress.hand_over(queue, received);
@@ -153,7 +153,8 @@ impl Device {
         });
     }
 
-    /// What belongs to no flow concerns every host: the answer to a solicitation, an ICMP error.
+    /// Copies a frame that belongs to no flow (a neighbor advertisement, an ICMP error) to all
+    /// other hosts.
     fn copy_to_others(&mut self, queue: usize, received: &Received) {
         for other in (0..self.queues()).filter(|&other| other != queue) {
             let Some(packet) = self.egress.pool.copy(received.packet.as_slice()) else { return };
@@ -163,7 +164,7 @@ impl Device {
         }
     }
 
-    /// Whether the device takes operations: while it says no, they stay in their ring.
+    /// Returns whether the device takes operations; while it does not, they stay in their ring.
     #[must_use]
     pub fn can_take_op(&self) -> bool {
         self.flows.len() < self.config.pending_transmits_max
@@ -172,7 +173,7 @@ impl Device {
             && self.egress.has_room_everywhere()
     }
 
-    /// An operation of the host that owns `queue`.
+    /// Processes an operation of the host that owns `queue`.
     pub fn handle_op(&mut self, now: Instant, queue: usize, op: Op) {
         match op {
             Op::Transmit(transmit) => self.transmit(now, queue, queue, transmit),
@@ -197,7 +198,7 @@ impl Device {
         self.settle(now);
     }
 
-    /// An answer from the disk.
+    /// Processes a completion of the disk.
     pub fn handle_disk(&mut self, now: Instant, completion: DiskCompletion) {
         self.engage(now, |engines, egress| {
             if let Some(files) = &mut engines.files {
@@ -206,14 +207,14 @@ impl Device {
         });
     }
 
-    /// Returns the next frame for the wire; none while the echo of a transmit waits to be polled.
+    /// Returns the next frame for the link; `None` while the echo of a transmit is queued.
     pub fn poll_frame(&mut self, now: Instant) -> Option<TxFrame> {
-        // What is due is done though the wire takes nothing.
+        // Timers run even if the link takes no frames.
         if self.engines.handle_timeouts(now, &mut self.egress) {
             self.settle(now);
         }
-        // A frame that the link refused has freed nothing: a look for memory would cost a walk over
-        // blocks that frames share, for each poll of a full link.
+        // A frame that the link refused has freed no memory. Searching for free memory would walk
+        // over all shared blocks at every poll of a full link.
         if self.unsent.is_empty() {
             self.engage(now, |engines, _| engines.find_memory());
         }
@@ -233,13 +234,13 @@ impl Device {
         Some(cut.frame)
     }
 
-    /// Takes back a frame that the wire had no room for: it is the next to be polled.
+    /// Puts back a frame that the link had no room for; it is the next to be polled.
     pub fn unpoll_frame(&mut self, frame: TxFrame) {
         self.unsent.push_front(frame);
     }
 
-    /// Takes back a run that the wire found too long for one frame. It is the next to be polled,
-    /// and like all after it in frames that every wire that segments takes.
+    /// Puts back a run that was too long for the link as one frame. It is polled next, and from now
+    /// on all runs are cut into frames that any segmenting link takes.
     pub fn unpoll_long_frame(&mut self, frame: TxFrame) {
         let (payload, header) = (frame.payload_len(), frame.header.clone());
         let Some(run) = Run::again(frame) else { return };
@@ -254,8 +255,8 @@ impl Device {
         self.egress.runs.push_front(run);
     }
 
-    /// Takes back a frame that the wire has taken and does not need any more: received buffers that
-    /// went out with it are used again. Who does not call it lets them go to the allocator.
+    /// Takes a frame that the link has sent, to reuse the received buffers in it. Calling this is
+    /// optional: dropping the frame frees them.
     pub fn recycle(&mut self, frame: TxFrame) {
         if let Some(splice) = &mut self.engines.splice {
             splice.recycle(frame, &mut self.egress.pool);
@@ -268,7 +269,7 @@ impl Device {
         self.egress.queues()
     }
 
-    /// The next event and its queue, queues in turn.
+    /// Returns the next event and its queue, in round-robin order of the queues.
     pub fn poll_event(&mut self) -> Option<(usize, Event)> {
         for _ in 0..self.queues() {
             let queue = self.next_queue;
@@ -280,7 +281,7 @@ impl Device {
         None
     }
 
-    /// The next event of one queue, for drivers that know which rings have room.
+    /// Returns the next event of one queue, for drivers that know which rings have room.
     #[inline]
     pub fn poll_queue_event(&mut self, queue: usize) -> Option<Event> {
         if !self.quiescing.is_empty() && self.egress.is_empty(queue)? {
@@ -289,31 +290,31 @@ impl Device {
         self.egress.poll_event(queue)
     }
 
-    /// Takes back an event that the queue's ring had no room for: it is the queue's next.
+    /// Puts back an event that the queue's ring had no room for; it is the queue's next.
     pub fn unpoll_event(&mut self, queue: usize, event: Event) {
         self.egress.unpoll_event(queue, event);
     }
 
-    /// Returns whether nothing waits for the link, or to be given to it.
+    /// Returns whether no frame waits for the link and no transmit waits to become one.
     fn has_sent_everything(&self) -> bool {
         self.has_nothing_for_the_wire() && self.flows.len() == 0
     }
 
-    /// The next request for the disk.
+    /// Returns the next request for the disk.
     pub fn poll_disk(&mut self) -> Option<DiskRequest> {
         self.engines.files.as_mut()?.poll_disk()
     }
 
-    /// Takes back a request that the disk had no room for.
+    /// Puts back a request that the disk had no room for.
     pub fn unpoll_disk(&mut self, request: DiskRequest) {
         if let Some(files) = &mut self.engines.files {
             files.unpoll_disk(request);
         }
     }
 
-    /// When to poll again though nothing came in: where a transmit waits for memory that frames on
-    /// their way hold, QUIC packets wait for others, or an engine that took over connections has
-    /// something to do.
+    /// Returns when to poll again if no input arrives: a transmit waits for memory that frames on
+    /// the link hold, QUIC packets wait for others, or an engine that took over connections has a
+    /// timer.
     #[must_use]
     pub fn poll_timeout(&self, now: Instant) -> Option<Instant> {
         let starved = self.engines.are_starved() && self.has_nothing_for_the_wire();
@@ -325,17 +326,16 @@ impl Device {
         self.egress.runs.is_empty() && self.unsent.is_empty()
     }
 
-    /// The buffers that the wire receives into; recycled ones come back to it.
+    /// Returns the pool from which the link takes receive buffers and to which used ones return.
     pub const fn pool(&mut self) -> &mut PacketPool {
         &mut self.egress.pool
     }
 
-    /// Loses all state: waiting transmits, open files, file content, events not yet polled, QUIC
-    /// packets that wait for others. Each
-    /// queue gets [`Event::Reset`]. Counters go on.
+    /// Loses all state: waiting transmits, open files, file content, unpolled events, waiting QUIC
+    /// packets. Each queue gets [`Event::Reset`]. Counters keep their values.
     pub fn reset(&mut self) {
         self.resets += 1;
-        // Their hosts hear of the reset, and ask again.
+        // The hosts of these queues learn of the reset and ask again.
         self.quiescing.clear();
         self.unsent.clear();
         self.flows.clear();
@@ -343,8 +343,8 @@ impl Device {
         self.engines.reset(&mut self.egress);
     }
 
-    /// The driver says how busy the device is, in thousandths of its time. The hosts are told when
-    /// that becomes too much and when it is so no more, with a gap between the two.
+    /// Takes the device's load, in thousandths of the driver's time. The hosts are told when the
+    /// device becomes overloaded and when it no longer is, with hysteresis between the two.
     pub fn note_load(&mut self, permille: u16) {
         let high = if self.load_is_high { permille > LOAD_LOW } else { permille > LOAD_HIGH };
         if high == self.load_is_high {
@@ -356,15 +356,15 @@ impl Device {
         }
     }
 
-    /// The spliced pairs, in no order: for whoever shows them. Walks all of them.
+    /// Returns the spliced pairs, in no order, for display. Walks all of them.
     pub fn splices(&self, now: Instant) -> impl Iterator<Item = SpliceInfo> + '_ {
         self.engines.splice.iter().flat_map(move |splice| splice.infos(now))
     }
 
-    /// Calls `f` with each counter and gauge. Names begin with their area: `rx_`, `pool_`, `tx_`,
-    /// `file_`, `l5o_` with `rx_tls_` and `tx_tls_`, `nvme_tcp_` with `rx_nvmeotcp_`, `setup_`,
-    /// `teardown_`, `splice_`, `quic_`, `count_`, `dma_` (modelled), `device_`. Internal errors of
-    /// all parts are one counter, `nic_internal_errors`.
+    /// Calls `f` with the name and value of each counter and gauge. Names begin with their area:
+    /// `rx_`, `pool_`, `tx_`, `file_`, `l5o_` with `rx_tls_` and `tx_tls_`, `nvme_tcp_` with
+    /// `rx_nvmeotcp_`, `setup_`, `teardown_`, `splice_`, `quic_`, `count_`, `dma_` (modeled),
+    /// `device_`. The internal errors of all parts are one counter, `nic_internal_errors`.
     pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         sum_internal_errors(|f| self.visit_parts(f), f);
     }

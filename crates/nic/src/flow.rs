@@ -1,13 +1,13 @@
-//! Transmits that wait, in the order of their flows.
+//! Waiting transmits, ordered by flow.
 //!
-//! Transmits of one flow leave strictly in the order of the ring, even where an earlier one waits
-//! for a disk and a later one does not. Only a flow with something waiting has an entry here; the
-//! others cost nothing, not even a lookup while no transmit waits at all. Each flow's queue is a
-//! singly linked list through one slab: no allocation per flow. [`FlowId::NONE`] has no queue: such
-//! a transmit waits for its own bytes alone.
+//! Transmits of one flow leave in the order of the ring, even if an earlier one waits for a disk
+//! and a later one does not. Only a flow with waiting transmits has an entry; for the others a
+//! transmit costs one lookup, and none while no flow has an entry. Each flow's queue is a singly
+//! linked list in a shared slab, so a flow needs no allocation. Transmits of [`FlowId::NONE`] have
+//! no queue: each waits only for its own bytes.
 //!
-//! Called by [`crate::Device`], which bounds the number of waiting transmits. Reads no clock and no
-//! payload.
+//! Called by [`crate::Device`], which bounds the number of waiting transmits. Reads neither clock
+//! nor payload.
 
 use abi::{FileFault, FlowId};
 use base::mix;
@@ -17,30 +17,30 @@ use crate::engine::Resolved;
 use crate::pipeline::tx::Outgoing;
 use structures::slab::{Key, Slab};
 
-/// How far a waiting transmit is.
+/// Progress of a waiting transmit.
 #[derive(Debug)]
 pub(crate) enum State {
-    /// An engine works on it, under this name.
+    /// The file engine loads its payload, in the job of this key.
     Waiting(Key),
     /// Its payload is at hand.
     Ready(Resolved),
-    /// It will never be complete.
+    /// It can never be completed.
     Failed(FileFault),
 }
 
-/// A transmit that waits.
+/// A waiting transmit.
 #[derive(Debug)]
 pub(crate) struct Pending {
-    /// What is sent.
+    /// The checked transmit.
     pub(crate) outgoing: Outgoing,
-    /// How far it is.
+    /// Its progress.
     pub(crate) state: State,
 }
 
 #[derive(Debug)]
 struct Node {
     pending: Pending,
-    /// Its flow's entry, or [`Key::NONE`] for [`FlowId::NONE`].
+    /// Entry of the transmit's flow, or [`Key::NONE`] for [`FlowId::NONE`].
     flow: Key,
     next: Key,
 }
@@ -63,27 +63,27 @@ pub(crate) struct FlowTable {
 }
 
 impl FlowTable {
-    /// Nothing waits.
+    /// Creates an empty table.
     pub(crate) const fn new(seed: u64) -> Self {
         Self { nodes: Slab::new(), entries: Slab::new(), index: HashTable::new(), seed }
     }
 
-    /// Transmits that wait.
+    /// Returns the number of waiting transmits.
     pub(crate) const fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Flows that they belong to.
+    /// Returns the number of flows that they belong to.
     pub(crate) const fn flows(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether a transmit of the flow waits, so that the next one has to wait behind it.
+    /// Returns whether a transmit of the flow waits, so that the next one has to wait behind it.
     pub(crate) fn is_waiting(&self, queue: usize, flow: FlowId) -> bool {
         !self.entries.is_empty() && flow != FlowId::NONE && self.find(queue, flow).is_some()
     }
 
-    /// Puts a transmit at the end of its flow's queue and names it.
+    /// Appends a transmit to its flow's queue and returns its key.
     pub(crate) fn push(&mut self, pending: Pending) -> Key {
         let (queue, flow) = (pending.outgoing.queue, pending.outgoing.flow);
         let node = self.nodes.insert(Node { pending, flow: Key::NONE, next: Key::NONE });
@@ -104,25 +104,25 @@ impl FlowTable {
         node
     }
 
-    /// Says that a transmit is ready or has failed.
+    /// Sets the state of a transmit that became ready or failed.
     pub(crate) fn set(&mut self, transmit: Key, state: State) {
         if let Some(node) = self.nodes.get_mut(transmit) {
             node.pending.state = state;
         }
     }
 
-    /// The queue that a transmit stands in, for the calls below: its flow's, or one of its own.
+    /// Returns the line of a transmit, for the calls below: its flow's, or one of its own.
     pub(crate) fn line_of(&self, transmit: Key) -> Option<Line> {
         let node = self.nodes.get(transmit)?;
         Some(if node.flow == Key::NONE { Line::Single(transmit) } else { Line::Flow(node.flow) })
     }
 
-    /// The queue of a flow, if any of its transmits waits.
+    /// Returns the line of a flow, if any of its transmits waits.
     pub(crate) fn line_of_flow(&self, queue: usize, flow: FlowId) -> Option<Line> {
         if self.is_waiting(queue, flow) { self.find(queue, flow).map(Line::Flow) } else { None }
     }
 
-    /// Takes the transmit at the head of a line, unless it waits.
+    /// Removes the transmit at the head of a line, unless it waits.
     pub(crate) fn pop_settled(&mut self, line: Line) -> Option<Pending> {
         let head = self.head(line)?;
         match self.nodes.get(head)?.pending.state {
@@ -131,8 +131,8 @@ impl FlowTable {
         }
     }
 
-    /// Takes the transmit at the head of a line, in whatever state. With its last transmit the
-    /// flow's entry goes.
+    /// Removes the transmit at the head of a line, in any state. The flow's entry is removed with
+    /// its last transmit.
     pub(crate) fn pop(&mut self, line: Line) -> Option<Pending> {
         let head = self.head(line)?;
         let node = self.nodes.remove(head)?;
@@ -146,7 +146,7 @@ impl FlowTable {
         Some(node.pending)
     }
 
-    /// Forgets everything.
+    /// Removes everything.
     pub(crate) fn clear(&mut self) {
         self.nodes.drain(drop);
         self.entries.drain(drop);
@@ -189,10 +189,10 @@ impl FlowTable {
     }
 }
 
-/// A queue of transmits.
+/// A queue of transmits that leave in order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Line {
-    /// One transmit that is ordered against nothing.
+    /// A single transmit without a flow.
     Single(Key),
     /// The transmits of a flow.
     Flow(Key),

@@ -1,22 +1,22 @@
-//! The device of Outboard: a NIC as a sans-IO state machine.
+//! The device half of Outboard: a NIC as a sans-I/O state machine.
 //!
-//! [`Device`] takes frames from a wire, operations from a host and completions from a disk, and
-//! gives frames, events and disk requests back. One device belongs to one worker thread; whoever
-//! drives it (the binary's device thread, a simulation, a benchmark) owns the rings, the wire and
-//! the disk. It never touches an operating system, a clock or a global: time comes in as `now`,
-//! randomness as a seed.
+//! [`Device`] takes frames from a link, operations from hosts and completions from a disk, and
+//! returns frames, events and disk requests. A device belongs to one worker thread; its driver (the
+//! program's device thread, a simulation, a benchmark) owns the rings, the link and the disk. The
+//! device uses no operating system, clock or global state: time is passed in as `now`, randomness
+//! as a seed.
 //!
-//! - `pipeline` receives (parse, checksum, RSS) and transmits (checks, completes, segments);
-//! - `flow` keeps the transmits of a flow in the order of the ring while some of them wait;
-//! - `engine` holds what an engine is to the device, and one folder per offload; `file` is IO-TCP's
-//!   file to wire, `l5o` the autonomous offload of protocols above TCP, of which `tls` and
-//!   `nvme_tcp` are two, `setup`, `teardown` and `splice` AccelTCP's of connections, `quic`
-//!   NiQUIC's protection and ordering of QUIC packets.
+//! - `pipeline` receives (parses, verifies checksums, selects queues) and transmits (checks,
+//!   completes, segments);
+//! - `flow` keeps the transmits of each flow in the order of the ring while some of them wait;
+//! - `engine` has the trait of engines and one folder per offload: `file` (IO-TCP), `l5o` with
+//!   `tls` and `nvme_tcp` (Autonomous NIC Offloads), `setup`, `teardown` and `splice` (AccelTCP),
+//!   `quic` (NiQUIC), and `count`.
 //!
-//! Nothing that crosses a ring, a wire or a disk is trusted: malformed input is counted and
-//! dropped, memory is bounded by [`DeviceConfig`], and nothing panics. The device holds no state of
-//! a TCP connection that it was not handed: acknowledgments, retransmission and congestion control
-//! are the host's.
+//! Input from rings, link and disk is untrusted: malformed input is counted and dropped, memory is
+//! bounded by [`DeviceConfig`], and no input causes a panic. The device has state only of TCP
+//! connections that were handed to it: acknowledgment, retransmission and congestion control of all
+//! others are the host's.
 #![no_std]
 #![forbid(unsafe_code)]
 

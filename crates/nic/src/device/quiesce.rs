@@ -1,8 +1,8 @@
-//! How the device ends its work for a host: half of [`Device`].
+//! Ending the device's work for a host: part of [`Device`].
 //!
-//! [`abi::Op::Quiesce`] is the last operation of a host that ends. By then the host has reset its
-//! own connections; those that the device has taken over are reset here. The answer is given when
-//! the link has taken every frame, so that ending the device then cuts nothing off.
+//! [`abi::Op::Quiesce`] is the last operation of a host. The host has reset its own connections
+//! before; those that the device has taken over are reset here. The device answers once the link
+//! has taken every frame, so that stopping the device afterwards cuts nothing off.
 
 use abi::Event;
 use base::Instant;
@@ -10,7 +10,8 @@ use base::Instant;
 use super::Device;
 
 impl Device {
-    /// Resets every connection that the device has of a queue, and answers when all is sent.
+    /// Resets every connection of a queue that the device has taken over, and has the host told
+    /// when all frames are sent.
     pub(super) fn quiesce(&mut self, now: Instant, queue: usize) {
         self.engage(now, |engines, egress| engines.quiesce(now, queue, egress));
         if queue < self.queues() && !self.quiescing.contains(&queue) {
@@ -18,8 +19,9 @@ impl Device {
         }
     }
 
-    /// Answers hosts that end, once the link has taken everything. Transmits that wait for a disk
-    /// count: a host lets them go by ending their connections, but for those that it forgot.
+    /// Reports [`Event::Quiesced`] to the hosts that asked, once the link has taken every frame.
+    /// Transmits that wait for a disk count too; a host cancels them by ending their connections,
+    /// except those that it no longer knows.
     pub(super) fn tell_quiesced(&mut self) {
         if !self.has_sent_everything() {
             return;

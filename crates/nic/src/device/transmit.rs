@@ -1,9 +1,9 @@
-//! A transmit of the host on its way through the device: planned, resolved from the disk, sealed,
-//! and made a run of packets; or dropped, which the host hears.
+//! A transmit's path through the device: planned, resolved from the disk, encrypted, and made a run
+//! of packets; or dropped, which its echo reports.
 //!
-//! [`Device`] calls it for transmits, and for what engines ask for. The transmits of a flow leave
-//! in the order in which they came, whatever each has to wait for; after one that failed those that
-//! wait behind it are dropped too, so that no hole is followed by data.
+//! [`Device`] calls it for transmits of hosts and of engines. The transmits of a flow leave in the
+//! order in which they arrived, no matter how long each waits; after one that failed, those that
+//! wait behind it are dropped too, so that no data follows a hole.
 
 use abi::port::Payload;
 use abi::quic::{QuicId, QuicStatus, QuicTrouble};
@@ -20,11 +20,12 @@ use crate::engine::{Request, Resolved};
 use crate::flow::{Line, Pending, State};
 use crate::pipeline::tx::{Outgoing, check};
 
-/// How a transmit ends that no context could complete: the host has to seal it.
+/// Fault of a transmit that no context could complete: the host has to encrypt it.
 const UNSEALED: FileFault = FileFault::Refused(Refusal::Encrypted);
 
 impl Device {
-    /// Takes a transmit of the host of `queue`; `names` says whose names its files have.
+    /// Takes a transmit of the host of `queue`. `names` is the queue by whose file numbers its
+    /// files are looked up, or `PINNED` for those of an engine.
     pub(super) fn transmit(
         &mut self,
         now: Instant,
@@ -70,7 +71,8 @@ impl Device {
         }
     }
 
-    /// Leaves of a transmit's sealed parts what they are made from.
+    /// Replaces a transmit's encrypted parts and PDU ranges by the content from which they are
+    /// made.
     fn plan(&mut self, mut outgoing: Outgoing, parts: Parts) -> (Outgoing, Result<Parts, Refused>) {
         if !parts.iter().any(|part| matches!(part, Part::Sealed(_) | Part::Pdu(_))) {
             return (outgoing, Ok(parts));
@@ -86,7 +88,7 @@ impl Device {
         (outgoing, parts)
     }
 
-    /// Finds the payload of a transmit, as far as it is at hand.
+    /// Looks up the payload of a transmit: ready, waiting for the disk, or failed.
     fn resolve(&mut self, names: usize, parts: Parts, first: bool) -> State {
         if parts.iter().any(|part| matches!(part, Part::File(_))) {
             let Some(files) = &mut self.engines.files else {
@@ -109,7 +111,7 @@ impl Device {
         State::Ready(resolved)
     }
 
-    /// Puts a transmit into the line of its flow.
+    /// Queues a transmit behind those of its flow.
     fn wait(&mut self, now: Instant, outgoing: Outgoing, state: State) {
         let job = match state {
             State::Waiting(job) => Some(job),
@@ -130,7 +132,7 @@ impl Device {
         }
     }
 
-    /// Does what engines ask for, until they ask for nothing.
+    /// Fulfills the requests of engines until none is left.
     #[inline]
     pub(super) fn settle(&mut self, now: Instant) {
         while self.engines.have_requests() {
@@ -166,9 +168,9 @@ impl Device {
         }
     }
 
-    /// Sends from the head of a line what is ready. Where the head has failed the whole line is
-    /// dropped, so that nothing follows a hole; the flow's entry goes with it, and what the host
-    /// sends later goes out. QUIC's packets do not mind holes.
+    /// Sends the ready transmits at the head of a line. If the head has failed, the whole line is
+    /// dropped, so that no data follows a hole; the flow's entry is removed with it, and later
+    /// transmits of the host leave. QUIC packets are independent, so theirs are not dropped.
     fn send_line(&mut self, now: Instant, line: Line) {
         while let Some(Pending { outgoing, state }) = self.flows.pop_settled(line) {
             let alone = outgoing.sealing.is_some();
@@ -194,8 +196,8 @@ impl Device {
         }
     }
 
-    /// Sends a transmit whose parts are at hand. Says whether it could be completed; else it is
-    /// dropped.
+    /// Sends a transmit whose payload is at hand. Returns whether it could be completed; otherwise
+    /// it was dropped.
     fn send(&mut self, now: Instant, mut outgoing: Outgoing, mut resolved: Resolved) -> bool {
         if let (false, Some(l5o)) = (outgoing.pieces.is_empty(), &mut self.engines.l5o) {
             let pieces = core::mem::take(&mut outgoing.pieces);
@@ -235,7 +237,7 @@ impl Device {
         self.report_end(now, outgoing, TransmitOutcome::Dropped(fault));
     }
 
-    /// Drops a transmit whose QUIC packets cannot be sealed: for the connection it is a loss.
+    /// Drops a transmit whose QUIC packets cannot be encrypted; the connection sees a packet loss.
     fn drop_unsealed(&mut self, queue: usize, flow: FlowId, quic: QuicId, echo: Option<u32>) {
         self.egress.tx.tx_dropped_quic += 1;
         self.egress
@@ -253,7 +255,7 @@ impl Device {
         self.report_end(now, &behind.outgoing, outcome);
     }
 
-    /// Drops what still waits of a flow.
+    /// Drops the waiting transmits of a flow.
     pub(super) fn cancel_flow(&mut self, now: Instant, queue: usize, flow: FlowId) {
         let Some(line) = self.flows.line_of_flow(queue, flow) else { return };
         while let Some(behind) = self.flows.pop(line) {
@@ -266,7 +268,7 @@ impl Device {
         self.report(outgoing.queue, outgoing.flow, outgoing.echo, delay, outcome);
     }
 
-    /// Tells the host how a transmit ended, if it wants to know.
+    /// Reports the outcome of a transmit to its host, if it asked for an echo.
     fn report(
         &mut self,
         queue: usize,

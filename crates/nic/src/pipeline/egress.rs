@@ -1,10 +1,12 @@
-//! The ways out of the device, and what lies at them: events for the hosts, packets for the wire,
-//! buffers that are not needed any more.
+//! Outputs of the device and their queues: events for the hosts, packets for the link, used buffers
+//! for the pool.
 //!
-//! [`crate::Device`] has one and lends it to its engines, which tell hosts and send by it. It
-//! bounds nothing by itself but received frames: it says if there is room, and its users ask.
+//! [`crate::Device`] owns it and passes it to its engines, which emit events and packets through
+//! it. It enforces no limit except for received frames: it reports whether there is room, and its
+//! callers check.
 //!
-//! Invariant: it knows how many echoes of transmits wait, for no frame leaves while one does.
+//! Invariant: `echoes` is the number of queued echoes of transmits, because no frame leaves while
+//! one is queued.
 
 use abi::{Event, PacketBuf, PacketPool, Received};
 use alloc::collections::VecDeque;
@@ -13,38 +15,38 @@ use alloc::vec::Vec;
 use super::Run;
 use crate::counters::{DeliveryCounters, InternalCounters, TxCounters};
 
-/// Runs that may wait for the wire before the device takes no more operations, and drops what would
-/// go straight on.
+/// Runs that may wait for the link. At the limit the device takes no operations and engines drop
+/// packets that they only relay.
 const RUNS_MAX: usize = 4096;
 
-/// What waits for one host.
+/// Queued events of one host.
 #[derive(Debug, Default)]
 struct HostQueue {
     events: VecDeque<Event>,
-    /// Connections that the device was asked to tear down.
+    /// Tear-down operations taken from the host, modulo 2^32.
     teardowns: u32,
 }
 
-/// Events, packets and buffers.
+/// Queues of events and packets, and the pool of buffers.
 #[derive(Debug)]
 pub(crate) struct Egress {
-    /// Runs for the wire, in order.
+    /// Runs for the link, in order.
     pub(crate) runs: VecDeque<Run>,
     pub(crate) tx: TxCounters,
     pub(crate) delivered: DeliveryCounters,
-    /// Internal errors of the device itself, outside of its engines.
+    /// Internal errors of the device itself, without its engines.
     pub(crate) internal: InternalCounters,
     pub(crate) pool: PacketPool,
-    /// Largest packet above Ethernet that the wire carries.
+    /// MTU of the link, in bytes.
     pub(crate) mtu: u16,
     queues: Vec<HostQueue>,
     queue_events_max: usize,
-    /// Echoes of transmits among the events.
+    /// Number of queued events that are echoes of transmits.
     echoes: usize,
 }
 
 impl Egress {
-    /// Nothing waits, for any of `queues` hosts.
+    /// Creates empty queues for `queues` hosts.
     pub(crate) fn new(queues: usize, queue_events_max: usize, mtu: u16, pool: PacketPool) -> Self {
         let mut all = Vec::new();
         all.resize_with(queues, HostQueue::default);
@@ -61,8 +63,7 @@ impl Egress {
         }
     }
 
-    /// Sends a packet, or a run of them, that is ready for the wire; nothing where its header made
-    /// no sense.
+    /// Queues a packet or run that is ready for the link; `None` is ignored (a malformed header).
     pub(crate) fn send(&mut self, run: Option<Run>) {
         let Some(run) = run else { return };
         self.tx.tx_transmits += 1;
@@ -70,12 +71,12 @@ impl Egress {
         self.runs.push_back(run);
     }
 
-    /// Takes a buffer that is not needed any more.
+    /// Returns a used buffer to the pool.
     pub(crate) fn put(&mut self, packet: PacketBuf) {
         self.pool.put(packet);
     }
 
-    /// Whether the wire keeps up: else an engine's packets that need not be are not sent.
+    /// Returns whether the link keeps up. If not, engines drop packets that need not be sent.
     pub(crate) fn has_run_room(&self) -> bool {
         self.runs.len() < RUNS_MAX
     }
@@ -85,17 +86,17 @@ impl Egress {
         self.queues.len()
     }
 
-    /// Whether a queue takes another frame.
+    /// Returns whether a queue has room for another frame.
     pub(crate) fn has_room(&self, queue: usize) -> bool {
         self.queues.get(queue).is_some_and(|queue| queue.events.len() < self.queue_events_max)
     }
 
-    /// Whether every queue takes another frame.
+    /// Returns whether every queue has room for another frame.
     pub(crate) fn has_room_everywhere(&self) -> bool {
         (0..self.queues.len()).all(|queue| self.has_room(queue))
     }
 
-    /// Tells a host something.
+    /// Queues an event for a host.
     #[inline]
     pub(crate) fn emit(&mut self, queue: usize, event: Event) {
         if let Some(queue) = self.queues.get_mut(queue) {
@@ -104,7 +105,7 @@ impl Egress {
         }
     }
 
-    /// Gives a host a frame if its queue has room, and drops it else.
+    /// Delivers a frame to a host, or drops and counts it if the host's queue is full.
     pub(crate) fn deliver(&mut self, queue: usize, received: Received) {
         if self.has_room(queue) {
             self.hand_over(queue, received);
@@ -114,7 +115,7 @@ impl Egress {
         }
     }
 
-    /// Gives a host a frame for which its queue has room.
+    /// Delivers a frame to a host whose queue has room.
     #[inline]
     pub(crate) fn hand_over(&mut self, queue: usize, mut received: Received) {
         self.delivered.count(&received);
@@ -122,8 +123,8 @@ impl Egress {
         self.emit(queue, Event::Received(received));
     }
 
-    /// Gives a host what is in `next` as part of the frame that was delivered just before it, if
-    /// the host has not taken that and `append` does it. Says whether it did.
+    /// Merges `next` into the frame that was delivered just before it, if that is still queued and
+    /// `append` succeeds. Returns whether it was merged.
     pub(crate) fn merge(
         &mut self,
         queue: usize,
@@ -141,19 +142,19 @@ impl Egress {
         merged
     }
 
-    /// Notes that a host has handed a connection over, for the device to tear it down.
+    /// Counts a tear-down operation of a host.
     pub(crate) fn count_teardown(&mut self, queue: usize) {
         if let Some(queue) = self.queues.get_mut(queue) {
             queue.teardowns = queue.teardowns.wrapping_add(1);
         }
     }
 
-    /// Whether nothing waits for a host; none if there is no such queue.
+    /// Returns whether no event is queued for a host; `None` if there is no such queue.
     pub(crate) fn is_empty(&self, queue: usize) -> Option<bool> {
         self.queues.get(queue).map(|queue| queue.events.is_empty())
     }
 
-    /// Takes the next event of a queue.
+    /// Removes and returns the next event of a queue.
     #[inline]
     pub(crate) fn poll_event(&mut self, queue: usize) -> Option<Event> {
         let event = self.queues.get_mut(queue)?.events.pop_front()?;
@@ -161,7 +162,7 @@ impl Egress {
         Some(event)
     }
 
-    /// Puts an event back that was polled: it is the queue's next.
+    /// Puts back an event that was polled; it is the queue's next.
     pub(crate) fn unpoll_event(&mut self, queue: usize, event: Event) {
         if let Some(queue) = self.queues.get_mut(queue) {
             self.echoes += usize::from(event.is_echo());
@@ -169,12 +170,13 @@ impl Egress {
         }
     }
 
-    /// Whether the echo of a transmit waits to be polled.
+    /// Returns whether the echo of a transmit is queued.
     pub(crate) const fn has_echoes(&self) -> bool {
         self.echoes > 0
     }
 
-    /// Forgets what waits, and tells every host so. Memory of a host is never lost.
+    /// Drops everything queued and reports the reset to every host. Registered buffers are kept:
+    /// memory of a host is never lost.
     pub(crate) fn reset(&mut self) {
         self.runs.clear();
         self.echoes = 0;

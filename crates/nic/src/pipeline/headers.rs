@@ -1,7 +1,8 @@
-//! What a transmit's header template is, and its completion: lengths and checksums of one packet.
+//! Classification of a transmit's header template, and completion of one packet's lengths and
+//! checksums.
 //!
-//! The host wrote the template and may have written anything; [`classify`] accepts only templates
-//! into which the rest of the pipeline can write without looking again.
+//! The template comes from the host and may contain anything; [`classify`] accepts only templates
+//! that the rest of the pipeline can modify without further checks.
 
 use abi::Header;
 use abi::port::Payload;
@@ -11,28 +12,28 @@ use wire::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, TCP_BYTES, UDP_BYTES, emit};
 
 /// Bytes of an IEEE 802.1Q tag.
 const VLAN_BYTES: usize = 4;
-/// Bytes of an ICMP header as far as its checksum.
+/// Bytes of an ICMP header up to and including its checksum.
 const ICMP_BYTES: usize = 4;
 
-/// What a template carries behind its Ethernet header.
+/// Protocol of a template after its Ethernet header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// TCP over IP, with its whole header in the template.
+    /// TCP over IP, with the complete TCP header in the template.
     Tcp,
-    /// UDP over IP, with its header in the template.
+    /// UDP over IP, with the UDP header in the template.
     Udp,
-    /// ICMP for IPv4.
+    /// ICMP over IPv4.
     Icmp,
-    /// ICMP for IPv6.
+    /// ICMP over IPv6.
     Icmpv6,
-    /// Another protocol over IP: lengths are set, nothing else is touched.
+    /// Another protocol over IP: only the IP lengths are completed.
     OtherIp,
-    /// Not IP: goes as it is.
+    /// Not IP, or already complete: sent unmodified.
     Raw,
 }
 
 impl Kind {
-    /// Returns the transport protocol, if there is more to complete than the IP header.
+    /// Returns the transport protocol, if more than the IP header has to be completed.
     const fn protocol(self) -> Option<u8> {
         match self {
             Self::Tcp => Some(protocol::TCP),
@@ -44,7 +45,7 @@ impl Kind {
     }
 }
 
-/// What the template is, or `None` where its offsets and fields contradict each other.
+/// Classifies a template; `None` if its offsets and fields contradict each other.
 pub(crate) fn classify(header: &Header) -> Option<Kind> {
     let bytes = header.as_slice();
     let (mut ethertype, mut l3) = (u16_at(bytes, 12)?, ETHERNET_BYTES);
@@ -58,7 +59,7 @@ pub(crate) fn classify(header: &Header) -> Option<Kind> {
         _ => return Some(Kind::Raw),
     };
     let ip = bytes.get(l3..l3 + ip_bytes)?;
-    // IPv4 with options is not made by this stack, and `set_lengths` sums twenty bytes.
+    // This stack makes no IPv4 options, and `set_lengths` sums twenty bytes.
     let plain = ip[0] >> 4 == version && (version == 6 || ip[0] & 0x0f == 5);
     if !plain || header.l3() != l3 || header.l4() != l3 + ip_bytes {
         return None;
@@ -76,9 +77,9 @@ pub(crate) fn classify(header: &Header) -> Option<Kind> {
     }
 }
 
-/// Completes the headers of one packet whose payload is `payload`: IP length, identification and
+/// Completes the headers of one packet with payload `payload`: IP length, identification and
 /// checksum, UDP length, transport checksum. With `offload` the checksum of TCP and UDP is left to
-/// the wire. Says whether it was.
+/// the link. Returns whether it was.
 pub(crate) fn complete(
     header: &mut Header,
     kind: Kind,
@@ -100,7 +101,7 @@ pub(crate) fn complete(
     layout.set_lengths(frame, end, identification);
     match layout.checksum().filter(|_| offload && matches!(kind, Kind::Tcp | Kind::Udp)) {
         Some(at) => {
-            // What virtio (section 5.1.6.2) and Linux call a partial checksum.
+            // A partial checksum, as in virtio (section 5.1.6.2) and Linux.
             let sum = layout.pseudo_header(frame, end).fold();
             frame[at..at + 2].copy_from_slice(&sum.to_be_bytes());
             true
@@ -112,7 +113,7 @@ pub(crate) fn complete(
     }
 }
 
-/// The big-endian word at `at`.
+/// Reads the big-endian 16-bit word at `at`.
 pub(crate) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     match bytes.get(at..at + 2) {
         Some(&[high, low]) => Some(u16::from_be_bytes([high, low])),
@@ -138,7 +139,7 @@ mod tests {
         bytes[14] = if version == 4 { 0x45 } else { 0x60 };
         bytes[if version == 4 { 23 } else { 20 }] = if version == 4 { 1 } else { 58 };
         bytes[14 + ip_bytes] = 8;
-        // As if the host had filled it in already: it is computed anew.
+        // Stale checksum of the host: it is computed anew.
         bytes[14 + ip_bytes + 2] = 0xab;
         header
     }

@@ -1,8 +1,8 @@
-//! The pipeline: what every frame passes, whatever engine has a part in it.
+//! The pipeline, which every frame passes regardless of engines.
 //!
 //! `rx` turns frames into events, `tx` checks transmits and completes their headers, `tso` cuts
-//! runs into packets; `egress` holds what waits for hosts and wire. No other part of it waits,
-//! keeps payload or knows a connection; order and waiting are [`crate::flow`]'s.
+//! runs into packets; `egress` queues output for hosts and link. No other part queues, keeps
+//! payload or knows connections; order and waiting are the task of [`crate::flow`].
 
 mod egress;
 pub(crate) mod headers;

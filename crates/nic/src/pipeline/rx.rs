@@ -1,8 +1,8 @@
-//! Receiving: filter by address, parse, verify the transport checksum, choose the queue.
+//! Receiving: filters by address, parses, verifies the transport checksum, selects the queue.
 //!
 //! Called once per frame by [`crate::Device::handle_frame`]. Malformed frames are dropped and
-//! counted by reason. A wrong transport checksum is reported and not dropped: the host decides.
-//! Nothing is merged, reordered or changed here; engines do that, behind it.
+//! counted by reason. Frames with a wrong transport checksum are marked and not dropped: the host
+//! decides. Nothing is merged, reordered or modified here; engines do that afterwards.
 
 use core::net::IpAddr;
 use core::ops::Range;
@@ -30,7 +30,7 @@ pub(crate) struct Receiver {
     pub(crate) counters: RxCounters,
 }
 
-/// What the device found out about a frame.
+/// Results of the examination of a frame.
 struct Facts {
     checksum: Checksum,
     flow_hash: u32,
@@ -38,21 +38,21 @@ struct Facts {
 }
 
 impl Facts {
-    /// Nothing.
+    /// Results for a frame without a known transport protocol.
     const NONE: Self =
         Self { checksum: Checksum::Unchecked, flow_hash: 0, transport: Transport::Other };
 }
 
-/// A received frame on its way to a queue.
+/// A received frame, parsed, on its way to a queue.
 #[derive(Debug)]
 pub(crate) struct Arrived {
-    /// The queue that its flow belongs to.
+    /// Queue of the frame's flow.
     pub(crate) queue: usize,
     pub(crate) received: Received,
     pub(crate) transport: Transport,
 }
 
-/// The same, as engines are offered it.
+/// A received frame as passed to engines.
 #[derive(Debug)]
 pub(crate) struct Offered<'a> {
     pub(crate) queue: usize,
@@ -61,7 +61,8 @@ pub(crate) struct Offered<'a> {
 }
 
 impl Offered<'_> {
-    /// The frame and where its segment lies, if it is a TCP segment with a right checksum.
+    /// Returns the frame and the position of its TCP segment, if it is a TCP segment with a correct
+    /// checksum.
     #[inline]
     pub(crate) fn segment(&mut self) -> Option<(&mut Received, &TransportAt)> {
         match self.transport {
@@ -73,7 +74,7 @@ impl Offered<'_> {
     }
 }
 
-/// What a frame carries, as far as engines care.
+/// Transport protocol of a frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Transport {
     /// A TCP segment.
@@ -84,22 +85,22 @@ pub(crate) enum Transport {
     Other,
 }
 
-/// A TCP segment or a UDP datagram in a frame: at least the fixed header is there.
+/// Position of a TCP segment or UDP datagram in a frame, which has at least its fixed header.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TransportAt {
-    /// Its ends, as we see them.
+    /// Addresses and ports; `local` is the destination.
     pub(crate) tuple: Tuple,
-    /// Where the IP header begins.
+    /// Offset of the IP header.
     pub(crate) l3: usize,
-    /// Where the TCP or UDP header begins.
+    /// Offset of the TCP or UDP header.
     pub(crate) l4: usize,
-    /// Where the IP packet ends: the frame may go on with padding, and what UDP's own length says
-    /// has not been looked at.
+    /// Offset of the IP packet's end: padding may follow in the frame. UDP's own length field has
+    /// not been checked.
     pub(crate) end: usize,
 }
 
 impl Receiver {
-    /// A receiver for `mac` that spreads flows over `queues` queues.
+    /// Creates a receiver for `mac` that spreads flows over `queues` queues.
     pub(crate) fn new(mac: [u8; 6], queues: usize, seed: u64) -> Self {
         Self {
             mac,
@@ -110,17 +111,17 @@ impl Receiver {
         }
     }
 
-    /// Sends datagrams of QUIC to the queues that their connection IDs lead to.
+    /// Steers QUIC datagrams to the queues that their connection IDs lead to.
     #[must_use]
     pub(crate) const fn with_steering(mut self, steering: Option<Steering>) -> Self {
         self.steering = steering;
         self
     }
 
-    /// The queue and the event for a frame.
+    /// Examines a frame and returns its queue and event.
     ///
     /// # Errors
-    /// Gives the buffer back where the frame is dropped; the reason is counted.
+    /// Returns the buffer if the frame is dropped; the reason is counted.
     pub(crate) fn handle(&mut self, frame: RxFrame) -> Result<Arrived, PacketBuf> {
         let RxFrame { packet, checksum, segment_size } = frame;
         let bytes = packet.as_slice();
@@ -146,8 +147,9 @@ impl Receiver {
         Ok(Arrived { queue, received, transport })
     }
 
-    /// Ours, or a group address (IEEE 802.3 section 3.2.3: the first bit on the wire). A frame
-    /// without a whole address is left to the parser to name.
+    /// Returns whether the destination is the device or a group address (IEEE 802.3 section 3.2.3:
+    /// the first bit on the link). A frame without a complete address is left to the parser, which
+    /// reports it.
     fn is_for_us(&self, bytes: &[u8]) -> bool {
         bytes.first_chunk::<6>().is_none_or(|to| *to == self.mac || to[0] & 1 == 1)
     }
@@ -173,7 +175,7 @@ impl Receiver {
             }),
             _ => None,
         };
-        // Where there is nothing to spread a NIC computes no hash.
+        // With one queue no hash is needed, and a NIC computes none.
         let spreads = tuple.filter(|_| self.queues > 1);
         let steered = match spreads {
             Some(tuple) if ip.protocol == protocol::UDP => self.steer(&tuple, bytes, ip),
@@ -194,8 +196,7 @@ impl Receiver {
         Ok(Facts { checksum, flow_hash, transport })
     }
 
-    /// Returns the hash of a QUIC datagram's connection ID, if its port is that of connections
-    /// which IDs steer.
+    /// Returns the hash of a QUIC datagram's connection ID, if its destination is the steered port.
     fn steer(&self, tuple: &Tuple, bytes: &[u8], ip: &IpPacket) -> Option<u32> {
         let steering = self.steering.as_ref().filter(|s| s.port == tuple.local.port)?;
         steering.hash_of_datagram(bytes.get(ip.l4 + UDP_BYTES..ip.end)?)
@@ -216,19 +217,18 @@ impl Receiver {
     }
 }
 
-/// The payload of a TCP packet that came in, for engines.
+/// TCP payload of a received packet, for engines.
 #[derive(Debug)]
 pub(crate) struct TcpPayload {
-    /// The connection, as we see it.
+    /// The connection; `local` is the device's side.
     pub(crate) tuple: Tuple,
     /// Sequence number of the first byte.
     pub(crate) seq: SeqNum,
-    /// Where in the frame.
+    /// Position in the frame.
     pub(crate) range: Range<usize>,
 }
 
-/// The payload of a TCP packet, if the frame is one and has any. Those that open a connection,
-/// reset it or have urgent bytes are left alone.
+/// Returns the payload of a TCP packet, if it has any. Packets with SYN, RST or URG are excluded.
 pub(crate) fn tcp_payload(bytes: &[u8], tcp: &TransportAt) -> Option<TcpPayload> {
     let header = bytes.get(tcp.l4..tcp.end)?;
     let start = usize::from(header.get(12)? >> 4) * 4;
@@ -240,18 +240,18 @@ pub(crate) fn tcp_payload(bytes: &[u8], tcp: &TransportAt) -> Option<TcpPayload>
     Some(TcpPayload { tuple: tcp.tuple, seq, range: tcp.l4 + start..tcp.end })
 }
 
-/// Whether the checksum of the transport packet `bytes` is right. It has at least its protocol's
-/// shortest header.
+/// Verifies the checksum of the transport packet `bytes`, which has at least its protocol's fixed
+/// header.
 fn verify(bytes: &[u8], ip: &IpPacket) -> Checksum {
     let mut covered = bytes;
     if ip.protocol == protocol::UDP {
-        // RFC 768: zero means that the sender computed none; RFC 8200 section 8.1 forbids that in
+        // RFC 768: zero means that the sender computed none; RFC 8200 section 8.1 forbids that over
         // IPv6.
         if u16_at(bytes, 6) == Some(0) {
             let v4 = matches!(ip.destination, IpAddr::V4(_));
             return if v4 { Checksum::Unchecked } else { Checksum::Bad };
         }
-        // The sum covers as much as UDP's own length says.
+        // The checksum covers the length given by UDP's own length field.
         match u16_at(bytes, 4).and_then(|len| bytes.get(..usize::from(len))) {
             Some(part) if part.len() >= 8 => covered = part,
             _ => return Checksum::Bad,
@@ -288,7 +288,7 @@ mod tests {
 
     type Moved = Vec<(String, u64)>;
 
-    /// Hands one frame in; gives the result and the counters that moved.
+    /// Passes in one frame and returns the result and the counters that changed.
     fn one(bytes: &[u8], by_wire: Checksum) -> (Option<(usize, Received)>, Moved) {
         let mut receiver = Receiver::new(MAC, 4, 1);
         let mut delivered = DeliveryCounters::default();
@@ -329,7 +329,7 @@ mod tests {
         }
     }
 
-    /// IEEE 802.1Q: a tag changes where things lie, not which flow they belong to.
+    /// IEEE 802.1Q: a tag shifts the headers but does not change the flow.
     #[test]
     fn a_tagged_frame_is_of_the_same_flow() {
         let plain = packet(4, protocol::TCP, b"hello");
@@ -344,8 +344,7 @@ mod tests {
         assert_eq!(names(&moved), ["rx_packets", "rx_bytes", "rx_checksum_good"]);
     }
 
-    /// A run that the wire merged stays one, with the size of its segments; its checksum is the
-    /// wire's word.
+    /// A run that the link merged stays whole, with its segment size; its checksum is trusted.
     #[test]
     fn a_merged_run_is_delivered_whole() {
         let bytes = packet(4, protocol::TCP, &[7; 10_000]);
@@ -437,7 +436,7 @@ mod tests {
             }
         }
         assert!(seen.iter().all(|&n| n > 8), "{seen:?}");
-        // Another port, or another protocol, is spread by addresses.
+        // Datagrams to another port, or of another protocol, are spread by addresses.
         let other = Steering { port: 9, ..steering };
         let queues = |mut receiver: Receiver| {
             let mut pool = PacketPool::new(1);
@@ -460,7 +459,7 @@ mod tests {
             mut bytes in proptest::collection::vec(any::<u8>(), 0..120), v6: bool,
             protocol in prop_oneof![Just(1_u8), Just(6), Just(17), Just(58), any::<u8>()],
         ) {
-            // Steers past the first checks, so that the later ones are reached.
+            // Makes the first checks pass, so that the later ones are reached.
             if bytes.len() >= 54 {
                 let ethertype = if v6 { [0x86, 0xdd] } else { [8, 0] };
                 bytes[..6].copy_from_slice(&MAC);

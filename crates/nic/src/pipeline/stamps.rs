@@ -1,20 +1,21 @@
-//! TCP timestamps that were moved on, so that none of the same flow goes back behind them.
+//! Keeps corrected TCP timestamps of a flow from going backward.
 //!
-//! A transmit that waited for a disk leaves with a timestamp moved on by its wait (IO-TCP section
-//! 3.5). The wait is counted from when the device took the transmit, so the time in the ring is
-//! left out, and that differs from one transmit to the next: of two that leave together the later
-//! could carry the earlier stamp, and so could one that is written meanwhile and does not wait. A
-//! receiver drops what goes back (PAWS, RFC 7323 section 5.2).
+//! A transmit that waited for a disk leaves with a timestamp advanced by its wait (IO-TCP section
+//! 3.5). The wait is measured from when the device took the transmit, so it excludes the time in
+//! the ring, which differs between transmits. Without this module, of two transmits that leave
+//! together the later one could carry the earlier timestamp, and so could one written meanwhile
+//! that does not wait. A receiver drops segments whose timestamp goes backward (PAWS, RFC 7323
+//! section 5.2).
 //!
-//! Called by [`super::tx`] for every transmit with a timestamp. Constant in size: one entry per
-//! slot, of the flow that used it last. Where flows meet in a slot the older is forgotten, which
-//! costs at most what is said above.
+//! Called by [`super::tx`] for every transmit with a timestamp. Constant in size: each slot
+//! remembers the flow that used it last. If flows collide in a slot, the older one is forgotten,
+//! which costs at most such a drop.
 
 use abi::FlowId;
 use alloc::boxed::Box;
 use alloc::vec;
 
-/// Slots; flows are told apart by the low bits of their names, which hosts give out densely.
+/// Number of slots. The low bits of a flow's number, which hosts assign densely, select the slot.
 const SLOTS: usize = 1024;
 
 #[derive(Clone, Copy, Debug)]
@@ -24,20 +25,21 @@ struct Entry {
     stamp: u32,
 }
 
-/// The last stamp that was moved on, of each of the flows that had one lately.
+/// Last timestamp of each flow that had an advanced one recently.
 #[derive(Debug)]
 pub(crate) struct Stamps {
     slots: Box<[Entry]>,
 }
 
 impl Stamps {
-    /// None yet.
+    /// Creates an empty table.
     pub(crate) fn new() -> Self {
         let none = Entry { queue: 0, flow: FlowId::NONE, stamp: 0 };
         Self { slots: vec![none; SLOTS].into_boxed_slice() }
     }
 
-    /// The stamp for a transmit that is to carry `stamp`, which was moved on if `moved`.
+    /// Returns the timestamp for a transmit that would carry `stamp`; `moved` is true if that was
+    /// advanced.
     pub(crate) fn settle(&mut self, queue: usize, flow: FlowId, stamp: u32, moved: bool) -> u32 {
         if flow == FlowId::NONE {
             return stamp;

@@ -1,10 +1,10 @@
-//! Segmentation: a run of bytes under one header template becomes packets, of TCP or of UDP.
+//! Segmentation: cuts a run of bytes under one header template into packets, of TCP or of UDP.
 //!
-//! Where the wire segments, the whole run crosses as one frame, or as few as its length allows;
-//! else packets are cut one at a time, when they are asked for, so that a run of 64 KiB occupies
-//! one place in the queue and not forty-five. Payload is sliced, never copied. Each packet is what
-//! the host would have built: RFC 9293 section 3.8.3 leaves nothing to tell a segmented run from
-//! single sends. A run of UDP is cut into datagrams (Linux: `UDP_SEGMENT`).
+//! For a segmenting link the run is passed as one frame, or as few as its length requires.
+//! Otherwise packets are cut one at a time when they are polled, so that a run of 64 KiB occupies
+//! one entry of the queue and not 45. Payload is sliced, never copied. Each packet is what the host
+//! would have built without segmentation (RFC 9293 section 3.8.3). A run of UDP is cut into
+//! datagrams (Linux: `UDP_SEGMENT`).
 //!
 //! Called by [`crate::Device::poll_frame`]. It neither orders nor waits.
 
@@ -16,40 +16,41 @@ use wire::tcp::Flags;
 use super::headers::{Kind, classify, complete, u16_at};
 use crate::config::RUN_BYTES_MAX;
 
-/// A checked transmit whose payload is at hand, on its way to the wire.
+/// A checked transmit whose payload is at hand.
 #[derive(Debug)]
 pub(crate) struct Run {
-    /// Header of the next packet; lengths and checksums are not filled in.
+    /// Header of the next packet, without lengths and checksums.
     header: Header,
     kind: Kind,
     payload: Payloads,
-    /// Payload bytes of each packet but the last; zero where there is one packet.
+    /// Payload bytes of each packet but the last; zero if the run is one packet.
     segment_size: u16,
-    /// Payload bytes not yet sent.
+    /// Payload bytes not sent yet.
     left: usize,
-    /// The payload that the next packet begins in, and where in it.
+    /// Index of the payload in which the next packet begins, and offset in it.
     part: usize,
     part_at: usize,
     identification: u16,
 }
 
-/// A frame for the wire with what it stands for.
+/// A frame for the link, and the packets that it becomes.
 #[derive(Debug)]
 pub(crate) struct Cut {
     pub(crate) frame: TxFrame,
-    /// Packets that the frame becomes.
+    /// Number of packets.
     pub(crate) packets: u64,
     /// Bytes of these packets, headers included.
     pub(crate) bytes: u64,
-    /// Whether the run ends with it.
+    /// True if this is the run's last frame.
     pub(crate) last: bool,
 }
 
 impl Run {
-    /// A run of `payload` under `header`, which [`super::tx::check`] has accepted as a `kind`.
+    /// Creates a run of `payload` under `header`, which [`super::tx::check`] has accepted as a
+    /// `kind`.
     pub(crate) fn new(header: Header, kind: Kind, payload: Payloads, segment_size: u16) -> Self {
         let left = payload.iter().map(|p| p.as_slice().len()).sum();
-        // A run that fits one packet is that packet.
+        // A run that fits in one packet is not segmented.
         let segment_size = if left > usize::from(segment_size) { segment_size } else { 0 };
         let identification = match kind {
             Kind::Raw => 0,
@@ -58,36 +59,36 @@ impl Run {
         Self { header, kind, payload, segment_size, left, part: 0, part_at: 0, identification }
     }
 
-    /// One packet of `payload` under an engine's own header. `None` where the header makes no
-    /// sense.
+    /// Creates one packet of `payload` under a header made by an engine; `None` if the header is
+    /// malformed.
     pub(crate) fn of_header(header: Header, payload: Payloads) -> Option<Self> {
         let kind = classify(&header)?;
         Some(Self::new(header, kind, payload, 0))
     }
 
-    /// The same, cut into segments of that size where it is longer; zero for one packet.
+    /// As [`Self::of_header`], cut into segments of `segment_size`; zero for one packet.
     pub(crate) fn segmented(header: Header, payload: Payloads, segment_size: u16) -> Option<Self> {
         let kind = classify(&header)?;
         Some(Self::new(header, kind, payload, segment_size))
     }
 
-    /// One packet whose header is complete, checksums too.
+    /// Creates one packet whose header is complete, including checksums.
     pub(crate) fn finished(header: Header, payload: Payloads) -> Self {
         Self::new(header, Kind::Raw, payload, 0)
     }
 
-    /// Whether it becomes more than one packet.
+    /// Returns whether the run becomes more than one packet.
     pub(crate) const fn is_segmented(&self) -> bool {
         self.segment_size > 0
     }
 
-    /// The run that a frame was: for one that the wire gave back. `None` where it is no run.
+    /// Restores the run from a frame that the link refused; `None` if the frame was not a run.
     pub(crate) fn again(frame: TxFrame) -> Option<Self> {
         let kind = classify(&frame.header).filter(|_| frame.segment_size > 0)?;
         Some(Self::new(frame.header, kind, frame.payload, frame.segment_size))
     }
 
-    /// Packets that what is left of it becomes.
+    /// Returns the number of packets that the rest of the run becomes.
     pub(crate) fn packets(&self) -> u64 {
         match self.segment_size {
             0 => 1,
@@ -95,8 +96,8 @@ impl Run {
         }
     }
 
-    /// The next frame, of at most `run_bytes_max` bytes where the wire segments it. Once it said
-    /// that it was the last, the run is used up.
+    /// Returns the next frame, of at most `run_bytes_max` payload bytes if the link segments it.
+    /// After the frame with [`Cut::last`] the run is used up.
     pub(crate) fn next(&mut self, caps: &WireCaps, run_bytes_max: u32) -> Cut {
         let size = usize::from(self.segment_size);
         if size == 0 {
@@ -110,17 +111,18 @@ impl Run {
         if !(whole && caps.checksum) {
             return self.cut(caps, size, 0);
         }
-        // A length of zero has a meaning of its own in IPv6 (RFC 2675), and UDP has one too.
+        // A length field of zero has another meaning in IPv6 (RFC 2675), and UDP has a length field
+        // of its own.
         let ipv4 = self.header.as_slice()[self.header.l3()] >> 4 == 4;
         let long = ipv4 && self.kind == Kind::Tcp;
         let most = if long { run_bytes_max } else { run_bytes_max.min(RUN_BYTES_MAX) };
         let most = (most as usize / size).max(1) * size;
-        // What is left of a run may be a single packet.
+        // The rest of a run may be a single packet.
         let frame_size = if self.left > size { self.segment_size } else { 0 };
         self.cut(caps, most, frame_size)
     }
 
-    /// The next frame: `most` bytes or what is left, with that segment size for the wire.
+    /// Returns the next frame: `most` payload bytes or the rest, to be segmented by `frame_size`.
     fn cut(&mut self, caps: &WireCaps, most: usize, frame_size: u16) -> Cut {
         let bytes = self.left.min(most);
         let payload = self.take(bytes);
@@ -134,7 +136,7 @@ impl Run {
         let flags_at = header.l4() + FLAGS_AT;
         if self.kind == Kind::Tcp {
             let flags = &mut header.as_mut_slice()[flags_at];
-            // What the first packet alone has is gone from the template by then.
+            // Flags of the first packet alone are cleared in the template after it was sent.
             *flags = Flags(*flags).of_run(true, last).0;
         }
         let identification = self.identification;
@@ -148,14 +150,14 @@ impl Run {
         Cut { frame, packets: packets as u64, bytes, last }
     }
 
-    /// Makes the template that of the next packet.
+    /// Turns the template into that of the next packet.
     #[expect(
         clippy::cast_possible_truncation,
         reason = "sequence numbers and identifications wrap"
     )]
     fn advance(&mut self, by: usize, packets: usize, flags_at: usize) {
         self.identification = self.identification.wrapping_add(packets as u16);
-        // Nothing else tells a datagram from the next.
+        // Datagrams of a run differ in nothing else.
         if self.kind != Kind::Tcp {
             return;
         }
@@ -165,7 +167,7 @@ impl Run {
         advance(&mut bytes[l4..], by as u32);
     }
 
-    /// The next `bytes` of the payload, which has as many.
+    /// Removes the next `bytes` of the payload, which has at least as many.
     fn take(&mut self, mut bytes: usize) -> Payloads {
         if bytes == self.left && self.part == 0 && self.part_at == 0 {
             return core::mem::take(&mut self.payload);
@@ -205,7 +207,8 @@ mod tests {
     const SOFTWARE: WireCaps =
         WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
 
-    /// `lens` bytes each, alternating between host memory and blocks, numbered throughout.
+    /// Payloads of the given lengths, alternately in host memory and in blocks, with consecutive
+    /// byte values.
     fn payloads(lens: &[usize]) -> Payloads {
         let mut at = 0_usize;
         let mut next = |len: usize| -> Vec<u8> {
@@ -250,7 +253,7 @@ mod tests {
             assert_eq!((cut.packets, cut.last, cut.frame.segment_size), (3, true, 1448));
             assert_eq!(cut.bytes, 3 * header.len() as u64 + 3070);
             assert!(cut.frame.checksum_partial);
-            // The field holds the pseudo-header's sum: adding the segment's bytes gives its
+            // The field holds the pseudo-header's sum: adding the segment's bytes yields its
             // checksum.
             let mut bytes = bytes_of(&cut.frame);
             let l4 = header.l4();
@@ -270,7 +273,7 @@ mod tests {
         assert!(frames.iter().all(|f| f.checksum_partial && f.segment_size == 0));
     }
 
-    /// Above 64 KiB: whole over IPv4, with the length field zero; in frames that fit over IPv6.
+    /// Longer than 64 KiB: one frame with a zero length field over IPv4, several frames over IPv6.
     #[test]
     fn long_runs_are_cut_as_far_as_they_must() {
         let caps =
@@ -314,7 +317,7 @@ mod tests {
         }
     }
 
-    /// A run of datagrams: each has its own lengths, checksum and identification, whatever the wire
+    /// Each datagram of a run has its own lengths, checksum and identification, whatever the link
     /// can do for TCP.
     #[test]
     fn datagrams_are_cut() {
@@ -345,7 +348,7 @@ mod tests {
         }
     }
 
-    /// For a wire that takes runs of datagrams they stay whole, however long transmits may be.
+    /// For a link that segments UDP, runs of datagrams stay whole up to the longest UDP frame.
     #[test]
     fn datagrams_for_a_wire_that_segments_are_one_frame() {
         let able =
@@ -363,15 +366,15 @@ mod tests {
             let bytes = bytes_of(&cut.frame);
             assert_eq!(usize::from(u16_at(&bytes, header.l4() + 4).unwrap()), whole + 8);
         }
-        // Without checksums there is nothing to segment by.
+        // Without checksum offload there is no segmentation.
         let caps = WireCaps { checksum: false, ..able };
         let mut run = Run::new(udp_header(4), Kind::Udp, payloads(&[2600]), 1200);
         assert_eq!(run.next(&caps, 200_000).frame.segment_size, 0);
     }
 
     proptest! {
-        /// Against a reference that cuts a plain byte string: same bytes, same headers, every
-        /// checksum right.
+        /// Against a reference that cuts a plain byte string: same bytes, same headers, correct
+        /// checksums.
         #[test]
         fn equals_the_reference(
             lens in proptest::collection::vec(0_usize..9000, 1..7),

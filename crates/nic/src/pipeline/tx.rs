@@ -1,8 +1,8 @@
-//! Transmits: what the host asks for is checked once, here, before anything is kept or looked up.
+//! Transmits: every operation is checked once, here, before anything is stored or looked up.
 //!
-//! [`check`] turns an operation into an [`Outgoing`] and its parts; everything behind it relies on
-//! what it checked. A transmit whose payload is at hand becomes a [`Run`] by
-//! [`Outgoing::into_run`], which also corrects the timestamp.
+//! [`check`] turns an operation into an [`Outgoing`] and its parts; the later stages rely on its
+//! checks. [`Outgoing::into_run`] makes a [`Run`] of a transmit whose payload is at hand, and
+//! corrects its timestamp.
 
 use abi::port::Payloads;
 use abi::{FlowId, Header, Part, Parts, Transmit, TsOption};
@@ -19,27 +19,26 @@ use crate::engine::quic::Sealing;
 /// A checked transmit without its payload.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
-    /// The queue that asked.
+    /// Queue of the host.
     pub(crate) queue: usize,
     /// The connection.
     pub(crate) flow: FlowId,
-    /// When the device took the operation.
+    /// Time at which the device took the operation.
     pub(crate) arrived: Instant,
-    /// Tag of the echo, where one is wanted.
+    /// Tag of the echo, if one was requested.
     pub(crate) echo: Option<u32>,
     header: Header,
     kind: Kind,
-    /// How the payload is made of the parts; nothing where it is the parts.
+    /// Plan for making the payload of the parts; empty if the parts are the payload.
     pub(crate) pieces: Pieces,
-    /// How the payload is sealed, where it is a batch of QUIC's.
+    /// Plan for encrypting the payload, if it is a batch of QUIC datagrams.
     pub(crate) sealing: Option<Box<Sealing>>,
     segment_size: u16,
     timestamp: Option<TsOption>,
 }
 
-/// Splits a transmit into what is sent and where its payload comes from, or `None` where it makes
-/// no sense for a wire whose packets have at most `mtu` bytes above Ethernet, or has more payload
-/// than `bytes_max`.
+/// Splits a transmit into its description and the parts of its payload. Returns `None` if it is
+/// malformed, its packets exceed `mtu` bytes above Ethernet, or its payload exceeds `bytes_max`.
 pub(crate) fn check(
     queue: usize,
     now: Instant,
@@ -54,7 +53,7 @@ pub(crate) fn check(
         0 => payload,
         size => payload.min(usize::from(size)),
     };
-    // TCP has sequence numbers to cut by, UDP has datagrams: their template is the headers alone.
+    // TCP is cut by sequence numbers, UDP into datagrams; their templates have no payload.
     let cuttable = match kind {
         Kind::Tcp => true,
         Kind::Udp => header.len() == header.l4() + UDP_BYTES,
@@ -74,7 +73,7 @@ pub(crate) fn check(
             return None;
         }
     }
-    // Completing messages goes by sequence numbers too.
+    // Contexts complete messages by TCP sequence number.
     let completed = |part: &Part| matches!(part, Part::Sealed(_) | Part::Pdu(_));
     if kind != Kind::Tcp && parts.iter().any(completed) {
         return None;
@@ -94,7 +93,7 @@ pub(crate) fn check(
     Some((outgoing, parts))
 }
 
-/// Bytes over all parts, or `None` above the limit.
+/// Returns the number of payload bytes of all parts; `None` if it exceeds the limit.
 fn payload_len(parts: &Parts, bytes_max: u32) -> Option<usize> {
     let mut total = 0_usize;
     for part in parts {
@@ -104,20 +103,20 @@ fn payload_len(parts: &Parts, bytes_max: u32) -> Option<usize> {
 }
 
 impl Outgoing {
-    /// Sequence number of the first byte, for TCP.
+    /// Returns the sequence number of the first byte (TCP only).
     pub(crate) fn seq(&self) -> SeqNum {
         let field = self.header.as_slice().get(self.header.l4() + 4..);
         SeqNum(field.and_then(|f| f.first_chunk()).map_or(0, |f| u32::from_be_bytes(*f)))
     }
 
-    /// Payload bytes of each packet but the last; zero where there is one.
+    /// Returns the payload bytes of each packet but the last; zero if the transmit is one packet.
     pub(crate) const fn segment_size(&self) -> u16 {
         self.segment_size
     }
 
-    /// Puts the payload under the header. Where timestamps are corrected, TSval moves on by the
-    /// time that the transmit waited, so that the peer's echo of it measures the network alone
-    /// (IO-TCP section 3.5).
+    /// Combines header and payload. If timestamps are corrected, advances TSval by the time that
+    /// the transmit waited, so that the peer's echo of it measures the network alone (IO-TCP
+    /// section 3.5).
     pub(crate) fn into_run(
         mut self,
         payload: Payloads,
