@@ -1,4 +1,4 @@
-//! Frames for tests: header templates, whole packets, and a check of every checksum.
+//! Frames for tests: header templates, whole packets, and verification of all checksums.
 
 use abi::port::{RxFrame, TxFrame};
 use abi::{Checksum, FlowId, Header, PacketPool, Parts, Transmit};
@@ -15,7 +15,7 @@ use wire::tcp::{Flags, Segment, Timestamps};
 /// Offset of TSval in [`tcp_header`] for IPv4.
 pub(crate) const TS_AT: u8 = 14 + 20 + 20 + 4;
 
-/// The address of the device under test.
+/// Ethernet address of the device under test.
 pub(crate) const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
 fn addresses(version: u8) -> (IpAddr, IpAddr) {
@@ -25,7 +25,8 @@ fn addresses(version: u8) -> (IpAddr, IpAddr) {
     }
 }
 
-/// The template of a TCP run with timestamps (TSval 7777) and, for IPv4, identification 0x0102.
+/// Returns the template of a TCP run with timestamps (TSval 7777) and, for IPv4, identification
+/// 0x0102.
 pub(crate) fn tcp_header(version: u8, seq: u32, flags: Flags) -> Header {
     let (source, destination) = addresses(version);
     let ip = IpHeader { source, destination, protocol: protocol::TCP, ecn: 2, hop_limit: 64 };
@@ -49,8 +50,8 @@ pub(crate) fn tcp_header(version: u8, seq: u32, flags: Flags) -> Header {
     header
 }
 
-/// The template of UDP datagrams from port 443 to port 5000 and, for IPv4, with identification
-/// 0x0102. As the host leaves it: without length and checksum.
+/// Returns the template of UDP datagrams from port 443 to port 5000, for IPv4 with identification
+/// 0x0102, as the host sends it: without length and checksum.
 pub(crate) fn udp_header(version: u8) -> Header {
     let tcp = tcp_header(version, 1, Flags::ACK);
     let mut bytes = Vec::from(&tcp.as_slice()[..tcp.l4()]);
@@ -60,7 +61,7 @@ pub(crate) fn udp_header(version: u8) -> Header {
     Header::from_bytes(&bytes, tcp.l3(), tcp.l4()).unwrap()
 }
 
-/// A transmit without payload.
+/// Returns a transmit without payload.
 pub(crate) fn transmit(flow: FlowId, seq: u32, segment_size: u16) -> Transmit {
     Transmit {
         flow,
@@ -74,7 +75,7 @@ pub(crate) fn transmit(flow: FlowId, seq: u32, segment_size: u16) -> Transmit {
     }
 }
 
-/// A whole packet of `protocol` to [`MAC`], checksums filled in.
+/// Returns a complete packet of `protocol` to [`MAC`], with checksums.
 pub(crate) fn packet(version: u8, protocol: u8, payload: &[u8]) -> Vec<u8> {
     let header = tcp_header(version, 1, Flags::ACK);
     let (l3, l4) = (header.l3(), header.l4());
@@ -90,21 +91,21 @@ pub(crate) fn packet(version: u8, protocol: u8, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// A frame as a wire that looks at nothing delivers it.
+/// Returns a frame as received from a link that does not verify checksums.
 pub(crate) fn rx_frame(pool: &mut PacketPool, bytes: &[u8]) -> RxFrame {
     let packet = pool.copy(bytes).unwrap();
     RxFrame { packet, checksum: Checksum::Unchecked, segment_size: 0 }
 }
 
-/// The bytes of a frame on its way out.
+/// Returns the bytes of a transmitted frame.
 pub(crate) fn bytes_of(frame: &TxFrame) -> Vec<u8> {
     let mut out = vec![0; frame.len()];
     frame.copy_to(&mut out);
     out
 }
 
-/// Checks that a packet is well-formed, that it ends where its IP header says, and its transport
-/// checksum.
+/// Checks that a packet is well-formed and ends where its IP header says, and that its transport
+/// checksum is correct.
 pub(crate) fn verify(bytes: &[u8]) {
     let Ok(Frame::Ip(ip)) = parse(bytes) else { panic!("malformed: {:?}", parse(bytes)) };
     assert_eq!(ip.end, bytes.len());

@@ -1,5 +1,5 @@
-//! A host, a wire and a disk that say anything: nothing panics, every transmit that is no longer
-//! pending has ended.
+//! Arbitrary input from host, link and disk: nothing panics, and every transmit that is no longer
+//! pending has been completed.
 
 use abi::aligned::AlignedBuf;
 use abi::disk::{DiskCompletion, DiskFile, DiskRequest, RequestId};
@@ -28,7 +28,7 @@ fn header() -> impl Strategy<Value = Header> {
             let l4 = a.max(b).min(bytes.len());
             Header::from_bytes(&bytes, a.min(b).min(l4), l4).unwrap()
         });
-    // A right one with some bytes overwritten gets further.
+    // A valid header with a few bytes overwritten passes more checks.
     let damaged = (any::<bool>(), proptest::collection::vec((0..86_usize, any::<u8>()), 0..4))
         .prop_map(|(v6, damage)| {
             let mut header = tcp_header(if v6 { 6 } else { 4 }, 1, Flags::ACK);
@@ -96,7 +96,7 @@ proptest! {
         rig.put("a", 250_000, 1);
         let mut transmits = 0;
         for (i, (queue, op)) in ops.into_iter().enumerate() {
-            // Only queues that exist are told of ends.
+            // Only queues that exist are sent events.
             transmits += usize::from(queue < 2 && matches!(op, Op::Transmit(_)));
             rig.device.handle_op(rig.now, queue, op);
             drain(&mut rig);
@@ -148,7 +148,7 @@ proptest! {
     }
 }
 
-/// Polls everything; frames are not looked at.
+/// Polls everything; checks only the length of frames.
 fn drain(rig: &mut Rig) {
     while let Some(frame) = rig.next_frame() {
         assert!(frame.len() <= 14 + 1500 + 4);

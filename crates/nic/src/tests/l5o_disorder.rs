@@ -1,5 +1,5 @@
-//! Opening on receive under loss, reordering, duplication and forgery: what is claimed is right,
-//! what is not opened is as it came, and offloading comes back.
+//! Decryption on receive under loss, reordering, duplication and forgery: claims are correct, other
+//! bytes are left as received, and offloading resumes.
 
 use abi::crypto::Suite;
 use abi::l5o::{ResyncMode, ResyncRequest};
@@ -13,7 +13,7 @@ use wire::tls::Version;
 use super::l5o_stream::{Flow, NUMBER, START, config};
 use super::l5o_tx::{ALL, Peer};
 
-/// What a network does to packets, in thousandths.
+/// Faults of a network, per thousand packets.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Network {
     pub(super) lost: u64,
@@ -21,10 +21,11 @@ pub(super) struct Network {
     pub(super) twice: u64,
 }
 
-/// Packets after which a lost one is sent again.
+/// Number of packets after which a lost one is retransmitted.
 const ROUND_TRIP: u64 = 40;
 
-/// The order in which packets arrive: lost ones come later, late ones a few places later.
+/// Returns the packets in order of arrival: lost ones after a round trip, late ones a few positions
+/// later.
 pub(super) fn arrivals(
     len: usize,
     mss: usize,
@@ -50,8 +51,8 @@ pub(super) fn arrivals(
     out.into_iter().map(|(_, packet)| packet).collect()
 }
 
-/// Delivers all, while a host answers what it has received in order; gives the share of records, in
-/// thousandths, that it has by the device alone.
+/// Delivers all packets to a host that answers requests about bytes received in order. Returns the
+/// share of records, per thousand, that the device decrypted and verified completely.
 fn run(flow: &mut Flow, packets: &[Range<usize>]) -> usize {
     let mut received = vec![false; flow.wire.len()];
     let (mut in_order, mut asked) = (0, vec![]);
@@ -166,7 +167,7 @@ fn a_wrong_assumption_is_found_and_left() {
     let lens = [978, 978, 978, 478, 978, 978, 978, 978, 978, 978];
     let mut flow = Flow::new(peer(), config(true, ResyncMode::StreamScan), &lens);
     flow.deliver(0..2900);
-    // Looks like the middle of the fourth record, and is that and the fifth.
+    // Looks like the middle of the fourth record, but is part of the fourth and fifth.
     assert!(flow.deliver(3100..3900).is_some());
     flow.deliver(2900..3100);
     assert_eq!(flow.rig.counter("l5o_assumptions_wrong"), 1);
@@ -178,7 +179,7 @@ fn a_wrong_assumption_is_found_and_left() {
 
 #[test]
 fn a_guessed_number_that_verifies_needs_no_answer() {
-    // The lengths differ, so that nothing can be assumed where a header is missing.
+    // The lengths differ, so the device cannot assume one if a header is missing.
     let lens = [978, 900, 800, 978, 700, 600, 978, 978];
     let mut flow = Flow::new(peer(), config(true, ResyncMode::StreamScan), &lens);
     let starts: Vec<usize> = flow.records.iter().map(|record| record.at.start).collect();
@@ -192,7 +193,7 @@ fn a_guessed_number_that_verifies_needs_no_answer() {
     assert_eq!(flow.rig.counter("rx_tls_resync_res_ok"), 0);
 }
 
-/// Two records lie in a hole that looks like one: no tag is right until the host has answered.
+/// The hole has two records but looks like one: no tag is correct until the host has answered.
 #[test]
 fn a_wrong_guess_is_corrected_by_the_host() {
     let lens = [978, 900, 478, 478, 978, 978, 978];
@@ -218,7 +219,8 @@ fn a_wrong_guess_is_corrected_by_the_host() {
     );
 }
 
-/// The ninth range of a record has no room: the record is given up, and no more of it is opened.
+/// There is no room for a ninth range of a record: the record is given up, and nothing more of it
+/// is decrypted.
 #[test]
 fn a_record_in_too_many_pieces_is_given_up() {
     let mut flow = Flow::new(peer(), config(true, ResyncMode::StreamScan), &[978; 2]);
@@ -236,7 +238,7 @@ fn a_record_in_too_many_pieces_is_given_up() {
 #[test]
 fn forged_headers_lead_nowhere() {
     for out_of_order in [false, true] {
-        // Text that is full of what looks like headers.
+        // Text full of plausible headers.
         let mut flow = Flow::new(peer(), config(out_of_order, ResyncMode::StreamScan), &[5000; 40]);
         let forged: Vec<Range<usize>> = flow.records.iter().map(|r| r.at.clone()).collect();
         for record in &forged {
@@ -265,7 +267,7 @@ fn an_answer_that_is_lost_is_asked_for_again() {
     for from in (40_000..end).step_by(1448) {
         flow.deliver(from..(from + 1448).min(end));
         asked = asked.max(flow.requests.len());
-        // Only the second is answered.
+        // Only the second request is answered.
         if asked == 2 {
             flow.answers();
         }
@@ -275,8 +277,8 @@ fn an_answer_that_is_lost_is_asked_for_again() {
     assert!(flow.offloaded() > 100);
 }
 
-/// A packet that TCP does not take, since it is outside of any window, is left alone: what is lost
-/// behind it is found as ever.
+/// A packet outside of any window, which TCP drops too, changes nothing: later losses are handled
+/// as usual.
 #[test]
 fn a_packet_outside_the_window_changes_nothing() {
     for (far, out_of_order) in
@@ -286,7 +288,7 @@ fn a_packet_outside_the_window_changes_nothing() {
         let mut flow = Flow::new(peer(), l5o, &[978; 40]);
         flow.deliver(0..500);
         flow.moved();
-        // Whole records, wherever they may be from.
+        // Whole records from elsewhere.
         let records = flow.wire[1000..3000].to_vec();
         assert_eq!(flow.deliver_bytes(far, &records), None);
         assert_eq!(flow.moved(), ["l5o_outside_packets +1"], "{far} {out_of_order}");
@@ -298,7 +300,8 @@ fn a_packet_outside_the_window_changes_nothing() {
     }
 }
 
-/// Many of them in a row are believed, and so is the stream when it goes on.
+/// Many packets outside the window in a row re-anchor the context, and so do many of the real
+/// stream afterwards.
 #[test]
 fn a_context_that_is_elsewhere_finds_back() {
     for out_of_order in [false, true] {
@@ -314,23 +317,23 @@ fn a_context_that_is_elsewhere_finds_back() {
         let share = run(&mut flow, &packets);
         assert_eq!(flow.rig.counter("l5o_restarts"), 2);
         assert_eq!(flow.rig.counter("l5o_outside_packets"), 30);
-        // Sixteen packets are eight records, and a header is to be found.
+        // Sixteen packets are eight records, and a header has to be found.
         assert!(share >= 800, "{out_of_order} {share}");
         assert_eq!(flow.rig.counter("l5o_messages_open"), 0);
     }
 }
 
-/// A stream of records, and how its packets come.
+/// A stream of records, and the arrival of its packets.
 #[derive(Clone, Debug)]
 struct Arrival {
     suite: (Version, Suite),
     out_of_order: bool,
     mode: ResyncMode,
-    /// Content of each record, in bytes.
+    /// Content length of each record in bytes.
     lens: Vec<usize>,
-    /// All records are as long as the first.
+    /// If true, all records have the length of the first.
     same: bool,
-    /// Of each packet: its length, how late it comes, and what is done to it.
+    /// For each packet: length, delay, and fault.
     cuts: Vec<(usize, u64, u8)>,
     seed: u64,
 }
@@ -353,8 +356,8 @@ prop_compose! {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..<_>::default() })]
 
-    /// Whatever comes in whatever order, cut anyhow, some of it twice and some changed. The checks
-    /// are those of the host in `l5o_stream`.
+    /// Arbitrary packets in arbitrary order, some duplicated and some modified. The host model in
+    /// `l5o_stream` checks the claims.
     #[test]
     fn claims_are_right_and_offloading_comes_back(arrival in any_arrival()) {
         use ResyncMode::NextHint;
@@ -368,7 +371,7 @@ proptest! {
         let (mut from, mut packets) = (0, vec![]);
         for (nth, &(len, late, what)) in (0_u64..).zip(cuts.iter().cycle().take(2000)) {
             let to = (from + len).min(wild);
-            // Some overlap the one before.
+            // Some packets overlap the previous one.
             let start = if what == 1 { from.saturating_sub(len / 2) } else { from };
             let late = if late < 8 { late * 3 } else { 0 };
             packets.push((nth + late, start..to, what));
@@ -395,9 +398,9 @@ proptest! {
             }
         }
         flow.offloaded();
-        // In order from here on, by a host that answers, or hints.
+        // In order from here on, with a host that answers or sends hints.
         let (end, before) = (flow.wire.len(), flow.verified.len());
-        // Hints come where a host has taken all it received, between two records.
+        // Hints are sent when the host has consumed everything received, between two records.
         let step = if mode == NextHint { 529 } else { 300 };
         for (nth, at) in (from..end).step_by(step).enumerate() {
             if mode == NextHint {

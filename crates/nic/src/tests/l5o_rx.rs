@@ -1,4 +1,5 @@
-//! Opening on receive: in order, split in every way, and the paper's figure 8 as exact exchanges.
+//! Decryption on receive: in order, cut at every position, and figure 8 of the paper as exact
+//! exchanges.
 
 use abi::l5o::{Direction, L5oId, ResyncMode, ResyncRequest};
 use abi::port::RxFrame;
@@ -51,7 +52,7 @@ fn whole_records_and_their_counters() {
         assert_eq!((opened.message_len, opened.verified), (16_406, NUMBER..NUMBER + 3));
         assert_eq!(flow.offloaded(), 3);
         assert_eq!(flow.moved(), ["rx_tls_decrypted_packets +1", "rx_tls_decrypted_bytes +49218"]);
-        // A duplicate stays as it came.
+        // A duplicate is left as received.
         assert_eq!(flow.deliver(0..20_000), None);
         assert_eq!(flow.moved(), [""; 0]);
     }
@@ -90,13 +91,13 @@ fn a_wrong_tag_leaves_its_packet_as_it_came() {
         flow.deliver(0..40);
         assert_eq!(flow.deliver(40..split), None);
         assert_eq!(flow.rig.counter("rx_tls_err"), 1);
-        // The fourth had bytes in that packet.
+        // The fourth record has bytes in that packet.
         flow.deliver(split..flow.wire.len());
         assert_eq!(flow.verified, []);
     }
 }
 
-/// Records of 1,000 bytes in packets of 400: P1 to P10.
+/// Records of 1,000 bytes in packets of 400 bytes: P1 to P10 of the figure.
 fn figure(suite: usize) -> (Flow, impl Fn(usize) -> Range<usize>) {
     let peer = Peer::new(ALL[suite]);
     let content = 1000 - peer.framing().overhead();
@@ -137,7 +138,7 @@ fn figure_8b_a_hole_in_a_message() {
         [
             "rx_tls_decrypted_packets +6",
             "rx_tls_decrypted_bytes +2400",
-            // The one with the hole, and the one whose first packet was not opened.
+            // The record with the hole, and the one whose first packet was not decrypted.
             "l5o_messages_given_up +2",
             "l5o_messages_open +1",
         ]
@@ -151,7 +152,7 @@ fn figure_8c_a_missing_header() {
         for packet in [1, 2] {
             assert!(flow.deliver(p(packet)).is_some());
         }
-        // P3 has the header at 1000; P4 lies beyond it, P5 ends at the next, P6 begins with it.
+        // P3 has the header at 1000; P4 is after it, P5 ends at the next header, P6 begins with it.
         for packet in [4, 5, 6, 7] {
             assert_eq!(flow.deliver(p(packet)), None);
         }
@@ -270,8 +271,8 @@ fn bad_checksums_and_other_flows_are_left_alone() {
     assert_eq!(flow.moved(), ["rx_tls_del +1"]);
 }
 
-/// However far a stream goes from where a mark was set last: only the headers of two GiB of records
-/// come, then two records whole.
+/// Works at any distance from the last reference position in the sequence space: only the headers
+/// of 2 GiB of records arrive, then two whole records.
 #[test]
 fn records_are_opened_beyond_two_gib() {
     const COUNT: u32 = 131_100;
@@ -286,27 +287,27 @@ fn records_are_opened_beyond_two_gib() {
             let opened = flow.deliver_bytes((nth * RECORD) as usize, record);
             let verified = opened.map(|opened| opened.verified);
             let number = NUMBER + u64::from(nth);
-            // The paper's way goes on behind the packet that follows the hole.
+            // In-order mode continues after the packet that follows the hole.
             let expected = out_of_order || nth > COUNT;
             assert_eq!(verified, expected.then_some(number..number + 1), "{out_of_order} {nth}");
         }
         assert_eq!(flow.rig.counter("rx_tls_resync_req_pkt"), 0);
-        // The first 64, or the last of them, are still open.
+        // At most 64 incomplete records are tracked.
         let open = flow.rig.counter("l5o_messages_open");
         assert!(open <= 64, "{open}");
     }
 }
 
-/// Bytes of a full record.
+/// Length of a full record in bytes.
 const RECORD: u32 = 16_406;
 
-/// Delivers of full records only the header and some text.
+/// Delivers only the header and some text of full records.
 fn deliver_headers(flow: &mut Flow, records: Range<u32>) {
     let first = flow.wire[..21].to_vec();
     deliver_fronts(flow, &first, records);
 }
 
-/// Delivers of full records only these bytes.
+/// Delivers only the first bytes `front` of full records.
 fn deliver_fronts(flow: &mut Flow, front: &[u8], records: Range<u32>) {
     let mut pool = PacketPool::new(4);
     for nth in records {
@@ -319,8 +320,8 @@ fn deliver_fronts(flow: &mut Flow, front: &[u8], records: Range<u32>) {
     }
 }
 
-/// A record whose rest never comes is kept no longer than its place means something, nor are the
-/// places behind it, of which nothing is opened.
+/// A record that is never completed is tracked only while its position is unambiguous modulo 2^32,
+/// and so are the positions after it, of which nothing was decrypted.
 #[test]
 fn a_hole_that_is_never_filled_is_forgotten() {
     let l5o = L5oConfig { messages_ahead_total: 1, ..config(true, SCAN) };
@@ -331,14 +332,13 @@ fn a_hole_that_is_never_filled_is_forgotten() {
     assert_eq!(flow.rig.counter("l5o_messages_given_up"), 0);
     deliver_headers(&mut flow, 32_700..32_800);
     assert_eq!(flow.rig.counter("l5o_messages_given_up"), 1);
-    // All sequence numbers, and again: one every 512 MiB.
+    // The whole sequence space more than twice: one record given up every 512 MiB.
     deliver_headers(&mut flow, 32_800..600_000);
     assert_eq!(flow.rig.counter("l5o_messages_given_up"), 18);
     assert_eq!(flow.rig.counter("l5o_messages_open"), 2);
 }
 
-/// Nor is a place that was lost for so long taken for one that is still to come: a header is
-/// searched for.
+/// A position that was lost for a long time is not taken for one ahead: a header is searched for.
 #[test]
 fn a_place_that_is_lost_for_long_stays_lost() {
     for count in [1000, 131_100, 200_000, 270_000] {

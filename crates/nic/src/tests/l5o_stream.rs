@@ -1,5 +1,5 @@
-//! A stream of records that arrives in whatever packets a test likes, and a host that believes
-//! nothing it is not entitled to.
+//! A stream of TLS records delivered in arbitrary packets, and a host model that verifies every
+//! claim of the device.
 
 use abi::l5o::{Direction, L5oId, Opened, ResyncMode, ResyncRequest};
 use abi::port::RxFrame;
@@ -33,8 +33,8 @@ pub(super) struct Place {
     pub(super) content: Vec<u8>,
 }
 
-/// What the host knows of a byte that came: the number, offset and explicit nonce under which it
-/// was opened, or nothing.
+/// Claim about a received byte: number and offset of the record under which it was decrypted, or
+/// `None`.
 type Under = Option<(u64, u32)>;
 
 /// Device, sender and host.
@@ -43,9 +43,9 @@ pub(super) struct Flow {
     pub(super) peer: Peer,
     pub(super) wire: Vec<u8>,
     pub(super) records: Vec<Place>,
-    /// What the host has of each byte: the first copy that came.
+    /// Value and claim of each byte, from the first copy received.
     have: BTreeMap<usize, (u8, Under)>,
-    /// Records that the device said were right.
+    /// Records that the device reported as verified.
     pub(super) verified: Vec<u64>,
     pub(super) requests: Vec<ResyncRequest>,
     version: u8,
@@ -64,7 +64,7 @@ pub(super) fn config(out_of_order: bool, resync: ResyncMode) -> L5oConfig {
 }
 
 impl Flow {
-    /// A stream of records with contents of these lengths.
+    /// Creates a stream of records with contents of these lengths.
     pub(super) fn new(peer: Peer, config: L5oConfig, lens: &[usize]) -> Self {
         let mut prng = Prng::new(5);
         let (mut wire, mut records) = (vec![], vec![]);
@@ -102,7 +102,7 @@ impl Flow {
         self.deliver_bytes(range.start, &bytes)
     }
 
-    /// Delivers bytes at a place of the stream, which may be others than the sender's.
+    /// Delivers bytes at a position of the stream; they may differ from the sender's.
     pub(super) fn deliver_bytes(&mut self, at: usize, bytes: &[u8]) -> Option<Opened> {
         let seq = START.wrapping_add(u32::try_from(at).unwrap());
         let frame = frame(self.version, seq, bytes);
@@ -130,7 +130,7 @@ impl Flow {
         opened
     }
 
-    /// The host answers: where a record begins it says its number.
+    /// Answers a resync request: with the record's number if one begins at `tcpsn`.
     pub(super) fn answer(&mut self, tcpsn: SeqNum) {
         let at = tcpsn.0.wrapping_sub(START) as usize;
         let number = self.records.iter().position(|record| record.at.start == at);
@@ -138,7 +138,7 @@ impl Flow {
         self.rig.op(0, Op::L5oResyncRxResp { context: CONTEXT, tcpsn, number });
     }
 
-    /// The host answers whatever was asked.
+    /// Answers all requests.
     pub(super) fn answers(&mut self) {
         for request in core::mem::take(&mut self.requests) {
             if let ResyncRequest::Scan { tcpsn } | ResyncRequest::AsyncEnd { tcpsn } = request {
@@ -147,14 +147,14 @@ impl Flow {
         }
     }
 
-    /// The host says that a record begins at `at`, if one does.
+    /// Sends a hint if a record begins at `at`.
     pub(super) fn hint(&mut self, at: usize) {
         if self.records.iter().any(|record| record.at.start == at) {
             self.answer(SeqNum(START.wrapping_add(u32::try_from(at).unwrap())));
         }
     }
 
-    /// Takes what came as a host does that checks each claim.
+    /// Receives a packet as a host that checks each claim.
     fn take(&mut self, at: usize, sent: &[u8], got: &[u8], opened: Option<&Opened>) {
         let range = opened.map_or(0..0, |o| o.range.start as usize..o.range.end as usize);
         assert!(range.end <= got.len());
@@ -173,8 +173,8 @@ impl Flow {
         }
     }
 
-    /// Closes an opened range again, by what is said of it alone, and notes which bytes are text of
-    /// which message.
+    /// Encrypts a decrypted range again, using only the device's claim, and records which bytes are
+    /// text of which message.
     fn undo(&self, opened: &Opened, bytes: &mut [u8], under: &mut [Under]) {
         use abi::crypto::CryptoProvider as _;
         let (framing, suite) = (self.peer.framing(), self.peer.suite);
@@ -209,7 +209,7 @@ impl Flow {
         }
     }
 
-    /// Whether the host has all of a record as plaintext under its number.
+    /// Returns whether the host has the whole record as plaintext under its number.
     fn is_open(&self, nth: usize) -> bool {
         let record = &self.records[nth];
         let front = self.peer.framing().front();
@@ -220,8 +220,8 @@ impl Flow {
         })
     }
 
-    /// Records that the host has by the device alone. Those verified must be right where the host
-    /// has each byte under their number.
+    /// Returns the number of records that the device decrypted and verified completely. Checks that
+    /// a verified record is correct if every byte of it was decrypted under its number.
     pub(super) fn offloaded(&self) -> usize {
         let mut count = 0;
         for (nth, record) in self.records.iter().enumerate() {
@@ -248,7 +248,7 @@ impl Flow {
     }
 }
 
-/// A TCP packet of the peer.
+/// Returns a TCP packet of the peer.
 pub(super) fn frame(version: u8, seq: u32, payload: &[u8]) -> Vec<u8> {
     let mut frame = packet(version, protocol::TCP, payload);
     frame[38..42].copy_from_slice(&seq.to_be_bytes());

@@ -1,4 +1,4 @@
-//! Sealing on transmit, against a plain sealer in software that knows whole records only.
+//! Encryption on transmit, against a software reference that encrypts whole records only.
 
 use abi::crypto::{CryptoProvider, NONCE_BYTES, Suite};
 use abi::l5o::{Content, Direction, L5oCreate, L5oId, L5oState, Sealed, TlsState, framing};
@@ -19,7 +19,7 @@ use super::frames::MAC;
 use super::rig::{Rig, content, echoed, pattern};
 use crate::{DeviceConfig, FileConfig, L5oConfig};
 
-/// Versions and suites.
+/// All versions and suites.
 pub(super) const ALL: [(Version, Suite); 6] = [
     (Version::Tls12, Suite::Aes128Gcm),
     (Version::Tls12, Suite::Aes256Gcm),
@@ -28,7 +28,7 @@ pub(super) const ALL: [(Version, Suite); 6] = [
     (Version::Tls13, Suite::Aes256Gcm),
     (Version::Tls13, Suite::ChaCha20Poly1305),
 ];
-/// The first byte that is sealed.
+/// Sequence number of the first encrypted byte.
 const START: u32 = 0xffff_f000;
 const FLOW: u64 = 7;
 const CONTEXT: L5oId = L5oId(70);
@@ -65,7 +65,7 @@ impl Peer {
         Op::L5oCreate(Box::new(L5oCreate { context, flow, direction, tcpsn, state }))
     }
 
-    /// One record.
+    /// Returns one encrypted record.
     pub(super) fn seal(&self, number: u64, kind: u8, content: &[u8]) -> Vec<u8> {
         let (framing, mut front) = (self.framing(), [0; 13]);
         let nonce = framing.nonce(&self.iv, number);
@@ -79,7 +79,7 @@ impl Peer {
     }
 }
 
-/// A stream of one run: what the host has, and what must be on the wire.
+/// A stream of one run: the plaintext of the host, and the bytes expected on the link.
 struct Stream {
     peer: Peer,
     run: Run,
@@ -102,7 +102,7 @@ impl Stream {
         Self { peer, run, number, content, wire }
     }
 
-    /// The description of a range of the wire, with what precedes it in its record if asked for.
+    /// Describes a range of the encrypted stream, with the prefix in its record if `prefix`.
     fn sealed(&self, from: usize, len: usize, prefix: bool) -> Sealed {
         let place = self.run.place(from as u64);
         let first = self.run.start_of(place.index);
@@ -131,7 +131,7 @@ impl Stream {
     }
 }
 
-/// A transmit that begins so many bytes behind the stream's start.
+/// Returns a transmit that begins `from` bytes after the start of the stream.
 fn transmit_of(from: usize, parts: Vec<Part>) -> Transmit {
     let seq = START.wrapping_add(u32::try_from(from).unwrap());
     let mut transmit = echoed(FLOW, seq);
@@ -151,7 +151,7 @@ fn rig(peer: Peer, number: u64) -> Rig {
     rig
 }
 
-/// Sends, and gives what left as one piece.
+/// Sends a transmit and returns the payload of its packets, concatenated.
 fn sent(rig: &mut Rig, transmit: Transmit) -> Vec<u8> {
     rig.send(0, transmit);
     rig.packets().into_iter().flat_map(|(_, bytes)| bytes).collect()
@@ -232,12 +232,12 @@ fn a_tag_that_cannot_be_computed_drops_the_transmit() {
             rig.moved(&["tx_tls", "tx_dropped"]),
             ["tx_dropped_l5o +1", "tx_tls_ooo +1", "tx_tls_drop_no_sync_data +1"]
         );
-        // Text alone needs no sum; what follows it does.
+        // Ciphertext alone needs no sum; the tag after it does.
         assert_eq!(sent(&mut rig, stream.transmit(500, 100, false)), stream.wire[500..600]);
         assert_eq!(sent(&mut rig, stream.transmit(600, 1, false)), stream.wire[600..601]);
         assert_eq!(sent(&mut rig, stream.transmit(601, end - 601, false)), [0; 0]);
         assert_eq!(rig.counter("tx_tls_skip_no_sync_data"), 2);
-        // From the start of the text nothing precedes.
+        // At the start of the text no content precedes.
         let out = sent(&mut rig, stream.transmit(front, end - front, false));
         assert_eq!(out, stream.wire[front..]);
     }
@@ -314,7 +314,7 @@ fn files_are_sealed_and_not_changed() {
     assert_eq!(out[..len], stream.wire[..len]);
     assert_eq!(&out[len..], b"between");
     assert_eq!(rig.counter("l5o_contexts"), 0, "the last transmit has left");
-    // Sent again, by another context: blocks are as they were read.
+    // Retransmitted by another context: the blocks still have the bytes that were read.
     rig.op(0, peer.create(CONTEXT, Direction::Transmit, START, 0));
     let mut again = transmit_of(17_000, vec![file(17_000, 5000, true)]);
     again.retransmission = true;
@@ -359,8 +359,8 @@ fn nonsense_is_refused() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..<_>::default() })]
 
-    /// Random ranges in a random order, some sent again: with the prefix they are always right; and
-    /// without it they are right or nothing leaves.
+    /// Random ranges in random order, some sent again. With the prefix they are always correct;
+    /// without it they are correct or dropped.
     #[test]
     fn whatever_leaves_is_right(
         suite in 0..6_usize,
@@ -372,7 +372,7 @@ proptest! {
         let mut rig = rig(stream.peer, 1 << 40);
         let mut at = 0;
         for (jump, len, prefix) in ranges {
-            // Half of them continue.
+            // Half of them continue at the last range.
             let from = if jump % 2 == 0 { at } else { jump } % stream.wire.len();
             let len = len.min(stream.wire.len() - from);
             let out = sent(&mut rig, stream.transmit(from, len, prefix));

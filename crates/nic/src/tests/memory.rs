@@ -1,4 +1,4 @@
-//! The memory limit: back-pressure, eviction and progress.
+//! The memory limit of the file engine: back-pressure, eviction and progress.
 
 use abi::aligned::PAGE_BYTES;
 use abi::port::TxFrame;
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::rig::{Rig, content, extent};
 use crate::FileConfig;
 
-/// Blocks of a page, and as little memory as the largest transmit needs: 31 pages.
+/// Blocks of one page, and the least memory that the largest transmit needs: 31 pages.
 fn tiny() -> FileConfig {
     FileConfig {
         memory_bytes_max: 0,
@@ -39,7 +39,7 @@ fn page(at: u64) -> u64 {
 #[test]
 fn memory_that_is_full_means_waiting_in_turn() {
     let mut rig = rig();
-    // 14 pages each: two fit into 31, the third waits with a part of what it needs.
+    // 14 pages each: two fit into 31, the third waits with a part of the blocks that it needs.
     for i in 0..4_u32 {
         rig.send(0, extent(u64::from(i), i, 1, page(u64::from(i) * 14), 14 * 4096));
     }
@@ -70,7 +70,7 @@ fn what_nobody_holds_is_evicted_first() {
     assert_eq!(rig.moved(&["file_evicted", "file_held_e"]), ["file_evicted +4"]);
     rig.send(0, extent(1, 4, 1, page(60), 15 * 4096));
     rig.complete_all();
-    // Six more free ones, then nine that a retransmission might have wanted.
+    // Six more free ones, then nine that are held for retransmissions.
     assert_eq!(
         rig.moved(&["file_evicted", "file_held_e"]),
         ["file_evicted +15", "file_held_evicted +9",]
@@ -108,7 +108,7 @@ fn frames_on_their_way_keep_their_blocks() {
     let mut rig = rig();
     rig.device.handle_op(rig.now, 0, Op::Transmit(extent(1, 1, 1, 0, 15 * 4096)));
     let poll = |rig: &mut Rig| rig.requests.extend(rig.device.poll_disk());
-    // Completes without polling frames: the wire is stuck.
+    // Completes reads without polling frames, as if the link were blocked.
     let mut kept: Vec<TxFrame> = vec![];
     for _ in 0..15 {
         poll(&mut rig);
@@ -142,14 +142,14 @@ fn frames_on_their_way_keep_their_blocks() {
     assert_eq!(rig.packets().iter().map(|p| p.1.len()).sum::<usize>(), 15 * 4096);
 }
 
-/// Two bytes around the end of page `at`, so that they need two blocks.
+/// Two bytes around the end of page `at`, which need two blocks.
 fn straddle(at: u64) -> Part {
     let offset = page(at + 1) - 1;
     Part::File(FileExtent { file: FileId(1), offset, len: 2 })
 }
 
-/// A later transmit of a flow finds its blocks in memory while an earlier one waits for memory:
-/// were it to take them, the two would wait for each other.
+/// A later transmit of a flow finds its blocks in memory while an earlier one waits for memory. If
+/// it took them, the two would wait for each other.
 #[test]
 fn nobody_overtakes_those_who_wait_for_memory() {
     let mut rig = rig();
@@ -158,7 +158,8 @@ fn nobody_overtakes_those_who_wait_for_memory() {
         t.parts.extend((0..n).map(|i| straddle(first + 2 * i)));
         t
     };
-    // 16 and 5 blocks that are being read; 10 are left of the 16 that the first of flow 9 needs.
+    // 16 and 5 blocks are being read; 10 are left of the 16 that the first transmit of flow 9
+    // needs.
     rig.send(0, straddles(1, 7, 0, 8));
     rig.send(0, extent(8, 2, 1, page(20), 5 * 4096));
     rig.send(0, straddles(3, 9, 30, 8));
@@ -179,7 +180,7 @@ fn nobody_overtakes_those_who_wait_for_memory() {
     assert_eq!(rig.counter("tx_pending_transmits"), 0);
 }
 
-/// Completes the oldest read and polls nothing.
+/// Completes the oldest read without polling anything.
 fn complete_quietly(rig: &mut Rig) {
     let request = rig.requests.remove(0);
     if let Some(completion) = rig.disk.answer(request) {
@@ -211,21 +212,22 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Bytes of each file of the property test: 50 pages and a bit.
+/// Size of each file of the property test: 50 pages and 77 bytes.
 const FILE_BYTES: usize = 50 * PAGE_BYTES + 77;
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Whatever is sent, acknowledged, failed and rewritten, in whatever order the disk answers:
-    /// memory stays within its limit, every transmit ends exactly once, what is sent is what the
-    /// file has, each flow in order, and in the end nothing waits and nothing is held.
+    /// With any sequence of transmits, acknowledgments, failures and rewrites, and any order of
+    /// completions: memory stays within its limit, every transmit ends exactly once, the bytes sent
+    /// are those of the file, each flow is in order, and in the end nothing waits and nothing is
+    /// held.
     #[test]
     fn never_stuck_never_above_the_limit(
         steps in proptest::collection::vec(step(), 1..120), read_ahead in 0..4_u32,
     ) {
         let mut rig = Rig::new(FileConfig { read_ahead_blocks: read_ahead, ..tiny() });
-        // Files 0 and 1 are the same content.
+        // Files 0 and 1 have the same content.
         let paths = ["a", "a", "b", "c"];
         let mut versions = [1_u64, 1, 2, 3];
         for (id, path) in (0..).zip(paths) {
@@ -285,7 +287,7 @@ proptest! {
         for file in (0..4).flat_map(|file| core::iter::repeat_n(file, 4 * expected.len())) {
             rig.ack(0, file, 0, u32::MAX);
         }
-        // Blocks of a version that nobody has open any more are held until they are evicted.
+        // Blocks of a version that is no longer open are held until they are evicted.
         prop_assert!(rewritten || rig.counter("file_held_bytes") == 0);
         for file in 0..4 {
             rig.close(0, file);
@@ -301,7 +303,7 @@ struct Expected {
     seen: Vec<u8>,
 }
 
-/// Every transmit ended once; those that were sent brought their bytes, each flow in order.
+/// Checks that every transmit ended once and that those sent have their bytes, each flow in order.
 fn check_outcome(rig: &mut Rig, expected: &mut [Expected]) {
     let mut ended = vec![None; expected.len()];
     for (tag, outcome) in rig.outcomes() {

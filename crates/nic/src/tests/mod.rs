@@ -1,4 +1,4 @@
-//! Tests of the whole device: a mock host above it, a mock wire and a mock disk below.
+//! Tests of the whole device, with a mock host above it and a mock link and disk below.
 
 pub(crate) mod frames;
 mod hostile;

@@ -13,7 +13,7 @@ use crate::FileConfig;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// Blocks of two pages; no more memory than the largest transmit needs where `tight`.
+/// Blocks of two pages; if `tight`, only as much memory as the largest transmit needs.
 fn rig(tight: bool) -> Rig {
     let memory_bytes_max = if tight { 0 } else { 1 << 20 };
     let mut rig = Rig::new(FileConfig {
@@ -33,7 +33,7 @@ fn open(rig: &mut Rig, queue: usize, id: u32) {
     rig.open_for(queue, id, "n", FileAccess::Namespace).unwrap();
 }
 
-/// The host writes: the disk has it, then the device is told.
+/// Writes as the host does: to the disk, then an invalidation to the device.
 fn write(rig: &mut Rig, offset: u64, len: usize, fill: u8) {
     let file = rig.disk.file("n");
     let at = usize::try_from(offset).unwrap();
@@ -48,7 +48,7 @@ fn on_disk(rig: &mut Rig, offset: u64, len: u32) -> Vec<u8> {
     rig.disk.file("n").bytes()[at..at + len as usize].to_vec()
 }
 
-/// The bytes of one transmit.
+/// Returns the bytes of one transmit.
 fn sent(rig: &mut Rig, tag: u32, offset: u64, len: u32) -> Vec<u8> {
     rig.send(0, extent(u64::from(tag), tag, 1, offset, len));
     rig.complete_all();
@@ -59,7 +59,7 @@ fn invalidations(rig: &mut Rig) -> Vec<alloc::string::String> {
     rig.moved(&["file_inv", "file_det", "file_unknown", "file_changed", "file_disk_reads"])
 }
 
-/// Another version means nothing, and old bytes are not sent.
+/// A changed version has no effect, and stale bytes are not sent.
 #[test]
 fn what_was_written_is_read_again() {
     let mut rig = rig(false);
@@ -71,7 +71,7 @@ fn what_was_written_is_read_again() {
     let now = sent(&mut rig, 2, 100, 3 * 8192);
     assert!(now == on_disk(&mut rig, 100, 3 * 8192) && now[8900..8910] == [0xee; 10]);
     assert_eq!(invalidations(&mut rig), ["file_disk_reads +1"], "the one block");
-    // All of it, and ranges that are none.
+    // An invalidation of the whole file, and of empty or invalid ranges.
     let whole = Op::FileInvalidate { file: FileId(1), offset: 0, len: u64::MAX };
     rig.op(0, whole);
     rig.op(0, Op::FileInvalidate { file: FileId(1), offset: u64::MAX, len: u64::MAX });
@@ -84,12 +84,12 @@ fn what_was_written_is_read_again() {
     assert_eq!((rig.counter("file_blocks"), rig.counter("file_held_bytes")), (0, 0));
 }
 
-/// A read that was under way when the host wrote may bring either: nobody gets it who asks later.
+/// A read in flight during a write may return old or new bytes, so later transmits do not use it.
 #[test]
 fn a_read_under_way_does_not_become_new() {
     let mut rig = rig(false);
     rig.send(0, extent(1, 1, 1, 0, 100));
-    // Of this block, but of bytes that nobody sends.
+    // In the same block, but outside the range that is sent.
     write(&mut rig, 4096, 100, 0xaa);
     assert_eq!(
         invalidations(&mut rig),
@@ -102,12 +102,12 @@ fn a_read_under_way_does_not_become_new() {
     );
     rig.send(0, extent(2, 2, 1, 4096, 100));
     assert_eq!(rig.reads(), [(0, 8192), (0, 8192)], "it does not wait for the old read");
-    // The new one first.
+    // The new read completes first.
     rig.complete(1);
     assert_eq!(rig.packets(), [(2, [0xaa; 100].to_vec())]);
     rig.complete(0);
     assert_eq!(rig.packets(), [(1, content(1, 0, 100))]);
-    // The old one is counted until its frame has left and its memory is wanted.
+    // The stale block is counted until its frame has left and its memory is needed.
     assert_eq!(rig.counter("file_blocks"), 2);
     assert_eq!(rig.counter("file_held_bytes"), 100, "the new one's");
     write(&mut rig, 0, 8192, 0xbb);
@@ -115,7 +115,7 @@ fn a_read_under_way_does_not_become_new() {
     assert_eq!(rig.counter("file_disk_reads"), 3);
 }
 
-/// One that waits for other blocks keeps what it has of a block that became old.
+/// A transmit that waits for other blocks keeps the block that became stale.
 #[test]
 fn a_transmit_keeps_what_it_waits_with() {
     let mut rig = rig(false);
@@ -132,7 +132,7 @@ fn a_transmit_keeps_what_it_waits_with() {
     assert_eq!(sent(&mut rig, 3, 8000, 192), [0xcc; 192]);
 }
 
-/// Two hosts have the namespace open: a change by one is heard for both.
+/// Two hosts have the namespace open: an invalidation by one takes effect for both.
 #[test]
 fn a_change_counts_for_every_open() {
     let mut rig = rig(false);
@@ -150,7 +150,7 @@ fn a_change_counts_for_every_open() {
     rig.send(1, extent(3, 3, 7, 0, 100));
     rig.complete_all();
     assert_eq!(rig.packets(), [(3, [0xdd; 100].to_vec())]);
-    // One opened again has no blocks of the one before.
+    // A reopened file has no blocks of the earlier open.
     rig.close(0, 1);
     open(&mut rig, 0, 1);
     assert_eq!(sent(&mut rig, 4, 0, 100), [0xdd; 100]);
@@ -200,7 +200,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What was on the disk when each read that waits was asked for: what it brings, at worst.
+/// Content of the disk when each waiting read was submitted: the oldest bytes that it can return.
 #[derive(Default)]
 struct AsAsked(BTreeMap<RequestId, Rc<Vec<u8>>>);
 
@@ -213,7 +213,7 @@ impl AsAsked {
         }
     }
 
-    /// Completes one read with what was there then.
+    /// Completes one read with that content.
     fn complete(&mut self, rig: &mut Rig, at: usize) {
         let DiskRequest::Read { id, .. } = &rig.requests[at] else { return };
         let mut bytes = (*self.0.remove(id).expect("it was noted")).clone();
@@ -225,16 +225,16 @@ impl AsAsked {
 }
 
 proptest! {
-    /// As the target does it, a range is written only when nothing of it is being sent. Then every
-    /// transmit has the bytes that were on the disk when it was asked for, in any order of reads
-    /// and however little memory there is.
+    /// As in the NVMe target, a range is written only while no byte of it is being sent. Then every
+    /// transmit has the bytes that were on the disk when it was submitted, in any order of reads
+    /// and with little memory.
     #[test]
     fn old_bytes_are_never_sent(
         steps in prop::collection::vec(step(), 1..80),
         tight in any::<bool>(),
     ) {
         let mut rig = rig(tight);
-        // What is being sent: its range and its bytes.
+        // Transmits in flight: offset, length and bytes.
         let mut sending: Vec<(u64, u32, Vec<u8>)> = Vec::new();
         let mut asked = AsAsked::default();
         for (tag, &step) in steps.iter().enumerate() {
@@ -271,7 +271,7 @@ proptest! {
     }
 }
 
-/// All that is being sent arrives, and is acknowledged.
+/// Checks that everything in flight arrives, and acknowledges it.
 fn finish(
     rig: &mut Rig,
     asked: &mut AsAsked,

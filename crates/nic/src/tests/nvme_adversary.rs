@@ -1,5 +1,5 @@
-//! NVMe/TCP from peers that lie: data full of PDUs, streams that are none, operations that make no
-//! sense. Nothing that was placed rightly is lost, every buffer comes back, nothing panics.
+//! NVMe/TCP from malicious peers: data full of forged PDUs, invalid streams, invalid operations. No
+//! correctly placed byte is lost, every buffer is returned, and nothing panics.
 
 use abi::aligned::AlignedBuf;
 use abi::l5o::{L5oId, ResyncMode};
@@ -22,7 +22,7 @@ use super::nvme_stream::{ALL, Content, Digests, Flow, create};
 use super::rig::Rig;
 use crate::{DeviceConfig, L5oConfig};
 
-/// Reads whose data is full of PDUs that look right: for buffers that await data.
+/// Reads whose data is full of plausible PDUs for registered buffers.
 fn forged(digests: Digests, count: u16, len: usize) -> Content {
     let mut content = Content::new(digests, 21);
     for tag in 0..count {
@@ -52,7 +52,7 @@ fn forged_pdus_corrupt_nothing() {
             let network = Network { lost, late, twice: 5 };
             let packets = arrivals(flow.wire.len(), 1448, network, &mut Prng::new(2));
             run(&mut flow, &packets);
-            // What it believes rightly is in the buffers to the byte: `check` looks at each.
+            // `check` compares each byte that the host accepts as placed.
             let [full, ..] = flow.check();
             assert!(lost + late > 0 || full == 40 && flow.wrong == 0);
             assert!(out_of_order || flow.wrong == 0, "what the host has not confirmed is not used");
@@ -63,7 +63,7 @@ fn forged_pdus_corrupt_nothing() {
     assert!(wrong > 0 && right > 400, "{wrong} {right}");
 }
 
-/// A peer that forges cannot make the device search and ask without end.
+/// A peer that forges PDUs cannot make the device search and ask without bound.
 #[test]
 fn forged_pdus_lead_nowhere() {
     let mut flow = Flow::new(forged(ALL[0], 60, 20_000), config(false));
@@ -71,7 +71,7 @@ fn forged_pdus_lead_nowhere() {
     flow.deliver(0..1000);
     let mut asked = 0;
     for from in (30_000..flow.wire.len() - 1448).step_by(1448) {
-        // Never where a true header is.
+        // Skips packets with a real header.
         let headers = flow.content.pdus.iter().map(|pdu| pdu.at.start..pdu.at.start + 24);
         if headers.clone().any(|h| h.start < from + 1448 && h.end > from) {
             continue;
@@ -85,7 +85,7 @@ fn forged_pdus_lead_nowhere() {
     assert_eq!(flow.wrong, 0);
 }
 
-/// Bytes that mean something in a PDU.
+/// Bytes with a meaning in a PDU.
 fn byte() -> impl Strategy<Value = u8> {
     prop_oneof![
         3 => prop::sample::select(vec![0, 1, 2, 3, 4, 5, 6, 7, 9, 24, 28, 72, 76, 128]),
@@ -132,8 +132,8 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..<_>::default() })]
 
-    /// Frames with anything, and operations with anything: every buffer comes back once, and
-    /// claims lie in their frames.
+    /// Arbitrary frames and operations: every buffer is returned once, and claims lie within their
+    /// frames.
     #[test]
     fn anything_at_all(
         out_of_order: bool,
@@ -194,7 +194,8 @@ proptest! {
         prop_assert_eq!((given, rig.counter("nvme_tcp_pdus_open")), (back, 0));
     }
 
-    /// A true stream with bytes changed, in any order: what is believed rightly is there.
+    /// A valid stream with bytes changed, in any order: correctly claimed bytes are in their
+    /// buffers.
     #[test]
     fn a_damaged_stream(
         which in 0..4_usize,
@@ -209,7 +210,7 @@ proptest! {
         flow.setup_all();
         let len = flow.wire.len();
         for (at, byte) in damage {
-            // Buffers are compared with the same.
+            // Buffers are compared with the changed bytes.
             let at = at as usize % len;
             flow.wire[at] = byte;
             flow.content.bytes[at] = byte;
@@ -228,7 +229,7 @@ proptest! {
     }
 }
 
-/// Modes of searching in which TLS does not search: PDUs are asked about all the same.
+/// In the modes in which TLS contexts do not scan, NVMe/TCP contexts scan and ask all the same.
 #[test]
 fn other_modes_ask_by_scan() {
     for resync in [ResyncMode::NextHint, ResyncMode::Async] {

@@ -1,4 +1,4 @@
-//! Buffers of NVMe/TCP: set-ups that are refused, what comes back and when, limits, reset.
+//! Registered buffers of NVMe/TCP: refused registrations, returns, limits, reset.
 
 use abi::aligned::AlignedBuf;
 use abi::l5o::L5oId;
@@ -24,14 +24,14 @@ fn setup(context: L5oId, tag: u16, offset: u32, len: u32, pages: usize) -> Op {
     Op::DdpSetup(Box::new(DdpSetup { context, flow, tag, id, offset, len, there: 0, buffer }))
 }
 
-/// The same, with the first bytes there already.
+/// The same registration with `there` bytes already in the buffer.
 fn with_there(mut op: Op, there: u32) -> Op {
     let Op::DdpSetup(setup) = &mut op else { panic!("{op:?}") };
     setup.there = there;
     op
 }
 
-/// Buffers that came back since the last call.
+/// Returns the buffers returned since the last call.
 fn done(rig: &mut Rig) -> Vec<DdpTeardownDone> {
     let done = |(queue, event)| match event {
         Event::DdpTeardownDone(done) => {
@@ -88,7 +88,7 @@ fn a_bad_set_up_comes_back_at_once() {
         assert_eq!((back[0].refused, back[0].flow), (Some(why), FLOW));
         assert_eq!(rig.moved(&["rx_nvme", "nvme_"]), ["rx_nvmeotcp_ddp_setup_fail +1"]);
     }
-    // Another queue's context is none.
+    // A context of another queue is unknown.
     rig.op(1, setup(CONTEXT, 2, 0, 4096, 1));
     assert!(matches!(
         &rig.events[..],
@@ -101,7 +101,7 @@ fn a_bad_set_up_comes_back_at_once() {
     assert_eq!(done(&mut rig)[0].refused, Some(Refusal::TableFull));
     assert_eq!(rig.counter("nvme_tcp_buffers"), 2);
     assert_eq!(rig.counter("nvme_tcp_buffer_bytes"), 5 * 4096);
-    // No second context, and none of the same name.
+    // Neither a second context nor one with the same number.
     rig.op(0, create(L5oId(3), state(BOTH)));
     assert!(matches!(&rig.events[..], [(0, Event::L5oRefused(r))] if r.why == Refusal::TableFull));
     assert_eq!(rig.counter("rx_nvmeotcp_sk_add_fail"), 1);
@@ -138,7 +138,7 @@ fn buffers_come_back_once() {
     assert_eq!((back[0].tag, back[0].refused), (4, None));
     // The tag is free again.
     rig.op(0, setup(CONTEXT, 4, 0, 4096, 1));
-    // A context that takes its place, and one that is destroyed.
+    // A context that replaces the first, and one that is destroyed.
     rig.op(0, create(L5oId(3), state(BOTH)));
     let mut tags: Vec<u16> = done(&mut rig).iter().map(|done| done.tag).collect();
     tags.sort_unstable();
@@ -158,7 +158,7 @@ fn buffers_come_back_once() {
     assert_eq!((rig.counter("nvme_tcp_buffers"), rig.counter("l5o_contexts")), (0, 0));
 }
 
-/// After a reset the host has every buffer, also those that were on their way back.
+/// A reset returns every buffer, including those in queued events.
 #[test]
 fn a_reset_gives_all_back() {
     let mut flow = Flow::new(Content::reads(BOTH, 10, 5000), config(true));
@@ -166,7 +166,7 @@ fn a_reset_gives_all_back() {
     flow.deliver(0..7000);
     flow.rig.collect();
     assert_eq!(flow.returned.len(), 1);
-    // Waits in the queue's events.
+    // This buffer is in a queued event.
     flow.rig.device.handle_op(flow.rig.now, 0, Op::DdpTeardown { context: CONTEXT, tag: 1 });
     flow.rig.device.reset();
     flow.rig.collect();
@@ -193,7 +193,7 @@ fn a_reset_gives_all_back() {
     flow.moved();
     flow.deliver(7000..9000);
     assert_eq!((flow.placed.clone(), flow.moved().len()), (None, 0));
-    // What was taken before works anew.
+    // After a new registration the device works again.
     flow.returned.clear();
     flow.offsets.clear();
     flow.rig.op(0, create(CONTEXT, state(BOTH)));
@@ -203,7 +203,7 @@ fn a_reset_gives_all_back() {
     assert_eq!(flow.returned[0].buffer.as_slice()[..5000], flow.wire[28..5028]);
 }
 
-/// Only data all of which belongs into a buffer goes there.
+/// Data is placed only if all data of the PDU lies within a buffer.
 #[test]
 fn data_that_does_not_fit_is_left() {
     let mut content = Content::new(BOTH, 1);
@@ -231,7 +231,7 @@ fn data_that_does_not_fit_is_left() {
     }
 }
 
-/// The same range of a buffer again: what is there stays.
+/// The same range of a buffer again: bytes already placed are not overwritten.
 #[test]
 fn nothing_is_written_twice() {
     let mut content = Content::new(BOTH, 1);
@@ -258,7 +258,8 @@ fn nothing_is_written_twice() {
     assert_eq!(back[0].flow, FlowId(7));
 }
 
-/// A question about a frame does not take the last place from it: what was placed is delivered.
+/// A resync request does not take the last place in the event queue from its frame, so placed bytes
+/// are always delivered.
 #[test]
 fn what_was_placed_is_not_dropped() {
     let content = Content::reads(ALL[2], 6, 900);
@@ -278,8 +279,8 @@ fn what_was_placed_is_not_dropped() {
     assert_eq!((full, flow.wrong), (4, 0));
 }
 
-/// More separate ranges of a buffer than are kept: those beyond stay the host's to copy, and what
-/// was placed stays.
+/// If a buffer has more separate ranges than the device tracks, further ranges are left to the host
+/// to copy, and placed bytes stay placed.
 #[test]
 fn many_separate_ranges() {
     let mut content = Content::new(BOTH, 1);
@@ -303,7 +304,7 @@ fn many_separate_ranges() {
     assert_eq!(back[0].buffer.as_slice()[1600..2000], [0; 400]);
 }
 
-/// Answers of another queue, or to another context, do nothing.
+/// Answers from another queue or to another context have no effect.
 #[test]
 fn answers_to_nobody() {
     let mut rig = rig(Some(config(true)));
@@ -319,7 +320,7 @@ fn answers_to_nobody() {
     );
 }
 
-/// What is there already stays as it is, and is not awaited.
+/// Bytes already in the buffer are not written and not expected.
 #[test]
 fn a_buffer_of_which_some_is_there() {
     for out_of_order in [false, true] {
@@ -343,7 +344,7 @@ fn a_buffer_of_which_some_is_there() {
     }
 }
 
-/// Parts of a PDU's data on both sides of what is there: each is said where it lies in the packet.
+/// Placements of a PDU's data on both sides of placed bytes have the right positions in the packet.
 #[test]
 fn the_parts_that_are_free_are_claimed() {
     let mut content = Content::new(BOTH, 1);
@@ -372,7 +373,7 @@ fn the_parts_that_are_free_are_claimed() {
     assert_eq!(back.buffer.as_slice()[..300], memory);
 }
 
-/// What a buffer has to look like: of each byte what was written first.
+/// Expected content of a buffer: for each byte the value that was written first.
 struct Model {
     base: u32,
     owner: Vec<Option<u8>>,
@@ -385,14 +386,15 @@ impl Model {
         (0..self.owner.len()).filter(starts).count()
     }
 
-    /// The place in the buffer of a byte of the stream, if it is data.
+    /// Returns the position in the buffer of a byte of the stream, if it is data.
     fn place(&self, pdus: &[Truth], at: usize) -> Option<usize> {
         let (_, offset, data) = pdus.iter().find(|pdu| pdu.at.contains(&at))?.data.clone()?;
         let nth = at.checked_sub(data.start).filter(|_| at < data.end)?;
         Some((offset - self.base) as usize + nth)
     }
 
-    /// Bytes of a packet that go to free places, and whether a device has room to note all of them.
+    /// Returns the bytes of a packet that go to free positions, and whether the device can track
+    /// them all.
     fn free(&self, pdus: &[Truth], packet: Range<usize>) -> (Vec<usize>, bool) {
         let mut then = Self { base: self.base, owner: self.owner.clone() };
         let (mut free, mut room) = (vec![], true);
@@ -408,8 +410,8 @@ impl Model {
     }
 }
 
-/// Packets of a stream, of which some come before the one that precedes them: behind the header of
-/// the PDU that this is in the middle of.
+/// Cuts a stream into packets, some of them swapped with the next one if they lie in the data of a
+/// PDU.
 fn packets(pdus: &[Truth], cuts: &[(usize, bool)], swaps: bool) -> Vec<Range<usize>> {
     let len = pdus.last().unwrap().at.end;
     let (mut from, mut packets) = (0, vec![]);
@@ -440,21 +442,21 @@ fn packets(pdus: &[Truth], cuts: &[(usize, bool)], swaps: bool) -> Vec<Range<usi
     packets
 }
 
-/// Data for a buffer, of which some is for the same bytes of it.
+/// Data for a buffer, with overlaps.
 #[derive(Clone, Debug)]
 struct Overlapping {
-    /// The digests, of [`ALL`].
+    /// Index into [`ALL`].
     which: usize,
     out_of_order: bool,
-    /// The buffer is not at the beginning of the command's data.
+    /// If true, the buffer is not at the beginning of the command's data.
     far: bool,
-    /// Bytes of the buffer.
+    /// Length of the buffer in bytes.
     len: u32,
-    /// Bytes of it that have come already; modulo its length.
+    /// Bytes already in the buffer, modulo its length.
     there: u32,
-    /// Place and length of each PDU's data; modulo what fits.
+    /// Offset and length of each PDU's data, modulo the buffer.
     pdus: Vec<(u32, u32)>,
-    /// Length of each packet, and whether it comes behind the next one.
+    /// Length of each packet, and whether it arrives after the next one.
     cuts: Vec<(usize, bool)>,
     seed: u64,
 }
@@ -477,8 +479,8 @@ prop_compose! {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..<_>::default() })]
 
-    /// Data that overlaps anyhow: a byte of a buffer is what came first, and what is claimed is
-    /// what was written.
+    /// With arbitrary overlaps a byte of a buffer is the one that arrived first, and claims match
+    /// the bytes written.
     #[test]
     fn what_overlaps_is_placed_once(data in any_data()) {
         let Overlapping { which, out_of_order, far, len, there, pdus, cuts, seed } = data;

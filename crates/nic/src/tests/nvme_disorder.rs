@@ -1,5 +1,5 @@
-//! NVMe/TCP on receive under loss, reordering and duplication: how much is offloaded, by the
-//! paper's way and by ours, and that every claim is right.
+//! NVMe/TCP on receive under loss, reordering and duplication: share of offloaded PDUs in the
+//! paper's in-order mode and in out-of-order mode, and correctness of every claim.
 
 use abi::l5o::L5oId;
 use abi::nvme_tcp::{DdpId, NvmeTcpState, Placement};
@@ -14,7 +14,7 @@ use super::l5o_stream::START;
 use super::nvme_rx::config;
 use super::nvme_stream::{ALL, BOTH, Content, Flow, create, state};
 
-/// Delivers all, while a host answers what it has received in order.
+/// Delivers all packets to a host that answers requests about bytes received in order.
 pub(super) fn run(flow: &mut Flow, packets: &[Range<usize>]) {
     let mut received = vec![false; flow.wire.len()];
     let (mut in_order, mut asked, mut asked_tls) = (0, vec![], vec![]);
@@ -35,7 +35,7 @@ pub(super) fn run(flow: &mut Flow, packets: &[Range<usize>]) {
     }
 }
 
-/// Thousandths of PDUs with data that are fully and partly offloaded.
+/// Returns the shares, per thousand, of PDUs with data that are fully and partly offloaded.
 fn shares(content: &Content, out_of_order: bool, network: Network) -> (usize, usize) {
     let mut flow = Flow::new(content.clone(), config(out_of_order));
     flow.setup_all();
@@ -64,13 +64,13 @@ fn shares_under_loss_and_reordering() {
             assert!(ours.0 >= least, "{case}");
             assert!(lost + late > 0 || (ours, paper) == ((1000, 0), (1000, 0)), "{case}");
             assert!(lost + late == 0 || paper.0 + 100 < ours.0, "{case}");
-            // What is not offloaded at all are PDUs whose headers came too late.
+            // PDUs without any offload are those whose headers came too late.
             assert!(ours.0 + ours.1 >= 990, "{case}");
         }
     }
 }
 
-/// A header in two packets that come in the wrong order, and data beyond it before it.
+/// A header in two packets in the wrong order, with data after it received first.
 #[test]
 fn a_header_in_pieces() {
     let content = Content::reads(BOTH, 4, 1000);
@@ -84,14 +84,14 @@ fn a_header_in_pieces() {
         flow.deliver(starts[2]..header);
         flow.deliver(header + 200..flow.wire.len());
         let counts = flow.check();
-        // What came while the length was not known is lost to the device.
+        // Bytes received while the length was unknown cannot be offloaded.
         assert_eq!(counts, [3, 1, 0], "{cut}");
         assert_eq!(flow.wrong, 0);
         assert_eq!(flow.rig.counter("nvme_tcp_pdus_open"), 0);
     }
 }
 
-/// Beyond a hole a header is found, and believed at once; what fills the hole is followed up to it.
+/// A header found after a hole is used at once; the bytes that fill the hole confirm it.
 #[test]
 fn a_guess_is_proved_by_what_fills_the_hole() {
     let content = Content::reads(ALL[2], 12, 400);
@@ -102,8 +102,8 @@ fn a_guess_is_proved_by_what_fills_the_hole() {
     flow.deliver(0..from);
     flow.deliver(to..starts[10]);
     let placed = flow.placed.clone().unwrap();
-    // The first that is found whole is a response: it may be anything. The data that follows goes
-    // to a buffer that awaits it.
+    // The first whole PDU found is a response, which proves nothing. The data after it goes to a
+    // registered buffer.
     let first = u32::try_from(starts[8] - to).unwrap() + 24;
     assert_eq!(
         placed.placements[0],
@@ -113,7 +113,7 @@ fn a_guess_is_proved_by_what_fills_the_hole() {
     let asked = core::mem::take(&mut flow.requests);
     assert_eq!(asked, [SeqNum(START.wrapping_add(u32::try_from(starts[7]).unwrap()))]);
     flow.moved();
-    // The hole: its PDUs are known from its start on.
+    // The PDUs in the hole are known from its start.
     flow.deliver(from..to);
     assert_eq!(flow.verified, [0, starts[8], starts[2], starts[4]]);
     assert_eq!(
@@ -127,7 +127,7 @@ fn a_guess_is_proved_by_what_fills_the_hole() {
             "nvme_tcp_buffers_filled +2",
         ]
     );
-    // The answer comes too late to matter.
+    // The answer comes too late to have an effect.
     flow.answer(asked[0]);
     assert_eq!(flow.rig.counter("nvme_tcp_resync_res_skip"), 1);
     flow.deliver(starts[10]..flow.wire.len());
@@ -135,7 +135,7 @@ fn a_guess_is_proved_by_what_fills_the_hole() {
     assert_eq!(flow.wrong, 0);
 }
 
-/// No packet has a whole header: they are found across the seams.
+/// No packet has a whole header: headers are found across packet boundaries.
 #[test]
 fn headers_across_packets_are_found() {
     for out_of_order in [false, true] {
@@ -150,7 +150,7 @@ fn headers_across_packets_are_found() {
                 flow.deliver(starts[nth] + cut..starts[nth + 1] + cut);
                 flow.answers();
             }
-            // The first that is whole across a seam is the guess.
+            // The first whole header across a boundary is the assumed one.
             let first = if out_of_order { 6 } else { 7 };
             assert_eq!(flow.verified, starts[first..29], "{out_of_order} {cut}");
             flow.check();
@@ -159,7 +159,7 @@ fn headers_across_packets_are_found() {
     }
 }
 
-/// What looks like a header has to lead to others, as far as the packet goes.
+/// A plausible header must lead to further headers, to the end of the packet.
 #[test]
 fn a_header_that_leads_nowhere_is_none() {
     let mut forged = Content::new(ALL[2], 1);
@@ -180,7 +180,7 @@ fn a_header_that_leads_nowhere_is_none() {
     assert_eq!(flow.requests.len(), 1);
 }
 
-/// An answer that is lost is asked for again.
+/// A lost answer is requested again.
 #[test]
 fn a_request_is_made_again() {
     let mut flow = Flow::new(Content::reads(ALL[2], 40, 60_000), config(false));
@@ -195,14 +195,14 @@ fn a_request_is_made_again() {
     assert!(flow.check()[0] >= 14);
 }
 
-/// A place that is never filled does not stay for good, whatever sequence numbers do.
+/// Positions that are never filled are bounded in number.
 #[test]
 fn places_are_bounded() {
     let mut flow = Flow::new(Content::reads(BOTH, 600, 1000), config(true));
     flow.setup_all();
     let end = flow.wire.len();
     flow.deliver(0..500);
-    // From each PDU some bytes are missing.
+    // Some bytes of each PDU are missing.
     for from in (1000..end - 2000).step_by(1084) {
         flow.deliver(from..from + 900);
     }
@@ -212,8 +212,8 @@ fn places_are_bounded() {
     assert_eq!(flow.wrong, 0);
 }
 
-/// However far a stream goes from where a header was searched for last: of PDUs of 32 MiB only the
-/// headers come, then one header is lost.
+/// Works at any distance from the last search in the sequence space: only the headers of PDUs of 32
+/// MiB arrive, then one header is lost.
 #[test]
 fn a_header_is_searched_for_beyond_two_gib() {
     const LEN: usize = 32 << 20;
@@ -237,8 +237,8 @@ fn a_header_is_searched_for_beyond_two_gib() {
     }
 }
 
-/// What passes more than once before its PDU's header counts once: the PDU is complete when all of
-/// it was seen, and of a digest whose data passed unsummed nothing is said.
+/// Bytes that arrive more than once before their PDU's header count once: the PDU is complete when
+/// all its bytes were seen. A digest over data that was not summed is not claimed.
 #[test]
 fn what_passes_twice_before_the_header() {
     for (first, second, header) in [(100..200, 50..300, 0..50), (12..28, 8..300, 0..8)] {
@@ -262,8 +262,8 @@ fn what_passes_twice_before_the_header() {
     }
 }
 
-/// A packet that TCP does not take, since it is outside of any window, is left alone: what is lost
-/// behind it is found as ever.
+/// A packet outside of any window, which TCP drops too, changes nothing: later losses are handled
+/// as usual.
 #[test]
 fn a_packet_outside_the_window_changes_nothing() {
     for (far, out_of_order) in
@@ -285,7 +285,8 @@ fn a_packet_outside_the_window_changes_nothing() {
     }
 }
 
-/// Many of them in a row are believed, and so is the stream when it goes on.
+/// Many packets outside the window in a row re-anchor the context, and so do many of the real
+/// stream afterwards.
 #[test]
 fn a_context_that_is_elsewhere_finds_back() {
     for out_of_order in [false, true] {
@@ -302,14 +303,14 @@ fn a_context_that_is_elsewhere_finds_back() {
         run(&mut flow, &packets);
         assert_eq!(flow.rig.counter("nvme_tcp_restarts"), 2);
         assert_eq!(flow.rig.counter("nvme_tcp_outside_packets"), 30);
-        // Sixteen packets are eight PDUs, and a header is to be found.
+        // Sixteen packets are eight PDUs, and a header has to be found.
         let counts = flow.check();
         assert!(counts[0] >= 45, "{counts:?}");
         assert_eq!(flow.wrong, 0);
     }
 }
 
-/// Reads and responses of several commands, mixed.
+/// Reads and responses of several commands, interleaved.
 pub(super) fn mixed(which: usize, commands: &[(u16, u16)], seed: u64) -> Content {
     let mut content = Content::new(ALL[which], seed);
     let mut left: Vec<(u16, u32, u32)> = (0..)
@@ -334,8 +335,8 @@ pub(super) fn mixed(which: usize, commands: &[(u16, u16)], seed: u64) -> Content
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..<_>::default() })]
 
-    /// Whatever comes in whatever order, cut anyhow, some of it twice: every claim is right, and
-    /// what is claimed is in its buffer.
+    /// Packets in arbitrary order, cut anywhere, some duplicated: claims are correct, and claimed
+    /// bytes are in their buffers.
     #[test]
     fn claims_are_the_truth(
         which in 0..4_usize,

@@ -1,5 +1,5 @@
-//! NVMe/TCP on receive: in order, cut in every way, permuted, damaged; and the paper's figure 8 as
-//! exact exchanges.
+//! NVMe/TCP on receive: in order, cut at every position, permuted, damaged; and figure 8 of the
+//! paper as exact exchanges.
 
 use abi::l5o::ResyncMode;
 use abi::nvme_tcp::{DdpId, Placement};
@@ -14,7 +14,7 @@ pub(super) fn config(out_of_order: bool) -> L5oConfig {
     l5o_config(out_of_order, ResyncMode::StreamScan)
 }
 
-/// One of each that a host receives, with data of several commands mixed.
+/// All kinds of PDUs that a host receives, with data of several commands interleaved.
 fn to_host(digests: Digests) -> Content {
     let mut content = Content::new(digests, 3);
     content.c2h(1, 0, 700);
@@ -60,7 +60,7 @@ fn in_order_in_packets_of_every_size() {
     }
 }
 
-/// The same PDU with another alignment.
+/// Appends the same PDU with another alignment.
 fn rebuild(made: &mut Content, plain: &Content, pdu: &super::nvme_stream::Truth) {
     let bytes = &plain.bytes[pdu.at.clone()];
     let header = usize::from(bytes[2]);
@@ -108,7 +108,8 @@ fn what_is_said_and_counted() {
         flow.setup_all();
         flow.deliver(0..800);
         let placed = flow.placed.clone().unwrap();
-        // 24 bytes of header, 4 of digest; then the next PDU's after 700 of data and 4 of digest.
+        // 24 bytes of header and 4 of digest; the next PDU begins after 700 bytes of data and 4 of
+        // digest.
         let expected = [
             Placement { range: 28..728, id: DdpId(1), offset: 0 },
             Placement { range: 760..800, id: DdpId(2), offset: 512 },
@@ -124,7 +125,7 @@ fn what_is_said_and_counted() {
                 "nvme_tcp_pdus_open +1",
             ]
         );
-        // What has come already stays as it is.
+        // Bytes received before are left as they are.
         flow.deliver(0..800);
         assert_eq!(flow.placed, None);
         assert_eq!(flow.moved(), [""; 0]);
@@ -142,7 +143,7 @@ fn what_is_said_and_counted() {
     }
 }
 
-/// Every order of some packets, those of the first PDU's header first.
+/// Every order of a few packets, after the one with the first PDU's header.
 #[test]
 fn every_order_of_few_packets() {
     for digests in ALL {
@@ -160,7 +161,8 @@ fn every_order_of_few_packets() {
                 flow.deliver(cuts[nth]..cuts[nth + 1]);
             }
             let full = flow.check();
-            // All of the last PDU is in the last packet, and its place is known from the first on.
+            // The last packet has the whole last PDU, whose position is known from the first PDU
+            // on.
             assert_eq!(full, [2, 0, 0], "{order:?}");
             assert_eq!(flow.wrong, 0);
             assert_eq!(flow.rig.counter("nvme_tcp_pdus_open"), 0);
@@ -170,7 +172,7 @@ fn every_order_of_few_packets() {
     }
 }
 
-/// Every order of all packets: what is claimed is right.
+/// Every order of all packets: claims are correct.
 #[test]
 fn every_order_at_all() {
     for (digests, out_of_order) in ALL.into_iter().flat_map(|d| [(d, false), (d, true)]) {
@@ -221,7 +223,7 @@ fn a_changed_byte_is_never_verified() {
                 let wrong = flow.content.pdus.iter().find(|pdu| pdu.at.contains(&bad)).unwrap();
                 let (wrong, data) = (wrong.at.start, wrong.data.clone());
                 assert!(!flow.verified.contains(&wrong), "{bad}");
-                // In the header it may be a length: the rest has no place then.
+                // A changed header may change a length, and the position of the rest is lost then.
                 let header = data.is_none_or(|(_, _, range)| bad < range.start);
                 let errors = flow.rig.counter("nvme_tcp_digest_errors");
                 assert!(header || errors == 1, "{bad}");
@@ -231,7 +233,7 @@ fn a_changed_byte_is_never_verified() {
     }
 }
 
-/// Figure 8: (a) a retransmission, (b) a hole before the next header, (c) a hole with it.
+/// Figure 8: (a) a retransmission, (b) a hole before the next header, (c) a hole that includes it.
 #[test]
 fn the_papers_figure_8() {
     let content = Content::reads(BOTH, 6, 3000);
@@ -239,12 +241,12 @@ fn the_papers_figure_8() {
     let mut flow = Flow::new(content, config(false));
     flow.setup_all();
     flow.deliver(0..1000);
-    // (b): 1000..2000 is late; the packet with the next header is not offloaded, what follows is.
+    // (b): 1000..2000 is late; the packet with the next header is not offloaded, later ones are.
     flow.deliver(2000..2800);
     assert_eq!(flow.placed, None);
     flow.deliver(2800..4000);
     assert_eq!(flow.placed, None, "the next header is seen");
-    // (a): a retransmission is left alone.
+    // (a): a retransmission is not offloaded.
     flow.deliver(1000..2000);
     assert_eq!(flow.placed, None);
     flow.deliver(4000..starts[3]);
@@ -262,7 +264,7 @@ fn the_papers_figure_8() {
         flow.moved(),
         ["rx_nvmeotcp_drop +2", "rx_nvmeotcp_resync +1", "nvme_tcp_pdus_open +1"]
     );
-    // It is tracked until the host has confirmed it.
+    // The found header is tracked until the host has confirmed it.
     flow.deliver(fourth..fourth + 500);
     assert_eq!(flow.placed, None);
     flow.answers();
@@ -277,7 +279,7 @@ fn the_papers_figure_8() {
     assert_eq!(flow.wrong, 0);
 }
 
-/// The host says that what was found is no PDU.
+/// The host denies that a PDU begins at the found header.
 #[test]
 fn a_denied_header_is_searched_for_again() {
     for out_of_order in [false, true] {
@@ -303,7 +305,7 @@ fn a_denied_header_is_searched_for_again() {
         flow.deliver_in(4000..flow.wire.len(), 1448);
         let counts = flow.check();
         assert!(counts[0] >= 35, "{counts:?}");
-        // An answer to nothing.
+        // An answer without a request.
         flow.answer(asked);
         assert_eq!(flow.rig.counter("nvme_tcp_resync_res_skip"), 1);
     }

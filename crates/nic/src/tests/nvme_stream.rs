@@ -1,5 +1,5 @@
-//! A stream of NVMe/TCP PDUs that arrives in whatever packets a test likes, and a host that knows
-//! the whole stream: every claim of the device is compared with it, byte by byte.
+//! A stream of NVMe/TCP PDUs delivered in arbitrary packets, and a host model that knows the whole
+//! stream and compares every claim of the device with it, byte by byte.
 
 use abi::aligned::AlignedBuf;
 use abi::crypto::CryptoProvider as _;
@@ -28,7 +28,7 @@ pub(super) const FLOW: FlowId = FlowId(7);
 /// Number of the first TLS record.
 pub(super) const NUMBER: u64 = 5;
 
-/// Which digests PDUs have.
+/// Digests of the PDUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Digests {
     pub(super) header: bool,
@@ -47,15 +47,15 @@ pub(super) const BOTH: Digests = ALL[3];
 #[derive(Clone, Debug)]
 pub(super) struct Truth {
     pub(super) at: Range<usize>,
-    /// Its data: tag, `DATAO`, and where in the stream.
+    /// Tag, `DATAO` and position in the stream of its data.
     pub(super) data: Option<(u16, u32, Range<usize>)>,
 }
 
-/// PDUs, one after the other.
+/// A sequence of PDUs.
 #[derive(Clone, Debug)]
 pub(super) struct Content {
     pub(super) digests: Digests,
-    /// Data begins at multiples of so many bytes.
+    /// Alignment of data in bytes.
     pub(super) align: usize,
     pub(super) bytes: Vec<u8>,
     pub(super) pdus: Vec<Truth>,
@@ -71,7 +71,8 @@ impl Content {
         (0..len).map(|_| u8::try_from(self.prng.next_u64() % 256).unwrap()).collect()
     }
 
-    /// A PDU: type, flags without those of digests, header behind the common one, data.
+    /// Appends a PDU: type, flags without those of digests, header after the common header, data.
+    /// Returns the position of the data.
     pub(super) fn push(&mut self, kind: u8, flags: u8, rest: &[u8], data: &[u8]) -> Range<usize> {
         let Digests { header, data: digest } = self.digests;
         let hlen = 8 + rest.len();
@@ -99,7 +100,7 @@ impl Content {
         from..from + data.len()
     }
 
-    /// C2HData for a command, or H2CData for an R2T.
+    /// Appends a C2HData for a command (`to_host`), or an H2CData for an R2T.
     pub(super) fn data_pdu(&mut self, to_host: bool, tag: u16, offset: u32, data: &[u8]) {
         let mut rest = [0; 16];
         let tag_at = if to_host { 0 } else { 2 };
@@ -126,8 +127,7 @@ impl Content {
         self.push(4, 0, &[1; 64], &data);
     }
 
-    /// Reads of `len` bytes, one after the other, each a C2HData and a response, under tags that go
-    /// round.
+    /// Returns `count` reads of `len` bytes, each a C2HData and a response, with consecutive tags.
     pub(super) fn reads(digests: Digests, count: usize, len: usize) -> Self {
         let mut content = Self::new(digests, 77);
         for nth in 0..count {
@@ -139,35 +139,35 @@ impl Content {
     }
 }
 
-/// What the host has of a byte: where the device says it put it.
+/// Claim about a received byte: tag and `DATAO` at which the device placed it, or `None`.
 type Claim = Option<(u16, u32)>;
 
 /// Device, sender and host.
 pub(super) struct Flow {
     pub(super) rig: Rig,
     pub(super) content: Content,
-    /// What comes: the content, or records of it.
+    /// The bytes on the link: the content, or TLS records of it.
     pub(super) wire: Vec<u8>,
-    /// Of each byte of it, which byte of the content it is.
+    /// For each byte of `wire`, its position in the content, if it is content.
     places: Vec<Option<usize>>,
-    /// Of each byte of it, the claim of the first copy that came.
+    /// For each byte of `wire`, the claim about the first copy received.
     have: Vec<Option<Claim>>,
-    /// How often each byte of it is said to be summed.
+    /// For each byte of `wire`, how many claims include it in a sum.
     summed: Vec<u8>,
-    /// Positions of PDUs that are said to be right.
+    /// Positions of PDUs claimed as verified.
     pub(super) verified: Vec<usize>,
-    /// Records that are.
+    /// TLS records, and the numbers of those claimed as verified.
     pub(super) records: Vec<Range<usize>>,
     pub(super) records_verified: Vec<u64>,
     pub(super) requests: Vec<SeqNum>,
-    /// Buffers that came back, with what was received before; and those registered.
+    /// Returned buffers, and `DATAO` of the registered ones by tag.
     pub(super) returned: Vec<DdpTeardownDone>,
     pub(super) offsets: BTreeMap<u16, u32>,
-    /// Claims of the last packet.
+    /// Claims about the last packet.
     pub(super) placed: Option<Placed>,
-    /// Claims that are not as in the stream.
+    /// Claims that do not match the stream.
     pub(super) wrong: usize,
-    /// Peers of TLS ask for themselves.
+    /// Requests of the TLS context.
     pub(super) tls_requests: Vec<SeqNum>,
     pool: PacketPool,
 }
@@ -192,7 +192,7 @@ pub(super) fn create(id: L5oId, state: NvmeTcpState) -> Op {
 }
 
 impl Flow {
-    /// A plain stream.
+    /// Creates a stream on plain TCP.
     pub(super) fn new(content: Content, config: L5oConfig) -> Self {
         let places = (0..content.bytes.len()).map(Some).collect();
         let wire = content.bytes.clone();
@@ -223,7 +223,7 @@ impl Flow {
         }
     }
 
-    /// A stream in records that carry so many bytes of it, in turn.
+    /// Creates a stream in TLS records with these content lengths, cyclically.
     pub(super) fn over_tls(
         content: Content,
         config: L5oConfig,
@@ -264,7 +264,7 @@ impl Flow {
         self.collect();
     }
 
-    /// Registers a buffer for each tag of the stream: all that comes under it.
+    /// Registers a buffer for each tag of the stream, for all data of the tag.
     pub(super) fn setup_all(&mut self) {
         let mut ranges: BTreeMap<u16, Range<u32>> = BTreeMap::new();
         for (tag, offset, range) in self.content.pdus.iter().filter_map(|pdu| pdu.data.clone()) {
@@ -312,7 +312,7 @@ impl Flow {
         }
     }
 
-    /// Delivers bytes at a place of the stream, which may be others than the sender's.
+    /// Delivers bytes at a position of the stream; they may differ from the sender's.
     pub(super) fn deliver_bytes(&mut self, at: usize, bytes: &[u8]) {
         let seq = START.wrapping_add(u32::try_from(at).unwrap());
         let frame = frame(4, seq, bytes);
@@ -337,7 +337,7 @@ impl Flow {
         }
     }
 
-    /// Delivers bytes at a place of the stream that may be anywhere; nobody looks at the claims.
+    /// Delivers bytes at any position; the claims are not checked.
     pub(super) fn deliver_unchecked(&mut self, at: usize, bytes: &[u8]) {
         let at = u32::try_from(at as u64 & u64::from(u32::MAX)).unwrap();
         let packet = self.pool.copy(&frame(4, START.wrapping_add(at), bytes)).unwrap();
@@ -347,7 +347,7 @@ impl Flow {
         self.collect();
     }
 
-    /// Takes what came as a host does that checks each claim.
+    /// Receives a packet as a host that checks each claim.
     fn take(&mut self, at: usize, len: usize, received: Received) {
         if let Some(opened) = received.metadata.opened {
             self.records_verified.extend(opened.verified);
@@ -383,13 +383,14 @@ impl Flow {
         }
     }
 
-    /// Bytes of the stream before a byte of what comes.
+    /// Returns the position in the content of the first content byte at or after byte `wire` of the
+    /// stream.
     pub(super) fn content_before(&self, wire: usize) -> usize {
         let next = self.places[wire..].iter().find_map(|place| *place);
         next.unwrap_or(self.content.bytes.len())
     }
 
-    /// The host answers whatever was asked.
+    /// Answers all requests.
     pub(super) fn answers(&mut self) {
         for tcpsn in core::mem::take(&mut self.requests) {
             self.answer(tcpsn);
@@ -411,8 +412,9 @@ impl Flow {
         self.collect();
     }
 
-    /// All buffers come back, each once; then every byte that the host believes to be in one is
-    /// there. Gives how many PDUs with data are fully, partly and not offloaded.
+    /// Takes all buffers back, each once, and checks that every byte that the host accepts as
+    /// placed is in its buffer. Returns the numbers of PDUs with data that are fully, partly and
+    /// not offloaded.
     pub(super) fn check(&mut self) -> [usize; 3] {
         for tag in self.offsets.keys().copied().collect::<Vec<_>>() {
             self.rig.op(0, Op::DdpTeardown { context: CONTEXT, tag });
@@ -461,7 +463,7 @@ impl Flow {
             };
             counts[kind] += 1;
         }
-        // Nothing else is claimed.
+        // Everything else that is claimed is wrong.
         let believed = |at: usize| {
             self.record_of(at).is_none_or(|number| self.records_verified.contains(&number))
         };
@@ -474,7 +476,7 @@ impl Flow {
         counts
     }
 
-    /// The record that a byte is in, if there are records.
+    /// Returns the number of the record of a byte, if there are records.
     fn record_of(&self, byte: usize) -> Option<u64> {
         let at = self.records.partition_point(|record| record.end <= byte);
         (at < self.records.len()).then_some(at as u64 + NUMBER)

@@ -1,5 +1,5 @@
-//! NVMe/TCP over TLS on receive (Autonomous NIC Offloads, section 5.3): TLS opens, then PDUs are
-//! followed in the content; each layer recovers on its own.
+//! NVMe/TCP over TLS on receive (Autonomous NIC Offloads, section 5.3): the TLS context decrypts,
+//! then PDUs are followed in the content; each layer recovers on its own.
 
 use abi::Op;
 use abi::crypto::Suite;
@@ -68,7 +68,7 @@ fn most_is_placed_under_loss_and_reordering() {
     }
 }
 
-/// A context's stream may begin behind records of something else; it ends with one.
+/// A record of another content type, or with padding, stops the context.
 #[test]
 fn a_record_of_another_kind_ends_the_work() {
     for out_of_order in [false, true] {
@@ -80,8 +80,8 @@ fn a_record_of_another_kind_ends_the_work() {
                 let lens = [300, 300, 300, 5000];
                 let mut flow = Flow::over_tls(content, config(out_of_order), peer, &lens);
                 flow.setup_all();
-                // The third record becomes another, of the same length. Padding is zeros behind
-                // the type.
+                // The third record is replaced by another of the same length. Padding is zeros
+                // after the type.
                 let record = flow.records[2].clone();
                 let text = flow.content.bytes[600..900].to_vec();
                 let padded = [&text[..300 - padding], &[kind], &vec![0; padding]].concat();
@@ -109,8 +109,8 @@ fn a_record_of_another_kind_ends_the_work() {
     }
 }
 
-/// Where a record seems to end, and what it seems to carry, is known once its tag is right: here
-/// the header of a longer one is late, and the others' length is assumed for it.
+/// The end and the type of a record are certain only once its tag is verified: here the header of a
+/// longer record is late, and the device assumes the length of the others for it.
 #[test]
 fn a_type_is_believed_with_the_tag() {
     for suite in SUITES {
@@ -129,14 +129,14 @@ fn a_type_is_believed_with_the_tag() {
         run(&mut flow, &packets);
         assert_eq!(flow.rig.counter("l5o_assumptions_wrong"), 1, "{suite:?}");
         assert_eq!(flow.rig.counter("nvme_tcp_streams_stopped"), 0, "{suite:?}");
-        // Behind it all goes on.
+        // Offloading continues after it.
         let [full, ..] = flow.check();
         assert!(full >= 80, "{suite:?}: {full}");
         assert_eq!(flow.wrong, 0);
     }
 }
 
-/// The same where the tag, or its last byte, comes with the next packet; or in the wrong order.
+/// The same if the tag, or its last byte, comes with the next packet; or in the wrong order.
 #[test]
 fn a_type_waits_for_the_tag() {
     for (suite, kind) in SUITES.into_iter().flat_map(|s| [(s, 22), (s, 23)]) {
@@ -166,7 +166,7 @@ fn a_type_waits_for_the_tag() {
     }
 }
 
-/// A context may begin in the middle of a stream, and of a PDU that somebody else follows.
+/// A context may begin in the middle of a stream, and of a PDU that the host processes itself.
 #[test]
 fn a_stream_that_begins_with_the_rest_of_a_pdu() {
     for out_of_order in [false, true] {
@@ -192,7 +192,7 @@ fn a_stream_that_begins_with_the_rest_of_a_pdu() {
     }
 }
 
-/// What TLS closes again is not used; nor is what another context of TLS opens.
+/// Content that TLS has encrypted again is not used, nor content decrypted by another TLS context.
 #[test]
 fn only_what_is_open_is_used() {
     for out_of_order in [false, true] {
@@ -205,7 +205,7 @@ fn only_what_is_open_is_used() {
         assert!(flow.placed.is_some());
         flow.deliver(second.clone());
         assert_eq!(flow.placed, None, "its tag is wrong");
-        // Another stream on the same keys' predecessor.
+        // Another stream, on a TLS context that does not exist.
         let over = Some(OverTls { context: L5oId(TLS.0 + 1), number: NUMBER, skip: 0 });
         flow.rig.op(0, create(L5oId(1), NvmeTcpState { over, ..state(BOTH) }));
         flow.collect();
@@ -215,7 +215,7 @@ fn only_what_is_open_is_used() {
     }
 }
 
-/// What was opened of the packet before is not looked for in one that is left alone.
+/// A packet that is not processed has no decrypted text left over from the previous one.
 #[test]
 fn a_packet_outside_the_window_has_no_texts() {
     let content = Content::reads(BOTH, 4, 2000);
@@ -230,19 +230,19 @@ fn a_packet_outside_the_window_has_no_texts() {
     assert_eq!(flow.check(), [4, 0, 0]);
 }
 
-/// PDUs in records, and how their packets come.
+/// PDUs in TLS records, and the arrival of their packets.
 #[derive(Clone, Debug)]
 struct Arrival {
     suite: (Version, Suite),
-    /// The digests, of [`ALL`].
+    /// Index into [`ALL`].
     which: usize,
     out_of_order: bool,
     commands: Vec<(u16, u16)>,
-    /// Content of each record, in bytes.
+    /// Content length of each record in bytes.
     lens: Vec<usize>,
-    /// Of each packet: its length, and how late it comes.
+    /// For each packet: length and delay.
     late: Vec<(usize, u64)>,
-    /// Of four packets, as many are followed by the host's answers.
+    /// Of every four packets, this many are followed by the host's answers.
     answers: u64,
     seed: u64,
 }
@@ -265,7 +265,7 @@ prop_compose! {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..<_>::default() })]
 
-    /// Records of any lengths, in packets cut anyhow, in any order.
+    /// Records of any lengths, in packets cut anywhere, in any order.
     #[test]
     fn claims_are_the_truth(arrival in any_arrival()) {
         let Arrival { suite, which, out_of_order, commands, lens, late, answers, seed } = arrival;
@@ -296,7 +296,7 @@ proptest! {
         prop_assert_eq!(flow.wrong, 0);
         prop_assert_eq!(flow.rig.counter("nvme_tcp_streams_stopped"), 0);
         let starts: Vec<usize> = flow.content.pdus.iter().map(|pdu| pdu.at.start).collect();
-        // A digest that is right over records that are not would be chance.
+        // A digest that matches wrongly decrypted content would be a coincidence.
         prop_assert!(ALL[which] == ALL[0] || flow.verified.iter().all(|at| starts.contains(at)));
     }
 }

@@ -1,4 +1,4 @@
-//! Data digests on transmit, against a sum made bit by bit, plain and in records of TLS.
+//! Data digests on transmit, against a bitwise CRC, on plain TCP and in TLS records.
 
 use abi::l5o::{Content, Direction, L5oCreate, L5oId, L5oState, Sealed};
 use abi::nvme_tcp::{Data, NvmeTcpState, OverTls, PREFIX_BYTES_MAX, PduRange};
@@ -24,13 +24,13 @@ const START: u32 = 0xffff_f800;
 const FLOW: u64 = 7;
 const TLS: L5oId = L5oId(70);
 const NVME: L5oId = L5oId(71);
-/// The file that data may come from, and where in it.
+/// The file from which data may come, and its version.
 const FILE: u32 = 1;
 const VERSION: u64 = 3;
-/// Content of a record.
+/// Content bytes of a TLS record.
 const RECORD: u32 = 300;
 
-/// RFC 3385's CRC32C, reflected, a bit at a time.
+/// CRC32C (RFC 3385), reflected, bit by bit.
 fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| {
@@ -49,13 +49,13 @@ fn create(context: L5oId, state: NvmeTcpState) -> Op {
     Op::L5oCreate(Box::new(L5oCreate { context, flow, direction, tcpsn, state }))
 }
 
-/// One PDU.
+/// A PDU.
 #[derive(Clone, Debug)]
 struct Pdu {
     number: u64,
     header: Vec<u8>,
     data: Vec<u8>,
-    /// Where in the file the data lies, if it does.
+    /// Offset of the data in the file, if it comes from there.
     file: Option<u64>,
 }
 
@@ -75,7 +75,7 @@ impl Pdu {
         self.header.len() + self.data.len() + 4
     }
 
-    /// The description of a range, with the data that precedes it if asked for.
+    /// Describes a range, with the data that precedes it if `prefix`.
     fn range(&self, skip: usize, len: usize, prefix: bool) -> PduRange {
         let data = |at: usize| at.saturating_sub(self.header.len()).min(self.data.len());
         let (before, to) = (data(skip), data(skip + len));
@@ -101,7 +101,7 @@ impl Pdu {
         }
     }
 
-    /// The same as content of records, of which it is a run of its own.
+    /// Describes a range of the TLS records that carry this PDU alone.
     fn sealed(&self, peer: Peer, record: u64, skip: usize, len: usize, prefix: bool) -> Sealed {
         let run = self.run(peer);
         let place = run.place(skip as u64);
@@ -134,11 +134,11 @@ impl Pdu {
     }
 }
 
-/// A stream of PDUs: what must be on the wire, and where each begins there.
+/// A stream of PDUs: the bytes expected on the link, and where each PDU begins.
 struct Stream {
     peer: Option<Peer>,
     pdus: Vec<Pdu>,
-    /// Positions, and numbers of first records.
+    /// For each PDU, its position and the number of its first record.
     starts: Vec<(usize, u64)>,
     wire: Vec<u8>,
 }
@@ -161,7 +161,7 @@ impl Stream {
         Self { peer, pdus, starts, wire }
     }
 
-    /// `count` PDUs of many sizes, of memory and of a file in turn.
+    /// Returns `count` PDUs of many sizes, alternately from memory and from a file.
     fn mixed(peer: Option<Peer>, count: u64, data: usize) -> Self {
         let pdu = |n: u64| {
             let len = 1 + usize::try_from(n * 37).unwrap() % data;
@@ -205,14 +205,14 @@ impl Stream {
     }
 }
 
-/// Sends, has the disk answer, and gives what left as one piece.
+/// Sends a transmit, completes disk requests, and returns the payload of its packets, concatenated.
 fn sent(rig: &mut Rig, transmit: Transmit) -> Vec<u8> {
     rig.send(0, transmit);
     rig.complete_all();
     rig.packets().into_iter().flat_map(|(_, bytes)| bytes).collect()
 }
 
-/// What carries the PDUs: TCP alone, and each version and suite of TLS.
+/// Carriers of the PDUs: plain TCP, and each version and suite of TLS.
 fn carriers() -> impl Iterator<Item = Option<Peer>> {
     core::iter::once(None).chain(ALL.map(|suite| Some(Peer::new(suite))))
 }
@@ -264,7 +264,8 @@ fn any_cut_in_order() {
 #[test]
 fn every_range_can_be_sent_again_with_its_prefix() {
     for peer in [None, Some(Peer::new(ALL[3]))] {
-        // With TLS, PDUs of more than a record: what precedes a range in both is not the same.
+        // With TLS, PDUs longer than a record, so that the prefixes in the PDU and in the record
+        // differ.
         let pdu = |n| Pdu::new(n, 24, if peer.is_some() { 400 } else { 60 }, n == 1);
         let stream = Stream::new(peer, vec![pdu(0), pdu(1)]);
         let mut rig = stream.rig();
@@ -294,7 +295,7 @@ fn a_digest_that_is_not_known_drops_the_transmit() {
         rig.moved(&["tx_nvme", "tx_dropped"]),
         ["tx_dropped_l5o +1", "tx_nvmeotcp_ooo +1", "tx_nvmeotcp_drop_no_sync_data +1"]
     );
-    // Data alone needs no sum; what follows it does, down to the last byte.
+    // Data alone needs no sum; the digest after it does, up to its last byte.
     assert_eq!(sent(&mut rig, stream.transmit(500, 100, false)), stream.wire[500..600]);
     assert_eq!(sent(&mut rig, stream.transmit(600, 424, false)), stream.wire[600..1024]);
     assert_eq!(sent(&mut rig, stream.transmit(1024, 1, false)), [0; 0]);
@@ -302,7 +303,7 @@ fn a_digest_that_is_not_known_drops_the_transmit() {
     assert_eq!(rig.counter("tx_nvmeotcp_drop_no_sync_data"), 3);
     // From the start of the data nothing precedes.
     assert_eq!(sent(&mut rig, stream.transmit(24, end - 24, false)), stream.wire[24..]);
-    // What was refused is not what the next continues.
+    // A refused range does not advance the context.
     assert_eq!(sent(&mut rig, stream.transmit(0, 600, false)), stream.wire[..600]);
     assert_eq!(sent(&mut rig, stream.transmit(601, end - 601, false)), [0; 0]);
     assert_eq!(sent(&mut rig, stream.transmit(600, end - 600, false)), [0; 0]);
@@ -310,7 +311,7 @@ fn a_digest_that_is_not_known_drops_the_transmit() {
     assert_eq!(rig.counter("tx_nvmeotcp_resync_bytes"), 576);
 }
 
-/// Another PDU at the place where the last range ended is not that range's continuation.
+/// Another PDU at the offset at which the last range ended does not continue that range.
 #[test]
 fn a_sum_belongs_to_its_pdu() {
     let (a, b) = (Pdu::new(1, 24, 100, false), Pdu::new(2, 24, 100, false));
@@ -342,7 +343,7 @@ fn contexts_come_and_go() {
     let nothing = NvmeTcpState { data_digest: false, ..state(None) };
     rig.op(0, create(L5oId(72), nothing));
     assert_eq!(refused(&mut rig), [Refusal::NotSupported], "there is nothing to do");
-    // It is destroyed while a transmit waits for the disk.
+    // The context is destroyed while a transmit waits for the disk.
     rig.send(0, stream.transmit(0, 128, false));
     rig.op(0, Op::L5oDestroy { context: NVME });
     assert_eq!(rig.counter("l5o_contexts"), 1);
@@ -370,7 +371,7 @@ fn data_of_files_is_read_once_and_released() {
     out.extend(sent(&mut rig, stream.transmit(8000, end - 8000, false)));
     assert_eq!(out, stream.wire);
     let reads = rig.counter("file_disk_reads");
-    // A retransmission of the digest needs all of the data, which is still held.
+    // A retransmission of the digest needs all data, which is still held.
     assert_eq!(sent(&mut rig, stream.transmit(end - 2, 2, true)), stream.wire[end - 2..]);
     assert_eq!(rig.counter("file_disk_reads"), reads);
     assert_eq!(rig.counter("dma_recover_bytes"), 0, "a file's prefix does not cross PCIe");
@@ -384,7 +385,7 @@ fn nonsense_is_refused() {
     let pdu = Pdu::new(1, 24, 400, false);
     let stream = Stream::new(None, vec![pdu.clone()]);
     let change: [fn(&mut PduRange); 15] = [
-        // Some of what precedes, which is no sum of anything.
+        // A partial prefix, from which no sum can be computed.
         |r| {
             let Data::Host(data) = &mut r.data else { unreachable!() };
             (*data, r.prefix) = (data.slice(1..), r.prefix - 1);
@@ -416,7 +417,7 @@ fn nonsense_is_refused() {
     assert_eq!(sent(&mut rig, stream.transmit(200, 228, true)), stream.wire[200..428]);
 }
 
-/// What is to be sealed is not sent as it is, and the other way round.
+/// Content of encrypted records is not sent in plaintext, nor the other way round.
 #[test]
 fn content_of_records_stays_in_them() {
     let peer = Peer::new(ALL[3]);
@@ -432,7 +433,7 @@ fn content_of_records_stays_in_them() {
     assert_eq!(rig.counter("tx_dropped_malformed"), 1);
 }
 
-/// Memory for what precedes is bounded: a transmit with more is refused.
+/// The memory for prefixes is bounded: a transmit with more is refused.
 #[test]
 fn prefixes_have_a_limit() {
     let data = PREFIX_BYTES_MAX as usize;
@@ -468,7 +469,7 @@ fn data_is_not_copied() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..<_>::default() })]
 
-    /// Whatever a host describes, it is refused or as long as it says.
+    /// An arbitrary description is either refused or yields the length that it states.
     #[test]
     fn descriptions_are_not_believed(
         (header, data_len, data) in (0..50_usize, 0..80_u32, 0..80_usize),
@@ -510,8 +511,8 @@ proptest! {
         prop_assert_eq!(dropped, u64::from(out.is_empty()));
     }
 
-    /// Random ranges in a random order, some sent again: with the prefix they are always right; and
-    /// without it they are right or nothing leaves.
+    /// Random ranges in random order, some sent again. With the prefix they are always correct;
+    /// without it they are correct or dropped.
     #[test]
     fn whatever_leaves_is_right(
         carrier in 0..7_usize,
@@ -523,7 +524,7 @@ proptest! {
         let mut rig = stream.rig();
         let mut at = 0;
         for (jump, len, prefix) in ranges {
-            // Half of them continue.
+            // Half of them continue at the last range.
             let from = if jump % 2 == 0 { at } else { jump } % stream.wire.len();
             let len = len.min(stream.wire.len() - from);
             let out = sent(&mut rig, stream.transmit(from, len, prefix));

@@ -1,4 +1,4 @@
-//! The order of a flow under disk delay, and what a failure does to it.
+//! The order of a flow while its transmits wait for the disk, and the effect of failures on it.
 
 use abi::{FileFault, FlowId, Part, TransmitOutcome, TsOption};
 use alloc::vec;
@@ -16,7 +16,7 @@ fn dropped(fault: FileFault) -> TransmitOutcome {
     TransmitOutcome::Dropped(fault)
 }
 
-/// Files `a`, `b` and `c` of a page each, open as 1, 2 and 3; nothing is read ahead.
+/// Files `a`, `b` and `c` of one page each, open as 1, 2 and 3; no read-ahead.
 fn rig() -> Rig {
     let mut rig = Rig::new(FileConfig { read_ahead_blocks: 0, ..FileConfig::default() });
     for (id, path) in (1..).zip(["a", "b", "c"]) {

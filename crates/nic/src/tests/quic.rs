@@ -1,5 +1,5 @@
-//! For tests of QUIC: a peer that protects packets by rustls's keys, and a device that opens and
-//! seals by ours.
+//! Helpers for QUIC tests: a peer that protects packets with rustls's keys, and a device that
+//! decrypts and encrypts with the project's provider.
 
 use abi::crypto::Suite;
 use abi::quic::{
@@ -30,13 +30,13 @@ use super::rig::Rig;
 use crate::{DeviceConfig, QuicConfig};
 
 pub(super) const SUITES: [Suite; 3] = [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305];
-/// Our port in [`packet`].
+/// The local port in frames made by [`packet`].
 pub(super) const PORT: u16 = 0x0101;
 pub(super) const ID: [u8; 8] = [0x83, 0x94, 0xc8, 0xf0, 0x3e, 0x51, 0x57, 0x08];
 pub(super) const QUIC: QuicId = QuicId(70);
 pub(super) const FLOW: FlowId = FlowId(7);
 
-/// RFC 9001, section A.1: the client's keys that follow from the connection ID [`ID`].
+/// RFC 9001 section A.1: the client's keys derived from the connection ID [`ID`].
 const AES128_KEY: [u8; 16] = [
     0x1f, 0x36, 0x96, 0x13, 0xdd, 0x76, 0xd5, 0x46, 0x77, 0x30, 0xef, 0xcb, 0xe3, 0xb1, 0xa2, 0x2d,
 ];
@@ -46,7 +46,8 @@ const AES128_HEADER: [u8; 16] = [
     0x9f, 0x50, 0x44, 0x9e, 0x04, 0xa0, 0xe8, 0x10, 0x28, 0x3a, 0x1e, 0x99, 0x33, 0xad, 0xed, 0xd2,
 ];
 
-/// Keys of a generation, and the key of header protection, of which the first bytes count.
+/// Keys of a generation and the header protection key; as many leading bytes are used as the suite
+/// needs.
 #[derive(Clone, Copy)]
 pub(super) struct Secrets {
     pub(super) key: [u8; 32],
@@ -69,7 +70,8 @@ pub(super) fn keys_of(secrets: &Secrets, phase: bool) -> QuicKeys {
     QuicKeys { phase, key: secrets.key.into(), iv: secrets.iv }
 }
 
-/// One direction, as rustls has it: what it protects we open, what we protect it opens.
+/// One direction in rustls: it encrypts what the device receives and decrypts what the device
+/// sends.
 pub(super) struct Peer {
     packet: Box<dyn PacketKey>,
     header: Box<dyn HeaderProtectionKey>,
@@ -97,7 +99,7 @@ impl Peer {
         }
     }
 
-    /// A protected packet with a number of `len` bytes.
+    /// Returns a protected packet with a packet number of `len` bytes.
     pub(super) fn seal(&self, phase: bool, number: u64, len: usize, body: &[u8]) -> Vec<u8> {
         self.seal_to(&ID, phase, number, len, body)
     }
@@ -119,7 +121,7 @@ impl Peer {
         packet
     }
 
-    /// Header protection, on where the number's length is given, else off.
+    /// Applies header protection if the length of the packet number is given, otherwise removes it.
     fn mask(&self, packet: &mut [u8], at: usize, on: Option<usize>) {
         let (head, sample) = packet.split_at_mut(at + 4);
         let (first, rest) = head.split_at_mut(1);
@@ -133,7 +135,8 @@ impl Peer {
         .unwrap();
     }
 
-    /// Takes protection off a packet that we sent; gives its first byte and its payload.
+    /// Removes the protection of a packet sent by the device; returns its first byte and its
+    /// payload.
     pub(super) fn open(&self, mut packet: Vec<u8>, id_len: usize, number: u64) -> (u8, Vec<u8>) {
         let at = 1 + id_len;
         self.mask(&mut packet, at, None);
@@ -145,7 +148,7 @@ impl Peer {
     }
 }
 
-/// A packet without protection and without room for a tag.
+/// Returns a packet without protection and without room for a tag.
 pub(super) fn plain(id: &[u8], phase: bool, number: u64, len: usize, body: &[u8]) -> Vec<u8> {
     let first = 0x40 | u8::from(phase) << 2 | u8::try_from(len - 1).unwrap();
     [&[first], id, &truncate_number(number)[4 - len..], body].concat()
@@ -183,7 +186,7 @@ pub(super) fn config() -> DeviceConfig {
     DeviceConfig { quic, queues: 2, ..DeviceConfig::new(MAC) }
 }
 
-/// A device with one entry.
+/// Returns a device with one entry.
 pub(super) fn rig(add: QuicAdd) -> Rig {
     let mut rig = Rig::with(config(), PLAIN_LINK);
     rig.op(0, Op::QuicAdd(Box::new(add)));
@@ -195,7 +198,7 @@ pub(super) fn frame(datagram: &[u8]) -> Vec<u8> {
     packet(4, protocol::UDP, datagram)
 }
 
-/// Frames come in while the host is busy; gives what it gets then.
+/// Delivers frames while the host does not poll; returns the events that it polls afterwards.
 pub(super) fn burst(rig: &mut Rig, frames: &[Vec<u8>]) -> Vec<Received> {
     for bytes in frames {
         let frame = rx_frame(rig.device.pool(), bytes);
@@ -204,7 +207,7 @@ pub(super) fn burst(rig: &mut Rig, frames: &[Vec<u8>]) -> Vec<Received> {
     delivered(rig)
 }
 
-/// What the host has got since the last time.
+/// Returns the frames delivered to the host since the last call.
 pub(super) fn delivered(rig: &mut Rig) -> Vec<Received> {
     rig.collect();
     let events = core::mem::take(&mut rig.events);
@@ -215,23 +218,23 @@ pub(super) fn delivered(rig: &mut Rig) -> Vec<Received> {
     events.into_iter().filter_map(received).collect()
 }
 
-/// Packet numbers of a frame that was opened.
+/// Returns the packet numbers of a frame that was decrypted.
 pub(super) fn numbers(received: &Received) -> Vec<u64> {
     received.quic.as_ref().map_or(Vec::new(), |opened| opened.numbers.to_vec())
 }
 
-/// The same of several, one after the other.
+/// Returns the packet numbers of several frames, concatenated.
 pub(super) fn order(received: &[Received]) -> Vec<u64> {
     received.iter().flat_map(numbers).collect()
 }
 
-/// Counters in the order of their names.
+/// Sorts counters by name.
 pub(super) fn sorted(mut moved: Vec<String>) -> Vec<String> {
     moved.sort();
     moved
 }
 
-/// What was said since the last time.
+/// Returns the failures reported since the last call.
 pub(super) fn troubles(rig: &mut Rig) -> Vec<(QuicId, FlowId, QuicTrouble)> {
     let events = core::mem::take(&mut rig.events);
     let trouble = |(_, event)| match event {
@@ -241,7 +244,7 @@ pub(super) fn troubles(rig: &mut Rig) -> Vec<(QuicId, FlowId, QuicTrouble)> {
     events.into_iter().filter_map(trouble).collect()
 }
 
-/// A batch of datagrams of `segment_size`.
+/// Returns a batch of datagrams of `segment_size`.
 pub(super) fn batch(parts: &[Part], segment_size: u16, packets: &[Option<Packet>]) -> Transmit {
     Transmit {
         header: udp_header(4),
@@ -251,7 +254,7 @@ pub(super) fn batch(parts: &[Part], segment_size: u16, packets: &[Option<Packet>
     }
 }
 
-/// A packet that begins its datagram.
+/// A packet at the beginning of its datagram.
 pub(super) const fn at(number: u64, pn_len: u8) -> Packet {
     Packet { begin: 0, pn_offset: 9, pn_len, number }
 }

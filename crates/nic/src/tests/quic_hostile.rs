@@ -1,5 +1,5 @@
-//! Any operations, any datagrams, any times: nothing panics, limits hold, nothing is lost or
-//! delivered twice, and in the end nothing is left.
+//! Arbitrary operations, datagrams and times: nothing panics, limits hold, every datagram is
+//! delivered exactly once, and in the end nothing is left.
 
 use abi::crypto::Suite;
 use abi::quic::{
@@ -19,11 +19,11 @@ use super::quic::*;
 use super::rig::Rig;
 use crate::QuicConfig;
 
-/// What happens.
+/// A step of the test.
 #[derive(Debug)]
 enum Step {
     Op(usize, Box<Op>),
-    /// A datagram that some entry may open: to whom, number, generation, length of its body.
+    /// A datagram that some entry may decrypt: destination, number, generation, length of the body.
     Packet(u8, u64, u8, usize),
     Datagram(Vec<u8>),
     Time(u64),
@@ -87,7 +87,7 @@ fn batch() -> impl Strategy<Value = Op> {
     })
 }
 
-/// Batches that can be sealed, if their numbers are new and their entry is there.
+/// Batches that can be encrypted if their numbers are new and their entry exists.
 fn sane_batch() -> impl Strategy<Value = Op> {
     (0..100_u64, 1..4_usize).prop_map(|(first, count)| {
         let numbers = (first..).take(count);
@@ -130,7 +130,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Datagrams that a host was given since the last time.
+/// Returns the number of datagrams delivered to a host since the last call.
 fn got(rig: &mut Rig) -> usize {
     let events = core::mem::take(&mut rig.events);
     let count = |(_, event): &(usize, Event)| match event {
@@ -153,7 +153,7 @@ proptest! {
         rig.open(0, 5, "f").unwrap();
         let peers = [0, 1].map(|generation| Peer::new(Suite::ChaCha20Poly1305, generation));
         let (mut came, mut delivered) = (0, 0);
-        // Two that make sense, so that there is something to disturb.
+        // Two valid entries, so that there is something to disturb.
         let reorder = Reorder { packets: 20, bytes: 250, time: Duration::from_millis(20) };
         let way = send(Suite::ChaCha20Poly1305, 0);
         let routes = [0, 1].map(|id| super::quic::route(&[id; 8]));

@@ -1,4 +1,4 @@
-//! Packets that wait for those before them, and datagrams that become one frame.
+//! The reordering window, and merging of datagrams into one frame.
 
 use abi::crypto::Suite;
 use abi::quic::{Direction, QuicAdd, QuicId, Reorder};
@@ -25,7 +25,7 @@ fn world(reorder: Option<Reorder>) -> (Peer, Rig) {
     (Peer::new(CHACHA, 0), rig(receive(CHACHA, reorder)))
 }
 
-/// A frame with a packet whose body is `len` times its number.
+/// Returns a frame with a packet whose body is `len` bytes of the low byte of its number.
 fn sized(peer: &Peer, number: u64, len: usize) -> Vec<u8> {
     let body = vec![u8::try_from(number % 256).unwrap(); len];
     frame(&peer.seal(false, number, 4, &body))
@@ -39,7 +39,7 @@ fn all(peer: &Peer, numbers: &[u64]) -> Vec<Vec<u8>> {
     numbers.iter().map(|&number| of(peer, number)).collect()
 }
 
-/// Every datagram of a frame, in plaintext without its tag; the frame's headers are checked.
+/// Returns every datagram of a frame, in plaintext without its tag; checks the frame's headers.
 fn datagrams(received: &Received) -> Vec<Vec<u8>> {
     let bytes = received.packet.as_slice();
     let Ok(Frame::Ip(ip)) = parse(bytes) else { panic!("well-formed") };
@@ -65,7 +65,7 @@ fn check(received: &[Received]) {
     }
 }
 
-/// A burst in order is one frame; what the host has taken is not appended to.
+/// A burst in order is one frame. Nothing is appended to a frame that the host has polled.
 #[test]
 fn a_burst_becomes_one_frame() {
     for version in [4, 6] {
@@ -103,13 +103,13 @@ fn a_burst_becomes_one_frame() {
 fn what_does_not_belong_together() {
     let (peer, mut rig) = world(None);
     let lens = |got: &[Received]| got.iter().map(|r| numbers(r).len()).collect::<Vec<_>>();
-    // Longer ones, and any behind one that is shorter.
+    // Datagrams longer than the first, and any after a shorter one.
     let sizes = [100, 100, 101, 100, 100, 90, 90, 90];
     let frames: Vec<_> = (0..).zip(sizes).map(|(n, len)| sized(&peer, n, len)).collect();
     let got = burst(&mut rig, &frames);
     assert_eq!(lens(&got), [2, 2, 2, 2]);
     check(&got);
-    // Not opened: between the two, and next to each other.
+    // Not decrypted: between decrypted ones, and next to each other.
     let forged = |number: u64| {
         let mut frame = of(&peer, number);
         *frame.last_mut().unwrap() ^= 1;
@@ -120,9 +120,9 @@ fn what_does_not_belong_together() {
     let got = burst(&mut rig, &frames);
     assert_eq!(lens(&got), [1, 0, 0, 2]);
     assert_eq!(got[1].packet.as_slice(), frames[1]);
-    // Numbers that descend; other headers.
+    // Descending numbers; differing headers.
     assert_eq!(lens(&burst(&mut rig, &all(&peer, &[32, 31, 33]))), [1, 2]);
-    // The sender's address on the link; ECN, hop limit, a port; no checksum in one of them.
+    // The sender's Ethernet address; ECN, hop limit, a port; a checksum in one datagram only.
     for at in [6, 15, 22, 35, 40] {
         let mut frames = all(&peer, &[41, 42, 43]);
         for frame in &mut frames {
@@ -144,7 +144,7 @@ fn what_does_not_belong_together() {
     assert_eq!(lens(&burst(&mut rig, &frames)), [3], "and without these changes");
 }
 
-/// What an Ethernet frame has behind its packet is no part of any datagram.
+/// Ethernet padding after a packet is not part of a datagram.
 #[test]
 fn padding_is_left_out() {
     let (peer, mut rig) = world(None);
@@ -188,7 +188,8 @@ fn reordered_packets_are_delivered_in_order() {
         ]
     );
     assert_eq!(rig.device.poll_timeout(rig.now), None, "nobody waits");
-    // Behind, and the same twice while it waits: at once, and the host decides.
+    // Packets behind the window, and duplicates of waiting ones, are delivered at once: the host
+    // decides.
     assert_eq!(order(&burst(&mut rig, &all(&peer, &[3]))), [3]);
     assert_eq!(order(&burst(&mut rig, &all(&peer, &[8, 8]))), [8]);
     assert_eq!(order(&burst(&mut rig, &all(&peer, &[7, 6]))), [6, 7, 8]);
@@ -209,7 +210,7 @@ fn reordered_packets_are_delivered_in_order() {
 #[test]
 fn gaps_end_at_each_bound() {
     let given_up = |rig: &mut Rig| rig.moved(&["quic_gap"]);
-    // Numbers: 0 is missing, so 7 is the farthest of eight.
+    // Packet numbers: 0 is missing, so 7 is the highest of eight.
     let (peer, mut rig) = world(Some(BOUNDS));
     assert!(burst(&mut rig, &all(&peer, &[7, 3])).is_empty());
     assert!(burst(&mut rig, &all(&peer, &[8])).is_empty(), "1 and 2 may still come");
@@ -236,7 +237,8 @@ fn gaps_end_at_each_bound() {
     assert_eq!(rig.device.poll_timeout(rig.now), None);
 }
 
-/// Packet numbers may be skipped for ever: time ends the wait, from the oldest that waits.
+/// A packet number may be skipped by the sender: the wait ends by time, counted from the oldest
+/// waiting packet.
 #[test]
 fn a_skipped_number_costs_its_time() {
     let (peer, mut rig) = world(Some(BOUNDS));
@@ -262,7 +264,7 @@ fn a_skipped_number_costs_its_time() {
     assert_eq!(order(&burst(&mut rig, &all(&peer, &[5]))), [5]);
 }
 
-/// One is lost and another late behind it: each is waited for as long as the other.
+/// If one packet is lost and another is late after it, each is waited for equally long.
 #[test]
 fn gaps_end_one_by_one() {
     let (peer, mut rig) = world(Some(BOUNDS));
@@ -288,7 +290,7 @@ fn gaps_end_one_by_one() {
     assert_eq!(rig.device.poll_timeout(rig.now), None);
 }
 
-/// The bound over all connections: who comes when it is reached gives up its own gaps only.
+/// At the limit over all connections, an arriving packet gives up gaps of its own connection only.
 #[test]
 fn waiting_is_bounded_over_all() {
     let mut config = config();
@@ -313,7 +315,7 @@ fn waiting_is_bounded_over_all() {
     assert_eq!(sorted(rig.moved(&["quic_gap"])), ["quic_gap_given_up_full +1"]);
     assert_eq!(rig.counter("quic_waiting"), 3);
     assert_eq!(order(&burst(&mut rig, &[of(0, 0)])), [0, 1]);
-    // An entry that goes delivers what waits of it.
+    // Removing an entry delivers its waiting packets.
     for (quic, waits) in [(QuicId(0), 3), (QuicId(1), 5)] {
         rig.op(0, Op::QuicRemove { quic });
         assert_eq!(order(&delivered(&mut rig)), [waits]);
@@ -322,7 +324,7 @@ fn waiting_is_bounded_over_all() {
     assert_eq!((rig.counter("quic_waiting"), rig.counter("quic_entries")), (0, 0));
 }
 
-/// A key update while packets wait: they are in order, whichever keys opened them.
+/// A key update while packets wait: they are delivered in order, whichever keys decrypted them.
 #[test]
 fn a_key_update_among_packets_that_wait() {
     let (peer, mut rig) = world(Some(BOUNDS));
@@ -337,7 +339,7 @@ fn a_key_update_among_packets_that_wait() {
     check(&got);
 }
 
-/// Memory of an entry, keys of the provider's included: what ARCHITECTURE.md says.
+/// Memory of an entry, including the provider's keys, as documented in ARCHITECTURE.md.
 #[test]
 fn bytes_of_an_entry() {
     let sizes = crate::engine::quic::sizes(&crypto::Provider, CHACHA, 64);
@@ -350,7 +352,7 @@ fn bytes_of_an_entry() {
     }
 }
 
-/// What a receiver does by an ordered map of numbers to when they came; gives what it delivers.
+/// Model of a receiver: a map from waiting packet numbers to times of arrival.
 #[derive(Default)]
 struct Model {
     next: u64,
@@ -367,7 +369,7 @@ impl Model {
         self.give_up(0, out);
     }
 
-    /// Delivers all below `floor`, and what follows without a gap.
+    /// Delivers all packets below `floor`, and those that follow without a gap.
     fn give_up(&mut self, floor: u64, out: &mut Vec<u64>) {
         let kept = self.waiting.split_off(&floor);
         out.extend(core::mem::replace(&mut self.waiting, kept).into_keys());
@@ -389,8 +391,8 @@ impl Model {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Any order, with loss, duplicates and time: every packet is delivered once for each time
-    /// that it came, in the model's order, with its own bytes.
+    /// Any order, with loss, duplicates and time: every packet is delivered once for each arrival,
+    /// in the model's order, with its own bytes.
     #[test]
     fn equals_an_ordered_map(
         steps in proptest::collection::vec((0_u64..14, 80_usize..83, 0_u8..20), 1..80),

@@ -1,4 +1,4 @@
-//! Datagrams that are opened, and those that are delivered exactly as they came.
+//! Datagrams that are decrypted, and those that are delivered exactly as received.
 
 use abi::crypto::Suite;
 use abi::quic::{Direction, QuicAdd, QuicId, QuicRekey, QuicRoute, QuicTrouble, Reorder, Route};
@@ -30,8 +30,8 @@ fn array<const N: usize>(hex: &str) -> [u8; N] {
     bytes(hex).try_into().unwrap()
 }
 
-/// What rustls sealed on both sides of each power of two is opened, with as few bytes of the number
-/// as may be sent.
+/// Packets encrypted by rustls on both sides of each power of two are decrypted, with packet
+/// numbers of the least length.
 #[test]
 fn large_packet_numbers() {
     for suite in SUITES {
@@ -47,7 +47,7 @@ fn large_packet_numbers() {
     }
 }
 
-/// RFC 9001, section A.5: a packet with a short header, no connection ID, and one PING.
+/// RFC 9001 section A.5: a packet with a short header, no connection ID, and one PING.
 #[test]
 fn the_short_packet_of_the_rfc() {
     let secrets = Secrets {
@@ -70,7 +70,7 @@ fn the_short_packet_of_the_rfc() {
     let got = burst(&mut rig, &[frame(&protected)]);
     assert_eq!(order(&got), [654_360_564]);
     assert_eq!(got[0].packet.as_slice()[42..][..5], bytes("4200bff401")[..]);
-    // And the peer of these tests makes the same.
+    // The peer of these tests produces the same packet.
     let algorithm = TLS13_CHACHA20_POLY1305_SHA256.tls13().unwrap().quic_suite().unwrap().quic;
     let peer = Peer::with(algorithm, &secrets);
     assert_eq!(peer.seal_to(&[], false, 654_360_564, 3, &[1]), protected);
@@ -106,8 +106,8 @@ fn every_suite_and_every_length() {
     }
 }
 
-/// One byte of the packet is changed, each in turn: it is delivered exactly as it came, and the
-/// next packet is opened as if nothing had been.
+/// Each byte of a packet is changed in turn: the packet is delivered exactly as received, and the
+/// next one is decrypted normally.
 #[test]
 fn every_changed_byte() {
     for suite in SUITES {
@@ -132,7 +132,7 @@ fn every_changed_byte() {
             let id = (1..=ID.len()).contains(&at);
             let expected: &[&str] = match id {
                 true => &["quic_rx_unknown_id +1"],
-                // Its first byte has the key phase.
+                // The first byte has the key phase.
                 false => &["quic_rx_bad_tag +1", "quic_rx_unknown_keys +1"],
             };
             assert!(expected.contains(&&*reason), "byte {at}: {reason}");
@@ -163,7 +163,7 @@ fn what_is_not_a_short_packet_of_ours() {
         assert!(got[0].quic.is_none());
         assert_eq!(sorted(rig.moved(&["quic_"])), [counter]);
     }
-    // Of another port nothing is known.
+    // Another port has no entry.
     let mut other = frame(&sealed);
     other[37] ^= 1;
     other[40..42].fill(0);
@@ -198,7 +198,7 @@ fn lengths_and_checksums_of_udp() {
         frame[at] = byte;
         frame
     };
-    // A wrong sum; a UDP length below eight, shorter than what came, longer.
+    // A wrong checksum; a UDP length below eight, shorter than the payload, longer than it.
     let shorter = good[39] - 1;
     let mut short = changed(39, shorter);
     short[40..42].fill(0);
@@ -207,14 +207,14 @@ fn lengths_and_checksums_of_udp() {
         assert_eq!(got[0].packet.as_slice(), came);
         assert_eq!(sorted(rig.moved(&["quic_"])), ["quic_rx_bad_udp +1"]);
     }
-    // RFC 768: none was made, which IPv4 allows. The packet has its tag.
+    // RFC 768: IPv4 allows a datagram without checksum. The packet is authenticated by its tag.
     let mut none = good.clone();
     none[40..42].fill(0);
     assert_eq!(order(&burst(&mut rig, &[none])), [5]);
 }
 
-/// RFC 9000, section 10.3: its last sixteen bytes tell, so none may change, whatever the rest looks
-/// like; also where the tuple leads to the entry.
+/// RFC 9000 section 10.3: a stateless reset is recognized by its last sixteen bytes, so none of its
+/// bytes may change; also if the tuple leads to the entry.
 #[test]
 fn a_stateless_reset_arrives() {
     for by_tuple in [false, true] {
@@ -268,7 +268,8 @@ fn rekey(rig: &mut Rig, generation: u8) {
     rig.op(0, Op::QuicRekey(Box::new(QuicRekey { quic: QUIC, keys })));
 }
 
-/// A spoofed key phase bit: it fails, changes nothing, and the offload goes on in both phases.
+/// A packet with a spoofed key phase bit fails and changes nothing, and offloading continues in
+/// both phases.
 #[test]
 fn a_spoofed_key_phase() {
     for installed in [false, true] {
@@ -278,8 +279,7 @@ fn a_spoofed_key_phase() {
             rekey(&mut rig, 1);
             assert_eq!(sorted(rig.moved(&["quic_"])), ["quic_rekeyed +1"]);
         }
-        // As one who does not know any key does it, and as one who could take header protection
-        // off.
+        // From an attacker without any key, and from one that could remove header protection.
         let mut blind = now.seal(false, 10, 2, b"some frames");
         blind[0] ^= 0x04;
         let old_key_new_phase = now.seal(true, 11, 2, b"some frames");
@@ -299,7 +299,8 @@ fn a_spoofed_key_phase() {
     }
 }
 
-/// RFC 9001, section 6.3: packets of the generation before come late, among those of the new one.
+/// RFC 9001 section 6.3: packets of the previous generation arrive late, among those of the new
+/// one.
 #[test]
 fn a_key_update_while_packets_are_reordered() {
     let mut rig = rig(receive(CHACHA, None));
@@ -312,7 +313,8 @@ fn a_key_update_while_packets_are_reordered() {
         assert_eq!(order(&burst(&mut rig, &[of(generation, number)])), [number]);
     }
     rig.moved(&["quic_"]);
-    // Above the first of the newest, the other bit is that of a generation that is not here.
+    // Above the first packet of the newest generation, the other key phase means a generation that
+    // is not installed.
     let came = of(2, 16);
     assert_eq!(burst(&mut rig, slice::from_ref(&came))[0].packet.as_slice(), came);
     assert_eq!(sorted(rig.moved(&["quic_"])), ["quic_rx_unknown_keys +1"]);
@@ -320,11 +322,11 @@ fn a_key_update_while_packets_are_reordered() {
     assert_eq!(order(&burst(&mut rig, &[of(2, 16), of(1, 17)])), [16], "17 has keys of before");
     assert_eq!(order(&burst(&mut rig, &[of(2, 18)])), [18]);
     rig.moved(&["quic_"]);
-    // The first generation is forgotten; its bit is that of the third.
+    // The first generation was removed; its key phase is that of the third.
     let came = of(0, 9);
     assert_eq!(burst(&mut rig, slice::from_ref(&came))[0].packet.as_slice(), came);
     assert_eq!(sorted(rig.moved(&["quic_"])), ["quic_rx_unknown_keys +1"]);
-    // A generation of the phase that is current makes no sense.
+    // A generation with the current key phase is refused.
     rekey(&mut rig, 2);
     let why = QuicTrouble::Refused(Refusal::DoesNotFit);
     assert_eq!(troubles(&mut rig), [(QUIC, FLOW, why)]);
@@ -355,7 +357,7 @@ fn connection_ids_come_and_go() {
     let to_first = frame(&peer.seal(false, 2, 1, b"some frames"));
     assert!(order(&burst(&mut rig, &[to_first])).is_empty());
     assert_eq!(change(&mut rig, route(&second), false), []);
-    // Nothing leads there any more: a new length may begin.
+    // No route of the port is left, so connection IDs may have a new length.
     assert_eq!(change(&mut rig, route(&[9; 7]), true), []);
     for n in 0..15 {
         assert_eq!(change(&mut rig, route(&[n; 7]), true), if n == 9 { &refused[..] } else { &[] });
@@ -391,7 +393,7 @@ fn a_full_table_refuses() {
     rig.op(0, add(0));
     let does_not_fit = QuicTrouble::Refused(Refusal::DoesNotFit);
     assert_eq!(troubles(&mut rig), [(QuicId(0), FlowId(0), does_not_fit)], "the name is taken");
-    // Another host has other names, but connection IDs are the port's.
+    // Another host has its own numbers, but connection IDs belong to the port.
     rig.op(1, add(0));
     assert_eq!(troubles(&mut rig), [(QuicId(0), FlowId(0), does_not_fit)]);
     assert_eq!((rig.counter("quic_entries"), rig.counter("quic_routes")), (1, 1));
@@ -416,7 +418,7 @@ fn without_an_engine() {
     assert!(rig.sent.is_empty());
 }
 
-/// Datagrams of a connection go to the host that has it, whatever their tuple says.
+/// Datagrams of a connection go to the host that has it, regardless of their addresses.
 #[test]
 fn connections_move() {
     let (peer, mut rig) = (Peer::new(CHACHA, 0), Rig::with(config(), PLAIN_LINK));
@@ -434,7 +436,7 @@ fn connections_move() {
     }
 }
 
-/// A queue that the host does not empty: what it will not get was never there.
+/// If the host's queue is full, a packet that is dropped leaves no state behind.
 #[test]
 fn no_room_for_events() {
     let (mut config, peer) = (config(), Peer::new(CHACHA, 0));
@@ -451,7 +453,7 @@ fn no_room_for_events() {
         sorted(rig.moved(&["quic_", "rx_dropped"])),
         ["quic_rx_opened +2", "quic_rx_opened_bytes +93", "rx_dropped_overrun +1"]
     );
-    // It was not passed by: it is what the next one waits for.
+    // The window has not passed the dropped packet: the next one waits for it.
     assert_eq!(order(&burst(&mut rig, &[frame(&peer.seal(false, 3, 1, &[1; 20]))])), []);
     assert_eq!(order(&burst(&mut rig, &frames[2..])), [2, 3]);
 }

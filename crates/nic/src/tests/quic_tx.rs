@@ -1,4 +1,4 @@
-//! Batches that are sealed, and transmits that are dropped because they cannot be.
+//! Batches that are encrypted, and transmits that are dropped because they cannot be.
 
 use abi::crypto::Suite;
 use abi::quic::{Packet, QuicRekey, QuicTrouble};
@@ -14,15 +14,16 @@ use super::quic::*;
 use super::rig::{Rig, content};
 
 const CHACHA: Suite = Suite::ChaCha20Poly1305;
-/// Bytes of a packet around its body, with a number of two bytes.
+/// Bytes of a packet around its body, with a packet number of two bytes.
 const AROUND: usize = 1 + 8 + 2 + 16;
 
-/// A packet in plaintext, with room for its tag.
+/// Returns a packet in plaintext, with room for its tag.
 fn roomy(phase: bool, number: u64, len: usize, body: &[u8]) -> Vec<u8> {
     [&plain(&ID, phase, number, len, body)[..], &[0; 16]].concat()
 }
 
-/// UDP payloads of the frames that left since the last time; the rig has checked the checksums.
+/// Returns the UDP payloads of the frames sent since the last call; the rig has verified the
+/// checksums.
 fn sent(rig: &mut Rig) -> Vec<Vec<u8>> {
     rig.sent
         .drain(..)
@@ -40,8 +41,8 @@ fn body(number: u64, len: usize) -> Vec<u8> {
     (0..len).map(|i| u8::try_from((i as u64 * 7 + number) % 251).unwrap()).collect()
 }
 
-/// A packet number is 62 bits of the nonce, of which the header has at most 32: rustls, which has
-/// its own nonces, opens what was sealed on both sides of each power of two.
+/// A packet number has 62 bits in the nonce and at most 32 in the header: rustls, with its own
+/// nonces, decrypts packets on both sides of each power of two.
 #[test]
 fn large_packet_numbers() {
     for suite in SUITES {
@@ -60,7 +61,8 @@ fn large_packet_numbers() {
     }
 }
 
-/// Every suite, every length of number, batches whose last datagram is shorter: rustls opens them.
+/// Every suite, every length of packet number, batches whose last datagram is shorter: rustls
+/// decrypts them.
 #[test]
 fn batches_are_sealed() {
     for suite in SUITES {
@@ -77,7 +79,7 @@ fn batches_are_sealed() {
                     .flat_map(|(number, body)| roomy(false, *number, len.into(), body))
                     .collect();
                 let packets = bodies.each_ref().map(|(number, _)| Some(at(*number, len)));
-                // In parts that know nothing of datagrams.
+                // Parts whose boundaries are not those of datagrams.
                 let parts: Vec<Part> = plain.chunks(777).map(host).collect();
                 let size = u16::try_from(1000 + AROUND - 2 + usize::from(len)).unwrap();
                 let transmit = batch(&parts, size, &packets);
@@ -103,7 +105,7 @@ fn batches_are_sealed() {
     }
 }
 
-/// RFC 9001, section A.5.
+/// RFC 9001 section A.5.
 #[test]
 fn what_is_sealed_is_what_is_opened() {
     let (mut sender, mut receiver) = (rig(send(CHACHA, 0)), rig(receive(CHACHA, None)));
@@ -113,7 +115,7 @@ fn what_is_sealed_is_what_is_opened() {
     assert_eq!(order(&burst(&mut receiver, &[frame(&datagram)])), [7]);
 }
 
-/// Behind a long-header packet in one datagram, and next to datagrams that the host has sealed.
+/// After a long-header packet in one datagram, and next to datagrams encrypted by the host.
 #[test]
 fn a_packet_may_have_company() {
     let (peer, mut rig) = (Peer::new(CHACHA, 0), rig(send(CHACHA, 0)));
@@ -134,7 +136,7 @@ fn a_packet_may_have_company() {
     );
 }
 
-/// Without anything to seal it is UDP segmentation, and needs no entry.
+/// A batch without packets to encrypt is plain UDP segmentation, and needs no entry.
 #[test]
 fn a_batch_that_the_host_sealed() {
     let mut rig = Rig::with(config(), PLAIN_LINK);
@@ -143,7 +145,7 @@ fn a_batch_that_the_host_sealed() {
     assert_eq!(sorted(rig.moved(&["quic_", "tx_dropped"])), [""; 0]);
 }
 
-/// Nothing of these leaves, not even the packets before the one that is wrong.
+/// Nothing of these leaves, not even the packets before the invalid one.
 #[test]
 fn what_cannot_be_sealed_is_dropped_whole() {
     let good = roomy(false, 10, 2, &body(10, 100));
@@ -229,7 +231,7 @@ fn a_number_is_used_once() {
     for (number, datagram) in [5, 7].into_iter().zip(sent) {
         assert_eq!(peer.open(datagram, 8, number).1, body(number, 50));
     }
-    // Entries that receive seal nothing, and entries of another host neither.
+    // Receive entries and entries of another host encrypt nothing.
     rig.send(1, one(8));
     rig.op(0, Op::QuicRemove { quic: QUIC });
     rig.send(0, one(8));
@@ -242,7 +244,7 @@ fn a_number_is_used_once() {
     assert!(rig.sent.is_empty());
 }
 
-/// The key phase bit of each packet says which keys the host meant.
+/// The key phase bit of each packet selects the keys.
 #[test]
 fn a_key_update_in_a_batch() {
     let mut rig = rig(send(CHACHA, 0));
@@ -279,7 +281,7 @@ fn file_extents_inside_of_packets() {
     let size = u16::try_from(all[0].1).unwrap();
     rig.send(0, batch(&parts, size, &[1, 2, 3].map(|number| Some(at(number, 2)))));
     assert!(rig.sent.is_empty(), "the disk has not answered");
-    // What is asked for meanwhile takes its place behind, and keys that go are kept for both.
+    // A later transmit waits behind the first, and keys removed meanwhile are kept for both.
     rig.send(0, batch(&[host(&roomy(false, 4, 2, b"later"))], 0, &[Some(at(4, 2))]));
     let keys = keys_of(&secrets(CHACHA, 1), true);
     rig.op(0, Op::QuicRekey(Box::new(QuicRekey { quic: QUIC, keys })));
@@ -306,8 +308,8 @@ fn file_extents_inside_of_packets() {
     );
 }
 
-/// A file that cannot be read drops its transmit; QUIC's packets do not mind holes, so those behind
-/// it leave.
+/// A file that cannot be read drops its transmit; QUIC packets are independent, so those behind it
+/// leave.
 #[test]
 fn a_file_that_fails() {
     let (peer, mut rig) = (Peer::new(CHACHA, 0), rig(send(CHACHA, 0)));
@@ -324,7 +326,7 @@ fn a_file_that_fails() {
     assert_eq!(outcomes[0], (1, TransmitOutcome::Dropped(FileFault::Io)));
     assert_eq!(outcomes[1], (2, TransmitOutcome::Sent));
     assert_eq!(peer.open(sent(&mut rig).remove(0), 8, 2).1, b"later");
-    // A content that is wrong shows when the file is there: the same.
+    // An error in the file's batch that shows only once the file was read has the same effect.
     rig.disk.broken = false;
     rig.moved(&["quic_", "tx_d"]);
     let (mut parts, _) = with_file(3, 0, 1000);

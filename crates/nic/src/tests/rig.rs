@@ -1,5 +1,5 @@
-//! A device with a host that sends, a link that records and a disk in memory whose answers come
-//! when the test says so.
+//! A device under test with a mock host that sends, a link that records, and a disk in memory whose
+//! completions are triggered by the test.
 
 use abi::disk::DiskRequest;
 use abi::port::{TxFrame, WireCaps};
@@ -20,17 +20,17 @@ use wire::tcp::Segment;
 use super::frames::{MAC, bytes_of, transmit, verify};
 use crate::{Device, DeviceConfig, FileConfig};
 
-/// Device, host, wire and disk.
+/// Device, host, link and disk.
 pub(crate) struct Rig {
     pub(crate) device: Device,
     pub(crate) now: Instant,
     pub(crate) disk: MemDisk,
     /// Requests that the disk has not answered: the test completes them, in any order.
     pub(crate) requests: Vec<DiskRequest>,
-    /// Frames that left, oldest first.
+    /// Frames sent, oldest first.
     pub(crate) sent: Vec<TxFrame>,
     pub(crate) events: Vec<(usize, Event)>,
-    /// Frames are not looked at: the host sends nonsense.
+    /// If true, frames are not verified: the test sends malformed operations.
     pub(crate) lenient: bool,
     counted: Vec<(&'static str, u64)>,
 }
@@ -57,12 +57,12 @@ impl Rig {
         }
     }
 
-    /// Puts a file of `len` bytes on the disk.
+    /// Creates a file of `len` bytes on the disk.
     pub(crate) fn put(&mut self, path: &str, len: usize, version: u64) {
         self.disk.put(path, content(version, 0, len), version);
     }
 
-    /// Puts a file on the disk and has the device open it.
+    /// Has the device open a file as content.
     pub(crate) fn open(
         &mut self,
         queue: usize,
@@ -72,7 +72,7 @@ impl Rig {
         self.open_for(queue, id, path, FileAccess::Content)
     }
 
-    /// The same, for what it says.
+    /// Has the device open a file for `access`.
     pub(crate) fn open_for(
         &mut self,
         queue: usize,
@@ -107,12 +107,12 @@ impl Rig {
         self.op(queue, Op::FileAck(FileExtent { file: FileId(id), offset, len }));
     }
 
-    /// Sends a transmit; its sequence number is its tag, so that frames can be told apart.
+    /// Passes a transmit to the device.
     pub(crate) fn send(&mut self, queue: usize, transmit: Transmit) {
         self.op(queue, Op::Transmit(transmit));
     }
 
-    /// Polls frames and disk requests until there are none; then events.
+    /// Polls frames, disk requests and events until none is left.
     pub(crate) fn collect(&mut self) {
         loop {
             let before = (self.sent.len(), self.requests.len(), self.events.len());
@@ -120,7 +120,7 @@ impl Rig {
                 if !self.lenient && !frame.checksum_partial && frame.header.l4() > 14 {
                     verify(&bytes_of(&frame));
                 }
-                // As a wire that copies: the blocks are let go.
+                // Copies the payload like a copying link, which releases the blocks.
                 let copy = TxFrame {
                     payload: frame.payload.iter().map(|p| host(p.as_slice())).collect(),
                     ..frame.clone()
@@ -147,13 +147,13 @@ impl Rig {
         }
     }
 
-    /// Returns the next frame, after the events that it has to wait for.
+    /// Returns the next frame, after polling the events that it has to wait for.
     pub(crate) fn next_frame(&mut self) -> Option<TxFrame> {
         self.events.extend(core::iter::from_fn(|| self.device.poll_event()));
         self.device.poll_frame(self.now)
     }
 
-    /// Completes one waiting request.
+    /// Completes the waiting request with index `at`.
     pub(crate) fn complete(&mut self, at: usize) {
         let request = self.requests.remove(at);
         if let Some(completion) = self.disk.answer(request) {
@@ -162,14 +162,14 @@ impl Rig {
         self.collect();
     }
 
-    /// Completes requests, oldest first, until there are none.
+    /// Completes requests, oldest first, until none is left.
     pub(crate) fn complete_all(&mut self) {
         while !self.requests.is_empty() {
             self.complete(0);
         }
     }
 
-    /// The disk request that waits at `at` is a read of this file at this offset.
+    /// Returns offset and length of each waiting read.
     pub(crate) fn reads(&self) -> Vec<(u64, usize)> {
         let read = |request: &DiskRequest| match request {
             DiskRequest::Read { offset, buf, .. } => Some((*offset, buf.len())),
@@ -178,7 +178,7 @@ impl Rig {
         self.requests.iter().filter_map(read).collect()
     }
 
-    /// Sequence numbers and payloads of the packets that left since the last call.
+    /// Returns sequence numbers and payloads of the packets sent since the last call.
     pub(crate) fn packets(&mut self) -> Vec<(u32, Vec<u8>)> {
         self.sent
             .drain(..)
@@ -191,12 +191,12 @@ impl Rig {
             .collect()
     }
 
-    /// Sequence numbers of the packets that left since the last call.
+    /// Returns sequence numbers of the packets sent since the last call.
     pub(crate) fn seqs(&mut self) -> Vec<u32> {
         self.packets().into_iter().map(|(seq, _)| seq).collect()
     }
 
-    /// Ends of transmits since the last call.
+    /// Returns completions of transmits since the last call.
     pub(crate) fn done(&mut self) -> Vec<TransmitDone> {
         let events = core::mem::take(&mut self.events);
         events
@@ -208,7 +208,7 @@ impl Rig {
             .collect()
     }
 
-    /// Tags and outcomes of transmits that ended since the last call.
+    /// Returns tags and outcomes of transmits completed since the last call.
     pub(crate) fn outcomes(&mut self) -> Vec<(u32, TransmitOutcome)> {
         self.done().into_iter().map(|done| (done.tag, done.outcome)).collect()
     }
@@ -217,8 +217,8 @@ impl Rig {
         testkit::count(name, |f| self.device.visit(f))
     }
 
-    /// What moved since the last call, in order of name, as `name +n`, words without the given
-    /// prefixes left out.
+    /// Returns the counters with one of the prefixes that changed since the last call, as `name
+    /// +n`, in the order of [`Device::visit`].
     pub(crate) fn moved(&mut self, prefixes: &[&str]) -> Vec<String> {
         let now = all(|f| self.device.visit(f));
         let out = moved(&self.counted, &now)
@@ -235,29 +235,29 @@ fn host(bytes: &[u8]) -> abi::port::Payload {
     abi::port::Payload::Host(Bytes::copy_from_slice(bytes))
 }
 
-/// Byte `at` of the file of `version`.
+/// Byte `at` of the file with version `version`.
 pub(crate) fn pattern(version: u64, at: usize) -> u8 {
     u8::try_from((version * 31 + at as u64 * 7 + at as u64 / 251) % 256).unwrap()
 }
 
-/// Bytes of the file of `version`.
+/// Bytes of the file with version `version`.
 pub(crate) fn content(version: u64, offset: usize, len: usize) -> Vec<u8> {
     (offset..offset + len).map(|i| pattern(version, i)).collect()
 }
 
-/// A transmit with an echo whose tag is its sequence number.
+/// Returns a transmit with an echo, whose tag is its sequence number.
 pub(crate) fn echoed(flow: u64, tag: u32) -> Transmit {
     Transmit { echo: Some(tag), ..transmit(FlowId(flow), tag, 1448) }
 }
 
-/// A transmit of host bytes.
+/// Returns a transmit of host memory.
 pub(crate) fn plain(flow: u64, tag: u32, bytes: &[u8]) -> Transmit {
     let mut transmit = echoed(flow, tag);
     transmit.parts.push(Part::Host(Bytes::copy_from_slice(bytes)));
     transmit
 }
 
-/// A transmit of a file extent.
+/// Returns a transmit of a file extent.
 pub(crate) fn extent(flow: u64, tag: u32, file: u32, offset: u64, len: u32) -> Transmit {
     let mut transmit = echoed(flow, tag);
     transmit.parts.push(Part::File(FileExtent { file: FileId(file), offset, len }));

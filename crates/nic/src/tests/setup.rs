@@ -1,4 +1,5 @@
-//! Connection set-up as exchanges of frames: handshakes, what is passed on, floods and forgers.
+//! Set-up offload as exchanges of frames: handshakes, SYNs passed to the host, floods and
+//! forgeries.
 
 use abi::port::WireCaps;
 use abi::setup::{Established, ListenId, SetupListen};
@@ -23,9 +24,9 @@ use crate::{DeviceConfig, SetupConfig};
 
 pub(super) const PEER: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const IRS: SeqNum = SeqNum(0xffff_fffe);
-/// In the second epoch, and 36 s into it.
+/// 36 s into the second epoch.
 const NOW: Instant = Instant::from_millis(100_000);
-/// What a cookie can say.
+/// MSS values that a cookie can encode.
 const MSS: [u16; 8] = [536, 1220, 1300, 1360, 1400, 1440, 1460, 8940];
 const EPOCH: Duration = Duration::from_secs(64);
 
@@ -65,7 +66,7 @@ pub(super) fn rig_with(queues: usize, listeners_max: u32, wire: WireCaps) -> Rig
     rig
 }
 
-/// A device of one queue that listens.
+/// Returns a device with one queue that listens.
 pub(super) fn rig(listen: SetupListen) -> Rig {
     let mut rig = rig_with(1, 4, PLAIN_LINK);
     rig.op(0, Op::Listen(Box::new(listen)));
@@ -81,7 +82,7 @@ pub(super) fn segment(tuple: &Tuple, flags: Flags, seq: SeqNum, ack: SeqNum) -> 
     segment
 }
 
-/// A SYN as Linux sends it.
+/// Returns a SYN as sent by Linux.
 pub(super) fn syn(tuple: &Tuple) -> Segment {
     let mut syn = segment(tuple, Flags::SYN, IRS, SeqNum(0));
     let options = &mut syn.options;
@@ -89,7 +90,7 @@ pub(super) fn syn(tuple: &Tuple) -> Segment {
     syn
 }
 
-/// What the peer sends next: it acknowledges a SYN-ACK.
+/// Returns the peer's acknowledgment of a SYN-ACK.
 pub(super) fn ack(tuple: &Tuple, syn_ack: &Segment) -> Segment {
     let mut ack = segment(tuple, Flags::ACK, syn_ack.ack, syn_ack.seq + 1);
     let echo = syn_ack.options.timestamps.expect("timestamps").value;
@@ -97,17 +98,17 @@ pub(super) fn ack(tuple: &Tuple, syn_ack: &Segment) -> Segment {
     ack
 }
 
-/// A frame from the peer.
+/// Returns a frame from the peer.
 pub(super) fn frame(tuple: &Tuple, segment: &Segment, payload: &[u8]) -> Vec<u8> {
     let (source, destination) = (tuple.remote.addr, tuple.local.addr);
     let ip = IpHeader { source, destination, protocol: protocol::TCP, ecn: 0, hop_limit: 61 };
     tcp_packet(&Link { source: PEER, destination: MAC }, &ip, segment, payload)
 }
 
-/// What came of a frame.
+/// Result of a received frame.
 #[derive(Debug, PartialEq)]
 pub(super) enum Fate {
-    /// To this queue, as it came.
+    /// Passed to this queue, as received.
     Passed(usize),
     Established(usize, Established),
     Answered(Vec<u8>),
@@ -138,7 +139,7 @@ pub(super) fn deliver(rig: &mut Rig, tuple: &Tuple, segment: &Segment, payload: 
     deliver_bytes(rig, &frame(tuple, segment, payload))
 }
 
-/// Sends a SYN; gives the SYN-ACK.
+/// Sends a SYN and returns the SYN-ACK.
 pub(super) fn knock(rig: &mut Rig, tuple: &Tuple, syn: &Segment) -> Segment {
     let Fate::Answered(bytes) = deliver(rig, tuple, syn, b"") else { panic!("no answer") };
     let l4 = if tuple.local.addr.is_ipv4() { 34 } else { 54 };
@@ -182,14 +183,14 @@ fn a_handshake_byte_by_byte() {
         expected.extend(ip);
         let tcp = &bytes[14 + ip.len()..];
         expected.extend([0, 80, 0x9c, 0x40]);
-        // Epoch 2, and MSS 1460 or the next lower one that the table has.
+        // Epoch 2, and MSS 1460 or the next lower one in the table.
         assert_eq!(tcp[4], 2 << 3 | 6, "{version}");
         expected.extend(&tcp[4..8]);
         expected.extend([0xff, 0xff, 0xff, 0xff, 0xa0, 0x12, 0xfa, 0xf0]);
         expected.extend([tcp[16], tcp[17], 0, 0]);
         expected.extend([2, 4, 5, if version == 4 { 0xb4 } else { 0xa0 }, 4, 2, 8, 10]);
         expected.extend(&tcp[28..32]);
-        // SACK and a scale of 7.
+        // SACK and window scale 7.
         assert_eq!(tcp[31] & 63, 0b01_0111);
         expected.extend([0, 0, 0x13, 0x88, 1, 3, 3, 5]);
         assert_eq!(bytes, expected, "{version}");
@@ -231,7 +232,7 @@ fn segment_sizes_at_the_edges_of_the_table() {
     }
 }
 
-/// A SYN with any options, and the listener that it comes to.
+/// A SYN with arbitrary options, and the listener that receives it.
 #[derive(Clone, Debug)]
 struct Handshake {
     v6: bool,
@@ -240,10 +241,10 @@ struct Handshake {
     mss: Option<u16>,
     scale: Option<u8>,
     sack: bool,
-    /// Which of ECE and CWR it has.
+    /// Its ECE and CWR flags.
     ecn: Flags,
     listen: SetupListen,
-    /// Time at which it comes.
+    /// Time of arrival in milliseconds.
     ms: u64,
 }
 
@@ -275,7 +276,7 @@ prop_compose! {
 }
 
 proptest! {
-    /// Whatever a SYN agrees to comes back, as the listener allows.
+    /// The options of a SYN are recovered from the cookie, as the listener allows.
     #[test]
     fn options_there_and_back(handshake in any_handshake()) {
         let Handshake { v6, port, seq, mss, scale, sack, ecn: syn_ecn, listen, ms } = handshake;
@@ -312,8 +313,8 @@ proptest! {
         });
     }
 
-    /// Anything may come, and what looks nearly right: it is answered, kept or passed on unchanged,
-    /// and what became of it is counted once.
+    /// Arbitrary and nearly valid segments are answered, dropped or passed on unchanged, and each
+    /// result is counted once.
     #[test]
     fn total_on_any_bytes(
         v6: bool, kind in 0..4_u8, defer: bool,
@@ -338,7 +339,7 @@ proptest! {
             }
         }
         bytes.truncate(cut.unwrap_or(bytes.len()));
-        // As if the sender had meant it.
+        // As if the checksum matched the damaged bytes.
         let mut frame = rx_frame(rig.device.pool(), &bytes);
         frame.checksum = abi::Checksum::Good;
         rig.device.handle_frame(rig.now, frame);
@@ -352,7 +353,7 @@ proptest! {
     }
 }
 
-/// Every reason for which a SYN is the host's.
+/// Every reason for which a SYN is passed to the host.
 #[test]
 fn what_a_cookie_cannot_say_is_passed_on() {
     let tuple = tuple(4, 40_000);
@@ -362,7 +363,7 @@ fn what_a_cookie_cannot_say_is_passed_on() {
         frame(&tuple, &syn, b"")
     };
     let options = |bytes: &[u8]| {
-        // In place of SACK-permitted, a scale and padding.
+        // Replaces SACK-permitted, a window scale and padding.
         let mut frame = frame(&tuple, &syn(&tuple), b"");
         frame[34 + 20..34 + 20 + bytes.len()].copy_from_slice(bytes);
         Layout::of(&frame, 14, 34).unwrap().complete(&mut frame, 0);
@@ -409,7 +410,8 @@ fn what_a_cookie_cannot_say_is_passed_on() {
         assert_eq!(deliver_bytes(&mut rig, &bytes), Fate::Passed(0), "{why}");
         assert_eq!(moved(&mut rig), [alloc::format!("setup_passed_{why} +1")]);
     }
-    // What is passed in silence: nothing of it begins a connection here, or the sum is wrong.
+    // Passed without being counted: the segment cannot begin a connection here, or its checksum is
+    // wrong.
     let silent = [
         flagged(Flags::ACK),
         with(&|syn| syn.flags = Flags::NONE),
@@ -421,7 +423,7 @@ fn what_a_cookie_cannot_say_is_passed_on() {
         assert_eq!(deliver_bytes(&mut rig, &bytes), Fate::Passed(0));
         assert_eq!(moved(&mut rig), [""; 0]);
     }
-    // PSH means nothing on a SYN, and an unknown option is skipped.
+    // PSH has no meaning on a SYN, and an unknown option is skipped.
     for bytes in [flagged(Flags::PSH), options(&[254, 4, 0, 0])] {
         assert!(matches!(deliver_bytes(&mut rig, &bytes), Fate::Answered(_)));
         assert_eq!(moved(&mut rig), ["setup_syns_answered +1"]);
@@ -438,7 +440,8 @@ fn payload_makes_the_connection_where_the_acknowledgment_was_lost() {
     assert_eq!(deliver(&mut rig, &tuple, &data, b"GET /"), expected());
     assert_eq!(deliver(&mut rig, &tuple, &data, b"GET /"), expected(), "again, and the host copes");
     assert_eq!(moved(&mut rig), ["setup_established +2"]);
-    // What follows has moved on, and says nothing about where the peer began.
+    // Later segments have advanced numbers, from which the peer's initial number cannot be
+    // recovered.
     let mut next = data;
     next.seq += 5;
     assert_eq!(deliver(&mut rig, &tuple, &next, b"more"), Fate::Passed(0));
@@ -446,11 +449,11 @@ fn payload_makes_the_connection_where_the_acknowledgment_was_lost() {
     answered.ack += 100;
     assert_eq!(deliver(&mut rig, &tuple, &answered, b""), Fate::Passed(0));
     assert_eq!(moved(&mut rig), ["setup_passed_acks +2"]);
-    // The peer has nothing to say.
+    // The peer closes without sending data.
     let mut fin = data;
     fin.flags = fin.flags.with(Flags::FIN);
     assert_eq!(deliver(&mut rig, &tuple, &fin, b""), expected());
-    // Nothing of a reset is believed here.
+    // Resets are never accepted here.
     let mut reset = data;
     reset.flags = reset.flags.with(Flags::RST);
     assert_eq!(deliver(&mut rig, &tuple, &reset, b""), Fate::Passed(0));
@@ -488,7 +491,7 @@ fn a_syn_that_comes_again_gets_the_same_number() {
     }
 }
 
-/// As published the time bits were not looked at: a cookie counted for ever.
+/// In the published code the time bits were not checked, so a cookie was valid forever.
 #[test]
 fn cookies_expire() {
     let (mut rig, tuple) = (rig(listen(9)), tuple(4, 40_000));
@@ -509,7 +512,7 @@ fn cookies_expire() {
             assert_eq!(deliver(&mut rig, &tuple, &answer, b""), Fate::Passed(0));
         }
         assert_eq!(moved(&mut rig), ["setup_passed_acks +3"]);
-        // The five bits come around; the MAC has the whole epoch.
+        // The five time bits wrap; the MAC covers the whole epoch number.
         for bad in [end + EPOCH * 31, end + EPOCH * 32, end + EPOCH * 31 * 32] {
             rig.now = bad;
             assert_eq!(deliver(&mut rig, &tuple, &answer, b""), Fate::Passed(0));
@@ -559,7 +562,7 @@ fn a_cookie_is_for_one_connection() {
     assert_eq!(deliver(&mut rig, &one, &good, b""), Fate::Established(0, established()));
 }
 
-/// As published the number was a checksum of the tuple, so anybody could make one.
+/// In the published code the number was a checksum of the tuple, which anyone could compute.
 #[test]
 fn a_cookie_needs_the_secret() {
     let tuple = tuple(4, 40_000);
@@ -574,7 +577,7 @@ fn a_cookie_needs_the_secret() {
     let answer = knock(&mut device(1), &tuple, &syn(&tuple));
     for seed in [1, 2, u64::MAX] {
         let fate = deliver(&mut device(seed), &tuple, &ack(&tuple, &answer), b"");
-        // Devices of one host know each other's.
+        // Devices with the same secret accept each other's cookies.
         let expected =
             if seed == 1 { Fate::Established(0, established()) } else { Fate::Passed(0) };
         assert_eq!(fate, expected, "{seed}");
@@ -583,13 +586,14 @@ fn a_cookie_needs_the_secret() {
     }
 }
 
-/// As published, a MAC of all ones never matched: the carry went into the bits above it.
+/// In the published code a MAC of all ones never matched, because the carry went into the bits
+/// above it.
 #[test]
 fn a_number_of_all_ones_wraps() {
     let (mut rig, tuple) = (rig(listen(9)), tuple(4, 40_000));
     rig.now = Instant::from_millis(30 * 64_000);
     let mut syn = syn(&tuple);
-    // Found by trying.
+    // Found by search.
     (syn.options.mss, syn.seq) = (Some(9000), SeqNum(6_868_924));
     let syn_ack = knock(&mut rig, &tuple, &syn);
     assert_eq!(syn_ack.seq, SeqNum(u32::MAX), "as it was found");
@@ -599,7 +603,7 @@ fn a_number_of_all_ones_wraps() {
     assert_eq!(fate, Fate::Established(0, Established { peer_mss: 8940, ..established() }));
 }
 
-/// Forgers who know everything but the secrets, the time included.
+/// Attackers that know everything but the secrets, including the time.
 #[test]
 fn forged_acknowledgments_make_no_connection() {
     const N: u32 = 60_000;
@@ -624,13 +628,13 @@ fn forged_acknowledgments_make_no_connection() {
     assert_eq!(moved(&mut rig), [alloc::format!("setup_passed_acks +{N}")]);
 }
 
-/// Nothing is kept for a connection, whatever comes: what grows is bounded and goes down again.
+/// No state is kept for a connection under any flood; queues are bounded and drain again.
 #[test]
 fn floods_leave_nothing_behind() {
     const N: u16 = 5_000;
     let mut rig = rig(listen(9));
     moved(&mut rig);
-    // The wire takes nothing.
+    // The link takes nothing.
     for port in 1..=N {
         let tuple = tuple(4, port);
         let frame = rx_frame(rig.device.pool(), &frame(&tuple, &syn(&tuple), b""));

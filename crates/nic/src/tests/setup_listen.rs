@@ -1,5 +1,5 @@
-//! The ports whose SYNs the device answers: queues, addresses, limits, and what becomes of cookies
-//! that are out when one closes.
+//! Listeners of the set-up offload: queues, addresses, limits, and cookies still valid when a
+//! listener closes.
 
 use abi::setup::{ListenId, SetupListen};
 use abi::{Event, Op, Refusal};
@@ -14,7 +14,7 @@ use super::rig::Rig;
 use super::setup::{Fate, ack, deliver, knock, listen, local, moved, rig, rig_with, syn, tuple};
 use crate::DeviceConfig;
 
-/// Listens; gives the refusal, if there was one.
+/// Adds a listener; returns the refusal, if any.
 fn try_listen(rig: &mut Rig, queue: usize, listen: SetupListen) -> Result<(), Refusal> {
     let name = listen.listener;
     rig.op(queue, Op::Listen(Box::new(listen)));
@@ -43,7 +43,7 @@ fn name(fate: &Fate) -> Option<(usize, u32)> {
     }
 }
 
-/// A handshake from a port of the peer; the queue and the name that came of it.
+/// Makes a handshake from a port of the peer; returns the queue and the listener of the connection.
 fn connect(rig: &mut Rig, port: u16) -> Option<(usize, u32)> {
     let tuple = tuple(4, port);
     let syn_ack = knock(rig, &tuple, &syn(&tuple));
@@ -54,7 +54,7 @@ fn connect(rig: &mut Rig, port: u16) -> Option<(usize, u32)> {
 fn each_queue_has_its_own_listener_for_a_port() {
     let mut rig = rig_with(2, 4, PLAIN_LINK);
     assert_eq!(try_listen(&mut rig, 0, listen(5)), Ok(()));
-    // Only the first queue listens: what RSS gives the other is its host's.
+    // Only the first queue listens: SYNs that RSS assigns to the other go to its host.
     let mut queues = [0; 2];
     for port in 1..=64 {
         let tuple = tuple(4, port);
@@ -66,7 +66,7 @@ fn each_queue_has_its_own_listener_for_a_port() {
     }
     assert!(queues.iter().all(|&n| n > 10), "{queues:?}");
     assert_eq!(rig.counter("setup_syns_answered"), queues[0]);
-    // The same name means another thing to another queue.
+    // Numbers of listeners are local to a queue.
     assert_eq!(try_listen(&mut rig, 1, SetupListen { mss: [1000, 1000], ..listen(5) }), Ok(()));
     for id in [5, 77] {
         unlisten(&mut rig, 1, 5);
@@ -79,7 +79,7 @@ fn each_queue_has_its_own_listener_for_a_port() {
     }
 }
 
-/// As published there was one listener, of one IPv4 address and port.
+/// The published code had one listener, for one IPv4 address and port.
 #[test]
 fn many_listeners_and_all_their_addresses() {
     let mut rig = rig_with(1, 2_000, PLAIN_LINK);
@@ -100,7 +100,7 @@ fn many_listeners_and_all_their_addresses() {
         let fate = deliver(&mut rig, &tuple, &ack(&tuple, &syn_ack), b"");
         assert_eq!(name(&fate), Some((0, u32::from(id))));
     }
-    // Neither another address of the device's nor another port.
+    // Neither another address of the device nor another port.
     moved(&mut rig);
     let mut elsewhere = [tuple(4, 40_000), tuple(4, 40_000), tuple(6, 40_000)];
     elsewhere[0].local.addr = [10, 77, 0, 8].into();
@@ -128,7 +128,7 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
     let mut tuple = tuple(4, 40_000);
     tuple.local.addr = [10, 0, 0, 1].into();
     assert_eq!(deliver(&mut rig, &tuple, &syn(&tuple), b""), Fate::Passed(0));
-    // One address twice is one.
+    // A duplicate address counts once.
     let twice = SetupListen { addrs: [local(4), local(4)].into(), ..on_port(1, 81) };
     assert_eq!(try_listen(&mut rig, 0, twice), Ok(()));
     unlisten(&mut rig, 0, 1);
@@ -152,7 +152,7 @@ fn a_full_table_refuses_and_forgets_closed_ones_first() {
     assert_eq!(rig.counter("setup_listeners_closed"), 0);
     assert_eq!(try_listen(&mut rig, 1, on_port(4, 84)), full);
     assert_eq!(rig.counter("setup_listeners"), 3);
-    // Opening and closing without end needs no memory.
+    // Opening and closing repeatedly needs no memory.
     for id in 10..1_000 {
         unlisten(&mut rig, 1, if id == 10 { 3 } else { id - 1 });
         assert_eq!(try_listen(&mut rig, 1, on_port(id, 83)), Ok(()));
@@ -171,7 +171,7 @@ fn cookies_that_are_out_count_after_the_port_is_closed() {
     assert_eq!(moved(&mut rig), [""; 0]);
     rig.now = base::Instant::from_millis(191_999);
     assert_eq!(name(&deliver(&mut rig, &tuple, &good, b"")), Some((0, 9)));
-    // And nothing is left when none counts any more.
+    // Nothing is left once no cookie is valid.
     rig.now += Duration::from_millis(1);
     moved(&mut rig);
     assert_eq!(deliver(&mut rig, &tuple, &good, b""), Fate::Passed(0));
@@ -191,7 +191,7 @@ fn a_port_that_opens_again_takes_the_cookies_over() {
         panic!("it counts")
     };
     assert_eq!((established.listener, established.sack), (ListenId(10), false));
-    // The old one still has its other address, and when it goes the new one stays.
+    // The old listener still has its other address, and its removal does not affect the new one.
     let v6 = super::setup::tuple(6, 40_000);
     assert_eq!(deliver(&mut rig, &v6, &syn(&v6), b""), Fate::Passed(0));
     rig.now = base::Instant::from_millis(192_000);

@@ -1,8 +1,9 @@
-//! Splicing through the whole device: exact frames, what may not pass, how pairs begin and end.
+//! Splicing through the whole device: exact frames, segments that must not pass, start and end of
+//! pairs.
 //!
-//! Numbers are relative: a peer's sequence numbers count from what we expected of it at the splice,
-//! its acknowledgments from what we would have sent it next. So a segment that one peer sends and
-//! the one that the other gets look the same, whatever their numbers are.
+//! Numbers are relative: a peer's sequence numbers count from RCV.NXT at the splice, its
+//! acknowledgment numbers from SND.NXT. So a segment looks the same where it is sent and where it
+//! is received, whatever the absolute numbers are.
 
 use abi::port::{Payload, RxFrame, TxFrame, WireCaps};
 use abi::splice::{Splice, SpliceClosed, SpliceEnd, SpliceId, SpliceSide, SpliceTimestamps};
@@ -28,7 +29,7 @@ use crate::{DeviceConfig, SpliceConfig};
 const ID: SpliceId = SpliceId(7);
 const ACK: Flags = Flags::ACK;
 
-/// What a peer sends, or gets.
+/// A segment that a peer sends or receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Seg {
     seq: i32,
@@ -36,7 +37,7 @@ struct Seg {
     flags: Flags,
     window: u16,
     payload: Vec<u8>,
-    /// TSval and TSecr as they stand in the segment.
+    /// TSval and TSecr, absolute.
     ts: Option<(u32, u32)>,
     sack: Vec<(i32, i32)>,
     hop_limit: u8,
@@ -57,7 +58,7 @@ fn seg(seq: i32, ack: i32, payload: &[u8]) -> Seg {
     }
 }
 
-/// A relative number, modulo 2^32.
+/// Converts a relative number to an offset modulo 2^32.
 fn modulo(relative: i32) -> u32 {
     u32::from_ne_bytes(relative.to_ne_bytes())
 }
@@ -69,7 +70,7 @@ fn addr(version: u8, host: u8) -> IpAddr {
     }
 }
 
-/// A side whose numbers are soon to wrap.
+/// A side whose sequence numbers wrap soon.
 fn side(version: u8, number: u8) -> SpliceSide {
     let end = |host, port| Endpoint { addr: addr(version, host), port };
     let base = u32::from(number);
@@ -103,7 +104,7 @@ impl World {
         world
     }
 
-    /// A pair that relays.
+    /// A started pair.
     fn live(sides: [SpliceSide; 2]) -> Self {
         let mut world = Self::with(SpliceConfig::default(), PLAIN_LINK, sides);
         assert_eq!(world.begin(ID), Ok(()));
@@ -140,7 +141,7 @@ impl World {
         self.rig.op(0, Op::SpliceStart { id: ID, packets });
     }
 
-    /// The frame of a segment that the peer of a side sends.
+    /// Returns the frame of a segment that the peer of side `from` sends.
     fn frame(&self, from: usize, seg: &Seg) -> Vec<u8> {
         let side = &self.sides[from];
         let Tuple { local, remote } = side.tuple;
@@ -193,7 +194,7 @@ impl World {
         self.inject(&frame, Checksum::Unchecked, 0);
     }
 
-    /// What the peers were sent since the last call, and to which side.
+    /// Returns the segments sent to peers since the last call, each with its side.
     fn out(&mut self) -> Vec<(usize, Seg)> {
         let sent: Vec<TxFrame> = self.rig.sent.drain(..).collect();
         sent.iter().map(|frame| self.decode(&bytes_of(frame))).collect()
@@ -228,7 +229,8 @@ impl World {
         (to, seg)
     }
 
-    /// The peer sends it, and the other gets exactly that, a hop later.
+    /// The peer of `from` sends a segment, and the other peer receives exactly that, with the hop
+    /// limit decremented.
     fn passes(&mut self, from: usize, seg: &Seg) {
         self.send(from, seg);
         let expected = Seg { hop_limit: seg.hop_limit - 1, ..seg.clone() };
@@ -236,7 +238,7 @@ impl World {
         assert_eq!(self.rig.events.len(), 0);
     }
 
-    /// As [`Self::passes`], and both connections are closed with it.
+    /// As [`Self::passes`], and the segment closes both connections.
     fn closes(&mut self, from: usize, seg: &Seg) -> SpliceClosed {
         self.send(from, seg);
         let expected = Seg { hop_limit: seg.hop_limit - 1, ..seg.clone() };
@@ -244,7 +246,7 @@ impl World {
         self.closed()
     }
 
-    /// The peer sends it, and nobody gets it.
+    /// The peer of `from` sends a segment, which is not relayed.
     fn dropped(&mut self, from: usize, seg: &Seg, counters: &[&str]) {
         self.moved();
         self.send(from, seg);
@@ -275,8 +277,8 @@ impl World {
 
 const FAMILIES: [(u8, u8); 4] = [(4, 4), (6, 6), (4, 6), (6, 4)];
 
-/// Figure 7: what one side sends the other gets, with addresses, ports and numbers of its own
-/// connection, between all IP versions. (The rig verifies each checksum.)
+/// Figure 7: segments are relayed with addresses, ports and numbers of the other connection,
+/// between all IP versions. (The rig verifies each checksum.)
 #[test]
 fn segments_pass_both_ways() {
     for (a, b) in FAMILIES {
@@ -285,7 +287,7 @@ fn segments_pass_both_ways() {
         world.passes(1, &seg(0, 7, b""));
         world.passes(1, &Seg { flags: ACK.with(Flags::PSH), ..seg(0, 7, &[9; 1440]) });
         world.passes(0, &seg(7, 1440, b""));
-        // Across the wrap of the one's numbers, and of the other's.
+        // Across the wrap of the sequence numbers of each side.
         world.passes(1, &seg(1440, 7, &[1; 1000]));
         world.passes(0, &seg(7, 2440, &[2; 1000]));
         assert_eq!(
@@ -301,7 +303,8 @@ fn segments_pass_both_ways() {
     }
 }
 
-/// RFC 7323 section 2.3: a window is read with the shift of who offers it and written with ours.
+/// RFC 7323 section 2.3: a window is decoded with the sender's scale and encoded with the scale
+/// offered on the other side.
 #[test]
 fn windows_are_scaled() {
     for (peer_scale, own_scale, window, expected) in [
@@ -324,11 +327,11 @@ fn clocks(value: u32, recent: u32) -> Option<SpliceTimestamps> {
     Some(SpliceTimestamps { value, recent })
 }
 
-/// RFC 7323: each peer sees one clock of ours that goes on, and echoes of its own.
+/// RFC 7323: each peer sees one continuous clock, and echoes of its own values.
 #[test]
 fn timestamps_go_on() {
     let (mut a, mut b) = (side(4, 0), side(6, 1));
-    // B's peer gets values that wrap.
+    // The values sent to B's peer wrap.
     (a.timestamps, b.timestamps) = (clocks(1000, 50_000), clocks(u32::MAX - 3, 900));
     let mut world = World::live([a, b]);
     let mut exchange = |from: usize, ts, expected: (u32, u32)| {
@@ -338,13 +341,14 @@ fn timestamps_go_on() {
     };
     exchange(0, (50_000, 1000), (u32::MAX - 3, 900));
     exchange(0, (50_010, 1000), (6, 900));
-    // B's peer echoes that, as the time at which A's peer said it.
+    // B's peer echoes that; A's peer gets the echo in its own clock.
     exchange(1, (920, 6), (1020, 50_010));
     exchange(0, (50_030, 1020), (26, 920));
-    // An echo of what the host sent before the splice: never a time that B's peer has not named.
+    // An echo of a value that the host sent before the splice is never translated to a time that
+    // B's peer has not sent.
     exchange(0, (50_031, 400), (27, 900));
     exchange(1, (930, u32::MAX - 500), (1030, 50_000));
-    // Half a turn of the clock later the same numbers are later ones.
+    // Half a wrap of the clock later, the same values count as later ones.
     for step in 1..=5_u32 {
         let ahead = step << 30;
         let later = |value: u32| value.wrapping_add(ahead);
@@ -353,8 +357,8 @@ fn timestamps_go_on() {
     }
 }
 
-/// A peer cannot echo what it was not sent: the other peer gets an echo of its latest TSval, and
-/// echoes that follow are not taken for others.
+/// An echo of a value that was not sent yet is translated to the other peer's latest TSval, and
+/// later echoes are translated correctly.
 #[test]
 fn echoes_of_the_future_say_the_latest() {
     let (mut a, mut b) = (side(4, 0), side(6, 1));
@@ -377,7 +381,7 @@ fn echoes_of_the_future_say_the_latest() {
     assert_eq!([u32::MAX, 49, 50, 1 << 30].map(&mut echo), [950, 1000, 1000, 1000]);
 }
 
-/// One side has timestamps and the other has not: nothing could be put there.
+/// Timestamps on only one side are refused, as they cannot be translated.
 #[test]
 fn timestamps_on_one_side_are_refused() {
     for which in 0..2 {
@@ -390,7 +394,8 @@ fn timestamps_on_one_side_are_refused() {
     }
 }
 
-/// RFC 2018: blocks name the receiver's own bytes; who did not agree to them gets none.
+/// RFC 2018: SACK blocks use the receiver's sequence numbers; a side that did not negotiate SACK
+/// gets none.
 #[test]
 fn sack_blocks_are_translated_or_left_out() {
     for (agreed, ts) in [(true, None), (false, None), (true, clocks(5, 5)), (false, clocks(5, 5))] {
@@ -410,8 +415,8 @@ fn sack_blocks_are_translated_or_left_out() {
     }
 }
 
-/// RFC 2883: a peer reports a duplicate of what our host sent before the splice. The receiver sent
-/// no such bytes.
+/// RFC 2883: a peer reports a duplicate of bytes that the host sent before the splice, which the
+/// receiver did not send.
 #[test]
 fn sack_blocks_from_before_the_splice_are_left_out() {
     let mut world = World::live([side(4, 0), side(6, 1)]);
@@ -425,7 +430,7 @@ fn sack_blocks_from_before_the_splice_are_left_out() {
     world.passes(0, &Seg { sack: vec![(0, 500)], ..seg(0, 0, b"") });
 }
 
-/// RFC 2018: a block ends at most where the receiver's own bytes do, and has bytes.
+/// RFC 2018: a block must not be empty or exceed the bytes that the receiver has sent.
 #[test]
 fn sack_blocks_of_what_was_not_sent_are_left_out() {
     let mut world = World::live([side(4, 0), side(6, 1)]);
@@ -441,8 +446,7 @@ fn sack_blocks_of_what_was_not_sent_are_left_out() {
     assert!(!world.moved().iter().any(|moved| moved.starts_with("splice_sack")));
 }
 
-/// Options that nobody knows pass as they are, wherever they stand; a list that lies about its
-/// lengths does not.
+/// Unknown options pass unchanged at any position; an option list with invalid lengths is dropped.
 #[test]
 fn other_options() {
     let raw = |world: &World, options: &[u8]| {
@@ -483,7 +487,7 @@ fn other_options() {
     }
 }
 
-/// RFC 3168: marks and flags pass where both sides agreed to them.
+/// RFC 3168: ECN marks and flags pass if both sides negotiated ECN.
 #[test]
 fn ecn_passes_if_both_agreed() {
     for (a_ecn, b_ecn) in [(true, true), (true, false), (false, true)] {
@@ -504,7 +508,7 @@ fn ecn_passes_if_both_agreed() {
     }
 }
 
-/// RFC 791 section 3.2: two devices that splice to each other do not send for ever.
+/// RFC 791 section 3.2: a loop of two devices that splice to each other ends.
 #[test]
 fn hop_limits_count_down() {
     for (a, b) in FAMILIES {
@@ -517,7 +521,7 @@ fn hop_limits_count_down() {
     }
 }
 
-/// The urgent pointer counts from the sequence number, and passes as it is.
+/// The urgent pointer is relative to the sequence number and passes unchanged.
 #[test]
 fn urgent_pointers_stay() {
     let mut world = World::plain();
@@ -530,14 +534,15 @@ fn urgent_pointers_stay() {
     assert_eq!(world.rig.sent.len(), 1);
 }
 
-/// What is damaged between the two checks stays damaged: its checksum is changed by difference.
+/// A packet that is damaged between verification and sending stays detectably damaged, because its
+/// checksum is updated incrementally.
 #[test]
 fn damage_stays_visible() {
     for (a, b) in FAMILIES {
         let mut world = World::live([side(a, 0), side(b, 1)]);
         let mut frame = world.frame(0, &seg(0, 0, b"payload"));
         *frame.last_mut().unwrap() ^= 1;
-        // The wire said that it was right, and then a bit turned.
+        // The link verified the checksum, and then a bit flipped.
         world.rig.lenient = true;
         world.inject(&frame, Checksum::Good, 0);
         let mut out = bytes_of(&world.rig.sent[0]);
@@ -546,7 +551,7 @@ fn damage_stays_visible() {
         *out.last_mut().unwrap() ^= 1;
         let damaged = std::panic::catch_unwind(|| verify(&out));
         assert!(damaged.is_err(), "the peer has to notice");
-        // And one that came damaged goes nowhere: the host counts it.
+        // A packet that is received damaged is not relayed: the host counts it.
         world.rig.sent.clear();
         world.rig.events.clear();
         world.inject(&frame, Checksum::Unchecked, 0);
@@ -556,8 +561,8 @@ fn damage_stays_visible() {
     }
 }
 
-/// As a TAP delivers: the checksum was never filled in. It is left to a wire that sums, and summed
-/// for one that does not.
+/// A partial checksum, as received from a TAP, is left to a link that completes checksums, and
+/// completed for one that does not.
 #[test]
 fn unfinished_checksums_are_finished() {
     for (a, b) in FAMILIES {
@@ -588,8 +593,8 @@ fn unfinished_checksums_are_finished() {
     }
 }
 
-/// A run that the wire merged goes on as one where the wire cuts, in segments that the other side
-/// takes; and is cut here where it does not.
+/// A run merged by the link is relayed as one run if the link segments, with segments that the
+/// other side accepts; otherwise the device cuts it.
 #[test]
 fn runs_stay_runs() {
     let payload: Vec<u8> = (0..20_000_u32).map(|i| u8::try_from(i % 251).unwrap()).collect();
@@ -631,7 +636,7 @@ fn runs_stay_runs() {
     }
 }
 
-/// One packet that is longer than the other side takes: options count.
+/// A single packet longer than the other side's MSS is cut; options count.
 #[test]
 fn long_segments_are_cut() {
     let (mut a, mut b) = (side(4, 0), side(6, 1));
@@ -648,7 +653,7 @@ fn long_segments_are_cut() {
     assert_eq!(world.rig.counter("splice_relayed_packets"), 3);
 }
 
-/// The payload that goes out lies in the buffer that it came in, and the buffer comes back.
+/// The relayed payload stays in the receive buffer, and the buffer returns to the pool.
 #[test]
 fn buffers_are_shared_and_come_back() {
     let mut world = World::plain();
@@ -671,7 +676,8 @@ fn buffers_are_shared_and_come_back() {
     assert_eq!(counters, [taken + 5, 1, 5], "the allocator may give the same place again");
 }
 
-/// AccelTCP section 5.1: what the host gives back, then what came since, then what comes.
+/// AccelTCP section 5.1: first the frames returned by the host, then those kept since, then new
+/// ones.
 #[test]
 fn nothing_is_lost_or_overtaken_at_the_beginning() {
     let sides = [side(4, 0), side(6, 1)];
@@ -702,7 +708,7 @@ fn nothing_is_lost_or_overtaken_at_the_beginning() {
             "splice_relayed_packets +6",
         ]
     );
-    // Begun once.
+    // A pair is started once.
     world.start(vec![world.frame(0, &seg(0, 0, b"first "))]);
     assert_eq!(
         (world.moved(), world.out().len()),
@@ -710,7 +716,7 @@ fn nothing_is_lost_or_overtaken_at_the_beginning() {
     );
 }
 
-/// What is not of the pair is not sent anywhere, though the host says so.
+/// Frames that do not belong to the pair are not relayed, even if the host returns them.
 #[test]
 fn the_host_gives_back_nonsense() {
     let sides = [side(4, 0), side(4, 1)];
@@ -733,7 +739,7 @@ fn the_host_gives_back_nonsense() {
     );
 }
 
-/// Beyond the bound frames are dropped and counted: their peers send them again.
+/// Frames beyond the limit are dropped and counted; the peers retransmit them.
 #[test]
 fn keeping_is_bounded() {
     let by_count = SpliceConfig { kept_max: 3, ..SpliceConfig::default() };
@@ -761,7 +767,8 @@ fn keeping_is_bounded() {
     }
 }
 
-/// RFC 5961 section 3: only the exact number resets; what lies in the window is asked about.
+/// RFC 5961 section 3: only a reset with the exact number is accepted; another one in the window is
+/// challenged.
 #[test]
 fn blind_resets_change_nothing() {
     let rst = |seq| Seg { flags: Flags::RST, window: 0, ..seg(seq, 0, b"") };
@@ -778,19 +785,19 @@ fn blind_resets_change_nothing() {
     assert_eq!(world.out(), [challenge]);
     assert_eq!(world.moved(), ["splice_challenges +1", "splice_dropped_blind_reset +1"]);
     world.dropped(0, &rst(6), &["splice_challenges_limited +1", "splice_dropped_blind_reset +1"]);
-    // The peer that meant it answers the challenge with the number that it named.
+    // A legitimate peer answers the challenge with the number that it acknowledged.
     world.send(0, &rst(4));
     assert_eq!(world.out(), [(1, Seg { hop_limit: 63, ..rst(4) })]);
     let closed = world.closed();
     assert_eq!(closed.end, SpliceEnd::Reset(0));
     assert_eq!((closed.bytes, closed.packets), ([4, 0], [2, 1]));
     assert_eq!(world.rig.counter("splice_pairs"), 0);
-    // What comes now is the host's.
+    // Later segments are delivered to the host.
     world.send(1, &seg(0, 4, b"late"));
     assert!(matches!(world.rig.events.pop(), Some((0, Event::Received(_)))));
 }
 
-/// A reset while data is on its way: the receiver may have it all, or be waiting for it.
+/// A reset while data is in flight: the receiver may or may not have the data.
 #[test]
 fn a_reset_reaches_a_receiver_that_is_ahead() {
     let mut world = World::plain();
@@ -817,12 +824,12 @@ fn blind_injection_does_not_pass() {
     world.dropped(0, &seg(4, 7, b"x"), &["splice_dropped_bad_ack +1"]);
     world.dropped(0, &seg(4, 6 - 70_000, b"x"), &["splice_dropped_bad_ack +1"]);
     world.dropped(0, &Seg { flags: Flags::NONE, ..seg(4, 0, b"x") }, &["splice_dropped_no_ack +1"]);
-    // What is old passes, for the receiver answers it: its acknowledgment may have been lost. So
-    // do probes of a closed window.
+    // Old segments pass, because the receiver answers them: its acknowledgment may have been lost.
+    // Window probes pass too.
     world.passes(0, &seg(0, 0, b"data"));
     world.passes(0, &seg(3, 6, b""));
     world.passes(0, &seg(4 + 64_000, 6, b"p"));
-    // A SYN is asked about.
+    // A SYN is challenged.
     world.moved();
     world.send(1, &Seg { flags: Flags::SYN, ..seg(900, 0, b"") });
     let challenge = (1, Seg { ack: 6, ..seg(64_005, 0, b"") });
@@ -831,7 +838,7 @@ fn blind_injection_does_not_pass() {
     world.passes(0, &seg(4, 6, b"more"));
 }
 
-/// A challenge carries timestamps, or its receiver would not believe it (RFC 7323 section 5.2).
+/// A challenge has timestamps; otherwise its receiver would discard it (RFC 7323 section 5.2).
 #[test]
 fn challenges_carry_timestamps() {
     let (mut a, mut b) = (side(4, 0), side(4, 1));
@@ -844,8 +851,7 @@ fn challenges_carry_timestamps() {
     assert_eq!(world.out(), [(0, Seg { ts: Some((1040, 60)), ack: 4, ..seg(0, 0, b"") })]);
 }
 
-/// A challenge promises no window that nobody offered: a segment that was overtaken says nothing
-/// about what there is room for now.
+/// A challenge offers the latest window; a segment that arrived out of order does not change it.
 #[test]
 fn challenges_offer_the_latest_window() {
     let mut world = World::plain();
@@ -860,8 +866,8 @@ fn fin(seq: i32, ack: i32, payload: &[u8]) -> Seg {
     Seg { flags: ACK.with(Flags::FIN), ..seg(seq, ack, payload) }
 }
 
-/// Both directions end, whoever begins; the pair stays a while for a last acknowledgment that was
-/// lost, and the sums are exact though things are sent twice.
+/// Both directions close, in either order. The pair stays for a while in case the last
+/// acknowledgment was lost, and byte counts are exact despite retransmissions.
 #[test]
 fn closes_when_both_have_closed() {
     for first in 0..2 {
@@ -880,7 +886,7 @@ fn closes_when_both_have_closed() {
         assert_eq!((bytes[first], bytes[last]), (8, 11));
         assert_eq!((packets[first], packets[last]), (6, 3));
         assert_eq!(world.rig.counter("splice_lingering"), 1);
-        // The last acknowledgment was lost: it is repaired, and nobody is told again.
+        // The last acknowledgment was lost: it is repeated, and the end is not reported again.
         world.after(Duration::from_secs(7));
         world.passes(last, &fin(11, 9, b""));
         world.passes(first, &seg(9, 12, b""));
@@ -891,7 +897,7 @@ fn closes_when_both_have_closed() {
     }
 }
 
-/// A tuple that is used again during that while: the pair goes, the SYN is the host's.
+/// If the tuple is reused during that time, the pair is removed and the SYN goes to the host.
 #[test]
 fn a_syn_ends_the_lingering() {
     let mut world = World::plain();
@@ -937,7 +943,8 @@ fn unspliced_pairs_are_reset() {
     assert_eq!(world.moved(), ["splice_resets_sent +2", "splice_unspliced +1"]);
 }
 
-/// Before the host has said that it begins, the connections are the host's: they are not reset.
+/// A pair that was not started is only forgotten; its connections stay with the host and are not
+/// reset.
 #[test]
 fn one_that_has_not_begun_is_only_forgotten() {
     let mut world = World::with(SpliceConfig::default(), PLAIN_LINK, [side(4, 0), side(4, 1)]);
@@ -950,7 +957,7 @@ fn one_that_has_not_begun_is_only_forgotten() {
     assert!(matches!(world.rig.events.pop(), Some((0, Event::Received(_)))));
 }
 
-/// A full table is a refusal with a reason, never a silent loss.
+/// A full table is a refusal with a reason.
 #[test]
 fn a_full_table_says_so() {
     let config = SpliceConfig { pairs_max: 2, ..SpliceConfig::default() };
@@ -965,7 +972,7 @@ fn a_full_table_says_so() {
     assert_eq!(world.ask(nth(0)), Ok(()));
     assert_eq!(world.ask(nth(2)), Err(Refusal::TableFull));
     assert_eq!(world.rig.counter("splice_refused_full"), 1);
-    // One that has been closed and only lingers makes room.
+    // A pair that is closed and only lingers does not count.
     world.rig.op(0, Op::SpliceStart { id: SpliceId(0), packets: Box::new([]) });
     world.passes(0, &fin(0, 0, b""));
     world.passes(1, &fin(0, 1, b""));
@@ -998,7 +1005,7 @@ fn senseless_requests_are_refused() {
     refused(&|s| s[0].tuple.remote.addr = s[1].tuple.remote.addr);
     refused(&|s| s[0].tuple.remote.addr = [224, 0, 0, 1].into());
     refused(&|s| s[0].link = [0xff; 6]);
-    // A tuple or a name that is there.
+    // A tuple or a number that is in use.
     assert_eq!(world.begin(ID), Ok(()));
     assert_eq!(world.begin(SpliceId(8)), Err(Refusal::DoesNotFit));
     let mut sides = base;
@@ -1014,7 +1021,7 @@ fn senseless_requests_are_refused() {
     assert_eq!(world.rig.counter("splice_pairs"), 1);
 }
 
-/// A device without splicing says why.
+/// A device without splicing refuses.
 #[test]
 fn switched_off() {
     let mut config = DeviceConfig::new(MAC);
@@ -1024,7 +1031,8 @@ fn switched_off() {
     assert_eq!(world.begin(ID), Err(Refusal::Disabled));
 }
 
-/// All is forgotten: what comes then is the host's, which knows it no more and resets it.
+/// After a reset of the device, frames of the pair are delivered to the host, which resets the
+/// unknown connection.
 #[test]
 fn a_reset_of_the_device_forgets() {
     let mut world = World::plain();
@@ -1039,7 +1047,7 @@ fn a_reset_of_the_device_forgets() {
     assert_eq!(world.begin(ID), Ok(()), "and can begin again");
 }
 
-/// While the wire does not keep up, what would wait for it is dropped, as on any switch.
+/// While the link does not keep up, packets that would wait for it are dropped, as on a switch.
 #[test]
 fn a_wire_that_is_behind() {
     let mut world = World::plain();
@@ -1053,7 +1061,7 @@ fn a_wire_that_is_behind() {
     assert_eq!(world.rig.counter("splice_dropped_wire_full"), 904);
 }
 
-/// IEEE 802.1Q tags, IPv4 options, IPv6 extension headers and padding end at the device.
+/// IEEE 802.1Q tags, IPv4 options, IPv6 extension headers and padding are not relayed.
 #[test]
 fn what_stands_around_the_segment_is_left_out() {
     let mut world = World::live([side(4, 0), side(6, 1)]);
@@ -1082,13 +1090,13 @@ fn what_stands_around_the_segment_is_left_out() {
     assert_eq!(world.out(), [(0, Seg { hop_limit: 63, ..seg(0, 0, b"x") })]);
 }
 
-/// A peer with a stream to send and one to receive: goes back to what is missing when nothing else
-/// happens, as the simplest TCP would.
+/// A peer with a stream to send and one to receive: a minimal TCP that goes back to the first
+/// unacknowledged byte on a time-out.
 struct Model {
     send: Vec<u8>,
     una: usize,
     nxt: usize,
-    /// Everything, and the FIN, was acknowledged.
+    /// True if everything including the FIN was acknowledged.
     done: bool,
     received: Vec<u8>,
     fin_received: bool,
@@ -1143,7 +1151,7 @@ impl Model {
     }
 }
 
-/// A network that loses, repeats and reorders.
+/// Loses, duplicates and reorders frames.
 fn disturb(frames: &mut Vec<(usize, Vec<u8>)>, random: &mut Prng, faults: u64) {
     let mut at = 0;
     while at < frames.len() {
@@ -1163,18 +1171,18 @@ fn disturb(frames: &mut Vec<(usize, Vec<u8>)>, random: &mut Prng, faults: u64) {
     }
 }
 
-/// Streams both ways through a pair, and what happens to them.
+/// Streams in both directions through a pair, and the faults of the network.
 #[derive(Clone, Debug)]
 struct Streams {
-    /// Next numbers of both sides: what each is sent, then what each sends.
+    /// SND.NXT of both sides, then RCV.NXT of both.
     numbers: [u32; 4],
     versions: (u8, u8),
     lens: [usize; 2],
     mss: [u16; 2],
     seed: u64,
-    /// Percent of frames that are lost; as many are repeated, and reordered.
+    /// Percentage of frames that are lost; the same percentages are duplicated and reordered.
     faults: u64,
-    /// Checksums are not filled in.
+    /// If true, checksums are partial.
     partial: bool,
 }
 
@@ -1213,7 +1221,7 @@ fn stream_through(sides: [SpliceSide; 2], streams: &Streams) {
         }
         quiet = if frames.is_empty() { quiet + 1 } else { 0 };
         if quiet == 3 {
-            // A time-out: from the first unacknowledged byte on.
+            // A time-out: continue from the first unacknowledged byte.
             peers.iter_mut().filter(|p| !p.done).for_each(|p| p.nxt = p.una);
         }
         disturb(&mut frames, &mut random, faults);
@@ -1239,7 +1247,8 @@ fn stream_through(sides: [SpliceSide; 2], streams: &Streams) {
         }
     }
     assert!(peers[1].received == streams[0] && peers[0].received == streams[1], "seed {seed}");
-    // An acknowledgment of the last FIN may have been lost on the way in, never to be repeated.
+    // The acknowledgment of the last FIN may have been lost before it reached the device, and is
+    // not repeated.
     world.after(Duration::from_secs(60));
     let closed = world.closed();
     if closed.end == SpliceEnd::Closed {
@@ -1249,21 +1258,21 @@ fn stream_through(sides: [SpliceSide; 2], streams: &Streams) {
     assert_eq!(world.rig.counter("splice_dropped_bad_ack"), 0);
 }
 
-/// A packet with edge cases in all fields, and the pair that it passes through.
+/// A packet with edge cases in all fields, and the pair that relays it.
 #[derive(Clone, Debug)]
 struct AnyPacket {
-    /// Next numbers and timestamps of both sides, and the timestamps of the packet.
+    /// Sequence numbers and timestamps of both sides, and timestamps of the packet.
     numbers: [u32; 10],
     ports: [u16; 4],
     host_bits: [u8; 8],
-    /// Of [`FAMILIES`].
+    /// Index into [`FAMILIES`].
     versions: usize,
     sack_ok: bool,
     ecn: bool,
     ts: bool,
     scales: [u8; 2],
     window: u16,
-    /// Start and length of each block.
+    /// Start and length of each SACK block.
     sacks: Vec<(i32, i32)>,
     payload: Vec<u8>,
     class: u8,
@@ -1298,8 +1307,9 @@ prop_compose! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Streams both ways, over networks that lose, repeat and reorder, with any numbers and any
-    /// segment sizes: the bytes are the same, and nothing that the peers send is found wrong.
+    /// Streams in both directions over networks that lose, duplicate and reorder, with arbitrary
+    /// numbers and segment sizes: the bytes are the same, and no valid segment is dropped as
+    /// invalid.
     #[test]
     fn streams_pass_whole(streams in any_streams()) {
         let Streams { numbers, versions, mss, .. } = streams;
@@ -1311,8 +1321,8 @@ proptest! {
         stream_through(sides, &streams);
     }
 
-    /// The checksum that is changed by difference is the one that summing anew gives (the rig
-    /// verifies), with all numbers, options and addresses, all ones and all zeros among them.
+    /// The incrementally updated checksum equals a full recomputation (verified by the rig), for
+    /// all numbers, options and addresses, with extreme values among them.
     #[test]
     fn differences_are_exact(packet in any_packet()) {
         let AnyPacket { numbers, ports, host_bits, versions, sack_ok, ecn, ts, .. } = packet;
@@ -1361,7 +1371,7 @@ proptest! {
         prop_assert_eq!(world.rig.counter("splice_checksums_adjusted"), adjusted + 1);
     }
 
-    /// Whatever bytes stand in the TCP header: counted, and no harm.
+    /// Arbitrary bytes in the TCP header do no harm.
     #[test]
     fn any_header(change in proptest::collection::vec((0_usize..60, any::<u8>()), 1..8)) {
         let mut world = World::live([side(4, 0), side(6, 1)]);
@@ -1376,7 +1386,7 @@ proptest! {
     }
 }
 
-/// Full tuples are compared: the published code's buckets took two clients for one.
+/// Full tuples are compared: in the published code clients could collide in a bucket.
 #[test]
 fn many_pairs_are_told_apart() {
     let mut world = World::with(SpliceConfig::default(), PLAIN_LINK, [side(4, 0), side(4, 1)]);

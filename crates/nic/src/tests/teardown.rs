@@ -1,6 +1,7 @@
-//! Connection tear-down: exchanges of segments with a peer, in each way that a connection can end.
+//! Tear-down offload: exchanges of segments with a peer, for each way in which a connection can
+//! end.
 //!
-//! What we send is written as `flags seq+len ack`, so that a whole exchange reads as a trace.
+//! Sent segments are written as `flags seq+len ack`, so that an exchange reads like a packet trace.
 
 mod ends;
 mod guarded;
@@ -28,7 +29,7 @@ use super::frames::{MAC, TS_AT, bytes_of, rx_frame, tcp_header};
 use super::rig::Rig;
 use crate::{DeviceConfig, TeardownConfig};
 
-/// Our first byte that is not acknowledged, and what the peer sends next.
+/// SND.UNA and RCV.NXT of the connection.
 const UNA: u32 = 1000;
 const RCV: u32 = 5000;
 const FIN_ACK: Flags = Flags::FIN.with(Flags::ACK);
@@ -43,17 +44,17 @@ fn rig() -> Rig {
 
 fn rig_with(teardown: TeardownConfig) -> Rig {
     let mut rig = Rig::with(config(teardown), PLAIN_LINK);
-    // A time that is no multiple of anything.
+    // Not a multiple of any timer interval.
     at(&mut rig, 16_003);
     rig
 }
 
-/// Numbered bytes.
+/// Bytes with consecutive values.
 fn bytes(from: usize, len: usize) -> Bytes {
     (from..from + len).map(|i| u8::try_from(i % 251).unwrap()).collect()
 }
 
-/// Parts of so many bytes each.
+/// Parts of these lengths.
 fn host_parts(lens: &[usize]) -> Parts {
     let mut from = 0;
     let part = |&len: &usize| {
@@ -63,7 +64,7 @@ fn host_parts(lens: &[usize]) -> Parts {
     lens.iter().map(part).collect()
 }
 
-/// A connection whose template is [`tcp_header`]'s, nothing of which was sent.
+/// A connection with the template of [`tcp_header`], of which nothing was sent.
 fn handed(lens: &[usize]) -> Teardown {
     Teardown {
         flow: FlowId(3),
@@ -88,7 +89,7 @@ fn begin(rig: &mut Rig, teardown: Teardown) {
     rig.op(0, Op::Teardown(Box::new(teardown)));
 }
 
-/// What the peer sends, in the shape of [`tcp_header`] turned around.
+/// A segment of the peer, for the connection of [`tcp_header`].
 #[derive(Clone, Debug)]
 struct Peer {
     version: u8,
@@ -99,7 +100,7 @@ struct Peer {
     stamps: Option<(u32, u32)>,
     payload: Vec<u8>,
     vlan: Option<u16>,
-    /// Changes of the peer's address and port.
+    /// The last byte of the peer's address, and its port.
     host: u8,
     port: u16,
 }
@@ -151,14 +152,14 @@ impl Peer {
     }
 }
 
-/// The peer sends this.
+/// The peer sends this segment.
 fn send(rig: &mut Rig, peer: &Peer) {
     let frame = rx_frame(rig.device.pool(), &peer.frame());
     rig.device.handle_frame(rig.now, frame);
     rig.collect();
 }
 
-/// What has left, one line for each packet.
+/// Returns the packets sent since the last call, one line each.
 fn left(rig: &mut Rig) -> Vec<String> {
     rig.sent.drain(..).map(|frame| line(&bytes_of(&frame))).collect()
 }
@@ -170,7 +171,7 @@ fn line(frame: &[u8]) -> String {
     format!("{:?} {}+{len} {}", segment.flags, segment.seq.0, segment.ack.0)
 }
 
-/// Timestamps of what has left.
+/// Returns the timestamps of the packets sent since the last call.
 fn stamps(rig: &mut Rig) -> Vec<(u32, u32)> {
     let stamps = |frame: &abi::port::TxFrame| {
         let bytes = bytes_of(frame);
@@ -181,8 +182,8 @@ fn stamps(rig: &mut Rig) -> Vec<(u32, u32)> {
     rig.sent.drain(..).filter_map(|frame| stamps(&frame)).collect()
 }
 
-/// Time goes on to so many milliseconds, and the device is polled whenever it asks for it. Gives
-/// what left, and when.
+/// Advances time to `millis`, polling the device whenever it asks for it. Returns the packets sent,
+/// with their times.
 fn at(rig: &mut Rig, millis: u64) -> Vec<(u64, String)> {
     let (to, mut out) = (Instant::from_millis(millis), Vec::new());
     loop {
@@ -200,7 +201,7 @@ fn at(rig: &mut Rig, millis: u64) -> Vec<(u64, String)> {
     }
 }
 
-/// What the host was told since the last call, ends only.
+/// Returns the ends of connections reported to the host since the last call.
 fn told(rig: &mut Rig) -> Vec<TeardownDone> {
     let events = core::mem::take(&mut rig.events);
     let done = |(_, event)| match event {
@@ -211,13 +212,13 @@ fn told(rig: &mut Rig) -> Vec<TeardownDone> {
     events.into_iter().filter_map(done).collect()
 }
 
-/// Frames that the host was given since the last call.
+/// Returns the number of frames delivered to the host since the last call.
 fn passed(rig: &mut Rig) -> usize {
     let events = core::mem::take(&mut rig.events);
     events.iter().filter(|(_, event)| matches!(event, Event::Received(_))).count()
 }
 
-/// Why connections were not taken over, and what came back.
+/// Returns the refused connections, with reasons.
 fn refused(rig: &mut Rig) -> Vec<(Refusal, Box<Teardown>)> {
     let events = core::mem::take(&mut rig.events);
     let refused = |(_, event)| match event {
@@ -227,8 +228,8 @@ fn refused(rig: &mut Rig) -> Vec<(Refusal, Box<Teardown>)> {
     events.into_iter().filter_map(refused).collect()
 }
 
-/// Counters of tear-down that moved since the last call, without those that say the same of every
-/// connection.
+/// Returns the tear-down counters that changed since the last call, without those that are the same
+/// for every connection.
 fn counted(rig: &mut Rig) -> Vec<String> {
     let same = ["teardown_begun", "teardown_flows", "teardown_sums", "teardown_time_wait +"];
     let mut moved = rig.moved(&["teardown"]);

@@ -1,4 +1,4 @@
-//! Files: opening and closing, sharing, acknowledging, changes under a transfer, reset.
+//! Files: opening and closing, sharing, acknowledgments, changes during a transfer, reset.
 
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::port::WireCaps;
@@ -17,7 +17,7 @@ fn dropped(fault: FileFault) -> TransmitOutcome {
     TransmitOutcome::Dropped(fault)
 }
 
-/// A file of 200,000 bytes, open as 1 on queue 0 and as 5 on queue 1; nothing is read ahead.
+/// A file of 200,000 bytes, open as 1 on queue 0 and as 5 on queue 1.
 fn rig(read_ahead_blocks: u32) -> Rig {
     let mut rig = Rig::new(FileConfig { read_ahead_blocks, ..FileConfig::default() });
     rig.put("a", 200_000, 1);
@@ -87,7 +87,7 @@ fn held_bytes_return_to_nothing() {
     assert_eq!(rig.counter("file_unknown"), 1);
 }
 
-/// The host reads what it had handed over by itself, and acknowledges it before the disk answers.
+/// The host reads by itself what it had queued, and acknowledges it before the disk answers.
 #[test]
 fn what_is_cancelled_is_not_held_later() {
     for cancelled in [false, true] {
@@ -294,7 +294,7 @@ fn a_reset_forgets_everything_and_leaks_nothing() {
     rig.collect();
     let resets = rig.events.iter().filter(|e| matches!(e.1, Event::Reset)).count();
     assert_eq!((resets, rig.events.len()), (2, 2), "one for each queue and nothing else");
-    // The read was under way when its file was closed.
+    // The read was in flight when its file was closed.
     let stat = rig.disk.file("a").stat;
     let DiskRequest::Read { id, buf, .. } = rig.requests.remove(0) else { panic!("a read") };
     let result = Ok((u32::try_from(buf.len()).unwrap(), stat));
@@ -378,7 +378,7 @@ fn a_run_that_is_too_long_for_the_wire_goes_in_shorter_ones() {
     assert_eq!(rig.counter("tx_packets"), 104, "counted once");
     assert_eq!(rig.counter("tx_bytes"), 104 * 66 + 150_000);
     assert_eq!(rig.counter("tx_long_runs_refused"), 1);
-    // It has learned.
+    // The device remembers the limit.
     rig.send(0, plain(7, 20, &[0; 70_000]));
     assert_eq!(rig.sent.len(), 5);
 }

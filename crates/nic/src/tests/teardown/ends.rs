@@ -1,10 +1,10 @@
-//! How connections end: closing in every order, loss, silence, late data.
+//! Ends of connections: closing in every order, loss, silence, late data.
 
 use abi::port::WireCaps;
 
 use super::*;
 
-/// The end is told ten milliseconds later, and nothing else happens.
+/// Checks that the end is reported ten milliseconds later, and nothing else happens.
 fn told_soon(rig: &mut Rig) -> Vec<TeardownDone> {
     let now = rig.now.as_millis();
     assert_eq!(at(rig, now + 9), []);
@@ -27,7 +27,7 @@ fn active_close() {
     assert_eq!(told_soon(&mut rig), [CLOSED]);
     assert_eq!(counted(&mut rig), ["teardown_closed +1", "teardown_time_wait_entered +1"]);
     assert_eq!(passed(&mut rig), 0);
-    // The tuple is kept for a minute, and the device asks for nothing meanwhile.
+    // The tuple is kept for a minute, and the device asks for no other poll.
     let end = Instant::from_millis(16_003 + 60_000);
     assert_eq!(rig.device.poll_timeout(rig.now), Some(end));
     assert_eq!(at(&mut rig, 16_003 + 60_000), []);
@@ -47,7 +47,7 @@ fn passive_close() {
     assert_eq!((gauges(&rig), rig.device.poll_timeout(rig.now)), ((0, 0), None));
 }
 
-/// The peer's FIN came before the hand-over, and not the acknowledgment of ours.
+/// The peer's FIN arrived before the hand-over, but not the acknowledgment of the host's FIN.
 #[test]
 fn handed_over_in_closing() {
     let mut rig = rig();
@@ -88,12 +88,12 @@ fn a_bare_fin_and_one_already_sent() {
     assert_eq!(left(&mut rig), ["F. 1000+0 5000"]);
     send(&mut rig, &peer(RCV, UNA + 1, FIN_ACK));
     assert_eq!(left(&mut rig), [". 1001+0 5001"]);
-    // A FIN alone is bound by no window.
+    // A FIN alone does not need window space.
     let mut second = Teardown { edge: SeqNum(UNA), ..handed(&[]) };
     second.header.as_mut_slice()[37] = 0x41;
     begin(&mut rig, second);
     assert_eq!(left(&mut rig), ["F. 1000+0 5000"]);
-    // The host has sent everything, and the FIN.
+    // The host has sent everything including the FIN.
     let mut third = Teardown { nxt: SeqNum(UNA + 11), edge: SeqNum(UNA), ..handed(&[4, 6]) };
     third.header.as_mut_slice()[37] = 0x42;
     begin(&mut rig, third);
@@ -118,7 +118,7 @@ fn half_close_ends_in_time() {
     begin(&mut rig, handed(&[10]));
     send(&mut rig, &peer(RCV, UNA + 11, Flags::ACK));
     left(&mut rig);
-    // A keep-alive of the peer's is answered, and starts nothing anew.
+    // A keep-alive of the peer is answered, and does not restart the timer.
     assert_eq!(at(&mut rig, 16_003 + 30_000), []);
     send(&mut rig, &peer(RCV - 1, UNA + 11, Flags::ACK));
     assert_eq!(left(&mut rig), [". 1011+0 5000"]);
@@ -154,7 +154,7 @@ fn a_response_of_several_segments() {
             let expected = [". 1000+1448 5000", ". 2448+1448 5000", "FP. 3896+104 5000"];
             assert_eq!(left(&mut rig), expected);
         }
-        // The first segment alone arrives: its part is not wholly acknowledged until the second.
+        // Only the first segment arrives: its part is not completely acknowledged until the second.
         send(&mut rig, &peer(RCV, UNA + 1000, Flags::ACK));
         let again = at(&mut rig, 220);
         assert_eq!(
@@ -183,7 +183,7 @@ fn a_part_half_acknowledged_is_sent_whole() {
     assert_eq!(at(&mut rig, 16_500), [(16_432, "F. 1200+0 5000".into())], "the FIN was lost");
 }
 
-/// RFC 6298 (5.5): doubled each time, at the first tick behind.
+/// RFC 6298 (5.5): doubled each time, and rounded up to the next tick.
 #[test]
 fn backs_off_and_gives_up() {
     let mut rig = rig_with(TeardownConfig { retries_max: 3, ..TeardownConfig::default() });
@@ -199,7 +199,7 @@ fn backs_off_and_gives_up() {
     assert_eq!(rig.device.poll_timeout(rig.now), None);
 }
 
-/// Beyond what the wheel holds: the counter of figure 6.
+/// Longer than the timer wheel's range: the counter of figure 6.
 #[test]
 fn backs_off_beyond_the_wheel() {
     let mut rig = rig();
@@ -273,7 +273,8 @@ fn late_data_resets() {
     }
 }
 
-/// Our last acknowledgment was lost: the peer sends again what we have, alone and with its FIN.
+/// The last acknowledgment was lost: the peer retransmits data that was received, alone and with
+/// its FIN.
 #[test]
 fn old_data_is_acknowledged() {
     let mut rig = rig();
@@ -288,14 +289,14 @@ fn old_data_is_acknowledged() {
         counted(&mut rig),
         ["teardown_closed +1", "teardown_out_of_window +1", "teardown_time_wait_entered +1",]
     );
-    // After the peer's FIN there is no more text (RFC 9293 section 3.10.7.4, seventh).
+    // No text follows the peer's FIN (RFC 9293 section 3.10.7.4, seventh).
     begin(&mut rig, Teardown { state: ClosingState::LastAck, ..handed(&[10]) });
     left(&mut rig);
     send(&mut rig, &peer(RCV, UNA, Flags::ACK).with(b"more"));
     assert_eq!((left(&mut rig), gauges(&rig).0), (Vec::from([". 1011+0 5000".into()]), 1));
 }
 
-/// A FIN behind a hole is not taken, and says so to the peer.
+/// A FIN after a hole is not accepted, and an acknowledgment tells the peer.
 #[test]
 fn a_fin_out_of_order_waits() {
     let mut rig = rig();
@@ -346,7 +347,7 @@ fn reset_forgets_everything() {
     assert_eq!((at(&mut rig, 100_000), told(&mut rig)), (Vec::new(), Vec::new()));
     send(&mut rig, &peer(RCV, UNA + 11, FIN_ACK));
     assert_eq!(passed(&mut rig), 1);
-    // It goes on afterwards.
+    // The device works again afterward.
     begin(&mut rig, handed(&[10]));
     assert_eq!(left(&mut rig), ["FP. 1000+10 5000"]);
     assert_eq!(at(&mut rig, 100_230), [(100_208, "FP. 1000+10 5000".into())]);

@@ -1,4 +1,4 @@
-//! What a stranger, an old segment or a hostile host cannot do.
+//! Protection against blind attackers, old segments and a hostile host.
 
 use abi::{FileExtent, FileId, Header};
 use proptest::prelude::*;
@@ -54,8 +54,8 @@ fn a_syn_is_challenged() {
     assert_eq!(gauges(&rig), (1, 0));
 }
 
-/// RFC 5961 section 5.2: text that a stranger guesses into the window does not count unless its
-/// acknowledgment does.
+/// RFC 5961 section 5.2: data that an attacker injects into the window is not accepted unless its
+/// acknowledgment number is acceptable.
 #[test]
 fn blind_data_is_challenged() {
     let mut rig = rig();
@@ -65,14 +65,14 @@ fn blind_data_is_challenged() {
         send(&mut rig, &peer(RCV, ack, FIN_ACK));
     }
     assert_eq!((left(&mut rig), gauges(&rig)), (Vec::from([". 1011+0 5000".into()]), (1, 0)));
-    // Nor does anything without one.
+    // Segments without ACK are not accepted either.
     send(&mut rig, &peer(RCV, 0, Flags::FIN));
     assert_eq!((left(&mut rig), gauges(&rig)), (Vec::new(), (1, 0)));
     assert_eq!(rig.counter("teardown_challenge_acks_limited"), 5);
 }
 
-/// RFC 9293 section 3.10.7.4: through a closed window nothing comes that has a length, not even at
-/// the next number; what it acknowledges counts once it comes without one.
+/// RFC 9293 section 3.10.7.4: a closed window accepts no segment with a length, not even at the
+/// next sequence number; its acknowledgment counts once it arrives without data.
 #[test]
 fn a_closed_window_takes_no_data() {
     let mut rig = rig();
@@ -102,8 +102,8 @@ fn old_timestamps_do_not_count() {
     assert_eq!(gauges(&rig), (0, 0));
 }
 
-/// RFC 7323 section 4.3, RFC 5961 section 5.2: a stranger's timestamp does not become TS.Recent,
-/// whether its acknowledgment is wrong or only old.
+/// RFC 7323 section 4.3, RFC 5961 section 5.2: an attacker's timestamp does not become TS.Recent,
+/// whether its acknowledgment number is unacceptable or only old.
 #[test]
 fn forged_timestamps_do_not_count() {
     for ack in [UNA + 12, UNA.wrapping_sub(70_000), UNA + (1 << 31), UNA - 1] {
@@ -131,11 +131,11 @@ fn timestamps_go_on() {
     handed.timestamp = Some(TsOption { offset: TS_AT, past_us: 999 });
     begin(&mut rig, handed);
     assert_eq!(stamps(&mut rig), [(7777, 5)]);
-    // TSval goes on by 5 ms and 1 microsecond; what the peer sends in order is echoed.
+    // TSval advances by 5 ms and 1 microsecond; the timestamp of an in-order segment is echoed.
     rig.now += Duration::from_micros(5001);
     send(&mut rig, &peer(RCV, UNA, FIN_ACK).stamped(9));
     assert_eq!(stamps(&mut rig), [(7783, 9)]);
-    // What is ahead of it is not.
+    // That of a segment ahead of the sequence is not.
     send(&mut rig, &peer(RCV + 10, UNA, Flags::ACK).stamped(20));
     send(&mut rig, &peer(RCV + 10, UNA, Flags::RST).stamped(20));
     assert_eq!(stamps(&mut rig), [(7783, 9)]);
@@ -145,7 +145,7 @@ fn timestamps_go_on() {
     assert_eq!(stamps(&mut rig), [(8783, 30)], "TIME-WAIT has the same clock");
 }
 
-/// AccelTCP as published indexes by the low bits of address and port.
+/// AccelTCP's published code indexes by the low bits of address and port.
 #[test]
 fn peers_are_told_apart_by_everything() {
     let mut rig = rig();
@@ -185,7 +185,7 @@ fn a_full_table_gives_back() {
         (left(&mut rig), counted(&mut rig)),
         (Vec::new(), Vec::from(["teardown_refused_table_full +1".into()]))
     );
-    // TIME-WAIT does not count.
+    // Connections in TIME-WAIT do not count.
     send(&mut rig, &peer(RCV, UNA + 11, FIN_ACK));
     left(&mut rig);
     begin(&mut rig, *all.into_iter().next().unwrap().1);
@@ -250,7 +250,7 @@ fn nonsense_is_given_back() {
     assert_eq!(left(&mut rig), [""; 0]);
 }
 
-/// Durations that make no sense are bounded, and everything ends.
+/// Unreasonable durations are clamped, and every connection ends.
 #[test]
 fn senseless_times_are_bounded() {
     let mut rig = rig();
@@ -269,13 +269,13 @@ fn senseless_times_are_bounded() {
     assert_eq!(rig.counter("teardown_timed_out"), 2);
 }
 
-/// What goes again goes within the window that the peer has left, but for the first part.
+/// Retransmissions respect the window that the peer has left, except for the first part.
 #[test]
 fn a_window_that_shrinks() {
     let mut rig = rig();
     begin(&mut rig, handed(&[1000, 1000, 1000]));
     left(&mut rig);
-    // 1000 bytes are acknowledged, and 9 times 2^7 may follow.
+    // 1000 bytes are acknowledged, and 9 * 2^7 more may follow.
     send(&mut rig, &Peer { window: 9, ..peer(RCV, UNA + 1000, Flags::ACK) });
     assert_eq!(at(&mut rig, 16_220), [(16_208, ". 2000+1000 5000".into())]);
     send(&mut rig, &Peer { window: 16, ..peer(RCV, UNA + 1000, Flags::ACK) });
@@ -306,7 +306,7 @@ fn ipv6_and_vlan() {
         assert_eq!(left(&mut rig), ["FP. 1000+10 5000"]);
         send(&mut rig, &Peer { version, vlan, ..peer(RCV, UNA + 11, FIN_ACK) });
         assert_eq!(left(&mut rig), [". 1011+0 5001"]);
-        // TIME-WAIT answers without a template, the same way back.
+        // TIME-WAIT answers without a template, to the same addresses.
         send(&mut rig, &Peer { version, vlan, ..peer(RCV, UNA + 11, FIN_ACK) });
         let frame = bytes_of(&rig.sent[0]);
         assert_eq!(frame[..12], [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1]);
@@ -315,17 +315,17 @@ fn ipv6_and_vlan() {
     }
 }
 
-/// A connection that is handed over, with any numbers, and the frames that come then.
+/// A handed-over connection with arbitrary numbers, and the frames that follow.
 #[derive(Clone, Debug)]
 struct AnyTeardown {
     una: u32,
-    /// Parts that were sent; one more stands for the FIN.
+    /// Number of parts already sent; one more means the FIN.
     sent: usize,
-    /// The edge of the peer's window, from `una` on.
+    /// Right edge of the peer's window, relative to `una`.
     edge: u32,
     mss: u16,
     scale: u8,
-    /// Bytes of each part.
+    /// Length of each part in bytes.
     lens: Vec<usize>,
     /// In milliseconds.
     rto: u64,
@@ -334,8 +334,7 @@ struct AnyTeardown {
     frames: Vec<AnyFrame>,
 }
 
-/// A frame of the peer, with numbers relative to those that it would have, and the milliseconds
-/// after it.
+/// A frame of the peer, with numbers relative to the expected ones, and the milliseconds after it.
 #[derive(Clone, Debug)]
 struct AnyFrame {
     seq: i32,
@@ -388,13 +387,13 @@ proptest! {
         ..<_>::default()
     })]
 
-    /// Any numbers in what is handed over and in what comes: nothing breaks, and everything ends.
+    /// Arbitrary numbers in the hand-over and in frames: nothing panics, and every connection ends.
     #[test]
     fn everything_ends(what in any_teardown()) {
         let AnyTeardown { una, sent, edge, mss, scale, lens, rto, stamped, state, frames } = what;
         let mut rig = rig();
         let mut next = handed(&lens);
-        // Some of the parts, or also the FIN.
+        // Some of the parts, or all and the FIN.
         let fin = u32::from(sent > lens.len());
         let sent = u32::try_from(lens.iter().take(sent).sum::<usize>()).unwrap() + fin;
         (next.una, next.nxt, next.edge) = (SeqNum(una), SeqNum(una) + sent, SeqNum(una) + edge);

@@ -1,14 +1,14 @@
-//! Data that comes after the hand-over, where the host asked to discard it (RFC 9112 section 9.6).
+//! Data received after the hand-over, if the host asked to discard it (RFC 9112 section 9.6).
 
 use super::*;
 
-/// As [`handed`], and so many bytes of late data are discarded.
+/// As [`handed`], with up to `bytes_max` bytes of late data to discard.
 fn lingering(lens: &[usize], bytes_max: u32) -> Teardown {
     Teardown { late_data: LateData::Discard { bytes_max }, ..handed(lens) }
 }
 
-/// A pipelined request comes before the response is acknowledged: that is sent again until it is,
-/// and the connection ends with FIN in both directions.
+/// A pipelined request arrives before the response is acknowledged: the response is retransmitted
+/// until it is, and the connection ends with a FIN in both directions.
 #[test]
 fn late_data_does_not_cut_the_response_off() {
     let mut rig = rig();
@@ -36,7 +36,7 @@ fn late_data_does_not_cut_the_response_off() {
     assert_eq!(passed(&mut rig), 0, "nothing is left to the host");
 }
 
-/// close_notify and the FIN come in one segment, as most clients of TLS send them.
+/// close_notify and the FIN in one segment, as most TLS clients send them.
 #[test]
 fn late_data_with_the_fin() {
     let mut rig = rig();
@@ -44,12 +44,12 @@ fn late_data_with_the_fin() {
     left(&mut rig);
     send(&mut rig, &peer(RCV, UNA + 11, FIN_ACK).with(&[0; 24]));
     assert_eq!((left(&mut rig), gauges(&rig)), (Vec::from([". 1011+0 5025".into()]), (0, 1)));
-    // Our acknowledgment was lost: both come again, to TIME-WAIT.
+    // The acknowledgment was lost: both are retransmitted, in TIME-WAIT.
     send(&mut rig, &peer(RCV, UNA + 11, FIN_ACK).with(&[0; 24]));
     assert_eq!(left(&mut rig), [". 1011+0 5025"]);
 }
 
-/// The window's right edge never moves back, and data behind a hole has to come again.
+/// The window's right edge never moves back, and data after a hole has to be retransmitted.
 #[test]
 fn late_data_out_of_order_and_twice() {
     let mut rig = rig();
@@ -80,7 +80,7 @@ fn late_data_out_of_order_and_twice() {
     );
 }
 
-/// A peer that sends for ever is bounded: in bytes, then in time.
+/// A peer that sends forever is bounded, in bytes and in time.
 #[test]
 fn late_data_is_bounded() {
     let mut rig = rig();
@@ -107,7 +107,7 @@ fn late_data_is_bounded() {
     assert_eq!(rig.counter("teardown_late_data_bytes"), 8 + 59);
 }
 
-/// What a stranger guesses into the window is not taken (RFC 5961 section 5.2).
+/// Data that an attacker injects into the window is not accepted (RFC 5961 section 5.2).
 #[test]
 fn late_data_needs_an_acceptable_acknowledgment() {
     let mut rig = rig();
@@ -120,8 +120,8 @@ fn late_data_needs_an_acceptable_acknowledgment() {
     assert_eq!(rig.counter("teardown_late_data_bytes"), 0);
 }
 
-/// FIN-WAIT-2: everything was acknowledged before the hand-over, and only the peer's end is to
-/// come.
+/// FIN-WAIT-2: everything was acknowledged before the hand-over, and only the peer's FIN is
+/// missing.
 #[test]
 fn late_data_when_only_the_end_of_the_peer_is_missing() {
     let mut rig = rig();
@@ -142,7 +142,7 @@ fn late_data_when_only_the_end_of_the_peer_is_missing() {
     begin(&mut rig, waiting(&[]));
     at(&mut rig, 77_000 + 60_040);
     assert_eq!((told(&mut rig), gauges(&rig).0), (Vec::from([TIMED_OUT]), 0));
-    // Bytes cannot be left behind an acknowledged FIN.
+    // After an acknowledged FIN no bytes can be left to send.
     begin(&mut rig, waiting(&[10]));
     assert_eq!((rig.counter("teardown_refused_unfit"), gauges(&rig).0), (1, 0));
 }

@@ -1,4 +1,4 @@
-//! The host ends: what the device tears down is reset, and the answer comes behind all frames.
+//! Quiescing: handed-over connections are reset, and the answer follows after all frames.
 
 use super::*;
 
@@ -14,12 +14,13 @@ fn connections_are_reset() {
     begin(&mut rig, handed(&[64]));
     assert_eq!(left(&mut rig), ["FP. 1000+64 5000"]);
     rig.op(0, Op::Quiesce);
-    // A peer that has the segment expects the number behind it, one that has not the one before.
+    // A peer that has the segment expects the number after it, one that has not the number before
+    // it.
     assert_eq!(left(&mut rig), ["R. 1000+0 5000", "R. 1065+0 5000"]);
     assert!(quiesced(&mut rig));
     assert_eq!(gauges(&rig), (0, 0));
     assert_eq!(counted(&mut rig), ["teardown_aborted +1"]);
-    // Once for each question.
+    // One answer for each request.
     rig.collect();
     assert!(!quiesced(&mut rig));
     rig.op(0, Op::Quiesce);
@@ -46,7 +47,7 @@ fn the_answer_comes_last() {
     assert!(ask(&mut rig));
 }
 
-/// A host that has lost its device asks again.
+/// A host whose device was reset asks again.
 #[test]
 fn a_reset_forgets_the_question() {
     let mut rig = rig();

@@ -1,8 +1,8 @@
-//! TIME-WAIT: what is answered, what is not, and who takes the tuple.
+//! TIME-WAIT: which segments are answered, and reuse of the tuple.
 
 use super::*;
 
-/// A connection that has just gone into TIME-WAIT.
+/// Returns a device with a connection that has just entered TIME-WAIT.
 fn waiting() -> Rig {
     let mut rig = rig();
     begin(&mut rig, handed(&[10]));
@@ -129,7 +129,7 @@ fn the_oldest_goes_for_a_new_one() {
     assert_eq!((gauges(&rig), rig.counter("teardown_time_wait_evicted")), ((0, 0), 1));
 }
 
-/// A connection on a tuple that is still kept: the host opened it itself.
+/// The host opened a connection on a tuple that is still in TIME-WAIT, and hands it over.
 #[test]
 fn a_new_connection_ends_the_old_ones_time() {
     let mut rig = waiting();

@@ -1,4 +1,4 @@
-//! Parts that come from files, and parts that are sealed.
+//! Parts from files, and encrypted parts.
 
 use abi::l5o::{Content, Direction, L5oId, Sealed};
 use abi::{FileExtent, FileId, Transmit};
@@ -14,7 +14,7 @@ fn extent(offset: u64, len: u32) -> Part {
     Part::File(FileExtent { file: FileId(1), offset, len })
 }
 
-/// A head from memory and two parts of a file, which is open.
+/// A head in memory and two parts of an open file.
 fn with_file() -> (Rig, Teardown) {
     let mut config = config(TeardownConfig { retries_max: 2, ..TeardownConfig::default() });
     config.file = Some(FileConfig { block_pages: 1, read_ahead_blocks: 0, ..<_>::default() });
@@ -29,7 +29,7 @@ fn with_file() -> (Rig, Teardown) {
     (rig, teardown)
 }
 
-/// Bytes of what left since the last call, and their first sequence number.
+/// Returns the bytes sent since the last call, and their first sequence number.
 fn stream(rig: &mut Rig) -> (u32, Vec<u8>) {
     let packets = rig.packets();
     let first = packets.first().map_or(0, |(seq, _)| *seq);
@@ -41,7 +41,7 @@ fn a_file_is_sent_again_after_the_host_has_closed_it() {
     let (mut rig, teardown) = with_file();
     begin(&mut rig, teardown);
     rig.close(0, 1);
-    // Another file gets the name.
+    // Another file gets the same number.
     rig.put("b", 20_000, 4);
     rig.open(0, 1, "b").unwrap();
     rig.complete_all();
@@ -53,7 +53,7 @@ fn a_file_is_sent_again_after_the_host_has_closed_it() {
     rig.collect();
     assert_eq!(stream(&mut rig), (UNA, expected));
     assert_eq!(rig.counter("file_held_bytes"), 1400, "held once");
-    // A part that is wholly acknowledged is let go of, the other is not.
+    // A completely acknowledged part is released, the other is not.
     send(&mut rig, &peer(RCV, UNA + 1300, Flags::ACK));
     assert_eq!((rig.counter("file_held_bytes"), rig.counter("file_acks")), (400, 1));
     rig.now = Instant::from_millis(16_416);
@@ -67,7 +67,7 @@ fn a_file_is_sent_again_after_the_host_has_closed_it() {
     assert_eq!(told(&mut rig), [CLOSED]);
 }
 
-/// The peer has every byte, and the FIN was lost: it goes alone, and the file is closed already.
+/// The peer has every byte, but the FIN was lost: it is sent alone, and the file is already closed.
 #[test]
 fn a_lone_fin_after_the_files_parts_were_acknowledged() {
     let (mut rig, teardown) = with_file();
@@ -145,7 +145,7 @@ fn a_reset_of_the_device_forgets_pins() {
     assert_eq!(rig.counter("file_held_bytes"), 0);
 }
 
-/// What the host sent before and what waits for a disk leaves first.
+/// Transmits of the host that wait for a disk leave before those of the hand-over.
 #[test]
 fn the_order_of_the_flow_is_kept() {
     let (mut rig, _) = with_file();
