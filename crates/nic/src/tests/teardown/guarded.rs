@@ -135,7 +135,7 @@ fn timestamps_go_on() {
     rig.now += Duration::from_micros(5001);
     send(&mut rig, &peer(RCV, UNA, FIN_ACK).stamped(9));
     assert_eq!(stamps(&mut rig), [(7783, 9)]);
-    // That of a segment ahead of the sequence is not.
+    // The timestamp of a segment ahead of the sequence is not echoed.
     send(&mut rig, &peer(RCV + 10, UNA, Flags::ACK).stamped(20));
     send(&mut rig, &peer(RCV + 10, UNA, Flags::RST).stamped(20));
     assert_eq!(stamps(&mut rig), [(7783, 9)]);
