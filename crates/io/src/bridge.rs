@@ -1,15 +1,14 @@
-//! Two wires as one: what a bridge's forwarding table does for its own traffic (IEEE 802.1Q,
-//! section 8.8), without forwarding.
+//! Two links joined into one, using the forwarding table of a bridge (IEEE 802.1Q section 8.8) for
+//! the machine's own traffic, without forwarding.
 //!
-//! A proxy may have its clients on one network and its backends on another. To the device and the
-//! host both are one wire: which of the two a frame leaves by is told by where its receiver was
-//! last heard; what is for a group, or for a station that was never heard, leaves by both. Nothing
-//! is carried from one wire to the other. Addresses decide who may be reached: a station that
-//! forges another's link address on its own wire draws that station's frames there, as with any
-//! bridge.
+//! For a proxy whose clients and backends are on different networks. Device and host see one link.
+//! A frame leaves by the link on which its destination address was last seen as a source; frames to
+//! group addresses and to unknown stations leave by both. No frame is forwarded from one link to
+//! the other. The source address is trusted: a station that forges another's link address attracts
+//! that station's frames to its own link, as with any bridge.
 //!
-//! Called as any [`Wire`] is, by a device's thread. The table is bounded, and who does not fit
-//! costs a frame on the other wire too, nothing else.
+//! Called like any [`Wire`], by a device's thread. The table is bounded; a station that has lost
+//! its entry costs an additional frame on the other link, nothing else.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -21,43 +20,44 @@ use base::Instant;
 use crate::notify;
 use crate::wire::{TxStatus, Wire};
 
-/// Stations that are remembered.
+/// Entries of the forwarding table.
 const STATIONS: usize = 4096;
 
 base::counters! {
-    /// What a bridge did beside what its wires count.
+    /// Counters of a bridge, besides those of its links.
     pub struct BridgeCounters {
-        /// Frames that left by both wires: for a group, or for who was never heard.
+        /// Frames sent on both links: to a group, or to an unknown station.
         bridge_tx_both,
-        /// Of these, frames that one of the wires had no room for.
+        /// Frames sent on both links that only one of them accepted.
         bridge_tx_half: alarm,
     }
 }
 
-/// A link address, and which wire it was last heard on.
+/// A link address, and the link on which it was last seen.
 #[derive(Clone, Copy, Debug)]
 struct Station {
     address: [u8; 6],
     wire: usize,
 }
 
-/// Two wires that look like one.
+/// Two links that appear as one.
 pub struct Bridge {
     wires: [Box<dyn Wire>; 2],
-    /// By the low bits of the address: the one heard last stays.
+    /// Forwarding table, indexed by the low bits of the address; the station seen last keeps the
+    /// entry.
     stations: Vec<Option<Station>>,
-    /// The wire that is asked first for the next frame.
+    /// The link that is asked first for the next frame.
     next: usize,
-    /// Readable while one of the wires is.
+    /// Readable while one of the links is; `None` if neither has a descriptor.
     readable: Option<OwnedFd>,
     counters: BridgeCounters,
 }
 
 impl Bridge {
-    /// Joins two wires. What both can do, it can.
+    /// Joins two links. The result has the capabilities that both have.
     ///
     /// # Errors
-    /// Where the process has no descriptor left.
+    /// If no file descriptor is left.
     pub fn new(wires: [Box<dyn Wire>; 2]) -> io::Result<Self> {
         let outside: Vec<RawFd> = wires.iter().filter_map(Wire::pollable).collect();
         let readable = if outside.is_empty() { None } else { Some(notify::any_of(&outside)?) };
@@ -72,14 +72,15 @@ impl Bridge {
         self.stations[place(address)] = Some(Station { address, wire });
     }
 
-    /// The wire on which the receiver of a frame was last heard.
+    /// Returns the link on which the destination of a frame was last seen.
     fn wire_of(&self, frame: &TxFrame) -> Option<usize> {
         let &address = frame.header.as_slice().first_chunk::<6>()?;
         self.stations[place(address)].filter(|s| s.address == address).map(|s| s.wire)
     }
 }
 
-/// Where a station is remembered. Group addresses are nobody's source, so none is found.
+/// Returns the index of an address in the table. A group address is never a source, so none is
+/// found.
 fn place(address: [u8; 6]) -> usize {
     let [.., a, b, c] = address;
     (usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c)) % STATIONS
@@ -105,7 +106,7 @@ impl Wire for Bridge {
         let sent = [first.transmit(now, frame), second.transmit(now, frame)];
         match sent {
             [TxStatus::Sent, TxStatus::Sent] => TxStatus::Sent,
-            // Half of it is sent: to ask for the whole again would send that half twice.
+            // One link has sent it: `Full` would make the caller send it there a second time.
             [TxStatus::Sent, _] | [_, TxStatus::Sent] => {
                 self.counters.bridge_tx_half += 1;
                 TxStatus::Sent
@@ -134,7 +135,7 @@ impl Wire for Bridge {
     }
 
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
-        // Both wires count by the same names.
+        // Both links may use the same counter names.
         let mut sums: Vec<(&'static str, u64)> = Vec::new();
         for wire in &self.wires {
             wire.visit(&mut |name, value| match sums.iter_mut().find(|(n, _)| *n == name) {
@@ -184,7 +185,7 @@ mod tests {
     }
 
     impl Rig {
-        /// How many frames each far end got.
+        /// Returns how many frames each far end has received.
         fn got(&mut self) -> [usize; 2] {
             let pool = &mut self.pool;
             self.far.each_mut().map(|far| std::iter::from_fn(|| far.receive(NOW, pool)).count())
@@ -210,7 +211,7 @@ mod tests {
             assert_eq!(rig.bridge.transmit(NOW, &frame(station, OURS)), TxStatus::Sent);
             assert_eq!(rig.got(), expected, "{station:?}");
         }
-        // It moves.
+        // The client moves to the other link.
         assert_eq!(rig.far[1].transmit(NOW, &frame(OURS, client)), TxStatus::Sent);
         assert!(rig.bridge.receive(NOW, &mut rig.pool).is_some());
         assert_eq!(rig.bridge.transmit(NOW, &frame(client, OURS)), TxStatus::Sent);

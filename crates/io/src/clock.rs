@@ -1,14 +1,14 @@
-//! Time, CPU time, cycles, entropy and core affinity: what the sans-IO crates get as parameters.
+//! Time, CPU time, cycles, entropy and core affinity, which the sans-IO crates get as parameters.
 //!
-//! Called by `outboard`'s threads and benchmarks. Every [`Clock`] counts from its own creation, on
-//! the monotonic clock, so instants of one clock are never mixed with another's.
+//! Called by threads and benchmarks. Every [`Clock`] counts from its own creation on the monotonic
+//! clock, so instants of two clocks must not be compared.
 #![expect(unsafe_code, reason = "clock_gettime, getrandom, sched_setaffinity, rdtsc")]
 
 use std::io;
 
 use base::{Duration, Instant};
 
-/// A monotonic clock that counts from its creation. Copies count from the same moment.
+/// A monotonic clock that counts from its creation. Copies share the epoch.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     start: Duration,
@@ -16,20 +16,20 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A clock whose epoch is now.
+    /// Returns a clock whose epoch is now.
     #[must_use]
     pub fn new() -> Self {
         Self { start: read(libc::CLOCK_MONOTONIC), unix_epoch: read(libc::CLOCK_REALTIME) }
     }
 
-    /// Time since the epoch.
+    /// Returns the time since the epoch.
     #[must_use]
     pub fn now(&self) -> Instant {
         Instant::ZERO + read(libc::CLOCK_MONOTONIC).saturating_sub(self.start)
     }
 
-    /// The epoch as time since 1970 UTC, as the system knew it at creation; later steps of the
-    /// system's clock do not change it.
+    /// Returns the epoch as time since 1970 UTC, read from the system's clock at creation; later
+    /// steps of that clock do not change it.
     #[must_use]
     pub const fn unix_epoch(&self) -> Duration {
         self.unix_epoch
@@ -42,28 +42,28 @@ impl Default for Clock {
     }
 }
 
-/// Blocks the calling thread for a time: for attempts that are repeated, since no event says when
-/// the next one can succeed.
+/// Blocks the calling thread for `time`. For retries of operations whose success no event
+/// announces.
 pub fn sleep(time: Duration) {
-    // A signal or a lack of memory shortens it, which the caller's next attempt bears.
+    // A signal or lack of memory ends the sleep early; the caller just retries sooner.
     let _woken = crate::notify::Poller::new().wait(Some(time));
 }
 
-/// Some instant of the standard library, for libraries whose time is of that type: it has no other
-/// beginning. Only differences to it mean something.
+/// Returns an instant of the standard library, as an origin for libraries that use `std` time. Only
+/// differences to it have a meaning.
 #[must_use]
 #[expect(clippy::disallowed_methods, reason = "there is no other way to an instant of std")]
 pub fn std_epoch() -> std::time::Instant {
     std::time::Instant::now()
 }
 
-/// CPU time of the calling thread, user and system.
+/// Returns the CPU time of the calling thread, user and system.
 #[must_use]
 pub fn thread_cpu() -> Duration {
     read(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// CPU time of all threads of the process, user and system.
+/// Returns the CPU time of all threads of the process, user and system.
 #[must_use]
 pub fn process_cpu() -> Duration {
     read(libc::CLOCK_PROCESS_CPUTIME_ID)
@@ -78,8 +78,8 @@ fn read(clock: libc::clockid_t) -> Duration {
     Duration::from_secs(secs) + Duration::from_nanos(u64::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// The time-stamp counter. Not serialising: neighbouring instructions may be counted on either
-/// side, which sums over many calls do not notice and a fence in each would.
+/// Returns the time-stamp counter. RDTSC is not serializing, so neighboring instructions may fall
+/// on either side; in sums over many calls this evens out, and a fence in each would cost more.
 #[must_use]
 #[cfg(target_arch = "x86_64")]
 pub fn cycles() -> u64 {
@@ -87,7 +87,7 @@ pub fn cycles() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// The virtual counter: constant rate, not the core's own clock.
+/// Returns the virtual counter, which has a constant rate, independent of the core's clock.
 #[must_use]
 #[cfg(target_arch = "aarch64")]
 pub fn cycles() -> u64 {
@@ -97,26 +97,26 @@ pub fn cycles() -> u64 {
     count
 }
 
-/// Nanoseconds, where the processor's counter is not known.
+/// Returns nanoseconds, for processors whose counter is not supported.
 #[must_use]
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub fn cycles() -> u64 {
     read(libc::CLOCK_MONOTONIC).as_nanos()
 }
 
-/// Unpredictable bits, for seeds and keys. Blocks only until the system's pool is first filled, at
-/// boot.
+/// Returns 64 unpredictable bits, for seeds and keys. Blocks only until the kernel's entropy pool
+/// is initialized, at boot.
 ///
 /// # Panics
-/// Where getrandom(2) does not exist (before Linux 3.17): nothing here runs on so old a kernel.
+/// If getrandom(2) does not exist (before Linux 3.17).
 #[must_use]
 pub fn entropy() -> u64 {
     let mut bytes = [0_u8; 8];
     loop {
         // SAFETY: `bytes` has room for the 8 bytes asked for.
         let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-        // Requests of up to 256 bytes come whole, or are interrupted by a signal while the pool is
-        // not yet filled.
+        // Requests of up to 256 bytes are served completely, or interrupted by a signal before the
+        // pool is initialized.
         if got == 8 {
             return u64::from_ne_bytes(bytes);
         }
@@ -125,10 +125,10 @@ pub fn entropy() -> u64 {
     }
 }
 
-/// Makes the calling thread run on this core only.
+/// Pins the calling thread to one core.
 ///
 /// # Errors
-/// Where the core does not exist or is not among those the process may use.
+/// If the core does not exist or is not in the process's affinity mask.
 pub fn pin_to_core(core: usize) -> io::Result<()> {
     if core >= usize::try_from(libc::CPU_SETSIZE).unwrap_or(0) {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -160,7 +160,7 @@ mod tests {
             x = std::hint::black_box(x.wrapping_mul(3));
         }
         assert!(process_cpu() >= cpu);
-        // Later than 2020: the epoch is wall-clock time.
+        // Later than 2020, so the epoch is wall-clock time.
         assert!(clock.unix_epoch() > Duration::from_secs(1_577_836_800));
     }
 
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn pinning_refuses_what_does_not_exist() {
         assert!(pin_to_core(usize::MAX).is_err());
-        // A thread of its own, so that the test's thread stays free.
+        // In a thread of its own, so that the test's thread is not pinned.
         std::thread::spawn(|| {
             // SAFETY: no arguments, no effect.
             let here = unsafe { libc::sched_getcpu() };

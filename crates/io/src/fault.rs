@@ -1,15 +1,15 @@
-//! A wire that loses, reorders, doubles and corrupts packets of the wire it wraps, in both
+//! A link that drops, reorders, duplicates and corrupts packets of the link it wraps, in both
 //! directions.
 //!
-//! For `--drop`, `--reorder`, `--dup` and `--corrupt` and for tests. Equal seeds and equal calls
-//! give equal faults; each direction has its own generator, so that traffic one way does not change
-//! the fate of the other's.
+//! For `--drop`, `--reorder`, `--dup` and `--corrupt`, and for tests. Equal seeds and equal calls
+//! produce equal faults; each direction has its own generator, so traffic in one direction does not
+//! change the faults in the other.
 //!
-//! While any fault is on, the wire offers neither segmentation nor checksums, so that each packet
-//! meets its own fate with a real checksum in it. What comes *in* merged or unfinished cannot be
-//! helped here: open a TAP with `offloads: false` under this wrapper. A corrupted frame that the
-//! inner wire called good is passed on as [`Checksum::Bad`], which is what a checksum engine would
-//! have found.
+//! While any fault is enabled, the link offers neither segmentation nor checksum offload, so that
+//! faults apply to single packets with complete checksums. Received runs and partial checksums
+//! cannot be prevented here: open a TAP under this wrapper with `offloads: false`. A corrupted
+//! frame that the inner link had marked good is delivered as [`Checksum::Bad`], as a checksum
+//! engine would have found.
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
@@ -21,23 +21,24 @@ use bytes::Bytes;
 
 use crate::wire::{TxStatus, Wire};
 
-/// Probabilities per packet, each 0 to 1, and where their randomness starts.
+/// Fault probabilities per packet, each 0 to 1, and the seed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FaultConfig {
-    /// Lost.
+    /// Probability of loss.
     pub drop: f64,
-    /// Overtaken by one to eight later packets, or held for a few milliseconds where fewer come.
+    /// Probability of being overtaken by one to eight later packets, or delayed by 1 to 5 ms if
+    /// fewer follow.
     pub reorder: f64,
-    /// Sent twice.
+    /// Probability of duplication.
     pub dup: f64,
-    /// One bit after the Ethernet header turned over.
+    /// Probability that one bit after the Ethernet header is flipped.
     pub corrupt: f64,
-    /// Start of the random sequence.
+    /// Seed of the random sequence.
     pub seed: u64,
 }
 
 impl FaultConfig {
-    /// Whether any fault can happen.
+    /// Returns whether any fault is enabled.
     #[must_use]
     pub fn is_active(&self) -> bool {
         [self.drop, self.reorder, self.dup, self.corrupt].iter().any(|&p| p > 0.0)
@@ -45,40 +46,40 @@ impl FaultConfig {
 }
 
 base::counters! {
-    /// Faults made.
+    /// Counters of injected faults.
     pub struct FaultCounters {
-        /// Outgoing packets lost.
+        /// Outgoing packets dropped.
         fault_tx_dropped,
-        /// Outgoing packets held back.
+        /// Outgoing packets reordered.
         fault_tx_reordered,
-        /// Outgoing packets sent twice.
+        /// Outgoing packets duplicated.
         fault_tx_duplicated,
-        /// Outgoing packets with a bit turned over.
+        /// Outgoing packets with a bit flipped.
         fault_tx_corrupted,
-        /// Incoming packets lost.
+        /// Incoming packets dropped.
         fault_rx_dropped,
-        /// Incoming packets held back.
+        /// Incoming packets reordered.
         fault_rx_reordered,
-        /// Incoming packets delivered twice.
+        /// Incoming packets duplicated.
         fault_rx_duplicated,
-        /// Incoming packets with a bit turned over.
+        /// Incoming packets with a bit flipped.
         fault_rx_corrupted,
     }
 }
 
-/// Most packets held back in one direction, and most that wait for a full inner wire.
+/// Most packets held for reordering in one direction, and most that wait for a full inner link.
 const HELD_MAX: usize = 64;
-/// A held packet is overtaken by up to so many.
+/// Most packets that overtake a held packet.
 const OVERTAKEN_BY_MAX: u64 = 8;
-/// Where too few packets follow, a held one goes on after a time between one and so many
-/// milliseconds.
+/// Longest delay of a held packet that too few packets overtake, in milliseconds. The shortest is 1
+/// ms.
 const HELD_MS_MAX: u64 = 5;
-/// A full inner wire is tried again after this time.
+/// Delay before a full inner link is tried again.
 const RETRY_AFTER: Duration = Duration::from_micros(100);
-/// First byte that corruption may touch: the Ethernet header has no checksum in what we carry.
+/// First byte that corruption may touch: the Ethernet header is covered by no checksum here.
 const CORRUPT_FROM: usize = 14;
 
-/// What happens to one packet.
+/// Faults drawn for one packet.
 struct Fate {
     drop: bool,
     corrupt: Option<u64>,
@@ -86,7 +87,7 @@ struct Fate {
     hold: Option<(u64, Duration)>,
 }
 
-/// One direction: its randomness, and the packets that it holds back.
+/// One direction: its random generator, and the packets that it holds.
 struct Lane<F> {
     prng: Prng,
     held: Vec<Held<F>>,
@@ -104,8 +105,8 @@ impl<F> Lane<F> {
         Self { prng, held: Vec::new(), ready: VecDeque::new() }
     }
 
-    /// Draws a fate. The number of draws depends on the configuration and earlier draws only, never
-    /// on the packet.
+    /// Draws the faults of a packet. The number of draws depends only on the configuration and on
+    /// earlier draws, never on the packet.
     fn fate(&mut self, config: &FaultConfig) -> Fate {
         let prng = &mut self.prng;
         let drop = prng.chance(config.drop);
@@ -122,7 +123,7 @@ impl<F> Lane<F> {
         self.held.push(Held { frame, overtaken_by, until });
     }
 
-    /// A packet goes by: those that enough have now overtaken follow it.
+    /// Passes a packet on, followed by the held packets that it was the last to overtake.
     fn pass(&mut self, frame: F) {
         self.ready.push_back(frame);
         for held in &mut self.held {
@@ -131,7 +132,7 @@ impl<F> Lane<F> {
         self.release(|held| held.overtaken_by == 0);
     }
 
-    /// Lets go of what has been held long enough.
+    /// Releases packets that were held long enough.
     fn expire(&mut self, now: Instant) {
         self.release(|held| held.until <= now);
     }
@@ -152,20 +153,20 @@ impl<F> Lane<F> {
     }
 }
 
-/// A wire with faults.
+/// A link with fault injection.
 pub struct FaultWire<W> {
     inner: W,
     config: FaultConfig,
     active: bool,
     tx: Lane<TxFrame>,
     rx: Lane<RxFrame>,
-    /// When to offer the inner wire again what it had no room for.
+    /// When to retry transmission on a full inner link.
     retry_at: Option<Instant>,
     counters: FaultCounters,
 }
 
 impl<W: Wire> FaultWire<W> {
-    /// Wraps `inner`. With no fault in `config` everything passes untouched.
+    /// Wraps `inner`. Without a fault in `config` all packets pass unchanged.
     #[must_use]
     pub fn new(inner: W, config: FaultConfig) -> Self {
         let mut prng = Prng::new(config.seed);
@@ -175,13 +176,13 @@ impl<W: Wire> FaultWire<W> {
         Self { inner, config, active, tx, rx, retry_at: None, counters }
     }
 
-    /// The faults made.
+    /// Returns the counters of injected faults.
     #[must_use]
     pub const fn counters(&self) -> &FaultCounters {
         &self.counters
     }
 
-    /// Hands the inner wire what is ready to go out.
+    /// Transmits frames that are ready on the inner link.
     fn push_out(&mut self, now: Instant) {
         self.tx.expire(now);
         self.retry_at = None;
@@ -194,7 +195,7 @@ impl<W: Wire> FaultWire<W> {
         }
     }
 
-    /// Draws the fate of an outgoing frame and leaves its remains in the lane.
+    /// Draws the faults of an outgoing frame and queues the resulting frames in `tx`.
     fn send(&mut self, now: Instant, frame: &TxFrame) {
         let fate = self.tx.fate(&self.config);
         if fate.drop || (fate.corrupt.is_some() && !is_ip(frame.header.as_slice())) {
@@ -219,7 +220,7 @@ impl<W: Wire> FaultWire<W> {
         }
     }
 
-    /// Draws the fate of an incoming frame and leaves its remains in the lane.
+    /// Draws the faults of a received frame and queues the resulting frames in `rx`.
     fn take_in(&mut self, now: Instant, mut frame: RxFrame, pool: &mut PacketPool) {
         let fate = self.rx.fate(&self.config);
         if fate.drop || (fate.corrupt.is_some() && !is_ip(frame.packet.as_slice())) {
@@ -250,21 +251,20 @@ impl<W: Wire> FaultWire<W> {
     }
 }
 
-/// Whether corruption of the frame can be found out: of what we carry only IP has checksums. Others
-/// (ARP) are lost instead, as the Ethernet frame check would have it.
+/// Returns whether corruption of the frame can be detected: only IP packets have checksums. Other
+/// frames (ARP) are dropped instead, as the Ethernet FCS check would do.
 fn is_ip(frame: &[u8]) -> bool {
     matches!(frame.get(12..14), Some([0x08, 0x00] | [0x86, 0xdd]))
 }
 
-/// A bit after the Ethernet header of a frame of `len` bytes.
+/// Returns the index of a bit after the Ethernet header of a frame of `len` bytes.
 fn pick_bit(random: u64, len: usize) -> Option<usize> {
     let bits = len.checked_sub(CORRUPT_FROM)? * 8;
     let bit = usize::try_from(random % (bits.max(1) as u64)).ok()?;
     (bits > 0).then_some(CORRUPT_FROM * 8 + bit)
 }
 
-/// Turns over a bit of the frame; a payload it falls into is replaced by a copy, for its buffer is
-/// shared.
+/// Flips a bit of the frame. A payload buffer is shared, so the affected one is replaced by a copy.
 fn corrupt_tx(frame: &mut TxFrame, bit: usize) {
     let (mut at, mask) = (bit / 8, 1 << (bit % 8));
     if let Some(byte) = frame.header.as_mut_slice().get_mut(at) {
@@ -298,8 +298,8 @@ impl<W: Wire> Wire for FaultWire<W> {
             return self.inner.transmit(now, frame);
         }
         self.push_out(now);
-        // Only before the fate is drawn can a frame be turned back: offered again, it must not be
-        // drawn twice.
+        // `Full` is returned only before faults are drawn: an offered frame must not be drawn
+        // twice.
         if self.tx.ready.len() >= HELD_MAX {
             return TxStatus::Full;
         }

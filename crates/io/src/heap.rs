@@ -1,7 +1,7 @@
-//! How much memory the process has allocated: for `outboard-lab bench memory`.
+//! Heap usage of the process, for `outboard-lab bench memory`.
 #![expect(unsafe_code, reason = "mallinfo2")]
 
-/// Bytes in use on the heap, with the allocator's own overhead for them.
+/// Returns the bytes in use on the heap, including the allocator's overhead for them.
 #[must_use]
 pub fn allocated_bytes() -> usize {
     // SAFETY: mallinfo2 takes no arguments and only reads the allocator's own state, under its

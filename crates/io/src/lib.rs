@@ -1,17 +1,18 @@
-//! Everything of Outboard that touches the operating system: wires, disks, clocks, wake-ups.
+//! Operating-system access: links, disks, clocks and wake-ups.
 //!
-//! `outboard` and the interoperability tests call it; the device and the host stack below them
-//! never do. They see a [`wire::Wire`] or a [`disk::Disk`] as frames and messages of `abi`, so the
-//! same code runs over a TAP, over memory, or in the simulator.
+//! Used by `apps`, `quic`, `stack`, `outboard`, `sim`, `lab` and the interoperability tests. Device
+//! (`nic`) and host stack (`host`) never call it: they see a [`wire::Wire`] or a [`disk::Disk`] as
+//! frames and messages of `abi`, so the same code runs over a TAP, over memory, and in the
+//! simulator.
 //!
-//! Wires: [`mem`] (two ends in one process) and [`tap`] (the Linux kernel at the other end);
-//! [`fault`] and [`pcap`] wrap any of them, [`bridge`] joins two. Disks: io_uring, a pool of
-//! threads, or plain calls, all chosen by [`disk::open_disk`]. [`heap`] says how much memory the
-//! process has allocated.
+//! Links: [`mem`] (two ends in one process) and [`tap`] (the Linux kernel at the other end);
+//! [`fault`] and [`pcap`] wrap any link, [`bridge`] joins two. Disks: io_uring, a thread pool, or
+//! plain calls, chosen by [`disk::open_disk`]. [`heap`] reports how much memory the process has
+//! allocated.
 //!
-//! This crate holds no protocol of its own: it looks into a frame only where a wire's or a
-//! capture's format asks for it. Its `unsafe` is in the modules that make system calls, each of
-//! which says so at its head.
+//! This crate implements no protocol: it parses a frame only if the format of a link or a capture
+//! requires it. `unsafe` code is confined to the modules that make system calls, which declare it
+//! at their head.
 #![deny(unsafe_code)]
 
 pub mod bridge;

@@ -1,12 +1,13 @@
-//! A wire in memory: two ends in one process, with a delay, a rate and a queue in each direction.
+//! Memory link: two ends in one process, with a delay, a rate and a queue in each direction.
 //!
-//! Tests and accounted benchmarks connect two devices with it. Each direction is an [`abi::ring`]
-//! of frames, so the two ends may be in one thread or in two, and no call locks. A frame crosses as
-//! the sender's shared buffers and is copied once, into the receiver's pool, as a NIC's DMA would.
+//! Used by tests and accounted benchmarks to connect two devices. Each direction is an
+//! [`abi::ring`] of frames, so the two ends may be in one thread or in two, and no call takes a
+//! lock. A frame crosses as references to the sender's shared buffers and is copied once, into the
+//! receiver's pool, as by a NIC's DMA.
 //!
-//! It loses frames only by its queue's limit; other faults are [`crate::fault`]'s. It computes no
-//! checksum: a frame whose checksum was left to the wire arrives unfinished and marked
-//! [`Checksum::Partial`], as between two ports of one machine.
+//! Frames are lost only if the queue is full; other faults are made by [`crate::fault`]. No
+//! checksum is computed: a frame sent with a partial checksum is received as [`Checksum::Partial`],
+//! as between two interfaces of one machine.
 
 use std::cell::RefCell;
 use std::os::fd::RawFd;
@@ -18,27 +19,27 @@ use base::{Duration, Instant};
 
 use crate::wire::{TxStatus, Wire};
 
-/// Bytes of an Ethernet header, which [`WireCaps::mtu`] leaves out.
+/// Size of an Ethernet header, which [`WireCaps::mtu`] does not include.
 const ETHERNET_BYTES: usize = 14;
 
-/// What a memory link is like, the same in both directions.
+/// Properties of a memory link, the same in both directions.
 #[derive(Clone, Debug)]
 pub struct LinkConfig {
-    /// One-way delay, after the last bit has been sent.
+    /// One-way propagation delay, counted from the end of transmission.
     pub delay: Duration,
-    /// Rate in bytes per second; `None` sends in no time.
+    /// Rate in bytes per second; `None` for infinite.
     pub bytes_per_s: Option<u64>,
-    /// Bytes that may wait for the rate; a frame that comes on top is lost. Without a rate nothing
-    /// waits.
+    /// Most bytes that wait for transmission; frames beyond that are dropped. Not used without a
+    /// rate.
     pub queue_bytes_max: u64,
-    /// Frames between the two ends, rounded up to a power of two; beyond it the link is
+    /// Most frames between the two ends, rounded up to a power of two; beyond it `transmit` returns
     /// [`TxStatus::Full`].
     pub frames_max: usize,
-    /// Largest packet above Ethernet, in bytes.
+    /// Largest packet without its Ethernet header, in bytes.
     pub mtu: u16,
-    /// Whether runs of segments cross whole, as over a TAP.
+    /// True if runs of segments cross unsegmented, as over a TAP.
     pub segmentation: bool,
-    /// Whether frames may leave their transport checksum to the wire.
+    /// True if frames may be sent with a partial transport checksum.
     pub checksum: bool,
 }
 
@@ -57,35 +58,35 @@ impl Default for LinkConfig {
 }
 
 base::counters! {
-    /// What one end of a memory link did.
+    /// Counters of one end of a memory link.
     pub struct MemCounters {
         /// Frames sent.
         mem_tx_frames,
-        /// Bytes of them, counting the headers of each packet that a run of segments stands for.
+        /// Bytes sent, including one header for each packet of a run.
         mem_tx_bytes,
-        /// Frames lost because the queue held its limit.
+        /// Frames dropped because the queue was full.
         mem_tx_dropped,
-        /// Frames turned back because too many were between the ends.
+        /// Frames not accepted because [`LinkConfig::frames_max`] were between the ends.
         mem_tx_full,
-        /// Frames that the link cannot carry: too long, or asking for what [`WireCaps`] does not
+        /// Frames that the link cannot carry: too long, or with offloads that [`WireCaps`] does not
         /// offer.
         mem_tx_refused,
         /// Frames delivered.
         mem_rx_frames,
-        /// Bytes of them.
+        /// Bytes delivered.
         mem_rx_bytes,
-        /// Frames lost because they fit no buffer.
+        /// Frames dropped because no buffer of the pool is large enough.
         mem_rx_too_long,
     }
 }
 
-/// A frame on its way, and when it arrives.
+/// A frame in transit, with its arrival time.
 struct Flight {
     arrives: Instant,
     frame: TxFrame,
 }
 
-/// The receiving half: a ring, and its first frame once we have looked at it.
+/// Receive side: the ring, and its first frame if that was popped already.
 struct Inbox {
     ring: Consumer<Flight>,
     first: Option<Flight>,
@@ -105,14 +106,14 @@ pub struct MemWire {
     caps: WireCaps,
     config: LinkConfig,
     outbox: Producer<Flight>,
-    // Looking at the first frame takes it off the ring, and `poll_timeout` has to look.
+    // `poll_timeout` takes `&self`, but has to pop the first frame to see its arrival time.
     inbox: RefCell<Inbox>,
-    /// When the last bit of what was sent leaves.
+    /// Time at which the last bit sent so far leaves.
     busy_until: Instant,
     counters: MemCounters,
 }
 
-/// Two ends, connected.
+/// Returns the two connected ends.
 #[must_use]
 pub fn link(config: &LinkConfig) -> (MemWire, MemWire) {
     let capacity = config.frames_max.max(1).next_power_of_two();
@@ -139,13 +140,13 @@ impl MemWire {
         }
     }
 
-    /// What this end did.
+    /// Returns the counters of this end.
     #[must_use]
     pub const fn counters(&self) -> &MemCounters {
         &self.counters
     }
 
-    /// Whether the frame asks for no more than the capabilities offer.
+    /// Returns whether the capabilities permit the frame.
     fn carries(&self, frame: &TxFrame) -> bool {
         let mtu = usize::from(self.caps.mtu);
         let packet_bytes = match usize::from(frame.segment_size) {
@@ -157,7 +158,7 @@ impl MemWire {
             && (!frame.checksum_partial || self.caps.checksum)
     }
 
-    /// When the last bit of `bytes` will have left, or `None` where the queue has no room for them.
+    /// Returns when the last bit of `bytes` will have left, or `None` if the queue has no room.
     fn serialise(&self, now: Instant, bytes: u64) -> Option<Instant> {
         let Some(rate) = self.config.bytes_per_s else { return Some(now) };
         let waiting = self.busy_until.since(now);
@@ -172,13 +173,13 @@ impl MemWire {
     }
 }
 
-/// Bytes that a link of `rate` bytes per second sends in `time`.
+/// Returns how many bytes a link of `rate` bytes per second sends in `time`.
 fn bytes_in(time: Duration, rate: u64) -> u64 {
     let bytes = u128::from(time.as_nanos()) * u128::from(rate) / 1_000_000_000;
     u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
-/// Bytes of all packets that the frame stands for.
+/// Returns the bytes of all packets of the frame after segmentation.
 fn wire_bytes(frame: &TxFrame) -> u64 {
     let payload = frame.payload_len();
     let packets = match usize::from(frame.segment_size) {
@@ -204,7 +205,7 @@ impl Wire for MemWire {
         }
         let bytes = wire_bytes(frame);
         let Some(leaves) = self.serialise(now, bytes) else {
-            // Tail drop: the sender of a real link does not learn of it either.
+            // Tail drop: on a real link, too, the sender is not told.
             self.counters.mem_tx_dropped += 1;
             return TxStatus::Sent;
         };
@@ -232,7 +233,7 @@ impl Wire for MemWire {
             self.counters.mem_rx_bytes += frame.len() as u64;
             let checksum =
                 if frame.checksum_partial { Checksum::Partial } else { Checksum::Unchecked };
-            // A run that fits one packet was never merged.
+            // A run that fits one packet is a plain packet.
             let merged = frame.payload_len() > usize::from(frame.segment_size);
             let segment_size = if merged { frame.segment_size } else { 0 };
             return Some(RxFrame { packet, checksum, segment_size });
@@ -294,7 +295,7 @@ mod tests {
         for _ in 0..4 {
             assert_eq!(a.transmit(Instant::ZERO, &thousand), TxStatus::Sent);
         }
-        // 1000 and 2000 bytes fit the queue; with the third there would be 3000.
+        // 1000 and 2000 bytes fit the queue; the third frame would make it 3000.
         assert_eq!(a.counters().mem_tx_frames, 2);
         assert_eq!(a.counters().mem_tx_dropped, 2);
         for millis in 1..=2 {
@@ -303,7 +304,7 @@ mod tests {
             assert!(b.receive(due, &mut pool).is_some());
         }
         assert_eq!(b.poll_timeout(), None);
-        // The line is idle again: the next frame takes its own time only.
+        // The link is idle again, so the next frame waits only for its own transmission.
         assert_eq!(a.transmit(Instant::from_millis(50), &thousand), TxStatus::Sent);
         assert_eq!(b.poll_timeout(), Some(Instant::from_millis(51)));
     }

@@ -1,8 +1,8 @@
-//! Waking a thread and waiting for several things at once: eventfd(2) and ppoll(2).
+//! Waking a thread, and waiting for several descriptors at once: eventfd(2) and ppoll(2).
 //!
-//! The device's and the host's threads sleep in a [`Poller`] over their wire, their disk and a
-//! [`Notifier`] that the other side rings. Whether to ring is decided by [`abi::ring::Waker`], so
-//! that a busy thread costs no system call.
+//! The threads of device and host sleep in a [`Poller`] on their link, their disk and a
+//! [`Notifier`] that the other side writes to. [`abi::ring::Waker`] decides whether to notify, so
+//! that waking a busy thread costs no system call.
 #![expect(unsafe_code, reason = "eventfd and ppoll")]
 
 use std::fs::File;
@@ -12,35 +12,35 @@ use std::sync::Arc;
 
 use base::Duration;
 
-/// A bell: any thread rings it, a [`Poller`] hears it until it is drained. Clones are the same
-/// bell.
+/// An eventfd that any thread can signal and a [`Poller`] sees until it is drained. Clones share
+/// the descriptor.
 #[derive(Clone, Debug)]
 pub struct Notifier(Arc<File>);
 
 impl Notifier {
-    /// A silent bell.
+    /// Creates an eventfd that is not signaled.
     ///
     /// # Errors
-    /// Where the process has no descriptor left.
+    /// If no file descriptor is left.
     pub fn new() -> io::Result<Self> {
         // SAFETY: no pointers are passed; the result is checked before use.
         let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+        // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
         Ok(Self(Arc::new(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))))
     }
 
-    /// Rings.
+    /// Signals the eventfd.
     pub fn notify(&self) {
-        // The one failure is EAGAIN, at a count of 2^64 - 2: it is ringing already.
+        // The only failure is EAGAIN, at a count of 2^64 - 2: it is signaled already.
         let _ = (&*self.0).write(&1_u64.to_ne_bytes());
     }
 
-    /// Silences it; says whether it had been ringing.
+    /// Clears the signal; returns whether it was set.
     pub fn drain(&self) -> bool {
-        // EAGAIN: it was silent.
+        // EAGAIN means that it was not set.
         matches!((&*self.0).read(&mut [0; 8]), Ok(8))
     }
 }
@@ -51,20 +51,20 @@ impl AsRawFd for Notifier {
     }
 }
 
-/// `libc::EPOLLIN` in the type that the kernel's structure has.
+/// `libc::EPOLLIN` in the type of the field of `epoll_event`.
 const EPOLLIN: u32 = u32::from_ne_bytes(libc::EPOLLIN.to_ne_bytes());
 
-/// A descriptor that polls readable while any of `fds` does: epoll(7) in place of one of them.
+/// Returns a descriptor that polls readable while any of `fds` does (epoll(7)).
 ///
 /// # Errors
-/// Where the process has no descriptor left, or one of them cannot be waited for.
+/// If no file descriptor is left, or if one of `fds` does not support polling.
 pub fn any_of(fds: &[RawFd]) -> io::Result<OwnedFd> {
     // SAFETY: no pointers are passed; the result is checked before use.
     let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+    // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
     let all = unsafe { OwnedFd::from_raw_fd(fd) };
     for &fd in fds {
         let mut event = libc::epoll_event { events: EPOLLIN, u64: 0 };
@@ -78,21 +78,21 @@ pub fn any_of(fds: &[RawFd]) -> io::Result<OwnedFd> {
     Ok(all)
 }
 
-/// A short list of descriptors, and which of them can be read.
+/// A short list of descriptors, with the result of the last poll.
 #[derive(Debug, Default)]
 pub struct Poller {
     fds: Vec<libc::pollfd>,
 }
 
 impl Poller {
-    /// An empty list.
+    /// Returns an empty list.
     #[must_use]
     pub const fn new() -> Self {
         Self { fds: Vec::new() }
     }
 
-    /// Adds a descriptor and gives its index. The caller keeps it open as long as the list is
-    /// waited on: a closed one counts as ready.
+    /// Adds a descriptor and returns its index. The caller keeps it open as long as the list is
+    /// waited on; a closed one counts as ready.
     pub fn add(&mut self, fd: RawFd) -> usize {
         self.fds.push(libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
         self.fds.len() - 1
@@ -104,10 +104,10 @@ impl Poller {
     }
 
     /// Sleeps until a descriptor is ready, `timeout` is over (`None`: no limit) or a signal
-    /// arrives, and gives the number of ready ones.
+    /// arrives. Returns the number of ready descriptors.
     ///
     /// # Errors
-    /// Where the kernel has no memory for the list; a signal is no error but zero ready.
+    /// If the kernel has no memory for the list. A signal is not an error: it returns 0.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<usize> {
         let time = timeout.map(|d| libc::timespec {
             tv_sec: libc::time_t::try_from(d.as_secs()).unwrap_or(libc::time_t::MAX),
@@ -128,7 +128,8 @@ impl Poller {
         if error.kind() == io::ErrorKind::Interrupted { Ok(0) } else { Err(error) }
     }
 
-    /// Whether the descriptor with this index was ready (or broken) at the last [`Self::wait`].
+    /// Returns whether the descriptor with this index was ready (or in error) at the last
+    /// [`Self::wait`].
     #[must_use]
     pub fn is_ready(&self, index: usize) -> bool {
         self.fds.get(index).is_some_and(|fd| fd.revents != 0)

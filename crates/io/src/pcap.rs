@@ -1,14 +1,14 @@
-//! A wire that writes what passes to a pcapng file, for Wireshark and tcpdump.
+//! A link that writes its traffic to a pcapng file, for Wireshark and tcpdump.
 //!
-//! For `--pcap`. It shows the packets that a cable would have: runs of segments are cut and
-//! unfinished checksums filled in ([`wire::segment`]), for readers of captures take no frames that
-//! are longer than packets. Around [`crate::fault`] it shows what the device sent; inside, what
-//! really left.
+//! For `--pcap`. The capture shows packets as they would be on a cable: runs are segmented and
+//! partial checksums completed ([`wire::segment`]), since readers of captures do not accept frames
+//! longer than packets. Outside [`crate::fault`] it shows what the device sent; inside, what really
+//! left.
 //!
-//! The blocks are written by the `pcap-file` crate. It takes a packet as one slice, so each frame
-//! is gathered in a buffer that is kept; per packet it allocates four bytes of options, which a
-//! capture can afford. Trouble with the file ends the capture, once told and counted, and never the
-//! traffic.
+//! The `pcap-file` crate writes the blocks. It takes a packet as one slice, so each frame is
+//! gathered in a reused buffer; it allocates four bytes of options per packet, which is acceptable
+//! for a capture. A write error ends the capture, is printed once and counted, and never affects
+//! the traffic.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -30,52 +30,53 @@ use crate::wire::{TxStatus, Wire};
 use wire::segment::{Layout, cut};
 
 base::counters! {
-    /// What a capture did.
+    /// Counters of a capture.
     pub struct PcapCounters {
         /// Packets written.
         pcap_packets,
-        /// Errors of the file; the first ends the capture.
+        /// Write errors; the first ends the capture.
         pcap_errors,
     }
 }
 
-/// Time after which buffered packets are written at the next call, so that a file can be watched as
-/// it grows.
+/// Interval after which buffered packets are written at the next call, so that a growing file can
+/// be watched.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
 const BUFFER_BYTES: usize = 256 * 1024;
-/// Most bytes of a packet that tshark reads (Wireshark's `WTAP_MAX_PACKET_SIZE_STANDARD`). No
-/// packet is as long, but a frame that cannot be cut may be.
+/// Longest packet that tshark reads (Wireshark's `WTAP_MAX_PACKET_SIZE_STANDARD`). Only a frame
+/// that could not be segmented can be longer.
 const PACKET_BYTES_MAX: usize = 262_144;
-/// `if_tsresol`: timestamps count 10^-9 seconds.
+/// `if_tsresol`: time stamps count 10^-9 seconds.
 const NANOSECONDS: u8 = 9;
 
-/// Direction of a packet, as the flags word of an enhanced packet block says it (pcapng section
-/// 4.3.1, bits 0 and 1).
+/// Direction of a packet, as in the flags word of an enhanced packet block (pcapng section 4.3.1,
+/// bits 0 and 1).
 #[derive(Clone, Copy)]
 enum Direction {
     In = 1,
     Out = 2,
 }
 
-/// A wire that is being captured.
+/// A link whose traffic is captured.
 pub struct PcapWire<W> {
     inner: W,
     file: Option<PcapNgWriter<BufWriter<Box<dyn Write + Send>>>>,
     unix_epoch: Duration,
-    /// The frame being written, in one piece.
+    /// The frame being written, contiguous.
     scratch: Vec<u8>,
-    /// A packet of it.
+    /// A packet of the frame.
     packet: Vec<u8>,
     last_flush: Instant,
     counters: PcapCounters,
 }
 
 impl<W: Wire> PcapWire<W> {
-    /// Captures `inner` to a new file at `path`, replacing what was there. `interface` is the name
-    /// that readers show; `unix_epoch` is the time since 1970 at the epoch of the wire's `now`.
+    /// Captures `inner` to a new file at `path`, which is overwritten if it exists. `interface` is
+    /// the name that readers show; `unix_epoch` is the time since 1970 at the epoch of the link's
+    /// `now`.
     ///
     /// # Errors
-    /// Where the file cannot be made or written.
+    /// If the file cannot be created or written.
     pub fn create(
         inner: W,
         path: &Path,
@@ -85,10 +86,10 @@ impl<W: Wire> PcapWire<W> {
         Self::new(inner, Box::new(File::create(path)?), interface, unix_epoch)
     }
 
-    /// As [`Self::create`], to any writer.
+    /// Like [`Self::create`], with any writer.
     ///
     /// # Errors
-    /// Where the file's head cannot be written.
+    /// If the file header cannot be written.
     pub fn new(
         inner: W,
         out: Box<dyn Write + Send>,
@@ -118,14 +119,14 @@ impl<W: Wire> PcapWire<W> {
         })
     }
 
-    /// What the capture did.
+    /// Returns the counters of the capture.
     #[must_use]
     pub const fn counters(&self) -> &PcapCounters {
         &self.counters
     }
 
-    /// Writes the frame in `scratch`, packet by packet: a run has a segment size, and the checksum
-    /// may be unfinished.
+    /// Writes the frame in `scratch`, packet by packet. `run` is its segment size (0 if it is one
+    /// packet), and whether its checksum is partial.
     fn write(
         &mut self,
         now: Instant,
@@ -170,7 +171,7 @@ impl<W: Wire> PcapWire<W> {
         eprintln!("outboard: the capture stops here, traffic goes on: {error}");
         self.counters.pcap_errors += 1;
         if let Some(file) = self.file.take() {
-            // Into parts, so that its drop does not try once more to write what is buffered.
+            // Taken apart, so that its drop does not try to write the buffered data again.
             drop(file.into_inner().into_parts());
         }
     }
@@ -246,7 +247,7 @@ mod tests {
     use crate::mem::{LinkConfig, link};
     use crate::test_frames::{bytes_of, frame, nonzero};
 
-    /// Takes so many bytes, then is full.
+    /// Accepts this many bytes, then is full.
     struct Disk(Arc<Mutex<Vec<u8>>>, usize);
 
     impl Write for Disk {
@@ -273,7 +274,7 @@ mod tests {
         let mut wire = PcapWire::create(a, &path, "ob0", epoch).unwrap();
         let mut pool = PacketPool::new(4);
         let (t1, t2) = (Instant::from_nanos(5), Instant::from_nanos(1_000_000_007));
-        // Three bytes of padding, then none.
+        // The first packet needs three bytes of padding, the second none.
         assert_eq!(wire.transmit(t1, &frame(b"out")), TxStatus::Sent);
         assert_eq!(b.transmit(t2, &frame(&[9; 3000][..1446])), TxStatus::Sent);
         assert!(wire.receive(t2, &mut pool).is_some());
@@ -318,7 +319,7 @@ mod tests {
         let head = written.lock().unwrap().len();
         let mut pool = PacketPool::new(4);
         for i in 1..5 {
-            // A second apart, so that each is flushed.
+            // One second apart, so that each is flushed.
             let now = Instant::from_millis(i * 1000);
             assert_eq!(wire.transmit(now, &frame(&[0; 1000])), TxStatus::Sent);
             assert!(b.receive(now, &mut pool).is_some());

@@ -4,7 +4,8 @@ use abi::Header;
 use abi::port::{Payload, TxFrame};
 use bytes::Bytes;
 
-/// An IPv4 frame of 54 header bytes and this payload; the headers say no more than their EtherType.
+/// Returns an IPv4 frame with 54 bytes of headers, which hold only the EtherType and the IP
+/// version.
 pub(crate) fn frame(payload: &[u8]) -> TxFrame {
     let mut bytes = [0; 54];
     bytes[12..14].copy_from_slice(&[0x08, 0x00]);
@@ -17,14 +18,14 @@ pub(crate) fn frame(payload: &[u8]) -> TxFrame {
     }
 }
 
-/// The frame's bytes.
+/// Returns the frame's bytes.
 pub(crate) fn bytes_of(frame: &TxFrame) -> Vec<u8> {
     let mut out = vec![0; frame.len()];
     frame.copy_to(&mut out);
     out
 }
 
-/// A wire's counters by name.
+/// Returns the counters of a link with their names.
 pub(crate) fn counters(
     visit: impl Fn(&mut dyn FnMut(&'static str, u64)),
 ) -> Vec<(&'static str, u64)> {
@@ -33,7 +34,7 @@ pub(crate) fn counters(
     seen
 }
 
-/// The counters that are not zero.
+/// Returns the counters that are not zero.
 pub(crate) fn nonzero(
     visit: impl Fn(&mut dyn FnMut(&'static str, u64)),
 ) -> Vec<(&'static str, u64)> {

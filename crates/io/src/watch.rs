@@ -1,15 +1,16 @@
-//! Changes of files that were asked for: told by the kernel (inotify(7)) as they happen.
+//! Change notification for served files, by inotify(7).
 //!
-//! The content server believes for a second that a path leads to the file that it has open. A
-//! [`Watch`] shortens that to nothing: [`Watch::add`] is told of each path before it is opened, and
-//! [`Watch::poll`] says which paths may lead elsewhere by now, or to other content. An event is
-//! queued before the system call that caused it returns, so that a client that asks after a change
-//! is never answered from before it, if the watch is looked at between its request and the answer.
+//! The content server assumes for up to a second that a path still leads to the file that it has
+//! open. A [`Watch`] removes that delay: the server calls [`Watch::add`] for each path before
+//! opening it, and [`Watch::poll`] returns the paths that may by now lead to another file or to
+//! changed content. The kernel queues an event before the system call that caused it returns; so a
+//! client that sends a request after a change never gets an older answer, provided that the watch
+//! is polled between request and answer.
 //!
-//! Each directory and symbolic link on the way from the root to the file is watched, and the file.
-//! Of the directories above the root only those that hold a link, or the root itself, are. Where
-//! the kernel gives no watch (too many, a file system without), the second is all there is.
-//! Bounded: [`PATHS_MAX`] paths, then it begins anew.
+//! Each directory and symbolic link on the way from the root to the file is watched, and the file
+//! itself. Above the root, only directories that hold a symbolic link of the path, or the root
+//! itself, are watched. If the kernel refuses a watch (limit reached, file system without support),
+//! only the one-second check remains. Bounded: after [`PATHS_MAX`] paths all watches are discarded.
 #![expect(unsafe_code, reason = "inotify")]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -20,9 +21,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// Most paths that are watched at a time.
+/// Most paths watched at a time.
 const PATHS_MAX: usize = 65_536;
-/// Symbolic links followed on one way, as Linux has it.
+/// Most symbolic links followed in one path, as in Linux.
 const LINKS_MAX: usize = 40;
 /// Events about names in a directory.
 const NAMES: u32 = libc::IN_CREATE
@@ -31,35 +32,35 @@ const NAMES: u32 = libc::IN_CREATE
     | libc::IN_MOVED_TO
     | libc::IN_DONT_FOLLOW
     | libc::IN_ONLYDIR;
-/// Events about a file. Once: it is watched again when it is opened again.
+/// Events about a file. One-shot: the file is watched again when it is opened again.
 const CONTENT: u32 = libc::IN_MODIFY | libc::IN_ATTRIB | libc::IN_DONT_FOLLOW | libc::IN_ONESHOT;
-/// Bytes of an event before its name: inotify(7).
+/// Size of an inotify event without its name.
 const EVENT_BYTES: usize = 16;
-/// Bytes of events read at a time.
+/// Size of the buffer for events.
 const BUFFER_BYTES: usize = 16 * 1024;
-/// Most reads of events in one poll: above the kernel's default queue (16384 events).
+/// Most reads in one poll. They hold more events than the kernel's default queue (16384).
 const READS_MAX: usize = 512;
 
 /// A change that may have happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stale {
-    /// Of the file to which this path leads.
+    /// Of the file that this path leads to.
     Path(Box<[u8]>),
     /// Of any file.
     All,
 }
 
-/// A watch over files below a root.
+/// Watches files below a root directory.
 #[derive(Debug)]
 pub struct Watch {
     root: PathBuf,
     queue: File,
     buffer: Vec<u8>,
-    /// The names that matter, by the watch of their directory.
+    /// Names that matter, by the watch descriptor of their directory.
     directories: BTreeMap<i32, BTreeSet<Box<[u8]>>>,
-    /// The paths that led to a file, by its watch.
+    /// Paths that lead to a file, by its watch descriptor.
     files: BTreeMap<i32, Vec<Box<[u8]>>>,
-    /// Paths that are watched.
+    /// All watched paths.
     paths: BTreeSet<Box<[u8]>>,
     stale: VecDeque<Stale>,
     events: u64,
@@ -72,15 +73,15 @@ fn queue() -> io::Result<File> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+    // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
 impl Watch {
-    /// Watches nothing so far.
+    /// Creates an instance that watches nothing yet.
     ///
     /// # Errors
-    /// The kernel gives no queue of events: there is a limit for each user.
+    /// If the kernel refuses an inotify instance: their number per user is limited.
     pub fn new(root: &Path) -> io::Result<Self> {
         Ok(Self {
             root: std::path::absolute(root)?,
@@ -95,8 +96,8 @@ impl Watch {
         })
     }
 
-    /// Watches what a path below the root leads to; to be called before it is opened. A path that
-    /// leads nowhere is not watched.
+    /// Watches the file that a path below the root leads to. To be called before the file is
+    /// opened. A path that leads to no file is not watched.
     pub fn add(&mut self, path: &[u8]) {
         if self.paths.contains(path) {
             return;
@@ -113,7 +114,7 @@ impl Watch {
 
     /// Returns the next change that may have happened since the last call.
     pub fn poll(&mut self) -> Option<Stale> {
-        // A read may contain only events that concern no path, with others behind it.
+        // One read may return only events that concern no path, with others queued behind them.
         let mut reads = 0;
         while self.stale.is_empty() && self.read_events() {
             reads += 1;
@@ -125,7 +126,7 @@ impl Watch {
         self.stale.pop_front()
     }
 
-    /// A descriptor that polls readable when [`Self::poll`] has something to say.
+    /// Returns a descriptor that polls readable when [`Self::poll`] may return a change.
     #[must_use]
     pub fn pollable(&self) -> RawFd {
         self.queue.as_raw_fd()
@@ -139,7 +140,8 @@ impl Watch {
     }
 
     fn begin_anew(&mut self) {
-        // The old queue goes with its watches. Without a new one nothing is watched.
+        // Dropping the old queue removes its watches. If no new one can be created, the old one
+        // stays.
         match queue() {
             Ok(queue) => self.queue = queue,
             Err(_) => self.failures += 1,
@@ -148,8 +150,8 @@ impl Watch {
         self.everything();
     }
 
-    /// Forgets all paths: each is watched again when it is opened again. The kernel's watches stay,
-    /// and so do the directories, which report their end.
+    /// Forgets all paths; each is watched again when it is opened again. The kernel's watches and
+    /// the directory entries stay, since the kernel reports when they end.
     fn everything(&mut self) {
         self.paths.clear();
         self.files.clear();
@@ -158,8 +160,8 @@ impl Watch {
         self.stale.push_back(Stale::All);
     }
 
-    /// Goes from the root of the file system to a file as the kernel does, and watches each step
-    /// before it is taken.
+    /// Walks from the root of the file system to a file as the kernel does, adding each watch
+    /// before following the name.
     fn walk(&mut self, path: &[u8]) -> io::Result<()> {
         let mut ahead = Vec::new();
         push_names(&mut ahead, path);
@@ -177,7 +179,7 @@ impl Watch {
             if wanted {
                 self.watch_name(&at, &next, &name)?;
             }
-            // Looked at once it is watched.
+            // Examined only after the watch exists, so that no change is missed.
             let meta = next.symlink_metadata()?;
             if is_link(&meta) {
                 links += 1;
@@ -200,7 +202,8 @@ impl Watch {
         Ok(())
     }
 
-    /// Watches a name in a directory. One that is not there is not kept: clients choose them.
+    /// Watches a name in a directory. Names that do not exist are not kept, since clients choose
+    /// them.
     fn watch_name(&mut self, directory: &Path, whole: &Path, name: &[u8]) -> io::Result<()> {
         let watch = self.watch(directory, NAMES)?;
         let names = self.directories.entry(watch).or_default();
@@ -221,7 +224,7 @@ impl Watch {
     /// Handles the next events; returns whether there were any.
     fn read_events(&mut self) -> bool {
         let mut buffer = core::mem::take(&mut self.buffer);
-        // EAGAIN: nothing has happened.
+        // EAGAIN: no events.
         let read = self.queue.read(&mut buffer).unwrap_or(0);
         let mut rest = buffer.get(..read).unwrap_or_default();
         while let Some((head, behind)) = rest.split_first_chunk::<EVENT_BYTES>() {
@@ -259,13 +262,14 @@ impl Watch {
     }
 }
 
-/// Returns whether an error says of a path that it leads to no file: clients choose paths.
+/// Returns whether an error means that a path leads to no file. Not counted as a failure: clients
+/// choose paths.
 fn leads_nowhere(error: &io::Error) -> bool {
     let nowhere = [libc::ENOENT, libc::ENOTDIR, libc::ENAMETOOLONG, libc::ELOOP];
     error.raw_os_error().is_some_and(|code| nowhere.contains(&code))
 }
 
-/// Puts the names of a path on top of a stack, the first one uppermost.
+/// Pushes the names of a path onto a stack, the first name last.
 fn push_names(stack: &mut Vec<Box<[u8]>>, path: &[u8]) {
     let names = path.split(|byte| *byte == b'/').rev();
     stack.extend(names.filter(|name| !matches!(*name, b"" | b".")).map(Box::from));
@@ -279,7 +283,7 @@ mod tests {
     use std::os::unix::fs::symlink;
     use tempfile::TempDir;
 
-    /// Changes what is below a folder.
+    /// Changes something below a folder.
     type Change<'a> = &'a dyn Fn(&TempDir);
 
     fn site() -> (TempDir, Watch) {
@@ -314,7 +318,7 @@ mod tests {
         let file = dir.path().join("one/sub/a");
         OpenOptions::new().append(true).open(&file).unwrap().write_all(b"more").unwrap();
         assert_eq!(all(&mut watch), [path(b"sub/a"), path(b"link")]);
-        // Told once; it is watched again when it is asked for again.
+        // Reported once; the file is watched again when it is added again.
         fs::write(&file, "again").unwrap();
         assert_eq!(all(&mut watch), []);
         watch.add(b"sub/a");
@@ -326,7 +330,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!(all(&mut watch), [path(b"b")]);
-        // Reading is no change.
+        // Reading is not a change.
         watch.add(b"b");
         fs::read(dir.path().join("one/b")).unwrap();
         assert_eq!(all(&mut watch), []);
@@ -397,7 +401,7 @@ mod tests {
     fn events_of_no_concern_do_not_hide_those_behind_them() {
         let (dir, mut watch) = site();
         watch.add(b"b");
-        // Three reads of the buffer.
+        // Three buffers of events.
         for nth in 0..3 * BUFFER_BYTES / (EVENT_BYTES + 16) {
             fs::write(dir.path().join(format!("one/other{nth}")), "").unwrap();
         }

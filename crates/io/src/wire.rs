@@ -1,8 +1,8 @@
-//! What every wire can do: take a frame, give a frame, say when to come back.
+//! Interface of a link: transmit a frame, receive a frame, report when to poll again.
 //!
-//! Called by the thread that runs a device's queue. A wire never blocks; its owner sleeps on
+//! Called by the thread that runs a device's queue. A link never blocks; its owner sleeps on
 //! [`Wire::pollable`] until [`Wire::poll_timeout`]. Middleware ([`crate::fault`], [`crate::pcap`])
-//! is a wire around a wire.
+//! is a link that wraps another link.
 
 use std::os::fd::RawFd;
 
@@ -11,26 +11,26 @@ pub use abi::port::TxStatus;
 use abi::port::{RxFrame, TxFrame, WireCaps};
 use base::Instant;
 
-/// One end of a wire.
+/// One end of a link.
 ///
-/// Order of calls: [`Self::transmit`] as often as there are frames, [`Self::receive`] until it
-/// gives `None`, then sleep. `receive` also moves what waits inside the wire, so it is called at
-/// [`Self::poll_timeout`] even where nobody expects a frame. `now` never goes back.
+/// Order of calls: [`Self::transmit`] once per frame, [`Self::receive`] until it returns `None`,
+/// then sleep. `receive` also advances frames that are delayed inside the link, so it must be
+/// called at [`Self::poll_timeout`] even if no frame is expected. `now` never decreases.
 pub trait Wire: Send {
-    /// What frames may ask of it. Constant over its life.
+    /// Returns the offloads and the MTU of the link. Constant over its life.
     fn capabilities(&self) -> WireCaps;
 
-    /// Sends a frame. Its payload is not copied unless the wire's medium demands it.
+    /// Sends a frame. The payload is not copied unless the medium requires it.
     fn transmit(&mut self, now: Instant, frame: &TxFrame) -> TxStatus;
 
-    /// The next frame that has arrived, in a buffer from `pool`.
+    /// Returns the next received frame, in a buffer from `pool`.
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame>;
 
-    /// When something that waits inside the wire is due; `None` where nothing waits.
+    /// Returns when a frame delayed inside the link is due; `None` if there is none.
     fn poll_timeout(&self) -> Option<Instant>;
 
-    /// A descriptor that polls readable while frames wait outside; `None` where there is no
-    /// outside.
+    /// Returns a descriptor that polls readable while received frames wait in the kernel; `None` if
+    /// the link has no descriptor.
     fn pollable(&self) -> Option<RawFd>;
 
     /// Calls `f` with the name and value of each counter.

@@ -1,26 +1,26 @@
-//! Whether an open file still has the content that it had when it was opened.
+//! Detects whether an open file still has the content that it had when it was opened.
 //!
-//! Called by every backend after each read of a file that was opened as [`DiskAccess::Content`]:
-//! [`Promise::check`] compares the file's metadata with what it was. A read whose file changed
-//! returns another [`FileStat::version`] than the open did, and its asker ends the transfers.
+//! Called by all backends after each read of a file that was opened as [`DiskAccess::Content`]:
+//! [`Promise::check`] compares the file's metadata with those of the open. If the content has
+//! changed, the read returns another [`FileStat::version`] than the open did, and the requester
+//! ends its transfers.
 //!
-//! What metadata of Linux can tell: a writer sets mtime before the first byte changes
-//! (through a mapping: when its page is first written), and ctime with it. So with neither changed
-//! since the open the bytes are the same, within the clock of the file system. `chmod`, `chown`,
-//! `touch -a`, links, `unlink` and a rename over the file change ctime and leave mtime, size and
-//! bytes alone. An append changes size and mtime, and so does a program that rewrites the file in
-//! place to be longer: no metadata tells the two apart (the change cookie of the kernel is not
-//! given to programs, and no notification has a range). So [`ChangeRule::Content`] asks the
-//! content: the last bytes that were promised must still be what they were when the file was
-//! opened. A file that was made anew with other content has others there, for what follows an
-//! insertion moves.
+//! Metadata on Linux: a writer sets mtime before the first byte changes (through a mapping: at the
+//! first write to a page), and ctime with it. So if neither has changed since the open, the bytes
+//! are the same, up to the resolution of the file system's clock. `chmod`, `chown`, `touch -a`,
+//! links, `unlink` and a rename over the file change ctime, but not mtime, size or bytes. An append
+//! changes size and mtime, and so does a program that rewrites the file in place to be longer. No
+//! metadata distinguishes these two: the kernel does not export its change cookie, and no
+//! notification carries a range. So [`ChangeRule::Content`] compares content: the last promised
+//! bytes must be those of the open. A file rewritten with other content has other bytes there,
+//! since everything behind an insertion moves.
 //!
-//! An append in progress looks like rewriting in place, between its new mtime and its new size:
-//! such a file is looked at again for a moment, before its transfers end.
+//! Between its new mtime and its new size, an append in progress looks like a rewrite in place. So
+//! such a file is examined again for a few milliseconds before its transfers end.
 //!
-//! What this does not see, and [`ChangeRule::Strict`] does: between two reads of ours, a program
-//! that rewrites bytes before the last [`SAMPLE_BYTES`] promised and makes the file longer as well,
-//! or that sets mtime back to the nanosecond.
+//! Not detected here, but by [`ChangeRule::Strict`]: between two reads, a program rewrites bytes
+//! before the last [`SAMPLE_BYTES`] and also makes the file longer, or restores mtime to the
+//! nanosecond.
 #![expect(unsafe_code, reason = "statfs")]
 
 use std::ffi::CString;
@@ -35,24 +35,25 @@ use abi::{FileFault, FileKind, FileStat};
 
 use super::root::{fault, mix, stat};
 
-/// Promised bytes whose content is compared when metadata cannot tell.
+/// Size of the sample: the last promised bytes, compared if metadata cannot decide.
 const SAMPLE_BYTES: u64 = 4096;
 
-/// Looks at a file that may be growing: some milliseconds, enough for a writer that was preempted.
+/// Most looks at a file that may be growing: some milliseconds, enough for a writer that was
+/// preempted.
 const GROWTH_LOOKS: u32 = 2000;
 
-/// The rule for changes of a file that is being sent.
+/// Which changes of a file end its transfers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ChangeRule {
-    /// Truncation, and rewriting in place. Mode, owner, links, access time, another file under its
-    /// name and bytes appended change nothing that was promised.
+    /// Truncation, and rewriting in place. Changes of mode, owner, links or access time, another
+    /// file under the same name, and appended bytes are allowed.
     #[default]
     Content,
-    /// Any change of its metadata.
+    /// Any change of metadata.
     Strict,
 }
 
-/// Metadata that changes with content.
+/// Metadata that changes with the content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Marks {
     size: u64,
@@ -73,23 +74,24 @@ impl Marks {
         file.metadata().map(|meta| Self::of(&meta)).map_err(|error| fault(&error))
     }
 
-    /// Returns whether a file that was `before` was rewritten in place, or is about to grow: a
-    /// write sets mtime first, and moves the end of the file when the bytes are there.
+    /// Returns whether a file with metadata `before` was rewritten in place, or is about to grow: a
+    /// write sets mtime first, and the size only when the bytes are written.
     fn may_grow_from(&self, before: &Self) -> bool {
         self.size == before.size && self.modified != before.modified
     }
 }
 
-/// The state of the promised bytes.
+/// State of the promised bytes.
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// They are what they were, when the metadata was `seen`.
+    /// Unchanged when the metadata was `seen`. `sample` is the digest of the sample, if it was
+    /// read.
     Kept { seen: Marks, sample: Option<u64> },
-    /// They are not, and never will be.
+    /// Changed; final.
     Broken,
 }
 
-/// The content that an open file had when it was opened.
+/// The promise of an open file: the content at its open.
 #[derive(Debug)]
 pub(super) struct Promise {
     rule: ChangeRule,
@@ -100,7 +102,7 @@ pub(super) struct Promise {
 }
 
 impl Promise {
-    /// Promises what a file has now.
+    /// Promises the file's present content.
     pub(super) fn new(
         file: &File,
         access: DiskAccess,
@@ -112,12 +114,12 @@ impl Promise {
         Ok(Self { rule, access, stat, at_open, state })
     }
 
-    /// Metadata at the open.
+    /// Returns the metadata at the open.
     pub(super) const fn stat(&self) -> FileStat {
         self.stat
     }
 
-    /// The range whose content [`Self::note_sample`] wants, if any.
+    /// Returns offset and length of the sample for [`Self::note_sample`], if one is needed.
     pub(super) fn sample_range(&self) -> Option<(u64, usize)> {
         let wanted = self.rule == ChangeRule::Content
             && self.access == DiskAccess::Content
@@ -127,8 +129,8 @@ impl Promise {
         wanted.then(|| (self.stat.size - len, usize::try_from(len).unwrap_or(0)))
     }
 
-    /// Notes the content of [`Self::sample_range`], read after the open. Whoever changed the file
-    /// meanwhile has changed its metadata: then the bytes are not those that were promised.
+    /// Records the content of [`Self::sample_range`], read after the open. It is discarded if the
+    /// metadata have changed since, because the bytes may not be the promised ones.
     pub(super) fn note_sample(&self, file: &File, bytes: &[u8]) {
         let whole = self.sample_range().is_some_and(|(_, len)| bytes.len() == len);
         if whole && Marks::read(file) == Ok(self.at_open) {
@@ -145,8 +147,8 @@ impl Promise {
         }
     }
 
-    /// The metadata to return with a read that has just ended: that of the open while the promised
-    /// bytes are what they were, else what the file has now, with another version.
+    /// Returns the metadata for a read that has just ended: those of the open while the promised
+    /// bytes are unchanged, otherwise the present ones, with another version.
     pub(super) fn check(&self, file: &File) -> Result<FileStat, FileFault> {
         let meta = file.metadata().map_err(|error| fault(&error))?;
         if Marks::of(&meta) == self.at_open && self.stat.kind != FileKind::Block {
@@ -155,7 +157,7 @@ impl Promise {
         if self.rule == ChangeRule::Strict || self.access != DiskAccess::Content {
             return stat(file, &meta);
         }
-        // Looked at again under the lock: so that looks of several threads are in order.
+        // Read again under the lock, so that the looks of several threads are ordered.
         let mut state = self.lock();
         let mut meta = file.metadata().map_err(|error| fault(&error))?;
         if let State::Kept { seen, .. } = &*state {
@@ -190,7 +192,7 @@ impl Promise {
         }
         match sample {
             Some(sample) => self.read_sample(file).is_some_and(|now| digest(&now) == sample),
-            // Cold still: its metadata is all that speaks for the file.
+            // Without a sample only the metadata can tell.
             None => untouched,
         }
     }
@@ -203,12 +205,12 @@ impl Promise {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        // Every change of the state is one assignment.
+        // A panic cannot leave the state half written: every change is one assignment.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A hash of content. Not keyed: whoever can choose the content of a file can also send another.
+/// Returns a hash of content. Not keyed: a user who controls a file's content can also replace it.
 fn digest(bytes: &[u8]) -> u64 {
     let word = |chunk: &[u8]| {
         let mut word = [0; 8];
@@ -218,8 +220,8 @@ fn digest(bytes: &[u8]) -> u64 {
     bytes.chunks(8).fold(bytes.len() as u64, |state, chunk| mix(state, word(chunk)))
 }
 
-/// Returns why changes of files below `root` may be seen late or not at all, if its file system is
-/// known for that: for the operator.
+/// Returns why changes of files below `root` may be detected late or not at all, if its file system
+/// is known for that. The text is for the operator.
 #[must_use]
 pub fn weak_time_stamps(root: &Path) -> Option<&'static str> {
     let path = CString::new(root.as_os_str().as_bytes()).ok()?;
@@ -229,7 +231,7 @@ pub fn weak_time_stamps(root: &Path) -> Option<&'static str> {
     if unsafe { libc::statfs(path.as_ptr(), &raw mut found) } != 0 {
         return None;
     }
-    // statfs(2) lists the numbers.
+    // Numbers from statfs(2).
     match found.f_type {
         0x6969 => Some("NFS tells of changes by others late"),
         0xff53_4d42 | 0xfe53_4d42 => Some("SMB tells of changes by others late"),

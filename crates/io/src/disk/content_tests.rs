@@ -1,4 +1,4 @@
-//! What changes an open file, and what does not; roots that are symbolic links. For every backend.
+//! Which changes of an open file count, and roots that are symbolic links. For all backends.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::Write as _;
@@ -21,7 +21,7 @@ use crate::clock::Clock;
 const NAME: &str = "1048577";
 const BYTES: usize = (1 << 20) + 1;
 
-/// A file that is open, and what was promised of it.
+/// An open file, with its metadata at the open.
 struct Subject<'a> {
     asker: &'a mut Asker,
     path: PathBuf,
@@ -32,12 +32,12 @@ struct Subject<'a> {
 impl<'a> Subject<'a> {
     fn open(dir: &TempDir, asker: &'a mut Asker) -> Self {
         let (file, at_open) = asker.open(NAME).unwrap();
-        // The first read lets the disk see the sample's end.
+        // The first read lets io_uring complete the read of the sample.
         assert_eq!(asker.read(file, 0, 1).unwrap().1, at_open);
         Self { asker, path: dir.path().join("root").join(NAME), file, at_open }
     }
 
-    /// The promised bytes are there, and the disk says that they are.
+    /// Asserts that the promised bytes are unchanged and the disk reports that.
     fn assert_kept(&mut self, what: &str) {
         for offset in [0, 1 << 19, 1 << 20] {
             let (bytes, stat) = self.asker.read(self.file, offset, 2).unwrap();
@@ -65,12 +65,12 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// Changes the file at a path.
+/// A change of the file at a path.
 type Change = fn(&Path);
-/// Changes the file that is being read.
+/// A change of the file that is being read.
 type Rewrite = fn(&Subject<'_>);
 
-/// Changes of metadata alone, by name.
+/// Changes of metadata only, by name.
 const TOUCHES: [(&str, Change); 6] = [
     ("chmod", |path| fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap()),
     ("touch -a", |path| run(Command::new("touch").arg("-a").arg(path))),
@@ -110,15 +110,15 @@ fn an_append_is_no_change_of_what_was_promised() {
             subject.append(&[7; 5000]);
             subject.assert_kept(&format!("append {round}"));
         }
-        // The next open has all of it.
+        // The next open sees the appended bytes.
         let (_, now) = subject.asker.open(NAME).unwrap();
         assert_eq!(now.size, BYTES as u64 + 50_000);
         assert_ne!(now.version, subject.at_open.version);
     });
 }
 
-/// A write sets mtime before it moves the end of the file: an append that is looked at between the
-/// two is no rewriting in place.
+/// A write sets mtime before it moves the end of the file. An append that is seen between the two
+/// does not count as a rewrite in place.
 #[test]
 fn an_append_in_progress_is_no_change() {
     let (dir, over) = (tree(), AtomicBool::new(false));
@@ -165,7 +165,7 @@ fn truncation_and_rewriting_in_place_are_changes() {
             let mut subject = Subject::open(dir, asker);
             change(&subject);
             subject.assert_changed(what);
-            // Nothing makes up for it.
+            // No later append restores it.
             subject.append(b"more");
             subject.assert_changed(what);
         });
@@ -185,7 +185,7 @@ fn an_append_does_not_hide_what_was_rewritten_before() {
         let mut subject = Subject::open(dir, asker);
         subject.append(&[7; 100]);
         subject.assert_kept("append");
-        // Shorter than it was, though not than what was promised.
+        // Shorter than before, but not shorter than promised.
         subject.writer().set_len(BYTES as u64 + 50).unwrap();
         subject.assert_changed("cut short");
     });
@@ -236,7 +236,7 @@ fn a_root_that_is_a_link_is_followed_when_it_leads_elsewhere() {
         symlink("root", &link).unwrap();
         let mut asker = Asker::at(&link, kind);
         let (before, _) = asker.open("4096").unwrap();
-        // As `ln -sfn` does it.
+        // As `ln -sfn` does.
         symlink("other", dir.path().join("current.new")).unwrap();
         fs::rename(dir.path().join("current.new"), &link).unwrap();
         let (after, _) = asker.open("4096").unwrap();
@@ -245,7 +245,7 @@ fn a_root_that_is_a_link_is_followed_when_it_leads_elsewhere() {
         for path in ["../secret", "out", "../root/4096"] {
             assert_eq!(asker.open(path), Err(FileFault::Denied), "{path}");
         }
-        // While there is none the last one serves.
+        // Without the link the last directory is used.
         fs::remove_file(&link).unwrap();
         assert!(asker.open("4096").is_ok());
         symlink("root", &link).unwrap();

@@ -1,19 +1,19 @@
-//! Files that one process alone may write to.
+//! Exclusive locks on files.
 //!
-//! Called by `outboard nvme target` for its namespaces. The lock is advisory (flock(2)): it keeps a
-//! second target away, and whoever else asks for one. It goes with the last descriptor, so with the
-//! process, however that ends.
+//! Called by `outboard nvme target` for its namespaces. The lock is advisory (flock(2)): it
+//! excludes a second target, and other programs that lock. It is released with the last descriptor,
+//! so at the latest when the process ends.
 #![expect(unsafe_code, reason = "flock")]
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
 use std::os::fd::AsRawFd;
 
-/// Locks a file for as long as it is open. Says whether that was possible: it is not where somebody
-/// else has it, or another open of ours.
+/// Locks a file for as long as it is open. Returns false if another process, or another open file
+/// of this one, has it locked.
 ///
 /// # Errors
-/// The file system has no locks.
+/// If the file system does not support locks.
 pub fn lock(file: &File) -> Result<bool> {
     // SAFETY: flock takes a descriptor, which is open while the file is borrowed.
     if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {

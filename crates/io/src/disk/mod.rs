@@ -1,17 +1,18 @@
-//! Disks: files beneath one root, opened, read and written without blocking the caller.
+//! Disks: files below one root, opened, read and written without blocking the caller.
 //!
-//! A device's file engine, or the host itself, is the caller. [`open_disk`] picks a
-//! backend: `uring` for Linux with io_uring, `threads` where it is refused, `sync` for
-//! accounted benchmarks. All take the same messages ([`abi::disk`]), give the same answers and pass
-//! the same tests.
+//! Called by a device's file engine, or by the host itself. [`open_disk`] picks a backend: `uring`
+//! for Linux with io_uring, `threads` if the kernel refuses io_uring, `sync` for accounted
+//! benchmarks. All backends take the same messages ([`abi::disk`]), return the same answers and
+//! pass the same tests.
 //!
-//! What holds for all: a path never leads out of the root (`root`); only regular files are read,
-//! and block devices as namespaces; only what was opened to be written is written, and never
-//! beyond the size that it had then; names of files and ranges are checked and answered with
-//! [`abi::FileFault::BadExtent`], never trusted; the metadata that comes with a read was taken
-//! after it, and has the open's version while the content is the same (`content`). Reads and writes
-//! go through the page cache, so a file that others send too costs the disk once. A disk locks no
-//! files: who is to write alone asks for that ([`lock()`]).
+//! Invariants of all backends: a path never leads out of the root (`root`). Only regular files are
+//! read, and block devices as namespaces. Only files opened for writing are written, and never
+//! beyond their size at the open. File names and ranges of a request are verified, never trusted;
+//! an invalid one is answered with [`abi::FileFault::BadExtent`]. The metadata of a read's answer
+//! was taken after the read, and has the open's version while the content is unchanged (`content`).
+//! Reads and writes go through the page cache, so a file that other processes also send is read
+//! from the disk once. Files are not locked; a caller that needs exclusive write access calls
+//! [`lock()`].
 
 mod content;
 mod lock;
@@ -40,35 +41,34 @@ pub use content::{ChangeRule, weak_time_stamps};
 pub use lock::lock;
 use root::Root;
 
-/// Most requests in flight, answered ones that were not polled included.
+/// Most requests in flight, including answers that were not polled.
 pub const IN_FLIGHT_MAX: usize = 256;
 
-/// Something that opens, reads, writes and closes files.
+/// Opens, reads, writes and closes files.
 ///
-/// Order of calls: [`Self::submit`] as often as there is work, [`Self::flush`] once, [`Self::poll`]
-/// until it gives `None`, then sleep on [`Self::pollable`]. Dropping it waits for what is under
-/// way.
+/// Order of calls: [`Self::submit`] once per request, [`Self::flush`] once, [`Self::poll`] until it
+/// returns `None`, then sleep on [`Self::pollable`]. Dropping it waits for requests in flight.
 pub trait Disk: Send {
-    /// Takes a request. Its answer may be there at once. Closing always succeeds.
+    /// Takes a request. Its answer may be ready at once. A close has no answer and always succeeds.
     ///
     /// # Errors
-    /// Gives the request back where [`IN_FLIGHT_MAX`] are in flight.
+    /// Returns the request if [`IN_FLIGHT_MAX`] are in flight.
     fn submit(&mut self, request: DiskRequest) -> Result<(), DiskRequest>;
 
-    /// Starts what was submitted.
+    /// Starts the submitted requests.
     fn flush(&mut self);
 
-    /// The next answer.
+    /// Returns the next answer.
     fn poll(&mut self) -> Option<DiskCompletion>;
 
-    /// A descriptor that polls readable when [`Self::poll`] has something to do; `None` where that
-    /// is so only right after [`Self::submit`].
+    /// Returns a descriptor that polls readable when [`Self::poll`] has work to do; `None` if
+    /// answers are only ever ready right after [`Self::submit`].
     fn pollable(&self) -> Option<RawFd>;
 
     /// Calls `f` with the name and value of each counter.
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64));
 
-    /// What it is, for the operator: `io_uring`, or `threads` and why not io_uring.
+    /// Returns the backend's name for the operator: `io_uring`, or `threads` and why not io_uring.
     fn backend(&self) -> &str;
 }
 
@@ -98,67 +98,67 @@ impl<D: Disk + ?Sized> Disk for Box<D> {
     }
 }
 
-/// Which backend to use.
+/// Choice of the backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskKind {
-    /// io_uring, or threads where the kernel refuses it.
+    /// io_uring, or threads if the kernel refuses it.
     Auto,
-    /// io_uring or nothing.
+    /// io_uring, or an error.
     Uring,
     /// A pool of threads.
     Threads,
-    /// The calling thread, blocking it.
+    /// Blocking calls in the calling thread.
     Sync,
 }
 
-/// Why a disk could not be set up.
+/// Error of setting up a disk.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskSetupError {
-    /// The root is no directory that we may read.
+    /// The root is not a directory, or is not readable.
     #[error("cannot serve {}: {source}; give a directory that this user may read", path.display())]
     Root {
         /// The root.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The kernel cannot keep paths beneath a root.
+    /// openat2(2), which keeps paths below a root, is not available.
     #[error(
         "openat2(2) is refused ({source}); Linux 5.6 or later is needed, and a sandbox must \
          allow the call"
     )]
     NoOpenat2 {
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The kernel refuses io_uring or an operation of it.
+    /// The kernel refuses io_uring or one of its operations.
     #[error(
         "io_uring is refused ({source}); use --disk threads, or see \
          /proc/sys/kernel/io_uring_disabled"
     )]
     NoUring {
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The pool could not be started.
+    /// The thread pool could not be started.
     #[error(
         "cannot start threads to read files ({source}); raise the limit of processes (ulimit -u)"
     )]
     NoThreads {
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
-/// A disk over the files beneath `root`.
+/// Opens a disk for the files below `root`, with the default [`ChangeRule`].
 ///
 /// # Errors
-/// Where the root cannot be opened or the backend is not to be had.
+/// If the root cannot be opened or the backend is not available.
 pub fn open_disk(root: &Path, kind: DiskKind) -> Result<Box<dyn Disk>, DiskSetupError> {
     open_disk_with(root, kind, ChangeRule::default())
 }
 
-/// The same, with what counts as a change of a file.
+/// Like [`open_disk`], with a rule for changed files.
 ///
 /// # Errors
 /// As [`open_disk`].
@@ -182,45 +182,45 @@ pub fn open_disk_with(
 }
 
 base::counters! {
-    /// What a disk did.
+    /// Counters of a disk.
     pub struct DiskCounters {
         /// Files opened.
         disk_opens,
         /// Opens that failed.
         disk_open_errors,
-        /// Reads that came to their end.
+        /// Successful reads.
         disk_reads,
-        /// Bytes of them.
+        /// Bytes read.
         disk_read_bytes,
         /// Reads that failed.
         disk_read_errors: alarm,
-        /// Reads that the kernel gave in more than one piece.
+        /// Reads that took more than one call or operation.
         disk_reads_continued,
-        /// Writes that came to their end.
+        /// Successful writes.
         disk_writes,
-        /// Bytes of them.
+        /// Bytes written.
         disk_write_bytes,
-        /// Writes that the kernel took in more than one piece.
+        /// Writes that took more than one call or operation.
         disk_writes_continued,
-        /// Flushes that came to their end.
+        /// Successful flushes.
         disk_flushes,
-        /// Zeroings that came to their end.
+        /// Successful zeroings.
         disk_zeroes,
-        /// Of these, those whose zeros had to be written, for the file system cannot do it.
+        /// Zeroings by writing zeros, because the file system cannot zero a range.
         disk_zeroes_written,
         /// Writes, flushes and zeroings that failed.
         disk_write_errors: alarm,
-        /// Of these, those for which there was no space.
+        /// Failures of these for lack of space.
         disk_no_space: alarm,
-        /// Requests for files that are not open, or ranges that no file has.
+        /// Requests for a file that is not open, or with an invalid range.
         disk_bad_requests: alarm,
-        /// Requests turned back because too many were in flight.
+        /// Requests not accepted because too many were in flight.
         disk_full,
     }
 }
 
 impl DiskCounters {
-    /// Counts an answer on its way up.
+    /// Counts an answer that is about to be returned.
     const fn count(&mut self, completion: &DiskCompletion) {
         match completion {
             DiskCompletion::Opened { result: Ok(_), .. } => self.disk_opens += 1,
@@ -243,7 +243,7 @@ impl DiskCounters {
         }
     }
 
-    /// Counts what went wrong with something that writes; gives one where nothing did.
+    /// Counts the failure of a write, flush or zeroing; returns 1 if it succeeded.
     const fn count_write(&mut self, result: Result<(), FileFault>) -> u64 {
         match result {
             Ok(()) => return 1,

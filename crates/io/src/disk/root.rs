@@ -1,10 +1,10 @@
-//! Opening beneath a root, metadata, and the plain read that the blocking backends share.
+//! Opening below a root, metadata, and the plain read that the blocking backends share.
 //!
-//! The kernel resolves the paths: `openat2(2)` with `RESOLVE_BENEATH` refuses every way out of the
-//! root (`..`, absolute paths, symbolic links) at the moment of the open, where checks of our own
-//! would race with renames. Links that stay inside are followed. The root itself is named by the
-//! operator and may be a symbolic link: each open looks whether it leads elsewhere by now, so that
-//! `ln -sfn` deploys; what is open stays what it is.
+//! The kernel resolves the paths: `openat2(2)` with `RESOLVE_BENEATH` refuses all ways out of the
+//! root (`..`, absolute paths, symbolic links) at the open, without the race of a check in user
+//! space with a rename. Symbolic links that stay inside are followed. The root itself is named by
+//! the operator and may be a symbolic link: each open checks whether it leads elsewhere by now, so
+//! that `ln -sfn` deploys a new version. Open files are not affected.
 #![expect(unsafe_code, reason = "openat2 and fcntl")]
 
 use std::ffi::{CStr, CString};
@@ -22,13 +22,13 @@ use abi::{FileFault, FileKind, FileStat, Refusal};
 use super::DiskSetupError;
 use super::content::{ChangeRule, Promise};
 
-/// Times that an open is repeated after a rename raced with it.
+/// Most attempts of an open that races with renames.
 const OPEN_TRIES: usize = 8;
 
-/// How every file is opened, but for what may be done with it. `O_NONBLOCK` so that a FIFO does not
-/// wait for its writer.
+/// Flags of every open, besides the access mode. `O_NONBLOCK` so that opening a FIFO does not wait
+/// for its writer.
 const OPEN_FLAGS: i32 = libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
-/// How every path is resolved. Magic links (`/proc/PID/fd`) would lead anywhere.
+/// How all paths are resolved. Magic links (`/proc/PID/fd`) could lead anywhere.
 pub(super) const RESOLVE: u64 = libc::RESOLVE_BENEATH | libc::RESOLVE_NO_MAGICLINKS;
 
 /// The directory that no path leads out of.
@@ -39,7 +39,7 @@ pub(super) struct Root {
     rule: ChangeRule,
 }
 
-/// The directory to which the root's path led when it was last looked at.
+/// The directory that the root's path led to at the last check.
 #[derive(Debug)]
 struct Dir {
     file: Arc<File>,
@@ -59,19 +59,19 @@ fn identity(meta: &Metadata) -> (u64, u64) {
     (meta.dev(), meta.ino())
 }
 
-/// An open file and what kind it was found to be.
+/// An open file with its type.
 #[derive(Debug)]
 pub(super) struct OpenFile {
     pub(super) file: File,
     pub(super) kind: FileKind,
-    /// Bytes, when it was opened.
+    /// Size in bytes at the open.
     pub(super) size: u64,
     pub(super) access: DiskAccess,
-    /// Boxed, so that an answer to an open stays small.
+    /// Boxed to keep the answer to an open small.
     pub(super) promise: Box<Promise>,
 }
 
-/// How a file is opened for what.
+/// Returns the flags for opening a file with this access.
 pub(super) fn open_flags(access: DiskAccess) -> u64 {
     let mode = match access {
         DiskAccess::Content | DiskAccess::Namespace => libc::O_RDONLY,
@@ -90,13 +90,13 @@ impl Root {
         }
     }
 
-    /// The rule for changes of files.
+    /// Returns the rule for changed files.
     pub(super) const fn rule(&self) -> ChangeRule {
         self.rule
     }
 
-    /// The directory that the root's path leads to now. While it leads to none (a link that is
-    /// being replaced) it is the one before.
+    /// Returns the directory that the root's path leads to now, or the previous one while the path
+    /// leads nowhere (a link that is being replaced).
     pub(super) fn dir(&self) -> Arc<File> {
         let mut dir = self.dir.lock().unwrap_or_else(PoisonError::into_inner);
         let same = |meta: Metadata| identity(&meta) == dir.identity;
@@ -108,7 +108,7 @@ impl Root {
         Arc::clone(&dir.file)
     }
 
-    /// Opens a file and looks at it, in the calling thread.
+    /// Opens a file and reads its metadata and sample, in the calling thread.
     pub(super) fn open_beneath(
         &self,
         path: &CStr,
@@ -117,7 +117,7 @@ impl Root {
         let dir = self.dir();
         for _ in 0..OPEN_TRIES {
             match openat2(dir.as_raw_fd(), path, access) {
-                // EAGAIN: "a race could not be ruled out", openat2(2).
+                // EAGAIN: the kernel could not rule out a race with a rename, see openat2(2).
                 Err(error) if is_transient(&error) => {}
                 Err(error) => return Err(fault(&error)),
                 Ok(file) => {
@@ -132,7 +132,7 @@ impl Root {
 }
 
 fn openat2(dir: RawFd, path: &CStr, access: DiskAccess) -> io::Result<File> {
-    // SAFETY: an open_how is plain data, valid as zeroes.
+    // SAFETY: an open_how is plain data, valid as zeros.
     let mut how: libc::open_how = unsafe { std::mem::zeroed() };
     how.flags = open_flags(access);
     how.resolve = RESOLVE;
@@ -141,20 +141,20 @@ fn openat2(dir: RawFd, path: &CStr, access: DiskAccess) -> io::Result<File> {
     // call.
     let fd = unsafe { libc::syscall(libc::SYS_openat2, dir, path.as_ptr(), &raw const how, size) };
     match i32::try_from(fd) {
-        // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+        // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
         Ok(fd @ 0..) => Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) })),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// The path as the kernel wants it. The root itself is the empty path.
+/// Returns the path as a C string. The root itself is the empty path.
 pub(super) fn c_path(path: &[u8]) -> Result<CString, FileFault> {
     let path = if path.is_empty() { b"." } else { path };
     CString::new(path).map_err(|_| FileFault::BadPath)
 }
 
-/// Looks at a file that has just been opened, and readies for reads and writes what is read and
-/// written.
+/// Reads the metadata of a file that has just been opened. Clears `O_NONBLOCK` if the file may be
+/// read or written.
 pub(super) fn opened(
     file: File,
     access: DiskAccess,
@@ -163,19 +163,20 @@ pub(super) fn opened(
     let promise = Box::new(Promise::new(&file, access, rule)?);
     let stat = promise.stat();
     if access.takes(stat.kind) {
-        // With O_NONBLOCK io_uring would answer EAGAIN where a file system cannot read without
-        // waiting. SAFETY: F_SETFL takes an integer; the descriptor is open.
+        // With O_NONBLOCK, io_uring would return EAGAIN on a file system that cannot read without
+        // blocking. SAFETY: F_SETFL takes an integer; the descriptor is open.
         unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, 0) };
     }
     Ok((OpenFile { file, kind: stat.kind, size: stat.size, access, promise }, stat))
 }
 
-/// Metadata of an open file, with the version of its content: ctime is part of it, for it cannot be
-/// set, and tells a file from another that has its inode, size and mtime.
+/// Returns the metadata of an open file, with a version of its content. The version includes ctime
+/// because ctime cannot be set, and distinguishes a file from another with the same inode, size and
+/// mtime.
 ///
-/// The version is as good as the file system's time stamps: two writes of equal length within one
-/// tick of its clock look alike (none do from Linux 6.13 on, where a stamp that was looked at is
-/// not used twice).
+/// The version is only as good as the file system's time stamps: before Linux 6.13, two writes of
+/// equal length within one tick of its clock are not distinguished. From 6.13 on a time stamp that
+/// was read is not used twice.
 pub(super) fn stat(mut file: &File, meta: &Metadata) -> Result<FileStat, FileFault> {
     let kind = match meta.file_type() {
         t if t.is_file() => FileKind::Regular,
@@ -185,11 +186,12 @@ pub(super) fn stat(mut file: &File, meta: &Metadata) -> Result<FileStat, FileFau
     };
     let times = [meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec()];
     let size = match kind {
-        // Its metadata says zero. Nobody uses the descriptor's position.
+        // The metadata of a block device have size 0. The descriptor's position is not used
+        // otherwise.
         FileKind::Block => file.seek(SeekFrom::End(0)).map_err(|error| fault(&error))?,
         _ => meta.size(),
     };
-    // Only the bits count, so the sign may go.
+    // Only the bits matter, not the sign.
     let times = times.map(|time| u64::from_ne_bytes(time.to_ne_bytes()));
     let words = [meta.dev(), meta.ino(), size].into_iter().chain(times);
     Ok(FileStat {
@@ -201,8 +203,8 @@ pub(super) fn stat(mut file: &File, meta: &Metadata) -> Result<FileStat, FileFau
     })
 }
 
-/// One step of a fixed 64-bit hash: the finaliser of SplitMix64 over the sum. Not keyed: who can
-/// choose a file's metadata can write to it anyway.
+/// One step of a fixed 64-bit hash: the finalizer of SplitMix64 on the sum. Not keyed: a user who
+/// controls a file's metadata can write to it anyway.
 pub(super) const fn mix(state: u64, word: u64) -> u64 {
     let mut z = state.wrapping_add(word).wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -210,8 +212,8 @@ pub(super) const fn mix(state: u64, word: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Fills `buf` from `offset` on, in the calling thread: the bytes read, and the metadata after
-/// that.
+/// Fills `buf` from `offset` on, in the calling thread. Returns the bytes read, the metadata after
+/// the read, and whether it took more than one call.
 pub(super) fn read_whole(
     open: &OpenFile,
     buf: &mut AlignedBuf,
@@ -235,7 +237,7 @@ pub(super) fn is_transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR))
 }
 
-/// What an error of the kernel means to the asker.
+/// Converts an error of the kernel for the requester.
 pub(super) fn fault(error: &io::Error) -> FileFault {
     match error.raw_os_error() {
         Some(libc::ENOENT) => FileFault::NotFound,

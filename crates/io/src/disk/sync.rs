@@ -1,5 +1,6 @@
-//! A disk that does everything in the calling thread, as it is asked: for accounted benchmarks,
-//! where one thread's cycles are summed by part and nothing may happen elsewhere.
+//! A disk that serves each request in the calling thread at its submission. For accounted
+//! benchmarks, where the cycles of one thread are charged to each part and no work may happen
+//! elsewhere.
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;

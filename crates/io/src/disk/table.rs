@@ -1,8 +1,8 @@
-//! The open files of a disk, by the names given to the asker.
+//! Open files of a disk, by the names that the requester got.
 //!
-//! A name holds the slot and how often the slot was used, so that a name from before a close is
-//! recognised. A request under way shares the file, which is therefore closed only when its last
-//! one is done.
+//! A name consists of a slot's index and its generation, so that a name from before a close is
+//! detected. A request in flight holds a reference to its file, so a file is closed only after its
+//! last request.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use abi::{FileFault, Refusal};
 
 use super::root::OpenFile;
 
-/// Bits of a name that are the slot; the others are its generation.
+/// Bits of a name that hold the slot's index; the others hold its generation.
 const SLOT_BITS: u32 = 16;
 /// Most files open at a time.
 const FILES_MAX: usize = 1 << SLOT_BITS;
@@ -23,7 +23,7 @@ struct Slot {
     file: Option<Arc<OpenFile>>,
 }
 
-/// Open files.
+/// Table of open files.
 #[derive(Debug, Default)]
 pub(super) struct FileTable {
     slots: Vec<Slot>,
@@ -31,7 +31,7 @@ pub(super) struct FileTable {
 }
 
 impl FileTable {
-    /// Takes in a file and names it.
+    /// Inserts a file and returns its name.
     pub(super) fn insert(&mut self, file: OpenFile) -> Result<DiskFile, FileFault> {
         let index = match self.free.pop() {
             Some(index) => index,
@@ -48,7 +48,7 @@ impl FileTable {
         Ok(DiskFile((u32::from(slot.generation) << SLOT_BITS) | u32::from(index)))
     }
 
-    /// Forgets a file; says whether there was one.
+    /// Removes a file; returns whether the name was valid.
     pub(super) fn remove(&mut self, name: DiskFile) -> bool {
         let (index, generation) = parts(name);
         let Some(slot) = self.slots.get_mut(usize::from(index)) else { return false };
@@ -60,7 +60,7 @@ impl FileTable {
         true
     }
 
-    /// The file of a read, where it may be read so.
+    /// Returns the file for a read, if file and range permit it.
     pub(super) fn for_read(
         &self,
         name: DiskFile,
@@ -80,8 +80,8 @@ impl FileTable {
         Ok(Arc::clone(file))
     }
 
-    /// The file of a write or a zeroing, where it may be written so: within the bytes that it had
-    /// when it was opened.
+    /// Returns the file for a write or a zeroing, if file and range permit it: within the file's
+    /// size at its open.
     pub(super) fn for_write(
         &self,
         name: DiskFile,
@@ -96,7 +96,7 @@ impl FileTable {
         Ok(file)
     }
 
-    /// The file of a flush, where it may be written.
+    /// Returns the file for a flush, if it was opened for writing.
     pub(super) fn for_flush(&self, name: DiskFile) -> Result<Arc<OpenFile>, FileFault> {
         let file = self.find(name)?;
         if file.access != DiskAccess::NamespaceWrite || !file.access.takes(file.kind) {
@@ -105,7 +105,7 @@ impl FileTable {
         Ok(Arc::clone(file))
     }
 
-    /// The file of a name.
+    /// Returns the file of a name.
     pub(super) fn get(&self, name: DiskFile) -> Option<Arc<OpenFile>> {
         self.find(name).ok().cloned()
     }
@@ -117,7 +117,7 @@ impl FileTable {
     }
 }
 
-/// The bytes of a write, where its buffer has them.
+/// Returns the bytes to write, if the buffer is long enough.
 pub(super) fn written(buf: &AlignedBuf, len: u32) -> Result<&[u8], FileFault> {
     buf.as_slice().get(..len as usize).ok_or(FileFault::BadExtent)
 }

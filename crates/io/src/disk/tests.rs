@@ -1,4 +1,4 @@
-//! One set of tests for every backend.
+//! Tests of reads, the same for all backends.
 #![expect(unsafe_code, reason = "mkfifo and posix_fadvise")]
 
 use std::collections::BTreeMap;
@@ -19,14 +19,14 @@ use crate::test_frames::nonzero;
 
 pub(super) const KINDS: [DiskKind; 3] = [DiskKind::Uring, DiskKind::Threads, DiskKind::Sync];
 
-/// Bytes that show where in a file they stand.
+/// Returns bytes that depend on their offset.
 pub(super) fn pattern(len: usize) -> Vec<u8> {
     (0..len as u64)
         .map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).to_be_bytes()[7])
         .collect()
 }
 
-/// A root within a directory that also holds a secret.
+/// Creates a root in a directory that also holds a secret.
 pub(super) fn tree() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("root");
@@ -47,7 +47,7 @@ pub(super) fn tree() -> TempDir {
     dir
 }
 
-/// A disk, asked for one thing at a time.
+/// Sends requests to a disk, one at a time.
 pub(super) struct Asker {
     pub(super) disk: Box<dyn Disk>,
     next_id: u64,
@@ -147,7 +147,7 @@ fn reads_files_of_every_size() {
                 }
             }
             assert!(whole == pattern(len), "{len} bytes");
-            // Past the end there is nothing, in a big buffer only what there is.
+            // Nothing is read past the end, and a long read ends with the file.
             assert_eq!(asker.read(file, 1 << 30, 1).unwrap().0, []);
             assert!(asker.read(file, 0, 512).unwrap().0 == pattern(len));
             asker.close(file);
@@ -229,7 +229,7 @@ fn names_and_ranges_are_checked() {
         asker.close(file);
         asker.close(file);
         assert_eq!(asker.read(file, 0, 1), Err(FileFault::BadExtent));
-        // The slot is used again, under another name.
+        // The slot is reused under another name.
         let (again, _) = asker.open("4096").unwrap();
         assert_ne!(again, file);
         assert_eq!(asker.read(file, 0, 1), Err(FileFault::BadExtent));
@@ -246,7 +246,7 @@ fn a_change_shows_in_the_version() {
         assert_eq!(asker.read(file, 0, 1).unwrap().1, at_open);
 
         fs::write(&path, [7; 4096]).unwrap();
-        // File systems with coarse clocks may give the write the time of the file's birth.
+        // With a coarse clock the write may get the time stamp of the file's creation.
         let long_ago = std::time::SystemTime::UNIX_EPOCH;
         fs::File::options().write(true).open(&path).unwrap().set_modified(long_ago).unwrap();
         let (bytes, rewritten) = asker.read(file, 0, 1).unwrap();
@@ -258,7 +258,7 @@ fn a_change_shows_in_the_version() {
         assert_eq!((bytes.len(), truncated.size), (100, 100));
         assert_ne!(truncated.version, rewritten.version);
 
-        // Another file of the same name: the open one stays as it was.
+        // Another file takes the name; the open one is unchanged.
         fs::write(dir.path().join("root/new"), pattern(100)).unwrap();
         fs::rename(dir.path().join("root/new"), &path).unwrap();
         let (_, replaced) = asker.open("4096").unwrap();
@@ -284,7 +284,7 @@ fn many_at_once_and_no_more() {
         }
         assert!(matches!(read(asker), Err(DiskRequest::Read { .. })));
         assert_eq!(asker.counter("disk_full"), 1);
-        // Closed under its reads, which go on.
+        // Closed while reads are in flight, which continue.
         asker.close(file);
         for _ in 0..IN_FLIGHT_MAX {
             let DiskCompletion::Read { id, buf, result } = asker.wait() else { panic!() };
@@ -325,7 +325,8 @@ fn dropping_with_work_under_way_is_sound() {
             let (file, _) = asker.open("1048577").unwrap();
             let on_disk = fs::File::open(&path).unwrap();
             on_disk.sync_all().unwrap();
-            // So that the disk itself is asked. SAFETY: no pointers; the descriptor is open.
+            // Empties the page cache of the file, so that the disk is read. SAFETY: no pointers;
+            // the descriptor is open.
             unsafe {
                 libc::posix_fadvise(on_disk.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED);
             }

@@ -1,9 +1,9 @@
-//! A disk over a pool of threads that make plain blocking calls: for kernels and sandboxes that
-//! refuse io_uring.
+//! A disk with a pool of threads that make blocking calls, for kernels and sandboxes that refuse
+//! io_uring.
 //!
-//! The asker's side owns the names of files; a thread gets a shared handle with each read. Two
-//! queues under two locks connect them, each taken once per batch, and an eventfd rings when the
-//! queue of answers is no longer empty.
+//! The requester's side owns the table of files; a thread gets a shared handle with each job. Two
+//! queues under two locks connect them, each lock taken once per batch by the requester, and an
+//! eventfd is signaled when the queue of answers is no longer empty.
 
 use std::collections::VecDeque;
 use std::ffi::CString;
@@ -23,7 +23,7 @@ use super::write::{flush, write_whole, zero};
 use super::{Disk, DiskCounters, DiskSetupError, IN_FLIGHT_MAX};
 use crate::notify::Notifier;
 
-/// Threads of a pool: enough that a disk sees a queue, few enough to start at once.
+/// Threads in the pool: enough to keep a queue at the disk, few enough to start at once.
 const THREADS: usize = 8;
 
 enum Job {
@@ -35,7 +35,7 @@ enum Job {
 }
 
 type Opened = Result<(OpenFile, FileStat), FileFault>;
-/// Bytes, metadata, and whether it took several pieces.
+/// Bytes read, metadata, and whether it took more than one call.
 type ReadDone = Result<(u32, FileStat, bool), FileFault>;
 
 enum Done {
@@ -48,7 +48,7 @@ enum Done {
         buf: AlignedBuf,
         result: ReadDone,
     },
-    /// With bytes, and whether it took several pieces.
+    /// Bytes written, and whether it took more than one call.
     Write {
         id: RequestId,
         buf: AlignedBuf,
@@ -58,7 +58,7 @@ enum Done {
         id: RequestId,
         result: Result<(), FileFault>,
     },
-    /// With whether the zeros were written.
+    /// Whether zeros were written.
     Zero {
         id: RequestId,
         result: Result<bool, FileFault>,
@@ -76,32 +76,32 @@ struct Shared {
     jobs: Mutex<Jobs>,
     work: Condvar,
     done: Mutex<VecDeque<Done>>,
-    /// Whether `done` may hold something: a look that needs no lock. Written under the lock.
+    /// True if `done` may hold answers: a check that needs no lock. Written under the lock.
     any_done: AtomicBool,
     bell: Notifier,
 }
 
-/// A disk over threads.
+/// A disk with a thread pool.
 pub(super) struct ThreadsDisk {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     files: FileTable,
-    /// Submitted, not flushed.
+    /// Submitted, not yet flushed.
     staged: VecDeque<Job>,
-    /// Taken from the threads, not polled.
+    /// Taken from the threads, not yet polled.
     taken: VecDeque<Done>,
     in_flight: usize,
     backend: String,
     counters: DiskCounters,
 }
 
-/// A thread that panicked has broken nothing in the queues: every change to them is one call.
+/// Locks even if a thread panicked: every change of the queues is one call, so none is half done.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl ThreadsDisk {
-    /// Starts the pool. `backend` is what the disk calls itself.
+    /// Starts the pool. `backend` is the name that [`Disk::backend`] returns.
     pub(super) fn new(root: Root, backend: String) -> Result<Self, DiskSetupError> {
         let no_threads = |source: io::Error| DiskSetupError::NoThreads { source };
         let shared = Arc::new(Shared {
@@ -129,14 +129,13 @@ impl ThreadsDisk {
                     shared.finish(shared.work_on(job));
                 }
             });
-            // On failure the drop of `disk` ends those that run already.
+            // On failure, dropping `disk` ends the threads that are running.
             disk.threads.push(thread.map_err(no_threads)?);
         }
         Ok(disk)
     }
 
-    /// What the threads are to do for a request, nothing for a close; or its answer, where they
-    /// have nothing to do.
+    /// Returns the job for a request, `None` for a close; or the answer, if the request is invalid.
     fn stage(&self, request: DiskRequest) -> Result<Option<Job>, Done> {
         let job = match request {
             DiskRequest::Open { id, path, access } => match c_path(&path) {
@@ -170,7 +169,7 @@ impl ThreadsDisk {
         Ok(Some(job))
     }
 
-    /// The answer to a request that was worked on.
+    /// Converts the result of a job to the answer to its request.
     fn answer(&mut self, done: Done) -> DiskCompletion {
         match done {
             Done::Open { id, result } => {
@@ -201,7 +200,7 @@ impl ThreadsDisk {
         }
     }
 
-    /// Takes over what the threads have done, all at once.
+    /// Takes all finished answers from the threads.
     fn take_done(&mut self) {
         if !self.shared.any_done.load(Ordering::Acquire) {
             return;
@@ -209,7 +208,7 @@ impl ThreadsDisk {
         let mut done = lock(&self.shared.done);
         std::mem::swap(&mut *done, &mut self.taken);
         self.shared.any_done.store(false, Ordering::Relaxed);
-        // Under the lock: so that the bell rings if and only if the queue holds something.
+        // Under the lock, so that the eventfd is signaled if and only if the queue holds answers.
         self.shared.bell.drain();
     }
 }
@@ -323,7 +322,7 @@ impl Drop for ThreadsDisk {
         drop(jobs);
         self.shared.work.notify_all();
         for thread in self.threads.drain(..) {
-            // A thread's panic was printed when it happened.
+            // The panic of a thread was printed when it happened.
             let _ = thread.join();
         }
     }

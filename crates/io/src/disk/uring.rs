@@ -1,15 +1,14 @@
-//! A disk over io_uring: opens, reads and writes that the kernel carries out while the caller goes
-//! on.
+//! A disk on io_uring: opens, reads and writes that the kernel executes asynchronously.
 //!
-//! Whatever the kernel may write to or read from (buffers, paths, files) lies in a table of
-//! requests in flight and leaves it only when the kernel has answered; a dropped disk first waits
-//! for all answers. The ring's own descriptor polls readable while answers wait, so sleeping needs
-//! no eventfd and no call to silence one.
+//! All memory that the kernel may read or write (buffers, paths, files) is in a table of requests
+//! in flight and stays there until the kernel has answered; dropping the disk waits for all
+//! answers. The ring's own descriptor polls readable while answers wait, so sleeping needs no
+//! eventfd.
 //!
-//! What the page cache has is copied during [`Disk::flush`]; what it has not is read while the
-//! caller goes on. Metadata is asked for in the calling thread, of files that are open.
+//! Data in the page cache is copied during [`Disk::flush`]; other data is read asynchronously.
+//! Metadata of open files is read by plain calls.
 //!
-//! A request has one entry in the ring at a time and there are no more requests than entries, so
+//! A request has one entry in the ring at a time, and there are no more requests than entries, so
 //! neither queue of the ring can overflow.
 #![expect(unsafe_code, reason = "entries of the ring hold pointers")]
 
@@ -32,14 +31,14 @@ use super::table::{FileTable, written};
 use super::write::{ZERO_BYTES, ZEROS, is_unable, write_fault, zero_mode};
 use super::{Disk, DiskCounters, DiskSetupError, IN_FLIGHT_MAX};
 
-/// Times that a request is repeated which the kernel says to repeat.
+/// Most retries of a request that the kernel asks to repeat (EAGAIN, EINTR).
 const RETRIES_MAX: u8 = 8;
-/// Samples of content that are read at a time; a file that finds no room has none.
+/// Most samples that are read at a time; a file opened while all are in use has none.
 const SAMPLES_MAX: usize = 16;
-/// Tag of an entry whose answer nobody waits for.
+/// Tag of an entry whose completion is ignored.
 const UNTRACKED: u64 = u64::MAX;
 
-/// A request that the kernel has, or will have at the next flush.
+/// A read that the kernel has, or will have at the next flush.
 struct Read {
     id: RequestId,
     file: Arc<OpenFile>,
@@ -51,15 +50,15 @@ struct Read {
 
 struct Open {
     id: RequestId,
-    /// Beneath which it is opened.
+    /// Directory that the path is relative to.
     dir: Arc<File>,
     path: CString,
-    /// How; boxed, for the kernel reads it where it lies.
+    /// Boxed because the kernel reads it at its address.
     how: Box<OpenHow>,
     access: DiskAccess,
 }
 
-/// The content by which a file is known again.
+/// Read of the bytes by which a later change of the file is detected.
 struct Sample {
     file: Arc<OpenFile>,
     offset: u64,
@@ -86,10 +85,10 @@ struct Flush {
 struct Zero {
     id: RequestId,
     file: Arc<OpenFile>,
-    /// What is left.
+    /// Bytes that are left to zero.
     range: Range<u64>,
     deallocate: bool,
-    /// The file system cannot do it: zeros are written.
+    /// True if the file system cannot zero a range, so that zeros are written.
     by_hand: bool,
     retries: u8,
 }
@@ -104,14 +103,14 @@ enum InFlight {
     Zero(Zero),
 }
 
-/// How far a request got.
+/// Progress of a request after a completion.
 enum Progress {
-    /// It needs the kernel again.
+    /// The request must be submitted again.
     Again,
     Done(Result<(), FileFault>),
 }
 
-/// A disk over io_uring.
+/// A disk on io_uring.
 pub(super) struct UringDisk {
     ring: IoUring,
     root: Root,
@@ -119,9 +118,9 @@ pub(super) struct UringDisk {
     /// Requests in flight; the index is the tag of their entry.
     slots: Vec<InFlight>,
     free: Vec<usize>,
-    /// Slots for samples, so that these leave room for as many requests as before.
+    /// Slots reserved for samples, so that these never take a request's slot.
     free_samples: Vec<usize>,
-    /// Answers that needed no kernel.
+    /// Answers that needed no operation.
     ready: VecDeque<DiskCompletion>,
     unflushed: bool,
     counters: DiskCounters,
@@ -147,7 +146,7 @@ fn set_up() -> io::Result<IoUring> {
 }
 
 impl UringDisk {
-    /// Sets up a ring; gives the root back where there is none to be had.
+    /// Sets up a ring; returns the root with the error if that fails.
     pub(super) fn new(root: Root) -> Result<Self, (DiskSetupError, Root)> {
         let ring = match set_up() {
             Ok(ring) => ring,
@@ -190,7 +189,7 @@ impl UringDisk {
                 let rest = &write.buf.as_slice()[write.done..write.len];
                 let len = u32::try_from(rest.len()).unwrap_or(u32::MAX);
                 let fd = Fd(write.file.file.as_raw_fd());
-                // Each piece is on the disk when it has ended.
+                // Each piece is durable when its write completes.
                 let flags = if write.fua { libc::RWF_DSYNC } else { 0 };
                 let offset = write.offset + write.done as u64;
                 opcode::Write::new(fd, rest.as_ptr(), len).offset(offset).rw_flags(flags).build()
@@ -207,17 +206,17 @@ impl UringDisk {
         assert!(pushed, "there are as many entries as slots, and a slot has one at a time");
     }
 
-    /// Puts an entry into the ring; says whether there was room.
+    /// Puts an entry into the ring; returns whether there was room.
     fn push(&mut self, entry: &squeue::Entry) -> bool {
         self.unflushed = true;
-        // SAFETY: what the entry points to is static (zeros), heap memory owned by `slots[tag]`
-        // (directory, path, `how`, buffer, file); it does not move with them, nobody
-        // touches it meanwhile, and it is freed only after the kernel's answer (`finish` takes a
-        // slot then, and `drop` waits).
+        // SAFETY: the entry points to static memory (zeros), or to heap memory owned by
+        // `slots[tag]` (directory, path, `how`, buffer, file), which does not move with the slot,
+        // is not accessed meanwhile, and is freed only after the kernel's answer: `finish` takes
+        // the slot only then, and `drop` waits.
         unsafe { self.ring.submission().push(entry) }.is_ok()
     }
 
-    /// Deals with the kernel's answer to the request in `slot`.
+    /// Handles the completion of the request in `slot`.
     fn finish(&mut self, slot: usize, result: i32) -> Option<DiskCompletion> {
         let request = std::mem::replace(self.slots.get_mut(slot)?, InFlight::Free);
         match request {
@@ -270,8 +269,8 @@ impl UringDisk {
         None
     }
 
-    /// What the kernel is to do for a request; or its answer, where there is nothing to do, and
-    /// none to a close.
+    /// Returns the request to execute; or the answer, if the request is invalid, which is `None`
+    /// for a close.
     fn stage(&self, request: DiskRequest) -> Result<InFlight, Option<DiskCompletion>> {
         let retries = 0;
         let in_flight = match request {
@@ -320,7 +319,7 @@ impl UringDisk {
     fn finish_open(&mut self, open: &Open, result: i32) -> DiskCompletion {
         let outcome = match into_result(result) {
             Ok(fd) => {
-                // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+                // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
                 let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
                 opened(file, open.access, self.root.rule())
             }
@@ -335,7 +334,7 @@ impl UringDisk {
         DiskCompletion::Opened { id: open.id, result }
     }
 
-    /// Has the content read by which a file that was just opened is known again.
+    /// Starts reading the sample of a file that was just opened.
     fn start_sample(&mut self, name: DiskFile) {
         let Some(file) = self.files.get(name) else { return };
         let Some((offset, len)) = file.promise.sample_range() else { return };
@@ -345,13 +344,12 @@ impl UringDisk {
         }
     }
 
-    /// A read is over when its buffer is full or the file ends, whichever the kernel's pieces come
-    /// to.
+    /// Ends a read if its buffer is full or the file ends; otherwise submits the rest.
     fn finish_read(&mut self, slot: usize, mut read: Read, result: i32) -> Option<DiskCompletion> {
         let end = match into_result(result) {
             Ok(bytes) => {
                 let bytes = usize::try_from(bytes).unwrap_or(0);
-                // Never past the buffer, whatever the kernel says.
+                // Clamped to the buffer, whatever the kernel returns.
                 read.done = (read.done + bytes).min(read.buf.len());
                 let after = read.file.promise.check(&read.file.file);
                 match after {
@@ -383,7 +381,7 @@ impl Write {
             Ok(bytes) => usize::try_from(bytes).unwrap_or(0),
             Err(_) => return ended(result, &mut self.retries),
         };
-        // Never past the buffer, whatever the kernel says.
+        // Clamped to the buffer, whatever the kernel returns.
         self.done = (self.done + bytes).min(self.len);
         match (bytes, self.done == self.len) {
             (_, true) => Progress::Done(Ok(())),
@@ -423,8 +421,7 @@ impl Zero {
     }
 }
 
-/// What becomes of a request that the kernel has answered at once for the whole of it, or with an
-/// error.
+/// Returns the progress of a request that the kernel executes as a whole, or that has failed.
 fn ended(result: i32, retries: &mut u8) -> Progress {
     match into_result(result) {
         Ok(_) => Progress::Done(Ok(())),
@@ -469,8 +466,8 @@ impl Disk for UringDisk {
 
     fn flush(&mut self) {
         if self.unflushed {
-            // What the kernel is too busy to take (EAGAIN, EBUSY, EINTR) stays in the ring for the
-            // next call.
+            // Entries that the kernel is too busy to take (EAGAIN, EBUSY, EINTR) stay in the ring
+            // for the next call.
             self.unflushed = match self.ring.submit() {
                 Ok(_) => !self.ring.submission().is_empty(),
                 Err(_) => true,
@@ -483,8 +480,8 @@ impl Disk for UringDisk {
         while completion.is_none() {
             let mut entry = self.ring.completion().next();
             if entry.is_none() && self.unflushed {
-                // Continued reads, samples, and what an earlier flush left behind. What the page
-                // cache has is there at once.
+                // Continued reads, samples, and entries left by an earlier flush. Reads from the
+                // page cache complete at once.
                 self.flush();
                 entry = self.ring.completion().next();
             }
@@ -511,7 +508,8 @@ impl Disk for UringDisk {
 
 impl Drop for UringDisk {
     fn drop(&mut self) {
-        // Room for a cancellation of each; one that finds none is done without.
+        // Makes room for the cancellation of each request. A request whose cancellation finds no
+        // room is waited for without.
         let _ = self.ring.submit();
         for slot in 0..self.slots.len() {
             if !matches!(self.slots[slot], InFlight::Free) {
@@ -524,8 +522,8 @@ impl Drop for UringDisk {
                 Ok(_) => {}
                 Err(e) if is_transient(&e) || e.raw_os_error() == Some(libc::EBUSY) => {}
                 Err(_) => {
-                    // The kernel may still write to the buffers, and there is no way left to learn
-                    // when it has: they are lost.
+                    // The kernel may still write to the buffers, and there is no way to learn when
+                    // it has finished. So they are leaked.
                     std::mem::forget(std::mem::take(&mut self.slots));
                     return;
                 }
@@ -534,7 +532,8 @@ impl Drop for UringDisk {
                 let slot = usize::try_from(entry.user_data()).unwrap_or(usize::MAX);
                 let Some(slot) = self.slots.get_mut(slot) else { continue };
                 if let (InFlight::Open(_), fd @ 0..) = (&*slot, entry.result()) {
-                    // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+                    // SAFETY: the kernel has just returned this descriptor, and nothing else owns
+                    // it.
                     drop(unsafe { OwnedFd::from_raw_fd(fd) });
                 }
                 *slot = InFlight::Free;

@@ -1,8 +1,8 @@
-//! Writes, flushes and zeroes in the calling thread, which the blocking backends share, and what
-//! the errors of a write mean.
+//! Writes, flushes and zeroing in the calling thread, shared by the blocking backends, and the
+//! meaning of write errors.
 //!
-//! Writes go through the page cache. What is to outlast a loss of power is written and then
-//! flushed: `fdatasync(2)` brings the data, and what of the metadata is needed to find it.
+//! Writes go through the page cache. A write that must survive a loss of power is followed by a
+//! flush: `fdatasync(2)` writes the data and the metadata needed to find it.
 #![expect(unsafe_code, reason = "fallocate")]
 
 use std::fs::File;
@@ -14,12 +14,13 @@ use abi::FileFault;
 
 use super::root::is_transient;
 
-/// Bytes that are written at a time where the file system cannot zero by itself.
+/// Bytes per write if the file system cannot zero a range itself.
 pub(super) const ZERO_BYTES: usize = 128 * 1024;
-/// What is written then.
+/// Source of these writes.
 pub(super) static ZEROS: [u8; ZERO_BYTES] = [0; ZERO_BYTES];
 
-/// Writes all of `bytes` at `offset`; says whether that took several pieces.
+/// Writes all of `bytes` at `offset`, and flushes if `fua`; returns whether it took more than one
+/// call.
 pub(super) fn write_whole(
     file: &File,
     bytes: &[u8],
@@ -42,7 +43,7 @@ pub(super) fn write_whole(
     Ok(pieces > 1)
 }
 
-/// Brings to the disk what was written.
+/// Flushes written data to the disk.
 pub(super) fn flush(file: &File) -> Result<(), FileFault> {
     loop {
         match file.sync_data() {
@@ -53,7 +54,7 @@ pub(super) fn flush(file: &File) -> Result<(), FileFault> {
     }
 }
 
-/// Makes a range read as zeros; says whether they had to be written.
+/// Makes a range read as zeros; returns whether zeros had to be written.
 pub(super) fn zero(
     file: &File,
     offset: u64,
@@ -93,19 +94,19 @@ fn write_zeros(file: &File, offset: u64, len: u64) -> Result<(), FileFault> {
     Ok(())
 }
 
-/// How `fallocate(2)` zeroes.
+/// Returns the mode of `fallocate(2)` that zeroes a range.
 pub(super) const fn zero_mode(deallocate: bool) -> i32 {
     let how = if deallocate { libc::FALLOC_FL_PUNCH_HOLE } else { libc::FALLOC_FL_ZERO_RANGE };
     how | libc::FALLOC_FL_KEEP_SIZE
 }
 
-/// Whether an error of `fallocate(2)` says that it cannot do that here: not on this file system, or
-/// (EINVAL, of block devices) not at this alignment.
+/// Returns whether an error of `fallocate(2)` means that the operation is not supported: on this
+/// file system, or (EINVAL, block devices) at this alignment.
 pub(super) fn is_unable(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL))
 }
 
-/// What an error of a write means to the asker.
+/// Converts an error of a write for the requester.
 pub(super) fn write_fault(error: &io::Error) -> FileFault {
     match error.raw_os_error() {
         Some(libc::ENOSPC | libc::EDQUOT) => FileFault::NoSpace,

@@ -1,4 +1,4 @@
-//! One set of tests for every backend: what writes.
+//! Tests of writes, the same for all backends.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -114,7 +114,7 @@ fn only_what_was_opened_for_it_is_written() {
             assert_eq!(asker.sync(file), Err(FileFault::BadExtent));
             assert_eq!(asker.zero(file, 0, 1, false), Err(FileFault::BadExtent));
         }
-        // Directories are not opened so, FIFOs are not written to.
+        // Directories cannot be opened for writing, FIFOs cannot be written.
         let namespace = |asker: &mut Asker, path| asker.open_for(path, DiskAccess::NamespaceWrite);
         assert_eq!(namespace(asker, "sub"), Err(FileFault::BadPath));
         assert_eq!(namespace(asker, "out"), Err(FileFault::Denied));
@@ -128,7 +128,7 @@ fn only_what_was_opened_for_it_is_written() {
     });
 }
 
-/// Nothing that is written makes a file longer.
+/// No write makes a file longer.
 #[test]
 fn ranges_of_writes_are_checked() {
     each(|dir, asker| {
@@ -166,7 +166,7 @@ fn zeroes_are_zeros() {
         }
         asker.sync(file).unwrap();
         assert_eq!((asker.counter("disk_zeroes"), asker.counter("disk_write_errors")), (4, 0));
-        // All of it, so that no block remains where the file system can do that.
+        // The whole file, so that all blocks are freed if the file system supports it.
         let whole = fs::metadata(&path).unwrap().blocks();
         asker.zero(file, 0, (1 << 20) + 1, true).unwrap();
         assert!(fs::metadata(&path).unwrap().blocks() < whole);
@@ -199,7 +199,7 @@ fn writes_and_reads_at_once() {
         }
         let id = asker.id();
         assert!(asker.disk.submit(DiskRequest::Flush { id, file }).is_err());
-        // Closed under them, which go on.
+        // Closed while requests are in flight, which continue.
         asker.close(file);
         let mut ends = [0; 4];
         for _ in 0..IN_FLIGHT_MAX {
@@ -217,7 +217,7 @@ fn writes_and_reads_at_once() {
     });
 }
 
-/// What is undone when a test ends, however it ends.
+/// A command that is run when a test ends, even by a panic.
 struct Undo(&'static str, PathBuf);
 
 impl Drop for Undo {
@@ -231,7 +231,7 @@ fn undo_args(program: &str) -> &'static [&'static str] {
     if program == "losetup" { &["-d"] } else { &[] }
 }
 
-/// A file system of 256 KiB that cannot zero ranges by itself, or why there is none.
+/// Mounts a file system of 256 KiB that cannot zero ranges itself; returns why if that fails.
 fn small_tmpfs(at: &Path) -> Result<Undo, String> {
     let mut mount = Command::new("mount");
     mount.args(["-t", "tmpfs", "-o", "size=256k", "none"]).arg(at);
@@ -259,7 +259,7 @@ fn a_full_disk_says_so() {
         let end = (0..16).find(|i| asker.write(file, i * 65536, &chunk, false).is_err()).unwrap();
         assert!((2..=4).contains(&end), "{end}");
         assert_eq!(asker.write(file, end * 65536 + 65536, &chunk, true), Err(FileFault::NoSpace));
-        // Zeros need room where they are written by hand.
+        // Zeroing by writes needs space.
         assert_eq!(asker.zero(file, 1 << 19, 1 << 19, false), Err(FileFault::NoSpace));
         asker.zero(file, 0, 65536, true).unwrap();
         asker.zero(file, 100, 65536 + 4096, false).unwrap();
@@ -274,7 +274,7 @@ fn a_full_disk_says_so() {
     }
 }
 
-/// A block device over a file, or why there is none.
+/// Creates a block device on a file; returns why if that fails.
 fn loop_device(file: &Path) -> Result<Undo, String> {
     let set_up = Command::new("losetup").args(["-f", "--show"]).arg(file).output();
     let done = set_up.map_err(|error| error.to_string())?;
@@ -307,7 +307,7 @@ fn a_block_device_is_a_namespace() {
         expected[4096..12_288].fill(9);
         asker.zero(file, 65_536, 131_072, false).unwrap();
         expected[65_536..196_608].fill(0);
-        // Not aligned to a sector: by hand.
+        // Not aligned to a sector, so zeros are written.
         asker.zero(file, 300_001, ZERO_BYTES as u64 + 7, true).unwrap();
         expected[300_001..300_008 + ZERO_BYTES].fill(0);
         asker.sync(file).unwrap();

@@ -1,4 +1,4 @@
-//! Fault injection: counts, equal traces for equal seeds, what is never touched.
+//! Fault injection: counts, equal traces for equal seeds, and parts that are never changed.
 
 use super::*;
 use crate::mem::{LinkConfig, MemWire, link};
@@ -15,7 +15,7 @@ fn only(set: impl Fn(&mut FaultConfig)) -> FaultConfig {
     config
 }
 
-/// Sends numbered frames with time standing still, then lets time go until nothing waits.
+/// Sends numbered frames at one instant, then advances time until none is held.
 fn send_all(wire: &mut FaultWire<MemWire>, peer: &mut MemWire, count: u32) -> Vec<Vec<u8>> {
     let mut pool = PacketPool::new(4);
     let (mut now, mut got) = (Instant::from_millis(1), Vec::new());
@@ -35,7 +35,7 @@ fn send_all(wire: &mut FaultWire<MemWire>, peer: &mut MemWire, count: u32) -> Ve
     got
 }
 
-/// Numbered frames into the wire from its peer.
+/// Sends numbered frames from the peer, and receives them through the link with faults.
 fn receive_all(wire: &mut FaultWire<MemWire>, peer: &mut MemWire, count: u32) -> Vec<RxFrame> {
     let mut pool = PacketPool::new(4);
     let (mut now, mut got) = (Instant::from_millis(1), Vec::new());
@@ -106,7 +106,7 @@ fn reorders_without_loss_and_within_bounds() {
         };
         assert!(!numbers.is_sorted());
         for (at, &n) in numbers.iter().enumerate() {
-            // At most eight pass it; with those held at the same time it may also come early.
+            // At most eight overtake it; held frames that are released may also make it early.
             assert!(at.abs_diff(n as usize) <= 32, "frame {n} came as number {at}");
         }
         let mut sorted = numbers.clone();
@@ -186,7 +186,7 @@ fn equal_seeds_give_equal_traces() {
     };
     assert_eq!(trace(7), trace(7));
     assert_ne!(trace(7).0, trace(8).0);
-    // The wire's own counters are shown before the faults.
+    // The inner link's counters are visited before those of the faults.
     let (wire, _peer) = faulty(all(1));
     assert_eq!(nonzero(|f| wire.visit(f)), []);
 }

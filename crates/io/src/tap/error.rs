@@ -1,4 +1,4 @@
-//! What can go wrong when a TAP is opened, each told in one line that says what to do next.
+//! Errors of opening a TAP. Each message is one line that says what to do.
 
 use std::io;
 use std::net::IpAddr;
@@ -6,7 +6,7 @@ use std::net::IpAddr;
 /// Why a TAP could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
-    /// The process may not make or configure network interfaces.
+    /// The process may not create or configure network interfaces.
     #[error(
         "no permission to set up interface {name}: CAP_NET_ADMIN is needed; run as root, or with \
          `make run`, which uses a private network namespace"
@@ -15,7 +15,7 @@ pub enum TapError {
         /// The interface.
         name: String,
     },
-    /// The process may not even open the driver's device, on a machine that keeps it for root.
+    /// The process may not open `/dev/net/tun`, which only root may on this machine.
     #[error(
         "no permission to open /dev/net/tun; run as root, or as root once `chmod 666 /dev/net/tun`"
     )]
@@ -29,18 +29,18 @@ pub enum TapError {
         /// The interface.
         name: String,
     },
-    /// The kernel has no TUN/TAP driver here.
+    /// The kernel has no TUN/TAP driver, or the device node is missing.
     #[error(
         "/dev/net/tun is missing; load the driver with `modprobe tun`, or in a container pass \
          --device /dev/net/tun"
     )]
     NoDevice,
-    /// No interface can have this name, or one of another kind has it.
+    /// Not a valid interface name, or the name of an interface of another type.
     #[error("{name:?} cannot be a TAP's name: {why}; choose another with --wire tap:NAME")]
     BadName {
         /// The name.
         name: String,
-        /// What is wrong with it.
+        /// The rule that the name violates.
         why: &'static str,
     },
     /// The address for the kernel's end is already on another interface.
@@ -48,23 +48,23 @@ pub enum TapError {
     AddressInUse {
         /// The address.
         addr: IpAddr,
-        /// Who has it.
+        /// The interface that has it.
         interface: String,
     },
-    /// Something else.
+    /// Any other error.
     #[error("cannot {doing} interface {name}: {source}; `ip link show {name}` tells its state")]
     Other {
         /// The interface.
         name: String,
-        /// What was being done.
+        /// The failed action: a verb, and a preposition if the interface's name needs one.
         doing: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
 impl TapError {
-    /// The error for what the kernel answered while `doing` something to the interface `name`.
+    /// Converts the kernel's error after the action `doing` on interface `name`.
     pub(super) fn from_io(name: &str, doing: &'static str, source: io::Error) -> Self {
         let name = name.to_owned();
         match source.raw_os_error() {

@@ -1,12 +1,13 @@
-//! A Linux TAP interface: the kernel's network stack at the other end of the wire.
+//! Linux TAP interface: a link to the kernel's network stack.
 //!
-//! Each queue of the device has a [`Tap`]. Runs of segments and unfinished checksums cross in one
-//! system call both ways, described by a virtio-net header (`vnet`): runs of up to 64 KiB, and to
-//! the kernel, over IPv4, of up to [`run_bytes_max`]. A payload goes from the sender's buffers to
-//! the kernel without a copy on our side. `setup` opens and configures, once.
+//! There is one [`Tap`] for each queue of the device. Runs of segments and partial checksums cross
+//! in one system call in both directions, described by a virtio-net header (`vnet`): runs of up to
+//! 64 KiB, and to the kernel, over IPv4, up to [`run_bytes_max`]. A payload goes from the sender's
+//! buffers to the kernel without a copy in user space. `setup` opens and configures the interface,
+//! once.
 //!
-//! The kernel's end answers ARP and neighbour discovery for its own addresses; ours are the host
-//! stack's business.
+//! The kernel's end answers ARP and neighbor discovery for its own addresses; the host stack does
+//! so for ours.
 
 mod error;
 mod netlink;
@@ -30,48 +31,46 @@ pub use setup::{IpPrefix, TapConfig, run_bytes_max};
 use crate::wire::{TxStatus, Wire};
 use vnet::VNET_BYTES;
 
-/// Slices of one frame that are gathered without an allocation: both headers and 62 parts of
-/// payload.
+/// `IoSlice`s of one frame that need no allocation: both headers and 62 slices of payload.
 const SLICES: usize = 64;
-/// Frames longer than this keep the buffer that they were read into; shorter ones are copied to one
-/// of their size.
+/// Received frames longer than this keep their buffer; shorter ones are copied to a buffer of their
+/// size.
 const KEEP_BYTES: usize = 2048;
 
 base::counters! {
-    /// What one queue of a TAP did.
+    /// Counters of one queue of a TAP.
     pub struct TapCounters {
         /// Frames written.
         tap_tx_frames,
-        /// Bytes of them.
+        /// Bytes written.
         tap_tx_bytes,
-        /// Frames of them that were runs of segments.
+        /// Runs of segments written.
         tap_tx_runs,
-        /// Writes that the kernel had no room for.
+        /// Writes for which the kernel had no room.
         tap_tx_full,
-        /// Runs that the kernel had no memory for in one piece.
+        /// Runs above 64 KiB for which the kernel had no memory.
         tap_tx_too_long,
-        /// Writes that the kernel refused: the interface is down, or the frame makes no sense to
-        /// it.
+        /// Writes that the kernel refused: the interface is down, or the frame is invalid.
         tap_tx_errors: alarm,
         /// Frames that a virtio-net header cannot describe.
         tap_tx_refused: alarm,
         /// Frames read.
         tap_rx_frames,
-        /// Bytes of them.
+        /// Bytes read.
         tap_rx_bytes,
-        /// Frames of them that were runs of segments.
+        /// Runs of segments read.
         tap_rx_runs,
         /// Reads that failed.
         tap_rx_errors: alarm,
-        /// Frames too short to be one, or longer than any buffer.
+        /// Reads without a frame, or with one that is longer than any buffer.
         tap_rx_malformed: alarm,
     }
 }
 
-/// What the kernel takes of us besides plain frames.
+/// Offloads that the kernel accepts from us.
 #[derive(Clone, Copy, Debug)]
 struct Offloads {
-    /// Unfinished checksums, and runs of TCP segments.
+    /// Partial checksums, and runs of TCP segments.
     tcp: bool,
     /// Runs of UDP datagrams.
     udp: bool,
@@ -83,18 +82,18 @@ pub struct Tap {
     file: File,
     name: String,
     caps: WireCaps,
-    /// Where the next frame is read to: a buffer of the largest size.
+    /// Buffer of the largest size, for the next frame.
     landing: Option<PacketBuf>,
     counters: TapCounters,
 }
 
 impl Tap {
-    /// Opens the interface, makes it where it does not exist, gives the kernel's end its addresses
-    /// and brings it up. The result has a wire for each queue; an interface that was made goes away
-    /// with the last of them.
+    /// Opens the interface, creates it if it does not exist, assigns addresses to the kernel's end
+    /// and brings it up. Returns one link for each queue; a created interface is removed with the
+    /// last of them.
     ///
     /// # Errors
-    /// As [`TapError`] lists them. Whatever was made is gone again.
+    /// As [`TapError`] lists them. An interface that was created is removed again.
     pub fn open(config: &TapConfig) -> Result<Vec<Self>, TapError> {
         setup::open(config)
     }
@@ -112,13 +111,13 @@ impl Tap {
         &self.name
     }
 
-    /// What this queue did.
+    /// Returns the counters of this queue.
     #[must_use]
     pub const fn counters(&self) -> &TapCounters {
         &self.counters
     }
 
-    /// Reads one frame to the landing buffer, and gives its virtio-net header and the bytes of
+    /// Reads one frame into the landing buffer. Returns its virtio-net header, and the length of
     /// both.
     fn read(&mut self, pool: &mut PacketPool) -> io::Result<([u8; VNET_BYTES], usize)> {
         let landing = match &mut self.landing {
@@ -134,7 +133,7 @@ impl Tap {
         Ok((vnet, len))
     }
 
-    /// Takes the frame of `len` bytes out of the landing buffer.
+    /// Removes the frame of `len` bytes from the landing buffer, or copies it if it is short.
     fn take_landed(&mut self, len: usize, pool: &mut PacketPool) -> Option<PacketBuf> {
         if len <= KEEP_BYTES {
             return pool.copy(&self.landing.as_ref()?.as_slice()[..len]);
@@ -164,7 +163,7 @@ fn write_frame(mut file: &File, vnet: &[u8], frame: &TxFrame) -> io::Result<usiz
     retry(|| file.write_vectored(slices))
 }
 
-/// Whether a frame is longer than an IP packet can be.
+/// Returns whether a frame is longer than an IP packet can be.
 fn is_long(frame: &TxFrame) -> bool {
     frame.len() - frame.header.l3() > usize::from(u16::MAX)
 }
@@ -204,8 +203,8 @@ impl Wire for Tap {
                 self.counters.tap_tx_full += 1;
                 TxStatus::Full
             }
-            // The kernel keeps a frame in at most 17 pieces, whose size depends on how fragmented
-            // its memory is: 64 KiB it can always keep.
+            // The kernel stores a frame in at most 17 fragments, whose size depends on how
+            // fragmented its memory is. It can always store 64 KiB.
             Err(error) if is_long(frame) && is_no_memory(&error) => {
                 self.counters.tap_tx_too_long += 1;
                 TxStatus::TooLong
@@ -227,7 +226,7 @@ impl Wire for Tap {
                     return None;
                 }
             };
-            // A read that fills the buffer was cut off, for all we know.
+            // A read that fills the buffer may have been truncated.
             let len = len.checked_sub(VNET_BYTES).filter(|&n| n < PacketPool::FRAME_BYTES_MAX);
             let packet = len.filter(|&n| n > 0).and_then(|n| self.take_landed(n, pool));
             let Some(packet) = packet else {

@@ -1,8 +1,9 @@
-//! Addresses of the kernel's end of a TAP, by rtnetlink(7), and a look at who has which.
+//! Addresses of the kernel's end of a TAP, by rtnetlink(7), and a query for the interfaces that
+//! have an address.
 //!
-//! Called once, while a TAP is opened. Netlink rather than ioctl(2), because it takes any number of
-//! addresses of both families and can leave out duplicate address detection, which would keep an
-//! IPv6 address unusable for a second.
+//! Called once, while a TAP is opened. Netlink is used rather than ioctl(2) because it takes any
+//! number of addresses of both families, and can disable duplicate address detection, which would
+//! make an IPv6 address unusable for a second.
 #![expect(unsafe_code, reason = "socket and getifaddrs")]
 
 use std::ffi::CStr;
@@ -20,13 +21,15 @@ const NLM_F_CREATE: u16 = 0x400;
 const NLMSG_ERROR: u16 = 2;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
-/// No duplicate address detection (RFC 4862 5.4): the only other station on this link is ours.
+/// No duplicate address detection (RFC 4862 section 5.4): the only other station on this link is
+/// ours.
 const IFA_F_NODAD: u8 = 2;
-/// `struct nlmsghdr` and `struct ifaddrmsg`.
+/// Size of `struct nlmsghdr`.
 const HEAD_BYTES: usize = 16;
 const IFADDRMSG_BYTES: usize = 8;
 
-/// Gives an address to the interface with this index. One that it has already is no error.
+/// Adds an address to the interface with this index. It is no error if the interface has it
+/// already.
 pub(super) fn add_address(index: u32, address: IpPrefix) -> io::Result<()> {
     // SAFETY: no pointers are passed; the result is checked before use.
     let fd = unsafe {
@@ -35,9 +38,9 @@ pub(super) fn add_address(index: u32, address: IpPrefix) -> io::Result<()> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+    // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
     let mut socket = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-    // A netlink socket that was not connected writes to the kernel.
+    // An unconnected netlink socket sends to the kernel.
     socket.write_all(&new_address(index, address)?)?;
     let mut reply = [0; 512];
     let len = socket.read(&mut reply)?;
@@ -48,7 +51,7 @@ pub(super) fn add_address(index: u32, address: IpPrefix) -> io::Result<()> {
     }
 }
 
-/// An `RTM_NEWADDR` request.
+/// Returns an `RTM_NEWADDR` request.
 fn new_address(index: u32, address: IpPrefix) -> io::Result<Vec<u8>> {
     let (family, bytes) = match address.addr {
         IpAddr::V4(v4) => (libc::AF_INET, v4.octets().to_vec()),
@@ -76,22 +79,22 @@ fn new_address(index: u32, address: IpPrefix) -> io::Result<Vec<u8>> {
     Ok(out)
 }
 
-/// The error number in an `NLMSG_ERROR` message, zero for success.
+/// Returns the error number of an `NLMSG_ERROR` message, 0 for success.
 fn acknowledgment(reply: &[u8]) -> Option<i32> {
     let kind = u16::from_ne_bytes(reply.get(4..6)?.try_into().ok()?);
     let error = i32::from_ne_bytes(reply.get(HEAD_BYTES..HEAD_BYTES + 4)?.try_into().ok()?);
     (kind == NLMSG_ERROR).then(|| error.saturating_neg())
 }
 
-/// The interfaces that have this address.
+/// Returns the names of the interfaces that have this address.
 pub(super) fn holders(addr: IpAddr) -> io::Result<Vec<String>> {
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
-    // SAFETY: `list` is a valid place for the list's head.
+    // SAFETY: `list` is valid for the pointer that the call stores.
     if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
         return Err(io::Error::last_os_error());
     }
     let (mut names, mut at) = (Vec::new(), list);
-    // SAFETY: `at` walks the list that getifaddrs made and that is freed only below.
+    // SAFETY: `at` points into the list that getifaddrs allocated, which is freed only below.
     while let Some(entry) = unsafe { at.as_ref() } {
         if address_of(entry) == Some(addr) {
             // SAFETY: `ifa_name` of a list entry is a NUL-terminated string.
@@ -106,8 +109,8 @@ pub(super) fn holders(addr: IpAddr) -> io::Result<Vec<String>> {
 }
 
 fn address_of(entry: &libc::ifaddrs) -> Option<IpAddr> {
-    // SAFETY: `ifa_addr` is null or points to a sockaddr of the entry, whose family says what it
-    // is.
+    // SAFETY: `ifa_addr` is null or points to a sockaddr of the entry, whose type its family
+    // determines.
     let family = unsafe { entry.ifa_addr.as_ref() }?.sa_family;
     match i32::from(family) {
         libc::AF_INET => {

@@ -1,8 +1,8 @@
-//! Opening a TAP: descriptors, offloads, MTU, addresses, and up.
+//! Opens a TAP: descriptors, offloads, MTU, addresses, interface up.
 //!
-//! Called once per run. The interface is never made persistent, so it goes away with its last
-//! descriptor, whatever ends the process; one that somebody else made persistent is used and left
-//! as it was found, except for what the configuration asks for.
+//! Called once per run. The interface is never made persistent, so the kernel removes it with its
+//! last descriptor, however the process ends. An interface that was persistent already is used as
+//! it is; only settings in the configuration are changed.
 #![expect(unsafe_code, reason = "ioctl")]
 
 use std::ffi::CString;
@@ -15,40 +15,39 @@ use std::os::unix::fs::OpenOptionsExt;
 use super::vnet::VNET_BYTES;
 use super::{Offloads, Tap, TapError, netlink};
 
-/// An address and the length of its network's prefix, as in `10.77.0.1/24`.
+/// An address with its network's prefix length, as in `10.77.0.1/24`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpPrefix {
     /// The address.
     pub addr: IpAddr,
-    /// Leading bits that the network shares: up to 32, or 128 for IPv6.
+    /// Prefix length: up to 32, or 128 for IPv6.
     pub prefix: u8,
 }
 
-/// What TAP to open.
+/// Configuration of a TAP.
 #[derive(Clone, Debug)]
 pub struct TapConfig {
     /// Name of the interface: 1 to 15 bytes.
     pub name: String,
-    /// Descriptors to open, one per queue of the device; the kernel keeps each flow on one. At
-    /// least 1.
+    /// Descriptors to open, one per queue of the device, at least 1. The kernel keeps each flow on
+    /// one.
     pub queues: usize,
     /// Addresses of the kernel's end.
     pub peer: Vec<IpPrefix>,
-    /// Largest packet above Ethernet, in bytes; `None` leaves the interface's own (1500 for a new
-    /// one).
+    /// MTU in bytes; `None` keeps that of the interface (1500 for a new one).
     pub mtu: Option<u16>,
-    /// Whether runs of segments and unfinished checksums may cross, both ways.
+    /// True if runs of segments and partial checksums may cross, in both directions.
     pub offloads: bool,
 }
 
-/// Payload of a run over IPv4 that the kernel takes as one frame: a file of 256 KiB with its
-/// response's head, in half of the pieces that the kernel can keep a frame in.
+/// Payload of a long run over IPv4: 256 KiB of a file with the head of its response, which takes
+/// about half of the fragments in which the kernel can store a frame.
 const LONG_RUN_BYTES: u32 = (256 + 8) * 1024;
-/// The same without BIG TCP: a packet with the longest headers has 64 KiB.
+/// Without BIG TCP: a packet with the longest headers is 64 KiB.
 const PLAIN_RUN_BYTES: u32 = 65_536 - 120;
 
-/// Most payload bytes in one frame with a segment size, over IPv4. Frames above 64 KiB have a
-/// length field of zero: Linux takes them since 6.3 (BIG TCP), and drops them before.
+/// Returns the largest payload in bytes of a frame with a segment size, over IPv4. Frames above 64
+/// KiB have a length field of zero: Linux accepts them since 6.3 (BIG TCP) and drops them before.
 #[must_use]
 pub fn run_bytes_max() -> u32 {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
@@ -85,8 +84,8 @@ fn check_name(name: &str) -> Result<&str, TapError> {
         "" => bad("it is empty"),
         _ if name.len() >= libc::IFNAMSIZ => bad("it is longer than 15 bytes"),
         "." | ".." => bad("the kernel reserves it"),
-        // The kernel would replace "%d" by a number of its choice; the others it refuses
-        // (dev_valid_name).
+        // The kernel would replace "%d" by a number of its choice, and refuses the others
+        // (`dev_valid_name`).
         _ if name.bytes().any(|b| b"/:%\0".contains(&b) || b.is_ascii_whitespace()) => {
             bad("it contains a character that names cannot have")
         }
@@ -117,14 +116,14 @@ fn open_queue(
     let mut flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
     if many {
         flags |= libc::IFF_MULTI_QUEUE;
-        // With several queues the kernel would let a second process join in; with one it says EBUSY
-        // by itself.
+        // With several queues the kernel would let a second process attach; with one it returns
+        // EBUSY.
         if queue == 0 {
             flags |= libc::IFF_TUN_EXCL;
         }
     }
     let mut request = ifreq(name);
-    // The flag word is 16 bits, and IFF_TUN_EXCL its sign bit.
+    // The flag word has 16 bits; IFF_TUN_EXCL is its sign bit.
     request.ifr_ifru.ifru_flags = libc::c_short::from_ne_bytes(low_word(flags));
     ioctl(&file, libc::TUNSETIFF, &mut request).map_err(|error| match error.raw_os_error() {
         Some(libc::EINVAL) => {
@@ -132,7 +131,7 @@ fn open_queue(
         }
         _ => TapError::from_io(name, "attach to", error),
     })?;
-    // The default, set for the sake of persistent interfaces that were told otherwise.
+    // The default, set again because a persistent interface may have another size.
     let mut size = libc::c_int::try_from(VNET_BYTES).unwrap_or(0);
     ioctl(&file, libc::TUNSETVNETHDRSZ, &mut size).map_err(other(name, "set the header of"))?;
     let offloads = set_offloads(&file, offloads).map_err(other(name, "set the offloads of"))?;
@@ -144,11 +143,11 @@ const fn low_word(flags: libc::c_int) -> [u8; 2] {
     if cfg!(target_endian = "little") { [bytes[0], bytes[1]] } else { [bytes[2], bytes[3]] }
 }
 
-/// Says what we take of the kernel, and finds out what it takes of us.
+/// Tells the kernel which offloads we accept, and returns those that it accepts.
 ///
-/// It takes runs of datagrams if it knows the flags that say that we do (Linux 6.2), which is how
-/// it wants to be asked (`set_offload`). We do not: the device opens datagrams of QUIC one at a
-/// time.
+/// The kernel accepts runs of datagrams if it knows the flags `TUN_F_USO*` (Linux 6.2;
+/// `set_offload`). We do not accept such runs ourselves: the device decrypts QUIC datagrams one at
+/// a time.
 fn set_offloads(file: &File, on: bool) -> io::Result<Offloads> {
     let all = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
     let udp = on && set_flags(file, all | libc::TUN_F_USO4 | libc::TUN_F_USO6).is_ok();
@@ -165,10 +164,10 @@ fn set_flags(file: &File, flags: libc::c_uint) -> io::Result<()> {
     }
 }
 
-/// Gives the interface what `config` asks for, as far as it does not have it, and tells its MTU. An
-/// interface that is already as it should be needs no privilege.
+/// Applies those settings of `config` that the interface does not have yet, and returns its MTU. An
+/// interface with all of them needs no privilege.
 fn configure(config: &TapConfig, name: &str) -> Result<u16, TapError> {
-    // Any socket serves to name interfaces by; a UDP one needs no privilege.
+    // Interface ioctls work on any socket; a UDP socket needs no privilege.
     let socket = UdpSocket::bind(("0.0.0.0", 0)).map_err(other(name, "reach"))?;
     if let Some(mtu) = config.mtu {
         if read_mtu(&socket, name)? != mtu {
@@ -200,8 +199,8 @@ fn configure(config: &TapConfig, name: &str) -> Result<u16, TapError> {
     read_mtu(&socket, name)
 }
 
-/// Where IPv6 is off by default it is wanted here, and the link-local address shall not wait for
-/// duplicates that cannot be. What does not work out shows when the address is given.
+/// Enables IPv6, which may be off by default, and disables duplicate address detection, so that the
+/// link-local address is usable at once. Errors are ignored here: adding the address would fail.
 fn prepare_ipv6(name: &str) {
     for knob in ["disable_ipv6", "accept_dad"] {
         let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/{knob}"), "0");
@@ -226,9 +225,9 @@ fn interface_index(name: &str) -> Result<u32, TapError> {
     }
 }
 
-/// A request about the interface `name`, which [`check_name`] has found to fit.
+/// Returns a request for the interface `name`, whose length [`check_name`] has verified.
 fn ifreq(name: &str) -> libc::ifreq {
-    // SAFETY: an ifreq is plain data, valid as zeroes.
+    // SAFETY: an ifreq is plain data, valid as zeros.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = libc::c_char::from_ne_bytes([from]);

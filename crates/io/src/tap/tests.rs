@@ -1,7 +1,7 @@
-//! TAPs in private network namespaces, with the kernel's own sockets at the other end.
+//! TAPs in private network namespaces, with the kernel's sockets at the other end.
 //!
-//! A namespace belongs to the test's thread, so tests run beside each other. Where the tests are
-//! not run by root, each runs itself again as root of a user namespace.
+//! A namespace belongs to the test's thread, so tests run in parallel. If the user is not root,
+//! each test runs itself again as root of a user namespace.
 #![expect(unsafe_code, reason = "unshare")]
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
@@ -14,14 +14,14 @@ use bytes::Bytes;
 use super::*;
 use crate::notify::Poller;
 
-/// A test that would hang fails after this time.
+/// Timeout of socket calls, so that a broken test fails instead of hanging.
 const GUARD: std::time::Duration = std::time::Duration::from_secs(30);
 const OUR_MAC: [u8; 6] = [2, 0, 0, 0, 0, 7];
 const KERNEL4: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const OURS4: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 const KERNEL6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1);
 
-/// Runs `test` in a network namespace of its own.
+/// Runs `test` in a new network namespace.
 fn in_namespace(name: &str, test: impl FnOnce() + Send + 'static) {
     // SAFETY: no arguments, no effect.
     if unsafe { libc::geteuid() } != 0 {
@@ -32,7 +32,8 @@ fn in_namespace(name: &str, test: impl FnOnce() + Send + 'static) {
         return;
     }
     let thread = std::thread::spawn(|| {
-        // SAFETY: no pointers; it moves this thread, which ends with the test, to a new namespace.
+        // SAFETY: no pointers; it moves only this thread, which ends with the test, to a new
+        // namespace.
         let rc = unsafe { libc::unshare(libc::CLONE_NEWNET) };
         assert_eq!(rc, 0, "unshare: {}", io::Error::last_os_error());
         test();
@@ -48,7 +49,7 @@ fn config(queues: usize, offloads: bool) -> TapConfig {
     TapConfig { name: "ob0".into(), queues, peer, mtu: None, offloads }
 }
 
-/// A TAP, and what we know of the kernel's end.
+/// A TAP, with the learned link address of the kernel's end.
 struct Peer {
     tap: Tap,
     pool: PacketPool,
@@ -61,7 +62,7 @@ impl Peer {
         Self { tap, pool: PacketPool::new(4), kernel_mac: [0; 6] }
     }
 
-    /// The next frame that `want` accepts; answers ARP on the way.
+    /// Returns the next frame that `want` accepts; answers ARP requests meanwhile.
     fn wait_for(&mut self, want: impl Fn(&[u8]) -> bool) -> RxFrame {
         let mut poller = Poller::new();
         poller.add(self.tap.pollable().unwrap());
@@ -98,7 +99,7 @@ impl Peer {
         }
     }
 
-    /// A packet to the kernel over IPv4, with its transport checksum left to do.
+    /// Returns an IPv4 packet to the kernel, with a partial transport checksum.
     fn packet(&self, protocol: u8, transport: &[u8], payload: &[&[u8]]) -> TxFrame {
         let payload_len: usize = payload.iter().map(|p| p.len()).sum();
         let transport_len = transport.len() + payload_len;
@@ -106,7 +107,7 @@ impl Peer {
         bytes.extend(self.kernel_mac);
         bytes.extend(OUR_MAC);
         bytes.extend([8, 0, 0x45, 0]);
-        // A long run has no length.
+        // A run above 64 KiB has a length field of zero.
         bytes.extend(u16::try_from(transport_len + 20).unwrap_or(0).to_be_bytes());
         bytes.extend([0, 0, 0x40, 0, 64, protocol, 0, 0]);
         bytes.extend(OURS4.octets());
@@ -129,7 +130,7 @@ impl Peer {
     }
 }
 
-/// The ones' complement sum of RFC 1071.
+/// Returns the ones' complement sum of RFC 1071.
 fn sum(bytes: &[u8]) -> u16 {
     let mut total: u32 = bytes.chunks(2).map(|p| u32::from(p[0]) << 8 | u32::from(p[1])).sum();
     while total > 0xffff {
@@ -175,7 +176,7 @@ fn datagrams_cross_both_ways() {
         let (len, from) = socket.recv_from(&mut buf).unwrap();
         assert_eq!((&buf[..len], from), (&b"in 3 parts"[..], SocketAddr::from((OURS4, 6000))));
 
-        // More parts than are gathered without an allocation.
+        // More slices than are gathered without an allocation.
         let parts: Vec<[u8; 1]> = (0..100).map(|i| [i]).collect();
         udp[4..6].copy_from_slice(&108_u16.to_be_bytes());
         let parts: Vec<&[u8]> = parts.iter().map(|p| &p[..]).collect();
@@ -188,15 +189,14 @@ fn datagrams_cross_both_ways() {
     });
 }
 
-/// A run of datagrams goes out in one write, and comes as datagrams to whoever has not asked for
-/// more.
+/// A run of datagrams is sent in one write, and received as datagrams by a socket without UDP_GRO.
 #[test]
 fn runs_of_datagrams_go_out() {
     in_namespace("tap::tests::runs_of_datagrams_go_out", || {
         let mut peer = Peer::new(true);
         let socket = UdpSocket::bind((KERNEL4, 5000)).unwrap();
         socket.set_read_timeout(Some(GUARD)).unwrap();
-        // The kernel has to ask for our address before it takes what we send.
+        // The kernel must resolve our address before it accepts our packets.
         socket.send_to(b"?", (OURS4, 9)).unwrap();
         peer.wait_for(is_udp);
         let content: Vec<u8> = (0..20_001_u32).map(|i| i.to_be_bytes()[3]).collect();
@@ -204,7 +204,7 @@ fn runs_of_datagrams_go_out() {
         let mut run = peer.packet(17, &udp, &[&content[..3000], &content[3000..]]);
         run.segment_size = 1400;
         if !peer.tap.capabilities().udp_segmentation {
-            // Linux before 6.2, then. What tells of 6.3 is asked elsewhere.
+            // The kernel must be older than Linux 6.2, so `run_bytes_max` must not recognize 6.3.
             assert!(run_bytes_max() < 65_536, "this kernel takes runs of datagrams");
             return;
         }
@@ -215,7 +215,7 @@ fn runs_of_datagrams_go_out() {
             assert_eq!(from, SocketAddr::from((OURS4, 6000)));
             assert!(&buf[..len] == datagram, "{len} bytes");
         }
-        // The other frame answered the kernel's question.
+        // The other frame is the ARP reply.
         let c = peer.tap.counters();
         assert_eq!((c.tap_tx_frames, c.tap_tx_runs, c.tap_tx_errors), (2, 1, 0));
     });
@@ -226,7 +226,7 @@ fn runs_of_segments_cross_both_ways() {
     in_namespace("tap::tests::runs_of_segments_cross_both_ways", || {
         let mut peer = Peer::new(true);
         let listener = TcpListener::bind((KERNEL4, 80)).unwrap();
-        // The kernel has to ask for our address before it can answer a SYN.
+        // The kernel must resolve our address before it can answer a SYN.
         UdpSocket::bind((KERNEL4, 0)).unwrap().send_to(b"?", (OURS4, 9)).unwrap();
         peer.wait_for(is_udp);
         let tcp = |seq: u32, ack: u32, flags: u8| {
@@ -310,7 +310,7 @@ fn opens_once_and_goes_away() {
             assert!(matches!(again, TapError::Busy { .. }), "{again:?}");
             assert_eq!(netlink::holders(KERNEL4.into()).unwrap(), ["ob0"]);
             assert_eq!(netlink::holders(KERNEL6.into()).unwrap(), ["ob0"]);
-            // Usable at once: no duplicate address detection.
+            // Usable at once, since duplicate address detection is off.
             UdpSocket::bind((KERNEL6, 5000)).unwrap();
             drop(taps);
             assert!(netlink::holders(KERNEL4.into()).unwrap().is_empty());
@@ -342,10 +342,10 @@ fn errors_say_what_is_wrong() {
 #[test]
 fn without_the_capability_it_says_so() {
     in_namespace("tap::tests::without_the_capability_it_says_so", || {
-        // Version 3 of the header, this thread; and no effective, permitted or inheritable
-        // capability in two words.
+        // Version 3 of the header, for this thread; no effective, permitted or inheritable
+        // capabilities, in two words each.
         let (head, none) = ([0x2008_0522_u32, 0], [0_u32; 6]);
-        // SAFETY: both arrays are laid out as capset(2) reads them; it changes this thread only,
+        // SAFETY: both arrays have the layout that capset(2) reads; it changes only this thread,
         // which ends here.
         let rc = unsafe { libc::syscall(libc::SYS_capset, head.as_ptr(), none.as_ptr()) };
         assert_eq!(rc, 0);

@@ -1,39 +1,38 @@
-//! The virtio-net header that stands before every frame on a TAP: what a NIC's descriptor says
-//! about offloads.
+//! The virtio-net header before each frame on a TAP, which describes its offloads.
 //!
-//! Virtual I/O Device 1.2, section 5.1.6 `struct virtio_net_hdr`, in its ten-byte form without
-//! `num_buffers` and in the machine's byte order, which is what `IFF_VNET_HDR` gives unless told
-//! otherwise (Linux, `tun_put_user`).
+//! Virtual I/O Device 1.2 section 5.1.6, `struct virtio_net_hdr`: the ten-byte form without
+//! `num_buffers`, in native byte order, which is the default of `IFF_VNET_HDR` (Linux,
+//! `tun_put_user`).
 
 use abi::Checksum;
 use abi::port::TxFrame;
 
-/// Bytes of it.
+/// Size of the header.
 pub(super) const VNET_BYTES: usize = 10;
 
-/// `flags`: the checksum from `csum_start` on is to be filled in, or on receive was never filled
-/// in.
+/// `flags`: the checksum from `csum_start` on is partial.
 const F_NEEDS_CSUM: u8 = 1;
 /// `flags`, on receive: the checksum was verified.
 const F_DATA_VALID: u8 = 2;
-/// `gso_type`: one packet.
+/// `gso_type`: a single packet.
 const GSO_NONE: u8 = 0;
 /// `gso_type`: a run of TCP segments over IPv4.
 const GSO_TCPV4: u8 = 1;
 /// `gso_type`: a run of TCP segments over IPv6.
 const GSO_TCPV6: u8 = 4;
-/// `gso_type`: a run of UDP datagrams, over either (Virtual I/O Device 1.3: `GSO_UDP_L4`).
+/// `gso_type`: a run of UDP datagrams, over IPv4 or IPv6 (Virtual I/O Device 1.3: `GSO_UDP_L4`).
 const GSO_UDP: u8 = 5;
-/// Added to `gso_type`: the first segment carries CWR (RFC 3168 6.1.2: the later ones must not).
+/// Flag in `gso_type`: the first segment has CWR set, and the later ones must not (RFC 3168 section
+/// 6.1.2).
 const GSO_ECN: u8 = 0x80;
 
 const PROTOCOL_TCP: u8 = 6;
 const PROTOCOL_UDP: u8 = 17;
 const PROTOCOL_ICMPV6: u8 = 58;
-/// CWR in the flags byte of a TCP header, which stands at offset 13.
+/// CWR in the flags byte of a TCP header, which is at offset 13.
 const TCP_CWR: u8 = 0x80;
 
-/// The header for a frame, or `None` where it asks for what the format cannot say.
+/// Returns the header for a frame, or `None` if the format cannot describe the frame.
 pub(super) fn encode(frame: &TxFrame) -> Option<[u8; VNET_BYTES]> {
     let mut out = [0; VNET_BYTES];
     if !frame.checksum_partial && frame.segment_size == 0 {
@@ -47,14 +46,14 @@ pub(super) fn encode(frame: &TxFrame) -> Option<[u8; VNET_BYTES]> {
             PROTOCOL_TCP => 16,
             PROTOCOL_UDP => 6,
             PROTOCOL_ICMPV6 => 2,
-            // ICMP for IPv4 has no pseudo-header, so nobody leaves its sum half done.
+            // ICMP over IPv4 has no pseudo-header and so no partial checksum.
             _ => return None,
         };
         out[0] = F_NEEDS_CSUM;
         out[6..8].copy_from_slice(&u16::try_from(l4).ok()?.to_ne_bytes());
         out[8..10].copy_from_slice(&offset.to_ne_bytes());
     }
-    // A run that fits one packet is one packet: the kernel refuses to cut it.
+    // A run that fits one packet is sent as a packet: the kernel refuses to segment it.
     if frame.segment_size > 0 && frame.payload_len() > usize::from(frame.segment_size) {
         out[1] = match protocol {
             PROTOCOL_TCP => {
@@ -70,12 +69,13 @@ pub(super) fn encode(frame: &TxFrame) -> Option<[u8; VNET_BYTES]> {
     Some(out)
 }
 
-/// Whether the header says that its frame is a run of segments.
+/// Returns whether the header describes a run of segments.
 pub(super) const fn is_run(vnet: [u8; VNET_BYTES]) -> bool {
     vnet[1] != GSO_NONE
 }
 
-/// Whether the packet is IPv6, and its transport protocol. Our stack writes no extension headers.
+/// Returns whether the packet is IPv6, and its transport protocol. Our stack sends no extension
+/// headers.
 fn network(header: &[u8], l3: usize) -> Option<(bool, u8)> {
     match header.get(l3)? >> 4 {
         4 => Some((false, *header.get(l3 + 9)?)),
@@ -84,8 +84,7 @@ fn network(header: &[u8], l3: usize) -> Option<(bool, u8)> {
     }
 }
 
-/// What the header says about a received frame: its checksum, and the segment size where it was
-/// merged.
+/// Returns the checksum state of a received frame, and its segment size (0 for a single packet).
 pub(super) fn decode(vnet: [u8; VNET_BYTES]) -> (Checksum, u16) {
     let [flags, gso_type, _, _, size0, size1, ..] = vnet;
     let checksum = if flags & F_NEEDS_CSUM != 0 {
