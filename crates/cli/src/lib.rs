@@ -1,37 +1,36 @@
-//! What the programs `outboard` and `outboard-lab` have in common: why they end without success,
-//! and the exit code for it.
+//! Failures and exit codes of the programs `outboard` and `outboard-lab`.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
 
 use thiserror::Error;
 
-/// A failure: one line, and an exit code of `sysexits.h`.
+/// A failure: one line for the user, and an exit code.
 #[derive(Debug, Error)]
 pub enum Failure {
-    /// The command line contradicts itself.
+    /// The options contradict each other, or one is invalid.
     #[error("{0}")]
     Usage(String),
-    /// A file or folder that the user named cannot be used.
+    /// A file or directory named by the user cannot be used.
     #[error("{0}")]
     NoInput(String),
-    /// Something that has to be there is not: a running instance, a free port.
+    /// A required resource is not available: a running instance, a free port.
     #[error("{0}")]
     Unavailable(String),
-    /// The operating system refuses something that it should not.
+    /// The operating system refuses an operation that should work.
     #[error("{0}")]
     System(String),
-    /// The user is not allowed to.
+    /// The user lacks the permission.
     #[error("{0}")]
     NoPermission(String),
-    /// A signal came before the end.
+    /// Ended by this signal before the work was done.
     #[error("interrupted")]
     Interrupted(i32),
 }
 
 impl Failure {
-    /// The exit code: EX_USAGE is clap's 2, a signal's what shells make of it, the others are those
-    /// of `sysexits.h`.
+    /// Returns the exit code: 2 for usage errors as in clap, 128 plus the signal as in shells,
+    /// otherwise one of `sysexits.h`.
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
@@ -45,7 +44,7 @@ impl Failure {
     }
 }
 
-/// Returns the exit code of a program, and prints its failure.
+/// Prints the failure, if any, and returns the exit code of a program.
 #[must_use]
 pub fn exit_code(program: &str, result: Result<(), Failure>) -> ExitCode {
     match result {

@@ -1,8 +1,8 @@
-//! A server that sends back what it receives, on a stack of its own.
+//! A server that echoes received bytes, on its own stack.
 //!
-//! `cargo run --release -p outboard-stack --example echo`, as root, and in another terminal
-//! `nc 10.77.0.2 7`. It has the options, the control socket, the metrics and the end of
-//! `outboard serve`: `outboard ss` shows its connections, Ctrl-C drains it.
+//! Run `cargo run --release -p outboard-stack --example echo` as root, and `nc 10.77.0.2 7` in
+//! another terminal. It has the options, control socket, metrics and drain of `outboard serve`:
+//! `outboard ss` shows its connections, Ctrl-C drains it.
 
 use std::process::ExitCode;
 
@@ -34,7 +34,7 @@ impl Echo {
 impl Application for Echo {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         let (Notice::Accepted(_, socket) | Notice::Socket(socket)) = notice else { return };
-        // As much as the send buffer takes: there is another notice when it has room again.
+        // As much as the send buffer takes; there is another notice when it has room again.
         while let received @ 1.. = host.peek(socket).len() {
             let bytes = Bytes::copy_from_slice(host.peek(socket));
             let sent = host.send(now, socket, bytes).unwrap_or(0);

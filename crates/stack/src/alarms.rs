@@ -1,6 +1,7 @@
-//! Alarms: the counters that an operator may alarm on, since honest traffic never moves them.
+//! Alarms: counters that conforming traffic never increments, so that an operator may alert on
+//! them.
 //!
-//! Each is marked where it is defined ([`base::counters!`]). An application names its own
+//! Each is marked at its definition ([`base::counters!`]). An application names its own
 //! ([`crate::Builder::alarms`]).
 
 /// Returns the alarms of devices, hosts, QUIC, links and disks.

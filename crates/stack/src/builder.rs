@@ -1,4 +1,4 @@
-//! Puts a stack together and starts it.
+//! Assembles a stack and starts it.
 
 use std::os::fd::RawFd;
 use std::path::Path;
@@ -28,9 +28,9 @@ use crate::threads::{DeviceSide, HostSide, MessageSender, Queue, Threads, mesh};
 /// The queue that an application is made for.
 #[derive(Debug)]
 pub struct QueueSetup<'a> {
-    /// Its index.
+    /// Index of the queue.
     pub index: usize,
-    /// The clock of the stack's threads: `now` of the application's calls is its time.
+    /// Clock of the stack's threads, which `now` in the application's calls is read from.
     pub clock: Clock,
     /// The host of the queue.
     pub host: &'a mut Host,
@@ -42,8 +42,8 @@ type Configure<'a> = Box<dyn Fn(usize, &mut DeviceConfig, &mut host::Config) + '
 type MakeApplication<'a, A> = Box<dyn FnMut(QueueSetup<'_>) -> Result<A, Failure> + 'a>;
 type TakeOrders<'a, M> = Box<dyn FnOnce(MessageSender<M>) -> OrderHandler + 'a>;
 
-/// The parts of a stack: an application of type `A`, to which other threads may send messages of
-/// type `M`.
+/// Parts of a stack with an application of type `A`, which receives messages of type `M` from other
+/// threads.
 pub struct Builder<'a, A = (), M = ()> {
     options: Options,
     open_links: Option<OpenLinks<'a>>,
@@ -69,8 +69,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Sets the function that makes the application of each queue, with its host. It is called when
-    /// links and devices are open; its failure is that of [`Self::start`].
+    /// Sets the function that creates the application of each queue, with its host. It is called
+    /// when links and devices are open; if it fails, so does [`Self::start`].
     #[must_use]
     pub fn application<A: Application + Send + 'static>(
         self,
@@ -90,8 +90,8 @@ impl<'a> Builder<'a> {
 }
 
 impl<'a, A: Application + Send + 'static> Builder<'a, A> {
-    /// Sets the function of the application that takes messages of other threads, between two
-    /// turns. They are sent by [`Stack::senders`].
+    /// Sets the application's function that handles messages from other threads, between two turns.
+    /// They are sent by [`Stack::senders`].
     #[must_use]
     pub fn messages<M: Send + 'static>(
         self,
@@ -118,7 +118,7 @@ impl<'a, A, M> Builder<'a, A, M> {
         Self { options, ..self }
     }
 
-    /// Sets the link that is opened, a queue of it for each of the stack's.
+    /// Sets the link to open, with as many queues as the stack has.
     #[must_use]
     pub fn link(self, link: LinkName) -> Self {
         Self { options: Options { link, ..self.options }, ..self }
@@ -133,8 +133,8 @@ impl<'a, A, M> Builder<'a, A, M> {
         Self { open_links: Some(Box::new(open)), ..self }
     }
 
-    /// Serves the files below this folder: the device's file engine sends them, unless
-    /// [`Options::offload`] says otherwise.
+    /// Serves the files below this folder. The device's file engine sends them, unless
+    /// [`Options::offload`] excludes it.
     #[must_use]
     pub fn folder(self, root: &'a Path) -> Self {
         self.disk(move || {
@@ -150,7 +150,7 @@ impl<'a, A, M> Builder<'a, A, M> {
     }
 
     /// Sets a function that changes the configurations of each queue's device and host after the
-    /// options have been applied: engines that need crypto, and limits.
+    /// options were applied: for engines that need crypto, and for limits.
     #[must_use]
     pub fn configure(
         self,
@@ -159,26 +159,26 @@ impl<'a, A, M> Builder<'a, A, M> {
         Self { configure: Some(Box::new(change)), ..self }
     }
 
-    /// Sets a function that calls another with each QUIC connection of the application.
+    /// Sets a function that calls its second argument for each QUIC connection of the application.
     #[must_use]
     pub fn quic_connections(self, list: fn(&A, &mut dyn FnMut(ConnectionInfo))) -> Self {
         Self { hooks: Hooks { list_quic_connections: list, ..self.hooks }, ..self }
     }
 
     /// Sets a function that returns a descriptor which polls readable when
-    /// [`Application::begin_turn`] has something to look at.
+    /// [`Application::begin_turn`] has changes to read. It is called once, when the thread starts.
     #[must_use]
     pub fn pollable(self, pollable: fn(&A) -> Option<RawFd>) -> Self {
         Self { hooks: Hooks { pollable, ..self.hooks }, ..self }
     }
 
-    /// Sets the function that tells alarms from other counters in the metrics.
+    /// Sets the function that returns whether a counter is an alarm, for the metrics.
     #[must_use]
     pub fn alarms(self, is_alarm: fn(&str) -> bool) -> Self {
         Self { is_alarm, ..self }
     }
 
-    /// Takes orders over the control socket: `handler` is given what sends messages to the
+    /// Accepts orders on the control socket. `handler` receives the sender of messages to the
     /// application of the first queue.
     #[must_use]
     pub fn orders(self, handler: impl FnOnce(MessageSender<M>) -> OrderHandler + 'a) -> Self {
@@ -188,10 +188,10 @@ impl<'a, A, M> Builder<'a, A, M> {
 
 impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
     /// Runs the stack until a signal: SIGTERM or SIGINT drains and ends it, a second one ends it at
-    /// once, SIGUSR1 opens the access log again.
+    /// once, SIGUSR1 reopens the access log.
     ///
     /// # Errors
-    /// Fails with what could not be opened, bound or started, and what to do about it.
+    /// Fails if a link, file, address or thread is not available; the message says what to do.
     pub fn run(self) -> Result<(), Failure> {
         let signals = Signals::take()?;
         self.start()?.run(signals, None)
@@ -200,7 +200,7 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
     /// Starts the threads of the stack, its control socket and its metrics.
     ///
     /// # Errors
-    /// Fails with what could not be opened, bound or started, and what to do about it.
+    /// Fails if a link, file, address or thread is not available; the message says what to do.
     pub fn start(mut self) -> Result<Stack<M>, Failure> {
         let clock = Clock::new();
         let path = control::path(self.options.control.as_deref(), &self.options.link);
@@ -210,7 +210,8 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
             None => open_links(&self.options, &clock)?,
         };
         let queues = mesh(links.len())?;
-        // One for all devices: a flow belongs to the same host, whichever device receives a packet.
+        // One seed for all devices: a flow must belong to the same host whichever device receives a
+        // packet.
         let rss_seed = clock::entropy();
         let reopened = Arc::default();
         let mut threads = Threads::new(clock, self.options.shares_thread());
@@ -266,5 +267,5 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
     }
 }
 
-/// Device memory for file content, in MiB, of a stack that does not configure it.
+/// Device memory for file content, in MiB, unless [`Builder::configure`] changes it.
 const FILE_MEMORY_MIB: u32 = 256;

@@ -1,4 +1,5 @@
-//! What a thread asks of an application beyond [`host::Application`], which knows of no thread.
+//! Functions of an application that its thread calls, besides those of [`host::Application`], which
+//! does not know threads.
 
 use std::os::fd::RawFd;
 
@@ -6,19 +7,19 @@ use base::Instant;
 use host::Host;
 use quic::ConnectionInfo;
 
-/// Functions of an application of type `A` that other threads send messages of type `M`.
+/// Functions of an application of type `A`, which receives messages of type `M`.
 pub(crate) struct Hooks<A, M> {
-    /// Takes a message of another thread, between two turns.
+    /// Handles a message from another thread, between two turns.
     pub(crate) handle_message: fn(&mut A, Instant, &mut Host, M),
-    /// Calls a function with each QUIC connection; other connections are the host's.
+    /// Calls a function for each QUIC connection; the host lists all others.
     pub(crate) list_quic_connections: fn(&A, &mut dyn FnMut(ConnectionInfo)),
-    /// Returns a descriptor that polls readable when [`host::Application::begin_turn`] has
-    /// something to look at.
+    /// Returns a descriptor that polls readable when [`host::Application::begin_turn`] has changes
+    /// to read.
     pub(crate) pollable: fn(&A) -> Option<RawFd>,
 }
 
 impl<A> Default for Hooks<A, ()> {
-    /// Returns those of an application without messages, QUIC and descriptor.
+    /// Returns hooks for an application without messages, QUIC and descriptor.
     fn default() -> Self {
         Self {
             handle_message: |_, _, _, ()| {},
@@ -28,7 +29,7 @@ impl<A> Default for Hooks<A, ()> {
     }
 }
 
-// Derived, they would ask the same of the application and its messages.
+// `derive` would require `Clone` of the application and its messages.
 impl<A, M> Clone for Hooks<A, M> {
     fn clone(&self) -> Self {
         *self

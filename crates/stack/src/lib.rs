@@ -1,9 +1,9 @@
 //! A stack on threads: links, devices, hosts and an application, with the options, control socket,
-//! metrics, access log, signals and drain that every program of this project has.
+//! metrics, access log, signals and drain that all programs of this project share.
 //!
-//! `outboard serve`, `proxy` and `nvme` are built on it, and so is a program that embeds a stack
-//! with its own [`host::Application`] (`crates/stack/examples/echo.rs`); the crates whose types it
-//! needs are exported here:
+//! Used by `outboard serve`, `proxy` and `nvme`, and by programs that embed a stack with their own
+//! [`host::Application`] (`crates/stack/examples/echo.rs`). The crates whose types they need are
+//! exported here:
 //!
 //! ```no_run
 //! # fn main() -> Result<(), outboard_stack::Failure> {
@@ -14,12 +14,13 @@
 //! # }
 //! ```
 //!
-//! For each queue there is a host thread and a device thread, joined by rings ([`threads`]). The
-//! order in which they call host, device and application is crate `node`'s; sockets are the host's;
-//! links and disks are crate `io`'s. This crate opens them, and knows no application.
+//! For each queue there is a host thread and a device thread, joined by rings ([`threads`]). Crate
+//! `node` defines the order in which they call host, device and application; sockets belong to the
+//! host; links and disks are those of crate `io`. This crate opens them, and depends on no
+//! application.
 #![forbid(unsafe_code)]
 
-/// Times, sequence numbers and counters, as applications see them.
+/// Times, sequence numbers and counters, for applications.
 pub use base;
 /// Sockets, and the trait of an application.
 pub use host;
@@ -46,5 +47,5 @@ pub use running::Stack;
 pub use signals::Signals;
 pub use threads::{MessageSender, spawn};
 
-/// Half-open and unaccepted connections that a listener may have.
+/// Most half-open and unaccepted connections of a listener.
 pub const BACKLOG: usize = 4096;

@@ -1,7 +1,6 @@
-//! The links of a stack: a TAP for each queue, with the captures and faults that the options ask
-//! for.
+//! Links of a stack: one TAP queue for each queue, with the capture and the faults of the options.
 //!
-//! Called by [`crate::Builder`], and by programs that join links before they give them to it.
+//! Called by [`crate::Builder`], and by programs that join links before they pass them to it.
 
 use std::fmt;
 use std::path::Path;
@@ -16,10 +15,10 @@ use io::wire::Wire;
 
 use crate::options::Options;
 
-/// A link, as the command line names it.
+/// A link as named on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkName {
-    /// A TAP interface of this name.
+    /// A TAP interface with this name.
     Tap(String),
 }
 
@@ -51,10 +50,10 @@ impl fmt::Display for LinkName {
     }
 }
 
-/// Opens a link for each queue, with the captures and faults of the options.
+/// Opens a link for each queue, with the capture and the faults of the options.
 ///
 /// # Errors
-/// Fails with the interface or file that cannot be opened, and what to do about it.
+/// Fails if an interface or file cannot be opened; the message says what to do.
 pub fn open_links(options: &Options, clock: &Clock) -> Result<Vec<Box<dyn Wire>>, Failure> {
     let name = options.link.interface();
     let prefix = |cidr: &host::Cidr| IpPrefix { addr: cidr.addr, prefix: cidr.prefix_len };
@@ -63,7 +62,7 @@ pub fn open_links(options: &Options, clock: &Clock) -> Result<Vec<Box<dyn Wire>>
         queues: usize::from(options.queues),
         peer: options.peer.iter().map(prefix).collect(),
         mtu: None,
-        // Faults apply to packets: a merged run would lose or keep all of its packets together.
+        // Faults apply to packets: all packets of a run would be dropped or kept together.
         offloads: !options.faults.config(0).is_active(),
     };
     let taps = Tap::open(&config).map_err(tap_failure)?;
@@ -81,7 +80,7 @@ pub fn open_links(options: &Options, clock: &Clock) -> Result<Vec<Box<dyn Wire>>
     taps.into_iter().enumerate().map(wrap).collect()
 }
 
-/// Wraps a queue's link so that its packets are written to a file.
+/// Wraps a queue's link to write its packets to a file.
 fn capture(
     link: Box<dyn Wire>,
     path: &Path,

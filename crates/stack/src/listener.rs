@@ -1,8 +1,8 @@
-//! A thread that serves the clients of a kernel socket, one after the other, until it is dropped.
+//! A thread that serves the clients of a kernel socket, one at a time, until it is dropped.
 //!
-//! Called for the control socket, for the metrics, and by programs that listen beside their stack.
-//! The caller makes the socket and says what is done for a client; this module accepts, backs off
-//! if `accept` fails (for example for want of descriptors), and ends.
+//! Used for the control socket, for the metrics, and by programs that listen on kernel sockets
+//! beside their stack. The caller creates the socket and defines how a client is served; this
+//! module accepts, backs off if `accept` fails (for example with EMFILE), and ends.
 
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
@@ -17,24 +17,24 @@ use cli::Failure;
 use io::clock::Clock;
 use io::notify::{Notifier, Poller};
 
-/// Time until the next attempt after `accept` has failed.
+/// Delay after a failure of `accept`.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// A kernel socket that listens and never blocks.
+/// A listening kernel socket that does not block.
 pub trait Listener: AsRawFd + Send + 'static {
     /// A connection to a client.
     type Client;
 
-    /// Makes [`Self::accept`] fail with [`std::io::ErrorKind::WouldBlock`] when there is no client.
+    /// Makes [`Self::accept`] fail with [`std::io::ErrorKind::WouldBlock`] if there is no client.
     ///
     /// # Errors
-    /// Fails if the kernel refuses it.
+    /// Fails if the kernel refuses.
     fn set_nonblocking(&self) -> std::io::Result<()>;
 
     /// Accepts a client.
     ///
     /// # Errors
-    /// Fails if there is none, or if the process has no room for one.
+    /// Fails if there is no client, or no file descriptor for one.
     fn accept(&self) -> std::io::Result<Self::Client>;
 }
 
@@ -62,8 +62,8 @@ impl Listener for UnixListener {
     }
 }
 
-/// The thread of a listener. Dropping it closes the socket; a client that is being served is
-/// waited for.
+/// The thread of a listener. Dropping it waits for a client that is being served and closes the
+/// socket.
 #[derive(Debug)]
 pub struct ListenerThread {
     stop: Arc<AtomicBool>,
@@ -72,11 +72,11 @@ pub struct ListenerThread {
 }
 
 impl ListenerThread {
-    /// Starts a thread that calls `serve` with each client. `clients` is what they are called in
-    /// messages to the operator.
+    /// Starts a thread that calls `serve` with each client. `clients` is a plural noun for the
+    /// clients in messages to the operator.
     ///
     /// # Errors
-    /// Fails if the system has no thread or descriptor left.
+    /// Fails if no thread or file descriptor is left.
     pub fn start<L: Listener>(
         name: &str,
         clients: &'static str,
@@ -103,12 +103,12 @@ impl Drop for ListenerThread {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         self.bell.notify();
-        // A panic of the thread was printed.
+        // The panic of the thread was printed already.
         drop(self.thread.take().map(JoinHandle::join));
     }
 }
 
-/// Reads from a client until a deadline, so that a slow client cannot keep the thread.
+/// Reads from a client until a deadline, so that a slow client cannot occupy the thread.
 #[derive(Debug)]
 pub(crate) struct ReadUntil<S> {
     stream: S,
@@ -117,7 +117,7 @@ pub(crate) struct ReadUntil<S> {
 }
 
 impl<S: Read + AsFd> ReadUntil<S> {
-    /// Reads for `limit` from now on.
+    /// Sets the deadline to `limit` from now.
     pub(crate) fn new(stream: S, limit: Duration) -> Self {
         let clock = Clock::new();
         let deadline = clock.now() + limit;
@@ -138,18 +138,18 @@ impl<S: Read + AsFd> Read for ReadUntil<S> {
     }
 }
 
-/// The clients of a listener.
+/// Accepts the clients of a listener.
 struct Accept<L> {
     clients: &'static str,
     listener: L,
     stop: Arc<AtomicBool>,
     bell: Notifier,
-    /// A failure of `accept` was printed, and none has succeeded since.
+    /// True if a failure of `accept` was printed, and none has succeeded since.
     told: bool,
 }
 
 impl<L: Listener> Accept<L> {
-    /// Waits for the next client; returns none when the thread is to end.
+    /// Waits for the next client; returns `None` if the thread must end.
     fn next(&mut self) -> Option<L::Client> {
         while !self.stop.load(Ordering::Acquire) {
             match self.listener.accept() {
@@ -165,7 +165,7 @@ impl<L: Listener> Accept<L> {
                         eprintln!("outboard: {} cannot be accepted: {error}", self.clients);
                     }
                     self.told = true;
-                    // The listener stays readable: only time helps.
+                    // The listener stays readable, so only a delay prevents a busy loop.
                     self.sleep(&[], Some(RETRY));
                 }
             }
@@ -179,7 +179,7 @@ impl<L: Listener> Accept<L> {
             poller.add(fd);
         }
         poller.add(self.bell.as_raw_fd());
-        // An error means that the kernel is out of memory: try again at once.
+        // An error means that the kernel is out of memory; the caller retries at once.
         let _ready = poller.wait(limit);
     }
 }
@@ -193,7 +193,8 @@ mod tests {
 
     use super::*;
 
-    /// Answers `accept` from a list. Its descriptor polls readable, as one with a client does.
+    /// Answers `accept` from a list. Its descriptor polls readable, like that of a listener with a
+    /// client.
     struct Script(Mutex<VecDeque<std::io::Result<u32>>>, Notifier);
 
     impl AsRawFd for Script {

@@ -1,7 +1,7 @@
-//! The access log of a queue: written by its host thread, opened again when a signal asks for it.
+//! Access log of a queue: written by its host thread, and reopened at a signal.
 //!
-//! Programs that rotate logs rename the file and send SIGUSR1; until then, and if the file cannot
-//! be opened again, lines go to the old one.
+//! Programs that rotate logs rename the file and send SIGUSR1. Until then, and if the file cannot
+//! be reopened, lines are written to the old file.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cli::Failure;
 
-/// The access log of a queue.
+/// Access log of a queue.
 pub(crate) struct AccessLog {
     target: Target,
-    /// The number of requests to open the file again.
+    /// Number of requests to reopen the file.
     asked: Arc<AtomicUsize>,
-    /// The number of them that were met.
+    /// Number of requests that were handled.
     done: usize,
 }
 
@@ -25,10 +25,10 @@ enum Target {
     File { path: PathBuf, file: BufWriter<File> },
 }
 
-/// Opens the access log of a queue, and again each time that `asked` moves.
+/// Opens the access log of a queue. Each increment of `asked` is a request to reopen it.
 ///
 /// # Errors
-/// Fails with the file that cannot be written, and why.
+/// Fails if the file cannot be opened for writing.
 pub(crate) fn open_access_log(
     path: &Path,
     index: usize,
@@ -56,14 +56,14 @@ fn append_to(path: &Path) -> Result<BufWriter<File>, String> {
 impl AccessLog {
     /// Writes a line.
     pub(crate) fn write(&mut self, line: &str) {
-        // A full disk does not stop the service.
+        // Write errors are ignored: a full disk does not stop the service.
         let _ = match &mut self.target {
             Target::Stdout => writeln!(std::io::stdout(), "{line}"),
             Target::File { file, .. } => writeln!(file, "{line}"),
         };
     }
 
-    /// Hands the lines to the system.
+    /// Writes buffered lines to the file.
     pub(crate) fn flush(&mut self) {
         let _ = match &mut self.target {
             Target::Stdout => std::io::stdout().flush(),
@@ -71,7 +71,7 @@ impl AccessLog {
         };
     }
 
-    /// Opens the file again if that was asked for since the last time.
+    /// Reopens the file if that was requested since the last call.
     pub(crate) fn reopen_if_asked(&mut self) {
         let asked = self.asked.load(Ordering::Acquire);
         if asked == self.done {
@@ -109,7 +109,7 @@ mod tests {
         write("two");
         asked.fetch_add(1, Ordering::Release);
         write("three");
-        // A name that cannot be opened leaves the file in use.
+        // If the name cannot be opened, the file stays in use.
         std::fs::remove_file(&path).unwrap();
         std::fs::create_dir(&path).unwrap();
         asked.fetch_add(1, Ordering::Release);

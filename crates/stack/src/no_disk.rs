@@ -7,7 +7,7 @@ use abi::FileFault;
 use abi::disk::{DiskCompletion, DiskRequest};
 use io::disk::{Disk, IN_FLIGHT_MAX};
 
-/// A disk without files. Every open fails, and so does everything else, since nothing is open.
+/// A disk without files. Opens fail, and so do all other requests, since no file is open.
 #[derive(Default)]
 pub(crate) struct NoDisk(VecDeque<DiskCompletion>);
 

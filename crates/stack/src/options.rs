@@ -1,7 +1,7 @@
-//! The options of a stack: addresses, link, queues, offloads, faults, logs, metrics.
+//! Options of a stack: addresses, link, queues, offloads, faults, logs, metrics.
 //!
-//! [`Options`] is a part of a command line (`#[command(flatten)]`) and, with [`Options::default`],
-//! a value that a program fills by itself; both have the same defaults. This module turns them into
+//! [`Options`] is part of a command line (`#[command(flatten)]`), and with [`Options::default`] a
+//! value that a program sets itself; both have the same defaults. This module converts them to
 //! configurations of devices and hosts; [`crate::link`] opens the links that they name.
 
 use std::fmt;
@@ -18,80 +18,80 @@ use nic::{DeviceConfig, FileConfig};
 
 use crate::link::LinkName;
 
-/// The options that all stacks have.
+/// Options common to all stacks.
 #[derive(Clone, Debug, Args)]
 pub struct Options {
-    /// Our address with its prefix length; may be given twice, for IPv4 and IPv6
+    /// Address and prefix length of the stack; may be given twice, for IPv4 and IPv6
     #[arg(long, value_name = "CIDR", default_values = ["10.77.0.2/24", "fd77::2/64"])]
     pub addr: Vec<Cidr>,
-    /// The kernel's end of a TAP, with its prefix length; may be given twice
+    /// Address and prefix length of the kernel's end of the TAP; may be given twice
     #[arg(long, value_name = "CIDR", default_values = ["10.77.0.1/24", "fd77::1/64"])]
     pub peer: Vec<Cidr>,
-    /// Next hop for what is not on the link; may be given twice
+    /// Next hop for destinations that are not on the link; may be given twice, for IPv4 and IPv6
     #[arg(long, value_name = "ADDR")]
     pub gateway: Vec<IpAddr>,
-    /// What the packets cross: tap:NAME
+    /// Link to use: tap:NAME
     #[arg(long = "wire", default_value = "tap:ob0", value_name = "WIRE")]
     pub link: LinkName,
-    /// What the device does beyond checksums and segmentation: all, none, or a list of: file,
-    /// tls-tx, tls-rx, setup, teardown, splice, quic, nvme
+    /// Offloads that the device provides, besides checksums and segmentation: all, none, or a list
+    /// of file, tls-tx, tls-rx, setup, teardown, splice, quic, nvme
     #[arg(long, default_value = "all", value_name = "LIST")]
     pub offload: Offloads,
-    /// Queues, with a host and a device each
+    /// Number of queues, each with a host and a device
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub queues: u8,
-    /// Threads of each queue: one for host and device in turn, two to run them side by side; auto
-    /// takes one where the process may use a single core
+    /// Threads per queue: one that host and device share, two that run in parallel, or auto
     #[arg(long, value_enum, default_value_t = ThreadsPerQueue::Auto)]
     pub threads: ThreadsPerQueue,
-    /// Congestion control
+    /// Congestion control algorithm of TCP
     #[arg(long, value_enum, default_value_t = CongestionControl::Cubic)]
     pub congestion: CongestionControl,
-    /// Let a TCP transmit that is short for want of window wait up to a millisecond for an
-    /// acknowledgment that makes it longer
+    /// Delay a TCP transmit that is cut short by the window for up to 1 ms, so that an
+    /// acknowledgment can extend it
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub tcp_defer: Switch,
-    /// End TCP's first slow start when the round trip grows: HyStart++, RFC 9406
+    /// End the first slow start of TCP when the round-trip time grows (HyStart++, RFC 9406)
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub tcp_hystart: Switch,
     /// Faults to inject.
     #[command(flatten)]
     pub faults: FaultOptions,
-    /// Write what crosses the wire to a pcapng file (of each queue but the first, with its number
-    /// added)
+    /// Write the packets on the link to a pcapng file; queues other than the first write to FILE.1,
+    /// FILE.2, ...
     #[arg(long, value_name = "FILE")]
     pub pcap: Option<PathBuf>,
-    /// Serve counters in Prometheus' text format at http://ADDR/metrics
+    /// Serve counters in Prometheus text format at http://ADDR:PORT/metrics
     #[arg(long, value_name = "ADDR:PORT")]
     pub metrics: Option<SocketAddr>,
-    /// Write an access log; - is standard output. SIGUSR1 and SIGHUP open it again
+    /// Write an access log, to standard output if FILE is -; SIGUSR1 and SIGHUP reopen it
     #[arg(long, value_name = "FILE")]
     pub access_log: Option<PathBuf>,
-    /// Socket that `outboard stat` and `outboard ss` ask
+    /// Control socket for `outboard stat` and `outboard ss` (default: outboard-NAME.sock for link
+    /// NAME, in $XDG_RUNTIME_DIR or the temporary directory)
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
-    /// Seconds that SIGTERM or SIGINT waits for connections to end, while no new ones are
-    /// accepted; a second signal ends them at once
+    /// Seconds to wait at SIGTERM or SIGINT for open connections to end, without accepting new
+    /// ones; a second signal ends them at once
     #[arg(long, default_value_t = 30, value_name = "S")]
     pub drain: u32,
 }
 
-/// Faults to inject between the device and the link, both ways, each with a probability of 0 to 1.
+/// Faults to inject between device and link, in both directions, each with a probability of 0 to 1.
 #[derive(Clone, Debug, Args)]
 pub struct FaultOptions {
-    /// Lose packets
+    /// Probability that a packet is dropped
     #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = probability)]
     pub drop: f64,
-    /// Let later packets overtake
+    /// Probability that a packet is overtaken by later ones
     #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = probability)]
     pub reorder: f64,
-    /// Send packets twice
+    /// Probability that a packet is duplicated
     #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = probability)]
     pub dup: f64,
-    /// Turn a bit over
+    /// Probability that a bit of a packet is flipped
     #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = probability)]
     pub corrupt: f64,
-    /// Seed of the faults: the same seed and the same packets have the same fate
+    /// Seed of the faults: equal seeds and packets have equal faults
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
 }
@@ -105,55 +105,55 @@ pub enum Switch {
     Off,
 }
 
-/// Threads of each queue.
+/// Number of threads of each queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ThreadsPerQueue {
-    /// As many as there are cores for.
+    /// One if the process may use a single core only, otherwise two
     Auto,
-    /// Host and device in turn.
+    /// Host and device in turn
     One,
-    /// Host and device side by side.
+    /// Host and device in parallel
     Two,
 }
 
 /// Congestion control algorithms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CongestionControl {
-    /// RFC 9438
+    /// CUBIC (RFC 9438)
     Cubic,
-    /// RFC 5681
+    /// NewReno (RFC 5681, RFC 6582)
     Newreno,
 }
 
-/// The engines of the device that may be used.
+/// Engines of the device that may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offloads {
-    /// Files are read and sent by the device.
+    /// The device reads and sends files.
     pub file: bool,
-    /// TLS records are encrypted by the device.
+    /// The device encrypts TLS records.
     pub tls_tx: bool,
-    /// TLS records are decrypted by the device.
+    /// The device decrypts TLS records.
     pub tls_rx: bool,
-    /// Connections are set up by the device.
+    /// The device accepts connections (set-up offload).
     pub setup: bool,
-    /// Connections are torn down by the device.
+    /// The device closes connections (tear-down offload).
     pub teardown: bool,
-    /// Connections are spliced by the device.
+    /// The device splices connections.
     pub splice: bool,
-    /// QUIC packets are encrypted, decrypted and put in order by the device.
+    /// The device encrypts, decrypts and reorders QUIC packets.
     pub quic: bool,
-    /// PDUs of NVMe over TCP are followed, digested and placed by the device.
+    /// The device parses NVMe/TCP PDUs, computes their digests and places their data.
     pub nvme: bool,
 }
 
 impl Options {
-    /// Returns whether there is a log that can be opened again.
+    /// Returns whether the access log is a file, which can be reopened.
     #[must_use]
     pub fn has_log_file(&self) -> bool {
         self.access_log.as_ref().is_some_and(|path| path.as_os_str() != "-")
     }
 
-    /// Returns how long the end waits for connections.
+    /// Returns the longest time of a drain.
     pub(crate) fn drain_time(&self) -> Duration {
         Duration::from_secs(self.drain.into())
     }
@@ -161,7 +161,7 @@ impl Options {
     /// Returns whether the device and the host of a queue share a thread.
     pub(crate) fn shares_thread(&self) -> bool {
         match self.threads {
-            // If the number of cores is unknown, two threads do no harm.
+            // Two threads also work if the number of cores is unknown.
             ThreadsPerQueue::Auto => {
                 std::thread::available_parallelism().is_ok_and(|n| n.get() == 1)
             }
@@ -172,8 +172,8 @@ impl Options {
 
     /// Returns the configuration of a device, without the engines that need a disk or crypto.
     pub(crate) fn device_config(&self, rss_seed: u64) -> DeviceConfig {
-        // Locally administered (the second bit), and the same for the same address, so that the
-        // peer's neighbour table stays right over a restart.
+        // A locally administered address (second bit), derived from the IP address so that the
+        // peer's neighbor table stays valid across a restart.
         let mut mac = [0x02, b'o', b'b', 0, 0, 0];
         match self.addr.first().map(|cidr| cidr.addr) {
             Some(IpAddr::V4(v4)) => mac[3..].copy_from_slice(&v4.octets()[1..]),
@@ -192,8 +192,8 @@ impl Options {
     /// Returns the configuration of the host of a queue.
     pub(crate) fn host_config(&self, queue: usize) -> host::Config {
         let asked = |on: bool| if on { Ok(()) } else { Err(Refusal::Disabled) };
-        // A device that owns a connection has to see all of its packets, and with several queues
-        // the kernel chooses the TAP that a packet comes in by.
+        // A device that owns a connection must see all of its packets, but with several queues the
+        // kernel chooses the TAP queue on which a packet is received.
         let one_queue = if self.queues == 1 { Ok(()) } else { Err(Refusal::ManyQueues) };
         let mut config = host::Config {
             addrs: self.addr.clone(),
@@ -204,7 +204,7 @@ impl Options {
             teardown_offload: one_queue.and_then(|()| asked(self.offload.teardown)),
             quic_offload: asked(self.offload.quic),
             nvme_tcp_offload: asked(self.offload.nvme),
-            // The device cuts datagrams, whatever else it does of QUIC.
+            // The device segments datagrams even if it has no QUIC offload.
             udp_segmentation: true,
             splice_offload: one_queue.and_then(|()| asked(self.offload.splice)),
             ..host::Config::default()
@@ -220,7 +220,7 @@ impl Options {
 }
 
 impl Default for Options {
-    /// Returns what an empty command line says.
+    /// Returns the options of an empty command line.
     fn default() -> Self {
         #[derive(Parser)]
         struct CommandLine {
@@ -262,7 +262,8 @@ impl Offloads {
         nvme: false,
     };
 
-    /// Returns the file engine's configuration with this much memory for content, if it is used.
+    /// Returns the configuration of the file engine with this much memory for content, or `None` if
+    /// it is disabled.
     #[must_use]
     pub fn file_config(&self, memory_mib: u32) -> Option<FileConfig> {
         let memory_bytes_max = (memory_mib as usize) << 20;

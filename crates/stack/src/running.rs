@@ -1,7 +1,7 @@
-//! A running stack: how other threads reach it, and how it ends.
+//! A running stack: messages from other threads, signals, and the end.
 //!
-//! It ends in two phases. A drain accepts no connection any more and waits, for a bounded time, for
-//! those that there are; then the threads end, and reset what is left.
+//! It ends in two phases. A drain stops accepting connections and waits, for a bounded time, for
+//! the open ones; then the threads end, and reset the remaining connections.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,12 +20,12 @@ use crate::options::Options;
 use crate::signals::Signals;
 use crate::threads::{MessageSender, Threads};
 
-/// Time between two looks at the gauges in a drain.
+/// Interval at which a drain reads the gauges.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(50);
-/// The same at the end of a client, which waits for a round trip.
+/// The same in [`Stack::settle`], which waits for about a round trip.
 const SETTLE_INTERVAL: Duration = Duration::from_millis(1);
-/// The gauges of open connections: the host's own, those that the device relays or is to relay,
-/// those that the device tears down, and QUIC's.
+/// Gauges of open connections: those of the host, those that the device splices or drains, those
+/// that the device tears down, and those of QUIC.
 const OPEN: [&str; 5] = [
     "connections",
     "splice_live",
@@ -34,13 +34,13 @@ const OPEN: [&str; 5] = [
     "quic_connections_open",
 ];
 
-/// A running stack, whose applications take messages of type `M`. Dropping it ends it: connections
-/// are reset.
+/// A running stack, whose applications receive messages of type `M`. Dropping it ends the threads
+/// and resets connections.
 pub struct Stack<M = ()> {
     clock: Clock,
     drain_time: Duration,
     has_log_file: bool,
-    /// The number of requests to open the access logs again.
+    /// Number of requests to reopen the access logs.
     reopened: Arc<AtomicUsize>,
     threads: Threads<M>,
     _control: ControlThread,
@@ -48,7 +48,7 @@ pub struct Stack<M = ()> {
 }
 
 impl Stack {
-    /// Begins a stack with the default options.
+    /// Returns a builder with the default options.
     #[must_use]
     pub fn builder<'a>() -> Builder<'a> {
         Builder::new()
@@ -74,32 +74,33 @@ impl<M> Stack<M> {
         }
     }
 
-    /// Returns what sends messages to the application of each queue.
+    /// Returns the senders of messages to the application of each queue.
     #[must_use]
     pub fn senders(&self) -> &[MessageSender<M>] {
         self.threads.senders()
     }
 
-    /// Returns the counters of every thread: `{"host": {"q0": {..}}, "nic": {"q0": {..}}}`.
+    /// Returns the counters of all threads: `{"host": {"q0": {..}}, "nic": {"q0": {..}}}`.
     #[must_use]
     pub fn counters(&self) -> Value {
         control::counters(self.threads.probes())
     }
 
-    /// Returns where the metrics are served.
+    /// Returns the address at which the metrics are served, `None` if they are not.
     #[must_use]
     pub fn metrics_addr(&self) -> Option<SocketAddr> {
         self.metrics.as_ref().map(|metrics| metrics.addr)
     }
 
-    /// Has the threads open their access logs again: the files may have been renamed.
+    /// Makes the threads reopen their access logs, whose files may have been renamed.
     pub fn reopen_logs(&self) {
         self.reopened.fetch_add(1, Ordering::Release);
         self.threads.probes().iter().for_each(Probe::wake);
     }
 
-    /// Runs until a signal ends it, as [`Builder::run`] does. SIGHUP calls `reload` and opens the
-    /// access logs again; without either it ends the stack, as a terminal that closes does.
+    /// Runs until a signal ends it, as [`Builder::run`] does. SIGHUP calls `reload` and reopens the
+    /// access logs; without `reload` and log file it ends the stack, as it does if the terminal is
+    /// closed.
     ///
     /// # Errors
     /// Fails if a thread has panicked.
@@ -122,8 +123,8 @@ impl<M> Stack<M> {
         self.stop()
     }
 
-    /// Accepts no connection any more, and waits until none is left, for the time of the options,
-    /// or until another signal.
+    /// Stops accepting connections, and waits until none is left, the drain time is over, or
+    /// another signal arrives.
     fn drain(&self, signals: &Signals) {
         self.threads.senders().iter().for_each(MessageSender::drain);
         if self.drain_time == Duration::ZERO {
@@ -138,7 +139,7 @@ impl<M> Stack<M> {
             let left = until.since(self.clock.now()).min(DRAIN_INTERVAL);
             let signal = if left == Duration::ZERO { break } else { signals.next_within(left) };
             match signal {
-                // A drain may take longer than the time between two rotations of logs.
+                // Logs may be rotated during a long drain.
                 Some(SIGHUP | SIGUSR1) => self.reopen_logs(),
                 None => {}
                 Some(_) => break,
@@ -150,8 +151,8 @@ impl<M> Stack<M> {
         }
     }
 
-    /// Waits until the connections that the application has closed are gone, for `limit` at most,
-    /// and ends the threads: the end of a client whose peer shall know of it.
+    /// Waits until the connections that the application has closed are gone, at most for `limit`,
+    /// and ends the threads. For clients, so that their peers receive the close.
     ///
     /// # Errors
     /// Fails if a thread has panicked.
@@ -163,7 +164,7 @@ impl<M> Stack<M> {
         self.stop()
     }
 
-    /// Ends the threads; connections are reset.
+    /// Ends the threads and resets connections.
     ///
     /// # Errors
     /// Fails if a thread has panicked.

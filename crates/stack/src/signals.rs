@@ -1,4 +1,4 @@
-//! The signals that end a stack, or have it read its input again.
+//! Signals that end a stack or make it reload.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 
@@ -7,18 +7,18 @@ use cli::Failure;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals as OsSignals;
 
-/// The signals SIGINT, SIGTERM, SIGHUP and SIGUSR1 of the process, in the order in which they came.
+/// The signals SIGINT, SIGTERM, SIGHUP and SIGUSR1 of the process, in order of arrival.
 ///
-/// As an iterator it waits for the next one, without end.
+/// The iterator blocks until the next signal.
 #[derive(Debug)]
 pub struct Signals(Receiver<i32>);
 
 impl Signals {
-    /// Takes the signals from now on: they no longer end the process by themselves. A program calls
-    /// this before it opens anything, so that none is lost.
+    /// Starts handling the signals, which no longer end the process by themselves. A program calls
+    /// this before it opens anything, so that no signal is lost.
     ///
     /// # Errors
-    /// Fails if the system has no descriptor or thread left.
+    /// Fails if no file descriptor or thread is left.
     pub fn take() -> Result<Self, Failure> {
         let mut signals = OsSignals::new([SIGINT, SIGTERM, SIGHUP, SIGUSR1])
             .map_err(|e| Failure::System(format!("cannot handle signals: {e}")))?;
@@ -33,12 +33,12 @@ impl Signals {
         Ok(Self(receiver))
     }
 
-    /// Waits for the next signal, `limit` at most; returns none if there was none.
+    /// Waits for the next signal, at most for `limit`; returns `None` if none arrived.
     pub(crate) fn next_within(&self, limit: Duration) -> Option<i32> {
         match self.0.recv_timeout(std::time::Duration::from_micros(limit.as_micros())) {
             Ok(signal) => Some(signal),
             Err(RecvTimeoutError::Timeout) => None,
-            // The thread ends with the process: as if it was told to.
+            // The signal thread is gone: treated as a request to end.
             Err(RecvTimeoutError::Disconnected) => Some(SIGTERM),
         }
     }

@@ -1,5 +1,5 @@
-//! Two stacks in one process, each with its threads, control socket and metrics, and an application
-//! of a program that is not ours: the echo server of `examples/echo.rs`, and a client.
+//! Two stacks in one process, each with its threads, control socket and metrics, and applications
+//! outside of this project: the echo server of `examples/echo.rs`, and a client.
 //!
 //! The link between them is a pair of datagram sockets, so that the test needs neither root nor a
 //! network.
@@ -28,7 +28,7 @@ mod echo;
 const FRAME_BYTES_MAX: usize = 1514;
 const MESSAGE_BYTES: usize = 1 << 20;
 
-/// One end of a pair of datagram sockets, each datagram of which is a frame.
+/// One end of a pair of datagram sockets; each datagram is a frame.
 struct SocketPairLink(UnixDatagram);
 
 impl SocketPairLink {
@@ -75,7 +75,7 @@ impl Wire for SocketPairLink {
     fn visit(&self, _: &mut dyn FnMut(&'static str, u64)) {}
 }
 
-/// Sends a message to the echo server when it is told to, and tells when the answer is complete.
+/// Sends a message to the echo server when ordered, and reports when the answer is complete.
 struct Client {
     socket: Option<SocketId>,
     left: Bytes,
@@ -84,7 +84,7 @@ struct Client {
     done: Sender<bool>,
 }
 
-/// What the test tells the client.
+/// An order of the test to the client.
 enum Order {
     Send(Bytes),
     Close,
@@ -130,7 +130,7 @@ fn pattern(at: usize) -> u8 {
     u8::try_from(at % 251).unwrap()
 }
 
-/// Returns the settings of one of two stacks.
+/// Returns a builder for one of the two stacks.
 fn builder<'a>(
     link: Box<dyn Wire>,
     control: &Path,
@@ -145,7 +145,7 @@ fn builder<'a>(
         .links(|_, _| Ok(vec![link]))
 }
 
-/// Asks a control socket.
+/// Queries a control socket.
 fn ask(control: &Path, question: &str) -> Value {
     let mut stream = UnixStream::connect(control).unwrap();
     writeln!(stream, "{question}").unwrap();
@@ -154,7 +154,7 @@ fn ask(control: &Path, question: &str) -> Value {
     serde_json::from_str(&answer).unwrap()
 }
 
-/// Runs a transfer over two stacks; both have so many threads.
+/// Runs a transfer between two stacks, both with this number of threads.
 fn echo_over(threads: ThreadsPerQueue) {
     let folder = tempfile::tempdir().unwrap();
     let paths = [folder.path().join("server"), folder.path().join("client")];

@@ -1,4 +1,4 @@
-//! What `stat` and `ss` are answered with: counters and connections as JSON.
+//! Answers to `stat` and `ss`: counters and connections as JSON.
 
 use std::net::SocketAddr;
 
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::probe::Probe;
 
-/// Returns the counters of every thread: `{"host": {"q0": {..}}, "nic": {"q0": {..}}}`.
+/// Returns the counters of all threads: `{"host": {"q0": {..}}, "nic": {"q0": {..}}}`.
 pub(crate) fn counters(probes: &[Probe]) -> Value {
     let mut all = Map::new();
     for probe in probes {
@@ -24,7 +24,7 @@ pub(crate) fn counters(probes: &[Probe]) -> Value {
     Value::Object(all)
 }
 
-/// Returns every connection: TCP's, then QUIC's, then the pairs that the devices relay.
+/// Returns all connections: TCP, then QUIC, then the pairs that devices splice.
 pub(super) fn sockets(probes: &[Probe]) -> Value {
     let (mut all, mut quic, mut pairs) = (Vec::new(), Vec::new(), Vec::new());
     for probe in probes {
@@ -38,8 +38,8 @@ pub(super) fn sockets(probes: &[Probe]) -> Value {
     Value::Array(all)
 }
 
-/// Describes a pair that a device relays: its first connection as that of a socket, and the other
-/// one beside it.
+/// Describes a spliced pair: its first connection like a socket, and the second one in
+/// `spliced_with`.
 fn describe_pair(info: &SpliceInfo, queue: usize) -> Value {
     let [first, second] = info.tuples;
     json!({
@@ -100,7 +100,7 @@ fn describe(info: &SocketInfo, queue: usize) -> Value {
     })
 }
 
-/// A QUIC connection.
+/// Describes a QUIC connection.
 fn describe_quic(info: &ConnectionInfo, queue: usize) -> Value {
     let (addr, port) = info.local;
     let path = info.stats.path;
@@ -148,7 +148,7 @@ fn describe_quic(info: &ConnectionInfo, queue: usize) -> Value {
     })
 }
 
-/// Whether an engine works for a connection, or why not.
+/// Describes whether an offload is active for a connection, or why not.
 fn offload(state: Result<(), Refusal>) -> Value {
     match state {
         Ok(()) => json!({ "active": true }),

@@ -1,6 +1,6 @@
-//! Counters in Prometheus' text format, for `--metrics`.
+//! Counters in Prometheus text format, for `--metrics`.
 //!
-//! Plain HTTP/1.0 over the kernel's TCP: it has to answer when our own stack does not.
+//! Plain HTTP/1.0 on the kernel's TCP, because it must answer even if our own stack does not.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,20 +12,20 @@ use cli::Failure;
 use super::{Probe, counters};
 use crate::listener::{ListenerThread, ReadUntil};
 
-/// How long a client may take to ask.
+/// Longest time that a client may take for its request.
 const REQUEST_TIME_MAX: base::Duration = base::Duration::from_secs(2);
-/// How long a client may take nothing of the answer.
+/// Time after which a client that reads nothing of the answer is dropped.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Longest request that is read.
+/// Longest request.
 const REQUEST_BYTES_MAX: u64 = 8 * 1024;
 
-/// Tells whether a counter is an alarm: one that honest traffic never moves.
+/// Returns whether a counter is an alarm, which conforming traffic never increments.
 pub(crate) type IsAlarm = fn(&str) -> bool;
 
-/// Serves the counters at this address, in a thread of its own.
+/// Serves the counters at this address, in a new thread.
 ///
 /// # Errors
-/// Fails if the address cannot be listened on.
+/// Fails if the address cannot be bound.
 pub(crate) fn start(
     addr: SocketAddr,
     probes: Vec<Probe>,
@@ -37,16 +37,16 @@ pub(crate) fn start(
     let listener = TcpListener::bind(addr).map_err(failed)?;
     let addr = listener.local_addr().map_err(failed)?;
     let thread = ListenerThread::start("metrics", "readers of metrics", listener, move |client| {
-        // The client may be gone.
+        // An error means that the client is gone.
         let _ = serve(&client, &probes, is_alarm);
     })?;
     Ok(MetricsThread { addr, _thread: thread })
 }
 
-/// The thread that serves the counters. Dropping it ends it.
+/// Thread that serves the counters. Dropping it ends the thread.
 #[derive(Debug)]
 pub(crate) struct MetricsThread {
-    /// Where it listens.
+    /// Address that it listens on, with the port that the kernel chose if it was 0.
     pub(crate) addr: SocketAddr,
     _thread: ListenerThread,
 }

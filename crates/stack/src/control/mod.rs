@@ -1,8 +1,8 @@
-//! Questions to a running stack: a Unix socket, and Prometheus' text format over HTTP.
+//! Queries to a running stack: a Unix socket, and Prometheus text format over HTTP.
 //!
-//! [`crate::Builder`] starts both, each with a thread of its own; `outboard stat` and `outboard ss`
-//! are clients of the first. [`probe`] asks the threads that do the work, [`describe`] writes what
-//! they answer.
+//! [`crate::Builder`] starts both, each with its own thread; `outboard stat` and `outboard ss` are
+//! clients of the socket. [`probe`] queries the threads of hosts and devices, [`describe`] formats
+//! their answers.
 
 mod describe;
 pub(crate) mod metrics;
@@ -23,17 +23,18 @@ use crate::listener::{ListenerThread, ReadUntil};
 pub(crate) use describe::counters;
 pub(crate) use probe::{Probe, Queries, probe, sum};
 
-/// How long a thread may take to answer before it counts as stuck.
+/// Time after which a thread that does not answer is taken to be stuck.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a client may take to ask.
+/// Longest time that a client may take for its query.
 const QUESTION_TIME_MAX: base::Duration = base::Duration::from_secs(2);
-/// Longest question: an order with a path.
+/// Longest query: an order with a path.
 const QUESTION_BYTES_MAX: u64 = 16 << 10;
 
-/// Answers orders, which are objects of JSON, in the control socket's thread.
+/// Answers an order, a JSON object, in the control socket's thread.
 pub type OrderHandler = Box<dyn Fn(&Value) -> Value + Send>;
 
-/// Returns the path of an instance's control socket: `given`, or one named after its link.
+/// Returns the path of an instance's control socket: `given`, or a path derived from its link's
+/// name.
 #[must_use]
 pub fn path(given: Option<&Path>, link: &LinkName) -> PathBuf {
     if let Some(path) = given {
@@ -43,18 +44,18 @@ pub fn path(given: Option<&Path>, link: &LinkName) -> PathBuf {
     folder.join(format!("outboard-{}.sock", link.interface()))
 }
 
-/// The bound control socket. Its file is removed with it.
+/// The bound control socket. Its file is removed when it is dropped.
 pub(crate) struct ControlSocket {
     listener: UnixListener,
     file: SocketFile,
 }
 
 impl ControlSocket {
-    /// Binds the socket. A file left behind by an instance that was killed is replaced; one that
-    /// answers is another instance's.
+    /// Binds the socket. The file of an instance that was killed is replaced; if a process answers
+    /// at the path, another instance is running.
     ///
     /// # Errors
-    /// Fails if another instance has it, or it cannot be made.
+    /// Fails if another instance is running, or if the socket cannot be created.
     pub(crate) fn bind(path: &Path) -> Result<Self, Failure> {
         let shown = path.display();
         if UnixStream::connect(path).is_ok() {
@@ -65,7 +66,7 @@ impl ControlSocket {
         }
         let stale = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
         if stale {
-            // If this fails so does bind, which says why.
+            // If this fails, so does bind, which reports why.
             let _ = std::fs::remove_file(path);
         }
         let failed = |e| {
@@ -79,7 +80,7 @@ impl ControlSocket {
         Ok(Self { listener, file })
     }
 
-    /// Answers questions, and orders if there is a handler for them, in a thread of its own.
+    /// Answers queries, and orders if there is a handler, in a new thread.
     ///
     /// # Errors
     /// Fails if no thread can be started.
@@ -90,7 +91,7 @@ impl ControlSocket {
     ) -> Result<ControlThread, Failure> {
         let Self { listener, file } = self;
         let thread = ListenerThread::start("control", "askers", listener, move |client| {
-            // The client may be gone.
+            // An error means that the client is gone.
             let _ = serve(&client, &probes, orders.as_ref());
         })?;
         Ok(ControlThread { _file: file, _thread: thread })
@@ -112,7 +113,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// Answers a question with a line of JSON.
+/// Answers one query with a line of JSON.
 fn serve(
     stream: &UnixStream,
     probes: &[Probe],

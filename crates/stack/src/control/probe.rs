@@ -1,7 +1,7 @@
-//! Questions to the threads that do the work, which own their counters and connections.
+//! Queries to the threads of hosts and devices, which own their counters and connections.
 //!
-//! A question is a message to a thread, answered between two turns, so that counting costs no
-//! atomic operation and no lock.
+//! A query is a message to a thread, answered between two turns, so that counting needs no atomic
+//! operation and no lock.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -12,7 +12,7 @@ use quic::ConnectionInfo;
 
 use super::ANSWER_TIMEOUT;
 
-/// What a thread tells about itself.
+/// A thread's answer to a query.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     with_sockets: bool,
@@ -28,7 +28,7 @@ impl Answer {
         self.counters.push((name, value));
     }
 
-    /// Returns whether connections are asked for.
+    /// Returns whether the query asks for connections.
     pub(crate) const fn wants_sockets(&self) -> bool {
         self.with_sockets
     }
@@ -43,20 +43,20 @@ impl Answer {
         self.quic.push(info);
     }
 
-    /// Adds a pair of connections that the device relays.
+    /// Adds a pair of connections that the device splices.
     pub(crate) fn splice(&mut self, info: SpliceInfo) {
         self.splices.push(info);
     }
 }
 
-/// A question to a thread.
+/// A query to a thread.
 #[derive(Debug)]
 struct Query {
     with_sockets: bool,
     reply: Sender<Answer>,
 }
 
-/// Asks a thread.
+/// Sends queries to a thread.
 #[derive(Clone, Debug)]
 pub(crate) struct Probe {
     pub(super) part: &'static str,
@@ -65,10 +65,10 @@ pub(crate) struct Probe {
     bell: Notifier,
 }
 
-/// The questions to a thread.
+/// Receives the queries to a thread.
 pub(crate) struct Queries(Receiver<Query>);
 
-/// Returns both ends for the thread `part` number `index`, which wakes at `bell`.
+/// Returns both ends for the thread `part` number `index`, which `bell` wakes.
 pub(crate) fn probe(part: &'static str, index: usize, bell: Notifier) -> (Probe, Queries) {
     let (queries, receiver) = channel();
     (Probe { part, index, queries, bell }, Queries(receiver))
@@ -89,7 +89,7 @@ impl Probe {
 }
 
 impl Queries {
-    /// Answers the questions that have come.
+    /// Answers all queries received so far.
     pub(crate) fn answer(&self, fill: impl Fn(&mut Answer)) {
         for query in self.0.try_iter() {
             let mut answer = Answer { with_sockets: query.with_sockets, ..Answer::default() };
@@ -99,7 +99,7 @@ impl Queries {
     }
 }
 
-/// Returns the sum of these counters over the host threads; one that does not answer adds nothing.
+/// Returns the sum of these counters over all host threads that answer.
 pub(crate) fn sum(probes: &[Probe], names: &[&str]) -> u64 {
     let hosts = probes.iter().filter(|probe| probe.part == "host");
     let answers: Vec<Answer> = hosts.filter_map(|probe| probe.ask(false)).collect();

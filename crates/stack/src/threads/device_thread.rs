@@ -1,7 +1,7 @@
-//! A device thread: gives the driver of a [`nic::Device`] turns, with a link, a disk and the rings
-//! of the hosts.
+//! A device thread: calls the driver of a [`nic::Device`], with a link, a disk and the rings of the
+//! hosts.
 //!
-//! It sleeps only when a whole turn found nothing, on the link, the disk and the bell.
+//! It sleeps only after a turn that found no work, on the link, the disk and the notifier.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -21,7 +21,7 @@ use super::load::LoadMeter;
 use super::queue::DeviceQueue;
 use crate::control::Queries;
 
-/// What a device thread has below its device, and its ends of the rings.
+/// Link and disk of a device, with its ends of the rings.
 struct Ports {
     link: Box<dyn Wire>,
     disk: Box<dyn Disk>,
@@ -33,7 +33,8 @@ pub(super) struct DeviceThread {
     half: DeviceHalf,
     ports: Ports,
     queries: Queries,
-    /// Something could not be handed on: try again soon, whatever happens.
+    /// A full link, ring or disk blocked the last turn: retry after [`RETRY`] even without a
+    /// wake-up.
     blocked: bool,
     phase: Phase,
 }
@@ -55,14 +56,14 @@ impl DeviceThread {
         &mut self.ports.queue
     }
 
-    /// Works until `stop` is set and the host has ended.
+    /// Runs until `stop` is set and the host has ended.
     pub(super) fn run(mut self, stop: &AtomicBool) {
         let mut poller = Poller::new();
         let bell = poller.add(self.queue().bell.fd());
         self.watch(&mut poller);
         let (mut load, mut worked) = (LoadMeter::new(), false);
         while !self.has_ended(stop) {
-            // Before the turn: there may be no idle moment in minutes.
+            // Before the turn, because there may be no idle moment for minutes.
             self.answer_queries();
             if let Some(permille) = load.round(self.clock.now(), worked) {
                 self.half.device.note_load(permille);
@@ -79,14 +80,13 @@ impl DeviceThread {
         }
     }
 
-    /// Adds the descriptors that say that there is work, except for the bell's.
+    /// Adds the descriptors that announce work, except the notifier's.
     pub(super) fn watch(&self, poller: &mut Poller) {
         self.ports.link.pollable().map(|fd| poller.add(fd));
         self.ports.disk.pollable().map(|fd| poller.add(fd));
     }
 
-    /// Returns whether the work is over: the host has ended, or no longer waits. Without a host
-    /// that does its part the time for it ends.
+    /// Returns whether the thread must end: the host has ended, or the time for it is over.
     pub(super) fn has_ended(&mut self, stop: &AtomicBool) -> bool {
         let now = self.clock.now();
         self.phase.begins_to_end(stop, now);
@@ -94,20 +94,21 @@ impl DeviceThread {
         self.phase.is_ending() && (host_ended || self.phase.is_over(now))
     }
 
-    /// Returns whether another thread has said something that a sleep would miss.
+    /// Returns whether another thread has set a flag that this thread has not seen yet, so that it
+    /// must not sleep.
     pub(super) fn must_look(&self, stop: &AtomicBool) -> bool {
         let told = stop.load(Ordering::Acquire);
         told && (!self.phase.is_ending() || self.ports.queue.host_ended.is_said())
     }
 
-    /// Gives the device a turn; returns whether there was anything to do.
+    /// Runs a turn of the device; returns whether there was any work.
     pub(super) fn turn(&mut self) -> bool {
         let turn = self.half.turn(self.clock.now(), &mut self.ports);
         self.blocked = turn.blocked;
         turn.worked
     }
 
-    /// Longest time to sleep.
+    /// Returns the longest time to sleep.
     pub(super) fn sleep_for(&self) -> Option<Duration> {
         let now = self.clock.now();
         let retry = self.blocked.then(|| now + RETRY);

@@ -1,29 +1,30 @@
 //! The end of a queue's threads: a protocol between host and device.
 //!
-//! [`super::Threads::stop`] tells both at the same time. The host thread has the application and
-//! then the host end ([`host::Host::end`]), and works on until the device has confirmed that every
-//! frame is on the link; then it says so, and only then the device thread ends. Each waits for a
-//! bounded time only: no link that takes nothing, and no thread that is gone, keeps the program.
+//! [`super::Threads::stop`] signals both at the same time. The host thread ends the application and
+//! then the host ([`host::Host::end`]), and continues to work until the device has confirmed that
+//! every frame is on the link. Then it sets [`HostEnded`], and only then the device thread ends.
+//! Both waits are bounded, so neither a blocked link nor a missing thread can keep the program from
+//! ending.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::{Duration, Instant};
 
-/// How long the last frames may take. They wait for a link, or for a disk's last reads.
+/// Longest time for the last frames, which may wait for a link or for reads from a disk.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// The phase of a thread.
+/// Phase of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// It works.
+    /// Working.
     Running,
-    /// It was told to end, and works until then at most.
+    /// Told to end: works at most until then.
     Ending { until: Instant },
 }
 
 impl Phase {
-    /// Looks whether the thread was told to end; says so once.
+    /// Enters the ending phase if `stop` is set; returns true once, on that transition.
     pub(super) fn begins_to_end(&mut self, stop: &AtomicBool, now: Instant) -> bool {
         let begins = *self == Self::Running && stop.load(Ordering::Acquire);
         if begins {
@@ -37,12 +38,13 @@ impl Phase {
         self != Self::Running
     }
 
-    /// Returns whether the time for that is over.
+    /// Returns whether the time to end is over.
     pub(super) fn is_over(self, now: Instant) -> bool {
         matches!(self, Self::Ending { until } if now >= until)
     }
 
-    /// Longest time to sleep, where `due` is what there is else to wait for.
+    /// Returns the longest time to sleep, if the thread has nothing to do for `due` (`None`: no
+    /// limit).
     pub(super) fn sleep_for(self, now: Instant, due: Option<Duration>) -> Option<Duration> {
         match self {
             Self::Running => due,
@@ -51,8 +53,8 @@ impl Phase {
     }
 }
 
-/// Said by the host thread of a queue to its device thread: the last frame is on the link, or the
-/// host waits for it no more.
+/// Flag set by a queue's host thread for its device thread: the last frame is on the link, or the
+/// host no longer waits for it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HostEnded(Arc<AtomicBool>);
 

@@ -1,5 +1,5 @@
-//! A host thread: gives the driver of a [`host::Host`] and its application turns, with the rings of
-//! the devices.
+//! A host thread: calls the driver of a [`host::Host`] and its application, with the rings of the
+//! devices.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -19,7 +19,7 @@ use crate::control::Queries;
 use crate::hooks::Hooks;
 use crate::log::AccessLog;
 
-/// A host's ends of the rings, and its disk for the files that the device does not read.
+/// A host's ends of the rings, with its disk for the files that the device does not read.
 struct Ports {
     disk: Box<dyn Disk>,
     queue: HostQueue,
@@ -34,7 +34,7 @@ pub(super) struct HostThread<A, M> {
     queries: Queries,
     log: Option<AccessLog>,
     hooks: Hooks<A, M>,
-    /// Something could not be handed on: try again soon, whatever happens.
+    /// A full ring or disk blocked the last turn: retry after [`RETRY`] even without a wake-up.
     blocked: bool,
     phase: Phase,
 }
@@ -66,13 +66,13 @@ impl<A: Application, M> HostThread<A, M> {
         &mut self.ports.queue
     }
 
-    /// Works until `stop` is set; then resets every connection, so that no peer is left waiting.
+    /// Runs until `stop` is set; then resets all connections, so that no peer is left waiting.
     pub(super) fn run(mut self, stop: &AtomicBool) {
         let mut poller = Poller::new();
         let bell = poller.add(self.queue().bell.fd());
         let changes = self.watch(&mut poller);
         while !self.has_ended(stop) {
-            // Before the turn: there may be no idle moment in minutes.
+            // Before the turn, because there may be no idle moment for minutes.
             self.take_messages();
             if self.turn() {
                 continue;
@@ -92,20 +92,20 @@ impl<A: Application, M> HostThread<A, M> {
         self.finish();
     }
 
-    /// Adds the descriptors that say that there is work, except for the bell's; returns the index
-    /// of the application's.
+    /// Adds the descriptors that announce work, except the notifier's; returns the index of the
+    /// application's descriptor.
     pub(super) fn watch(&self, poller: &mut Poller) -> Option<usize> {
         self.ports.disk.pollable().map(|fd| poller.add(fd));
         (self.hooks.pollable)(&self.app).map(|fd| poller.add(fd))
     }
 
-    /// Hears that the application has something to look at.
+    /// Tells the application that its descriptor is readable.
     pub(super) fn begin_turn(&mut self) {
         self.app.begin_turn();
     }
 
-    /// Returns whether the work is over: the device has confirmed that everything is on the
-    /// link, or the time for it is over. Begins the end when that is asked for.
+    /// Returns whether the thread must end: the device has confirmed that every frame is on the
+    /// link, or the time for it is over. Starts the end of application and host when `stop` is set.
     pub(super) fn has_ended(&mut self, stop: &AtomicBool) -> bool {
         let now = self.clock.now();
         if self.phase.begins_to_end(stop, now) {
@@ -114,12 +114,13 @@ impl<A: Application, M> HostThread<A, M> {
         self.phase.is_ending() && (self.half.host.has_ended() || self.phase.is_over(now))
     }
 
-    /// Returns whether another thread has said something that a sleep would miss.
+    /// Returns whether another thread has set a flag that this thread has not seen yet, so that it
+    /// must not sleep.
     pub(super) fn must_look(&self, stop: &AtomicBool) -> bool {
         stop.load(Ordering::Acquire) && !self.phase.is_ending()
     }
 
-    /// Lets the device end.
+    /// Flushes the log, and lets the device thread end.
     pub(super) fn finish(&mut self) {
         self.write_log();
         self.flush_log();
@@ -127,7 +128,7 @@ impl<A: Application, M> HostThread<A, M> {
         self.ports.queue.device_bell.ring();
     }
 
-    /// Gives host and application a turn; returns whether there was anything to do.
+    /// Runs a turn of host and application; returns whether there was any work.
     pub(super) fn turn(&mut self) -> bool {
         let turn = self.half.turn(self.clock.now(), &mut self.app, &mut self.ports);
         self.blocked = turn.blocked;
@@ -135,7 +136,7 @@ impl<A: Application, M> HostThread<A, M> {
         turn.worked
     }
 
-    /// Longest time to sleep.
+    /// Returns the longest time to sleep.
     pub(super) fn sleep_for(&self) -> Option<Duration> {
         let now = self.clock.now();
         let retry = self.blocked.then(|| now + RETRY);
@@ -156,7 +157,8 @@ impl<A: Application, M> HostThread<A, M> {
         }
     }
 
-    /// Answers questions, and hands the application the messages of other threads.
+    /// Answers queries, reopens the log if requested, and passes messages of other threads to the
+    /// application.
     pub(super) fn take_messages(&mut self) {
         self.answer_queries();
         if let Some(log) = &mut self.log {
@@ -219,7 +221,7 @@ impl HostPorts for Ports {
     }
 
     fn push_recycled(&mut self, packet: PacketBuf) {
-        // Without room it is dropped: the device allocates another.
+        // Dropped if the ring is full; the device allocates another.
         let _dropped = self.queue.recycle.push(packet);
     }
 

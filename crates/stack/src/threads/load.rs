@@ -1,18 +1,18 @@
-//! How busy a device's thread is.
+//! Load of a device's thread.
 //!
-//! Only a thread that has a core for itself can say: where host and device take turns, that the
-//! thread is busy says nothing about the device.
+//! Measured only if the device has a thread of its own: the load of a shared thread does not tell
+//! how busy the device is.
 
 use base::{Duration, Instant};
 
-/// What the share is taken over: long beside a batch, short beside a change of traffic.
+/// Averaging time: long compared to a batch, short compared to changes of traffic.
 const WINDOW: Duration = Duration::from_millis(100);
 
-/// The share of time that was spent working.
+/// Measures the share of time spent working.
 #[derive(Debug)]
 pub(super) struct LoadMeter {
     since: Instant,
-    /// When the last round began, if it found work.
+    /// Start of the last round.
     working_since: Option<Instant>,
     busy: Duration,
 }
@@ -22,8 +22,8 @@ impl LoadMeter {
         Self { since: Instant::ZERO, working_since: None, busy: Duration::ZERO }
     }
 
-    /// A round begins; the last one found work or not. Gives the share of a window that is over, in
-    /// thousandths.
+    /// Starts a round; `worked` is whether the last one found work. At the end of a window, returns
+    /// its load in thousandths.
     pub(super) fn round(&mut self, now: Instant, worked: bool) -> Option<u16> {
         if let Some(from) = self.working_since.take() {
             if worked {
@@ -50,7 +50,7 @@ mod tests {
         let mut meter = LoadMeter::new();
         let at = |ms| Instant::ZERO + Duration::from_millis(ms);
         assert_eq!(meter.round(at(1000), false), Some(0), "the first window is thrown away");
-        // Three rounds of ten found work; the thread slept in between.
+        // Three of ten rounds found work; the thread slept in between.
         let mut shares = Vec::new();
         for ms in 1..=100 {
             shares.extend(meter.round(at(1000 + ms), ms % 10 < 3));

@@ -1,8 +1,8 @@
-//! The threads of all queues.
+//! Threads of all queues.
 //!
 //! For each queue there is a host thread ([`host_thread`]) and a device thread ([`device_thread`]),
-//! joined by rings ([`queue`]), or one thread that gives both turns ([`shared_thread`]).
-//! [`crate::Builder`] starts them; nothing here knows what the application does.
+//! joined by rings ([`queue`]), or one thread that runs both in turn ([`shared_thread`]).
+//! [`crate::Builder`] starts them. This module does not depend on the application.
 
 mod device_thread;
 mod ending;
@@ -34,9 +34,9 @@ pub(crate) use queue::{Queue, mesh};
 
 /// A message from another thread to the application of a queue.
 pub(crate) enum HostMessage<M> {
-    /// Accept no connection from now on, and end those that there are.
+    /// Stop accepting connections, and end the open ones.
     Drain,
-    /// A message that only the application knows.
+    /// A message in the application's own type.
     Application(M),
 }
 
@@ -47,7 +47,7 @@ pub struct MessageSender<M> {
     probe: Probe,
 }
 
-// Derived, it would ask for messages that can be cloned.
+// `derive` would require `Clone` of the messages.
 impl<M> Clone for MessageSender<M> {
     fn clone(&self) -> Self {
         Self { messages: self.messages.clone(), probe: self.probe.clone() }
@@ -55,7 +55,7 @@ impl<M> Clone for MessageSender<M> {
 }
 
 impl<M> MessageSender<M> {
-    /// Sends a message. The host thread drops it if it has ended.
+    /// Sends a message. It is dropped if the host thread has ended.
     pub fn send(&self, message: M) {
         self.tell(HostMessage::Application(message));
     }
@@ -69,11 +69,11 @@ impl<M> MessageSender<M> {
         self.probe.wake();
     }
 
-    /// Returns a sender without a stack behind it, and an iterator over the messages that were sent
-    /// so far: for the tests of an application.
+    /// Returns a sender without a stack, and an iterator over the messages sent so far. For tests
+    /// of applications.
     ///
     /// # Errors
-    /// Fails if the process has no descriptor left.
+    /// Fails if no file descriptor is left.
     pub fn detached() -> Result<(Self, impl Iterator<Item = M>), Failure> {
         let (messages, receiver) = channel();
         let bell = queue::Bell::new()?;
@@ -86,11 +86,11 @@ impl<M> MessageSender<M> {
     }
 }
 
-/// A host with its application, and what their thread needs.
+/// A host with its application, and the resources of their thread.
 pub(crate) struct HostSide<A, M> {
     pub(crate) host: Host,
     pub(crate) app: A,
-    /// For the files that the host reads by itself.
+    /// Disk for files that the host reads itself.
     pub(crate) disk: Box<dyn Disk>,
     pub(crate) log: Option<AccessLog>,
     pub(crate) hooks: Hooks<A, M>,
@@ -103,20 +103,20 @@ pub(crate) struct DeviceSide {
     pub(crate) disk: Box<dyn Disk>,
 }
 
-/// The threads of all queues. Dropping it ends them.
+/// Threads of all queues. Dropping it ends them.
 pub(crate) struct Threads<M> {
     clock: Clock,
     share_thread: bool,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
-    /// Devices and hosts, in turn.
+    /// Alternating: device and host of each queue.
     probes: Vec<Probe>,
     /// One for each host.
     senders: Vec<MessageSender<M>>,
 }
 
 impl<M: Send + 'static> Threads<M> {
-    /// Returns no thread yet.
+    /// Creates a set without threads.
     pub(crate) fn new(clock: Clock, share_thread: bool) -> Self {
         let stop = Arc::default();
         let (threads, probes, senders) = (Vec::new(), Vec::new(), Vec::new());
@@ -126,7 +126,7 @@ impl<M: Send + 'static> Threads<M> {
     /// Starts the threads of the next queue.
     ///
     /// # Errors
-    /// Fails if the system has no thread left.
+    /// Fails if no thread can be started.
     pub(crate) fn start<A: Application + Send + 'static>(
         &mut self,
         queue: Queue,
@@ -161,20 +161,20 @@ impl<M> Threads<M> {
         self.clock
     }
 
-    /// Returns what asks and wakes each thread.
+    /// Returns the probes that query and wake each thread.
     pub(crate) fn probes(&self) -> &[Probe] {
         &self.probes
     }
 
-    /// Returns what sends messages to each host's application.
+    /// Returns the senders of messages to each host's application.
     pub(crate) fn senders(&self) -> &[MessageSender<M>] {
         &self.senders
     }
 
-    /// Tells all threads to end, and waits for them.
+    /// Ends all threads, and waits for them.
     ///
     /// # Errors
-    /// Fails if one has panicked.
+    /// Fails if a thread has panicked.
     pub(crate) fn stop(&mut self) -> Result<(), Failure> {
         self.stop.store(true, Ordering::Release);
         self.probes.iter().for_each(Probe::wake);
@@ -189,18 +189,18 @@ impl<M> Threads<M> {
 
 impl<M> Drop for Threads<M> {
     fn drop(&mut self) {
-        // The panic of a thread was printed.
+        // The panic of a thread was printed already.
         let _panicked = self.stop();
     }
 }
 
-/// Messages of other threads, as the host thread receives them.
+/// Receiver of messages from other threads.
 pub(crate) type Messages<M> = Receiver<HostMessage<M>>;
 
 /// Starts a thread.
 ///
 /// # Errors
-/// Fails if the system has none left.
+/// Fails if no thread is left.
 pub fn spawn(
     name: String,
     work: impl FnOnce() + Send + 'static,

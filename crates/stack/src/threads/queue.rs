@@ -1,8 +1,8 @@
-//! The rings between host threads and device threads, and the bells that wake them.
+//! Rings between host threads and device threads, with their wake-ups.
 //!
 //! Host `h` sends its operations to device thread `h`, whose file handles it uses. A received
-//! packet belongs to the host that its flow's hash says, whichever device thread received it; so
-//! events have a ring for each pair.
+//! packet belongs to the host that its flow's hash selects, whichever device thread received it, so
+//! there is a ring of events for each pair of device and host.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use io::notify::Notifier;
 use super::ending::HostEnded;
 use cli::Failure;
 
-/// Slots of each ring: a few milliseconds of packets.
+/// Slots of each ring: packets of a few milliseconds.
 const SLOTS: usize = 4096;
 
-/// Wakes a thread, at the cost of a system call only if it sleeps.
+/// Wakes a thread, with a system call only if it sleeps.
 #[derive(Clone)]
 pub(crate) struct Bell {
     waker: Arc<Waker>,
@@ -31,19 +31,20 @@ impl Bell {
         Ok(Self { waker: Arc::new(Waker::new()), notifier })
     }
 
-    /// Called after something was pushed for the thread.
+    /// Wakes the thread if it sleeps. To be called after a push to one of its rings.
     pub(crate) fn ring(&self) {
         if self.waker.must_wake() {
             self.notifier.notify();
         }
     }
 
-    /// The thread is about to sleep, and looks once more after this.
+    /// Announces that the thread is about to sleep. It must check its rings once more after this
+    /// call.
     pub(crate) fn prepare_sleep(&self) {
         self.waker.prepare_sleep();
     }
 
-    /// The thread is awake; `rung` says whether [`Self::fd`] was ready.
+    /// Announces that the thread is awake; `rung` is whether [`Self::fd`] was ready.
     pub(crate) fn awake(&self, rung: bool) {
         self.waker.awake();
         if rung {
@@ -51,22 +52,22 @@ impl Bell {
         }
     }
 
-    /// To wake the thread for other reasons.
+    /// Returns the notifier, to wake the thread unconditionally.
     pub(crate) fn notifier(&self) -> Notifier {
         self.notifier.clone()
     }
 
-    /// To sleep on.
+    /// Returns the descriptor to sleep on.
     pub(crate) fn fd(&self) -> RawFd {
         self.notifier.as_raw_fd()
     }
 }
 
-/// A host thread's ends.
+/// A host thread's ends of the rings.
 pub(crate) struct HostQueue {
     pub(crate) ops: Producer<Op>,
     pub(crate) recycle: Producer<PacketBuf>,
-    /// From each device thread.
+    /// One ring from each device thread.
     pub(crate) events: Vec<Consumer<Event>>,
     pub(crate) bell: Bell,
     pub(crate) device_bell: Bell,
@@ -74,19 +75,19 @@ pub(crate) struct HostQueue {
 }
 
 impl HostQueue {
-    /// Whether an event waits.
+    /// Returns whether an event waits.
     pub(crate) fn has_work(&mut self) -> bool {
         self.events.iter_mut().any(|ring| !ring.is_empty())
     }
 }
 
-/// A device thread's ends.
+/// A device thread's ends of the rings.
 pub(crate) struct DeviceQueue {
-    /// Which host it works for.
+    /// Index of the host whose operations it executes.
     pub(crate) index: usize,
     pub(crate) ops: Consumer<Op>,
     pub(crate) recycle: Consumer<PacketBuf>,
-    /// To each host thread.
+    /// One ring to each host thread.
     pub(crate) events: Vec<Producer<Event>>,
     pub(crate) bell: Bell,
     pub(crate) host_bells: Vec<Bell>,
@@ -94,22 +95,22 @@ pub(crate) struct DeviceQueue {
 }
 
 impl DeviceQueue {
-    /// Whether an operation waits.
+    /// Returns whether an operation waits.
     pub(crate) fn has_work(&mut self) -> bool {
         !self.ops.is_empty()
     }
 }
 
-/// Both sides of a queue.
+/// Both ends of a queue.
 pub(crate) struct Queue {
     pub(crate) host: HostQueue,
     pub(crate) device: DeviceQueue,
 }
 
-/// Rings for `queues` host threads and as many device threads.
+/// Creates the rings for `queues` host threads and as many device threads.
 ///
 /// # Errors
-/// Fails if the process has no descriptor left.
+/// Fails if no file descriptor is left.
 pub(crate) fn mesh(queues: usize) -> Result<Vec<Queue>, Failure> {
     let bells = |n: usize| (0..n).map(|_| Bell::new()).collect::<Result<Vec<_>, _>>();
     let (host_bells, device_bells) = (bells(queues)?, bells(queues)?);

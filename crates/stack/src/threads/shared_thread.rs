@@ -1,8 +1,8 @@
-//! One thread for a device and its host, in turn: for a process that has a single core.
+//! One thread that runs a device and its host in turn, for a process with a single core.
 //!
-//! There the two would only take it from each other: a context switch for each batch, and time-outs
-//! of the host that come before the acknowledgments that the device has not yet read. The rings
-//! stay, so that both sides are the same code as with a thread each.
+//! There, two threads would preempt each other: a context switch for each batch, and timeouts of
+//! the host before the device has read the acknowledgments. The rings are kept, so that both sides
+//! are the same code as with two threads.
 
 use std::sync::atomic::AtomicBool;
 
@@ -22,17 +22,17 @@ impl<A: Application, M> SharedThread<A, M> {
         Self { device, host }
     }
 
-    /// Works until `stop` is set; then resets every connection, so that no peer is left waiting.
+    /// Runs until `stop` is set; then resets all connections, so that no peer is left waiting.
     pub(super) fn run(mut self, stop: &AtomicBool) {
         let mut poller = Poller::new();
         let device_bell = poller.add(self.device.queue().bell.fd());
         let host_bell = poller.add(self.host.queue().bell.fd());
         self.device.watch(&mut poller);
         let changes = self.host.watch(&mut poller);
-        // The host first: what it says at its end is what the device waits for.
+        // The loop ends with the host: the device has nothing to do once the host has ended.
         while !self.host.has_ended(stop) {
             let _ = self.device.has_ended(stop);
-            // Before the turn: there may be no idle moment in minutes.
+            // Before the turns, because there may be no idle moment for minutes.
             self.device.answer_queries();
             self.host.take_messages();
             if self.turn() {
@@ -57,7 +57,7 @@ impl<A: Application, M> SharedThread<A, M> {
         self.host.finish();
     }
 
-    /// Gives both sides a turn: frames that the device received are answered before it looks for
+    /// Runs a turn of both sides. Frames that the device received are answered before it receives
     /// more.
     fn turn(&mut self) -> bool {
         let received = self.device.turn();
