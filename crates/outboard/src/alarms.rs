@@ -1,11 +1,11 @@
-//! The alarms of this program: those of its stack and of its applications.
+//! Alarms of this program: those of its stack and of its applications.
 //!
-//! The simulator checks that they are zero in runs in which every peer is honest, and the interop
-//! tests that they are after real clients.
+//! The simulator checks that they are zero in runs in which all peers conform, and the interop
+//! tests that they are zero after real clients.
 
 use serde_json::Value;
 
-/// Returns every alarm.
+/// Returns all alarms.
 fn all() -> impl Iterator<Item = &'static str> {
     let applications = [
         apps::content::Counters::ALARMS,
@@ -21,7 +21,7 @@ pub(crate) fn is_alarm(name: &str) -> bool {
     all().any(|alarm| alarm == name)
 }
 
-/// Removes every counter that is not an alarm from an answer to `stat`.
+/// Removes all counters except alarms from an answer to `stat`.
 pub(crate) fn retain(answer: &mut Value) {
     let parts = answer.as_object_mut().into_iter().flat_map(|parts| parts.values_mut());
     let queues = parts.filter_map(Value::as_object_mut).flat_map(|queues| queues.values_mut());

@@ -1,4 +1,4 @@
-//! The command line's shape.
+//! Command-line options.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,8 +12,7 @@ use stack::{LinkName, Options, Switch};
 
 use crate::proxy::{ListenArg, Member};
 
-/// A split transport stack: the host keeps control of every connection, a NIC does the work that
-/// touches the bytes.
+/// Split transport stack: the host controls connections, a NIC processes their bytes
 #[derive(Debug, Parser)]
 #[command(name = "outboard", version, about)]
 pub(crate) struct Cli {
@@ -21,92 +20,91 @@ pub(crate) struct Cli {
     pub(crate) verb: Verb,
 }
 
-/// The verbs.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// Serve the files of a folder over HTTP/1.1, HTTPS and HTTP/3
+    /// Serve the files of a directory over HTTP/1.1, HTTPS and HTTP/3
     Serve(Box<ServeArgs>),
-    /// Balance connections over backends, and have the device relay them
+    /// Balance connections over backends and relay them on the device
     Proxy(Box<ProxyArgs>),
-    /// Serve blocks over NVMe/TCP, or use what others serve
+    /// Serve block storage over NVMe/TCP, or access it
     #[command(subcommand)]
     Nvme(crate::nvme::Nvme),
-    /// Show the counters of a running instance
+    /// Show counters of a running instance
     Stat(StatArgs),
-    /// Show the connections of a running instance, what is offloaded and, where not, why
+    /// Show connections of a running instance and their offloads, with the reason if there is none
     Ss(QueryArgs),
 }
 
-/// `outboard serve`.
+/// Options of `outboard serve`.
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// The folder; nothing outside of it is ever read
+    /// Directory to serve; files outside of it are never read
     pub(crate) dir: PathBuf,
     #[command(flatten)]
     pub(crate) stack: Options,
-    /// Port to listen on [default: 80, with --tls 443]
+    /// Port to listen on [default: 80, or 443 with --tls]
     #[arg(long)]
     port: Option<u16>,
-    /// Speak HTTPS: TLS 1.2 and 1.3. Without --tls-cert a certificate for development is made at
-    /// the start and its fingerprint printed
+    /// Serve HTTPS (TLS 1.2 and 1.3); without --tls-cert a self-signed certificate is created at
+    /// startup and its fingerprint printed
     #[arg(long)]
     pub(crate) tls: bool,
-    /// Serve the same over plain HTTP too, on this port
+    /// Also serve plain HTTP, on PORT (80 if omitted)
     #[arg(long, value_name = "PORT", requires = "tls", num_args = 0..=1,
         default_missing_value = "80", conflicts_with = "redirect_http")]
     pub(crate) http: Option<u16>,
-    /// Answer plain HTTP on this port with redirects to HTTPS
+    /// Redirect plain HTTP on PORT (80 if omitted) to HTTPS
     #[arg(long, value_name = "PORT", requires = "tls", num_args = 0..=1,
         default_missing_value = "80")]
     pub(crate) redirect_http: Option<u16>,
-    /// Speak HTTP/3 too, on the UDP port of the same number, and say so to clients of HTTPS
+    /// Also serve HTTP/3, on the UDP port of the same number, and announce it to HTTPS clients
     #[arg(long, requires = "tls")]
     pub(crate) http3: bool,
-    /// Write a qlog of each QUIC connection to a file in this folder
+    /// Write a qlog file for each QUIC connection to this directory
     #[arg(long, requires = "http3", value_name = "DIR")]
     pub(crate) qlog: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) cert: CertArgs,
-    /// Add a field to all responses, as 'Name: value'; may be given several times. Over plain HTTP
-    /// Strict-Transport-Security is left out
+    /// Add a header field to all responses, as 'Name: value'; may be given several times.
+    /// Strict-Transport-Security is omitted over plain HTTP
     #[arg(long, value_name = "FIELD")]
     pub(crate) header: Vec<AddedField>,
-    /// The Cache-Control field of files whose path fits a pattern, as '*.css=max-age=86400' or
-    /// '/assets/*=immutable'; may be given several times, the first that fits counts
+    /// Set Cache-Control for files whose path matches a pattern, as '*.css=max-age=86400' or
+    /// '/assets/*=immutable'; may be given several times, the first match applies
     #[arg(long, value_name = "PATTERN=VALUE")]
     pub(crate) cache_control: Vec<CacheControl>,
-    /// Answer with the content of a file where the status is an error, as 404=FILE; may be given
-    /// several times. It is read at the start
+    /// Send the content of FILE with responses of error status CODE; may be given several times.
+    /// The files are read at startup and on SIGHUP
     #[arg(long, value_name = "CODE=FILE")]
     pub(crate) error_page: Vec<ErrorPageArg>,
-    /// Send FILE.br or FILE.gz instead of FILE to clients that accept that coding, where there is
-    /// one
+    /// Send FILE.br or FILE.gz instead of FILE if it exists and the client accepts the encoding
     #[arg(long)]
     pub(crate) precompressed: bool,
     /// Device memory for file content, in MiB
     #[arg(long, default_value_t = 256, value_name = "MIB")]
     pub(crate) file_memory: u32,
-    /// How files are read
+    /// Backend for reading files
     #[arg(long, value_enum, default_value_t = DiskArg::Auto)]
     pub(crate) disk: DiskArg,
-    /// End transfers of a file at any change of its metadata (chmod, a new link, an append), not
-    /// only when bytes that were promised may have changed
+    /// End transfers of a file on any change of its metadata (chmod, link, append), not only if the
+    /// bytes to send may have changed
     #[arg(long)]
     pub(crate) strict_files: bool,
-    /// Seconds in which a client has to send a request's head
+    /// Longest time to receive a request head, in seconds
     #[arg(long, default_value_t = 10, value_name = "S")]
     pub(crate) header_timeout: u32,
-    /// Seconds that a connection may be idle between requests
+    /// Longest time that a connection may be idle between requests, in seconds
     #[arg(long, default_value_t = 60, value_name = "S")]
     pub(crate) keepalive_timeout: u32,
 }
 
-/// The certificates of a server that speaks TLS.
+/// Certificates of a TLS server.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CertArgs {
-    /// Certificate chain in PEM; may be given several times, also for one name with keys of several
-    /// algorithms. The first that a client takes is for those that name no server. SIGHUP reads all
-    /// of them again
+    /// Certificate chain in PEM; may be given several times, also for one name with keys of
+    /// different algorithms. Clients that send no server name get the first chain that they
+    /// support. SIGHUP reloads all files
     #[arg(long, value_name = "FILE", requires = "tls", requires = "tls_key")]
     pub(crate) tls_cert: Vec<PathBuf>,
     /// Private key in PEM, one for each --tls-cert
@@ -114,73 +112,71 @@ pub(crate) struct CertArgs {
     pub(crate) tls_key: Vec<PathBuf>,
 }
 
-/// `outboard proxy`.
+/// Options of `outboard proxy`.
 #[derive(Debug, Args)]
 pub(crate) struct ProxyArgs {
-    /// Where to listen: ADDR:PORT, or :PORT for all our addresses; may be given several times
+    /// Listen on ADDR:PORT, or on :PORT for all addresses; may be given several times
     #[arg(long, value_name = "ADDR:PORT", required_unless_present = "config")]
     pub(crate) listen: Vec<ListenArg>,
-    /// A backend: ADDR:PORT, NAME:PORT for all addresses of a name, or srv:NAME for the targets of
-    /// a service; may be given several times
+    /// Backend: ADDR:PORT, NAME:PORT for all addresses of a DNS name, or srv:NAME for the targets
+    /// of a DNS service; may be given several times
     #[arg(long, value_name = "ADDR:PORT", required_unless_present = "config")]
     pub(crate) backend: Vec<Member>,
-    /// What is looked at before a backend is chosen: the head of the first request, the server's
-    /// name of TLS, or nothing
+    /// Data that selects a backend
     #[arg(long, value_enum, default_value_t = ModeArg::Http)]
     pub(crate) mode: ModeArg,
-    /// How a backend is chosen
+    /// Method of choosing a backend
     #[arg(long, value_enum, default_value_t = BalanceArg::RoundRobin)]
     pub(crate) balance: BalanceArg,
-    /// What --balance maglev hashes
+    /// Hash key of --balance maglev
     #[arg(long, value_enum, default_value_t = HashArg::Source)]
     pub(crate) hash: HashArg,
-    /// A path that healthy backends answer with 2xx or 3xx; without it a connection will do
+    /// Path that healthy backends answer with status 2xx or 3xx; without it, connecting is enough
     #[arg(long, value_name = "PATH")]
     pub(crate) health_check: Option<String>,
-    /// Check the options and the file, and end: nothing is opened
+    /// Check the options and the configuration file, and exit
     #[arg(long)]
     pub(crate) check: bool,
-    /// Begin each connection to a backend with a header of the PROXY protocol, version 2
+    /// Start each connection to a backend with a PROXY protocol header, version 2
     #[arg(long)]
     pub(crate) proxy_protocol: bool,
-    /// Add a field to the first request of a connection: x-forwarded-for, x-forwarded-proto,
-    /// forwarded or via; may be given several times
+    /// Add a header field to the first request of each connection: x-forwarded-for,
+    /// x-forwarded-proto, forwarded or via; may be given several times
     #[arg(long, value_name = "NAME")]
     pub(crate) header: Vec<String>,
-    /// What becomes of Forwarded, X-Forwarded-* and X-Real-IP that clients send: append leaves
-    /// them in front of what --header adds; replace removes them, and ends each connection after
-    /// one request, for only the first is looked at
+    /// Treatment of Forwarded, X-Forwarded-* and X-Real-IP fields sent by clients; replace also
+    /// closes each connection after one request, since only the first request is inspected
     #[arg(long, value_enum, default_value_t = HeaderPolicyArg::Append)]
     pub(crate) header_policy: HeaderPolicyArg,
-    /// Have the device relay; where it does not, the host does
+    /// Relay connections on the device; the host relays those that the device cannot
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub(crate) splice: Switch,
-    /// Listeners, routes and backends from a file in TOML, instead of the options; SIGHUP reads it
-    /// again
+    /// Read listeners, routes and backends from a TOML file instead of the options; SIGHUP reloads
+    /// it
     #[arg(long, value_name = "FILE", conflicts_with_all = ["listen", "backend", "mode", "balance",
         "hash", "health_check", "proxy_protocol", "header", "header_policy", "header_timeout",
         "connect_timeout", "idle_timeout"])]
     pub(crate) config: Option<PathBuf>,
-    /// Name server for names of backends [default: the first of /etc/resolv.conf]
+    /// DNS server for backend names [default: the first in /etc/resolv.conf]
     #[arg(long, value_name = "ADDR:PORT")]
     pub(crate) resolver: Option<SocketAddr>,
-    /// Seconds in which a client has to send a request's head
+    /// Longest time to receive a request head, in seconds
     #[arg(long, default_value_t = 10, value_name = "S")]
     pub(crate) header_timeout: u32,
-    /// Seconds in which a backend has to accept a connection
+    /// Longest time to connect to a backend, in seconds
     #[arg(long, default_value_t = 4, value_name = "S")]
     pub(crate) connect_timeout: u32,
-    /// Seconds that a connection may be idle in both directions
+    /// Longest time that a connection may be idle in both directions, in seconds
     #[arg(long, default_value_t = 300, value_name = "S")]
     pub(crate) idle_timeout: u32,
-    /// A wire of their own for the backends, as tap:ob1; without it they are on --wire
+    /// Separate link to the backends, as tap:NAME [default: the link of --wire]
     #[arg(long, value_name = "WIRE")]
     pub(crate) backend_wire: Option<LinkName>,
-    /// Our address on it, with its prefix length; may be given twice
+    /// Address and prefix length of the stack on the link to the backends; may be given twice
     #[arg(long, value_name = "CIDR", requires = "backend_wire",
         default_values = ["10.78.0.2/24", "fd78::2/64"])]
     pub(crate) backend_addr: Vec<Cidr>,
-    /// The kernel's end of it where it is a TAP; may be given twice
+    /// Address and prefix length of the kernel's end of the TAP to the backends; may be given twice
     #[arg(long, value_name = "CIDR", requires = "backend_wire",
         default_values = ["10.78.0.1/24", "fd78::1/64"])]
     pub(crate) backend_peer: Vec<Cidr>,
@@ -188,90 +184,90 @@ pub(crate) struct ProxyArgs {
     pub(crate) stack: Options,
 }
 
-/// What a proxy looks at.
+/// Data that a proxy inspects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum ModeArg {
-    /// HTTP/1.1
+    /// Head of the first HTTP/1.1 request
     Http,
-    /// TLS, which is not terminated
+    /// Server name in the ClientHello; TLS is not terminated
     Tls,
-    /// Any bytes
+    /// None: relay any TCP connection
     Tcp,
 }
 
-/// How a proxy balances.
+/// Balancing methods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum BalanceArg {
-    /// One after the other
+    /// Each in turn
     RoundRobin,
-    /// The one with the fewest connections
+    /// Fewest connections
     Least,
-    /// By a consistent hash
+    /// Consistent hashing (Maglev)
     Maglev,
 }
 
-/// What is hashed.
+/// Keys of consistent hashing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum HashArg {
-    /// The client's address
+    /// Client address
     Source,
-    /// The name that the client asks for
+    /// Requested host name
     Host,
 }
 
-/// The treatment of forwarding fields that clients send.
+/// Treatment of forwarding fields sent by clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum HeaderPolicyArg {
-    /// They stay
+    /// Keep them, before those that --header adds
     Append,
-    /// They are removed
+    /// Remove them
     Replace,
 }
 
 impl ServeArgs {
-    /// The port for plain HTTP beside that for TLS.
+    /// Returns the port for plain HTTP beside the TLS port.
     pub(crate) fn cleartext_port(&self) -> Option<u16> {
         self.http.or(self.redirect_http)
     }
 
-    /// The port to listen on.
+    /// Returns the port to listen on.
     pub(crate) fn port(&self) -> u16 {
         self.port.unwrap_or(if self.tls { 443 } else { 80 })
     }
 }
 
-/// `outboard stat`.
+/// Options of `outboard stat`.
 #[derive(Debug, Args)]
 pub(crate) struct StatArgs {
     #[command(flatten)]
     pub(crate) query: QueryArgs,
-    /// Show alarms only: counters that honest traffic never moves
+    /// Show alarms only: counters that conforming traffic never increments
     #[arg(long)]
     pub(crate) alarms: bool,
 }
 
-/// `outboard stat` and `outboard ss`.
+/// Options of `outboard stat` and `outboard ss`.
 #[derive(Debug, Args)]
 pub(crate) struct QueryArgs {
-    /// The instance's control socket
+    /// Control socket of the instance
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
-    /// The wire that the instance was started with, to find its control socket
+    /// Link of the instance (its --wire), from which its control socket is derived
     #[arg(long = "wire", default_value = "tap:ob0", value_name = "WIRE")]
     pub(crate) link: LinkName,
-    /// For machines
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Show counters that are zero as well
+    /// Include counters that are zero
     #[arg(long)]
     pub(crate) all: bool,
 }
 
-/// The statuses of errors that the content server sends.
+/// Error statuses that the content server sends.
 const ERROR_STATUSES: [u16; 15] =
     [400, 403, 404, 405, 408, 412, 413, 414, 416, 417, 431, 500, 501, 503, 505];
 
-/// A status and the file that is its content.
+/// An error status and the file with its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ErrorPageArg {
     pub(crate) status: u16,
@@ -296,14 +292,14 @@ impl FromStr for ErrorPageArg {
     }
 }
 
-/// How files are read.
+/// Backends for reading files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum DiskArg {
-    /// io_uring, or threads where the kernel refuses it
+    /// io_uring, or threads if the kernel refuses it
     Auto,
-    /// io_uring or nothing
+    /// io_uring only
     Uring,
-    /// A pool of threads
+    /// Thread pool
     Threads,
 }
 

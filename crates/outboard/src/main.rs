@@ -1,8 +1,8 @@
-//! `outboard`: the command line. One binary; each verb has a module.
+//! `outboard`: the command line. One program; each subcommand has a module.
 //!
-//! Exit codes: 0 for success, 2 for wrong usage (clap's), and those of `sysexits.h` where something
-//! outside is missing or refused: see [`cli::Failure`]. An error is one line on stderr that says
-//! what to do next.
+//! Exit codes: 0 for success, 2 for usage errors (clap's), and those of `sysexits.h` if a resource
+//! is missing or refused: see [`cli::Failure`]. An error is one line on stderr that says what to
+//! do.
 #![forbid(unsafe_code)]
 
 mod alarms;

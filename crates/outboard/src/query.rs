@@ -1,4 +1,4 @@
-//! `outboard stat` and `outboard ss`: ask a running instance, and show what it says.
+//! `outboard stat` and `outboard ss`: query a running instance and print its answer.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write};
@@ -15,10 +15,10 @@ use stack::control::{ANSWER_TIMEOUT, path};
 use crate::alarms;
 use crate::args::{QueryArgs, StatArgs};
 
-/// Shows the counters of a running instance.
+/// Prints the counters of a running instance.
 ///
 /// # Errors
-/// Where no instance answers.
+/// Fails if no instance answers.
 pub(crate) fn stat(args: &StatArgs) -> Result<(), Failure> {
     let StatArgs { query: args, alarms } = args;
     let mut answer = ask(args.control.as_deref(), &args.link, "stat", ANSWER_TIMEOUT)?;
@@ -43,10 +43,10 @@ pub(crate) fn stat(args: &StatArgs) -> Result<(), Failure> {
     print(&text)
 }
 
-/// Shows the connections of a running instance.
+/// Prints the connections of a running instance.
 ///
 /// # Errors
-/// Where no instance answers.
+/// Fails if no instance answers.
 pub(crate) fn ss(args: &QueryArgs) -> Result<(), Failure> {
     let answer = ask(args.control.as_deref(), &args.link, "ss", ANSWER_TIMEOUT)?;
     match args.json {
@@ -55,7 +55,7 @@ pub(crate) fn ss(args: &QueryArgs) -> Result<(), Failure> {
     }
 }
 
-/// Connections over TCP, those over QUIC, and pairs that the device relays.
+/// Returns tables of TCP connections, of QUIC connections, and of pairs that the device splices.
 fn tables(answer: &Value) -> String {
     let mut text = format!(
         "{:<12} {:>9} {:>7} {:<24} {:<26} {:>9} {:>9} {:>10} {:>9}  {}\n",
@@ -97,7 +97,7 @@ fn tables(answer: &Value) -> String {
     text
 }
 
-/// QUIC connections, where there are any.
+/// Adds the table of QUIC connections, if there are any.
 fn describe_quic(rows: &[&Value], text: &mut String) {
     if rows.is_empty() {
         return;
@@ -144,7 +144,7 @@ fn describe_quic(rows: &[&Value], text: &mut String) {
     }
 }
 
-/// Details of a QUIC connection beside its row: connection IDs, why streams wait, and
+/// Returns lines with details of a QUIC connection: connection IDs, why streams wait, losses, and
 /// how it ended.
 fn describe_quic_details(row: &Value) -> Vec<String> {
     let word = |value: &Value| value.as_str().map(str::to_owned);
@@ -182,7 +182,7 @@ fn describe_quic_details(row: &Value) -> Vec<String> {
     lines
 }
 
-/// The pairs of connections that the device relays, where there are any.
+/// Adds the table of spliced pairs, if there are any.
 fn describe_pairs(pairs: &[&Value], text: &mut String) {
     if pairs.is_empty() {
         return;
@@ -209,7 +209,7 @@ fn describe_pairs(pairs: &[&Value], text: &mut String) {
     }
 }
 
-/// The engines that work for a connection, then those that do not, each with its reason.
+/// Lists the active offloads of a connection, then the inactive ones with their reasons.
 fn describe_offload(offload: &Value) -> String {
     let engines = [
         ("file", "file"),
@@ -233,10 +233,10 @@ fn describe_offload(offload: &Value) -> String {
         .join("; ")
 }
 
-/// Asks a running instance, which has this long to think about it.
+/// Queries a running instance, which may take `patience` to answer.
 ///
 /// # Errors
-/// Where none answers.
+/// Fails if no instance answers.
 pub(crate) fn ask(
     control: Option<&Path>,
     link: &LinkName,
@@ -252,7 +252,7 @@ pub(crate) fn ask(
         ))
     };
     let mut stream = UnixStream::connect(&path).map_err(|e| failed(&e))?;
-    // Beyond what the instance gives its own threads.
+    // Longer than the instance waits for its own threads.
     let limit = Some(patience + ANSWER_TIMEOUT);
     stream.set_read_timeout(limit).map_err(|e| failed(&e))?;
     writeln!(stream, "{question}").map_err(|e| failed(&e))?;
@@ -261,7 +261,7 @@ pub(crate) fn ask(
     serde_json::from_str(&line).map_err(|e| failed(&e))
 }
 
-/// Prints, and takes a reader that has seen enough (`| head`) for success.
+/// Prints to standard output. A reader that has closed the pipe (`| head`) is no error.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
@@ -276,7 +276,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// A row of its own for what is QUIC's, and none among TCP's.
+    /// QUIC connections have a table of their own and are not in that of TCP.
     #[test]
     fn quic_has_a_table() {
         let row = json!({

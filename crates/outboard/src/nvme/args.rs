@@ -1,4 +1,4 @@
-//! The command line's shape below `outboard nvme`.
+//! Command-line options of `outboard nvme`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -13,199 +13,198 @@ use wire::nvme::nqn::Nqn;
 use super::key::KeyVerb;
 use crate::args::{CertArgs, DiskArg};
 
-/// The verbs below `outboard nvme`.
+/// Subcommands of `outboard nvme`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Nvme {
-    /// Serve files and block devices as the namespaces of a subsystem
+    /// Serve files and block devices as namespaces of a subsystem
     Target(Box<TargetArgs>),
-    /// Show what a target has, by its discovery service
+    /// Print the discovery log of a target
     Discover(Box<ConnectArgs>),
-    /// Show the namespaces of a subsystem
+    /// List the namespaces of a subsystem
     List(Box<SubsystemArgs>),
-    /// Read a range of a namespace
+    /// Read a range of a namespace to a file
     Read(Box<ReadArgs>),
     /// Write a file to a namespace
     Write(Box<WriteArgs>),
-    /// Read and write at random places, look at every byte, and say how fast it went
+    /// Run random reads and writes, verify the data, and print rates and latencies
     Fio(Box<FioArgs>),
-    /// Offer a namespace to programs of this machine as a Network Block Device
+    /// Export a namespace to programs of this machine as a Network Block Device
     Nbd(Box<NbdArgs>),
-    /// Show and change what a running target serves, over its control socket; answers are JSON
+    /// Show and change the namespaces of a running target over its control socket; prints JSON
     Ctl(Box<CtlArgs>),
-    /// Make pre-shared keys, and show what comes of one
+    /// Generate and inspect pre-shared keys
     #[command(subcommand)]
     Key(KeyVerb),
 }
 
-/// What every verb that connects to a target has.
+/// Options of all subcommands that connect to a target.
 #[derive(Debug, Args)]
 pub(crate) struct ConnectArgs {
-    /// The target: ADDR, or ADDR:PORT [default port: 4420]
+    /// Target: ADDR or ADDR:PORT [default port: 4420]
     #[arg(value_name = "TARGET")]
     pub(crate) target: TargetAddr,
-    /// Our name [default: one by a random UUID]
+    /// NQN of this host [default: one with a random UUID]
     #[arg(long, value_name = "NQN")]
     pub(crate) hostnqn: Option<NqnArg>,
-    /// Whether headers have digests; the target has to have them on, too
+    /// Use header digests; the target must enable them, too
     #[arg(long, value_enum, default_value_t = Switch::Off, value_name = "SWITCH",
         num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     pub(crate) header_digest: Switch,
-    /// Whether data has digests; the target has to have them on, too
+    /// Use data digests; the target must enable them, too
     #[arg(long, value_enum, default_value_t = Switch::Off, value_name = "SWITCH",
         num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     pub(crate) data_digest: Switch,
     #[command(flatten)]
     pub(crate) security: SecurityArgs,
-    /// For machines
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) stack: Options,
 }
 
-/// What every verb that uses a subsystem has.
+/// Options of all subcommands that use a subsystem.
 #[derive(Debug, Args)]
 pub(crate) struct SubsystemArgs {
     #[command(flatten)]
     pub(crate) connect: ConnectArgs,
-    /// Name of the subsystem
+    /// NQN of the subsystem
     #[arg(long, value_name = "NQN", default_value = "nqn.2026-11.io.outboard:storage")]
     pub(crate) nqn: NqnArg,
-    /// I/O queues; the target may give fewer
+    /// Number of I/O queues to request; the target may grant fewer
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) io_queues: u16,
-    /// Entries of an I/O queue
+    /// Entries of each I/O queue
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u16).range(2..=1024))]
     pub(crate) queue_size: u16,
-    /// Seconds for which a lost target is tried again
+    /// Time for which the connection to a lost target is retried, in seconds
     #[arg(long, default_value_t = 600, value_name = "S")]
     pub(crate) ctrl_loss_timeout: u32,
 }
 
-/// How the way to a target is secured.
+/// Security of connections to a target.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("psk").multiple(true))]
 pub(crate) struct SecurityArgs {
-    /// Speak TLS 1.3; whom to trust is said by --tls-ca, --tls-psk or --insecure
+    /// Use TLS 1.3; requires --tls-ca, --insecure or a pre-shared key
     #[arg(long)]
     pub(crate) tls: bool,
-    /// Certificates in PEM: the target's has to lead to one of them, or to be one; one that is in
-    /// the file itself is taken whatever its dates say
+    /// Trusted certificates in PEM: certificate authorities, or the target's own, whose validity
+    /// dates are then ignored
     #[arg(long, value_name = "FILE", requires = "tls", conflicts_with = "insecure")]
     pub(crate) tls_ca: Option<PathBuf>,
-    /// Whom the target's certificate has to name [default: the target's address]
+    /// Name that the target's certificate must have [default: the target's address]
     #[arg(long, value_name = "NAME", requires = "tls", value_parser = server_name,
         conflicts_with = "psk")]
     pub(crate) tls_name: Option<ServerName<'static>>,
-    /// Take any certificate. Whoever is on the way can read and change everything
+    /// Accept any certificate; an attacker on the path can then read and change all data
     #[arg(long, requires = "tls")]
     pub(crate) insecure: bool,
-    /// Speak TLS 1.3 by this pre-shared key of --hostnqn. Others on this machine see it in the list
-    /// of processes: --tls-psk-file keeps it from them
+    /// Use TLS 1.3 with this pre-shared key of --hostnqn; other users can see it in the process
+    /// list, so prefer --tls-psk-file
     #[arg(long, value_name = "KEY", group = "psk",
         conflicts_with_all = ["tls_ca", "insecure", "tls_psk_file"])]
     pub(crate) tls_psk: Option<String>,
-    /// The same, from a file with HOSTNQN and KEY on each line; a line that begins with # is a
-    /// comment
+    /// Like --tls-psk, from a file with HOSTNQN and KEY on each line; lines that start with # are
+    /// comments
     #[arg(long, value_name = "FILE", group = "psk", conflicts_with_all = ["tls_ca", "insecure"])]
     pub(crate) tls_psk_file: Option<PathBuf>,
-    /// Version of the key's identity
+    /// Version of the pre-shared key's identity
     #[arg(long, default_value_t = 1, value_name = "0|1", requires = "psk",
         value_parser = clap::value_parser!(u8).range(0..=1))]
     pub(crate) tls_psk_version: u8,
-    /// How keys are derived from the one that is given
+    /// Derivation of keys from the given one
     #[arg(long, value_enum, default_value_t = DerivationArg::Rfc8446, value_name = "HOW",
         requires = "psk")]
     pub(crate) tls_psk_derivation: DerivationArg,
 }
 
 impl SecurityArgs {
-    /// Whether TLS is spoken.
+    /// Returns whether TLS is used.
     pub(crate) fn is_tls(&self) -> bool {
         self.tls || self.tls_psk.is_some() || self.tls_psk_file.is_some()
     }
 }
 
-/// How keys are derived.
+/// Key derivations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum DerivationArg {
-    /// As the specification has it; libnvme from 1.14 on, SPDK
+    /// As specified: libnvme since 1.14, SPDK
     Rfc8446,
-    /// As libnvme did up to 1.13
+    /// As in libnvme up to 1.13
     Libnvme,
 }
 
-/// `outboard nvme read`.
+/// Options of `outboard nvme read`.
 #[derive(Debug, Args)]
 pub(crate) struct ReadArgs {
     #[command(flatten)]
     pub(crate) subsystem: SubsystemArgs,
-    /// The namespace
+    /// Namespace ID
     #[arg(long, default_value_t = 1)]
     pub(crate) nsid: u32,
-    /// First byte, at a block's beginning
+    /// First byte, a multiple of the block size
     #[arg(long, default_value_t = 0, value_name = "BYTES")]
     pub(crate) offset: u64,
-    /// Bytes, whole blocks [default: all that follow]
+    /// Bytes to read, a multiple of the block size [default: up to the end]
     #[arg(long, value_name = "BYTES")]
     pub(crate) length: Option<u64>,
-    /// Where they go; - is standard output
+    /// Output file; - is standard output
     #[arg(long, short, default_value = "-", value_name = "FILE")]
     pub(crate) output: PathBuf,
 }
 
-/// `outboard nvme write`.
+/// Options of `outboard nvme write`.
 #[derive(Debug, Args)]
 pub(crate) struct WriteArgs {
     #[command(flatten)]
     pub(crate) subsystem: SubsystemArgs,
-    /// The namespace
+    /// Namespace ID
     #[arg(long, default_value_t = 1)]
     pub(crate) nsid: u32,
-    /// First byte, at a block's beginning
+    /// First byte, a multiple of the block size
     #[arg(long, default_value_t = 0, value_name = "BYTES")]
     pub(crate) offset: u64,
-    /// What is written; the last block is filled up with zeros
+    /// Input file or block device; the last block is padded with zeros
     #[arg(long, short, value_name = "FILE")]
     pub(crate) input: PathBuf,
 }
 
-/// `outboard nvme fio`.
+/// Options of `outboard nvme fio`.
 #[derive(Debug, Args)]
 pub(crate) struct FioArgs {
     #[command(flatten)]
     pub(crate) subsystem: SubsystemArgs,
-    /// The namespace. What it has is overwritten where there are writes
+    /// Namespace ID; its data is overwritten unless --writes is 0
     #[arg(long, default_value_t = 1)]
     pub(crate) nsid: u32,
-    /// Bytes of a request
+    /// Bytes per request
     #[arg(long, default_value_t = 4096, value_name = "BYTES")]
     pub(crate) bs: u32,
-    /// Requests at one time
+    /// Requests in flight
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) iodepth: u16,
-    /// Percent of the requests that write. Each block that is written says where it is and which
-    /// write it was, and is looked at when it is read
+    /// Percentage of writes; written blocks contain their position and the number of the write,
+    /// which reads verify
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub(crate) writes: u8,
-    /// Requests in all
+    /// Number of requests
     #[arg(long, default_value_t = 10_000, value_name = "N")]
     pub(crate) requests: u64,
-    /// Bytes of the namespace that are used, from its first; no more than 16,777,216 places of
-    /// --bs bytes are [default: all]
+    /// Bytes of the namespace to use, from its start; at most 16,777,216 times --bs [default: all]
     #[arg(long, value_name = "BYTES")]
     pub(crate) size: Option<u64>,
 }
 
-/// `outboard nvme nbd`.
+/// Options of `outboard nvme nbd`.
 #[derive(Debug, Args)]
 pub(crate) struct NbdArgs {
     #[command(flatten)]
     pub(crate) subsystem: SubsystemArgs,
-    /// The namespace
+    /// Namespace ID
     #[arg(long, default_value_t = 1)]
     pub(crate) nsid: u32,
-    /// Where NBD clients of this machine connect
+    /// Address to listen on for NBD clients
     #[arg(long, default_value = "127.0.0.1:10809", value_name = "ADDR:PORT")]
     pub(crate) listen: SocketAddr,
     /// Name of the export
@@ -213,57 +212,57 @@ pub(crate) struct NbdArgs {
     pub(crate) export: String,
 }
 
-/// `outboard nvme ctl`.
+/// Options of `outboard nvme ctl`.
 #[derive(Debug, Args)]
 pub(crate) struct CtlArgs {
     #[command(subcommand)]
     pub(crate) verb: CtlVerb,
-    /// The target's control socket
+    /// Control socket of the target
     #[arg(long, value_name = "PATH", global = true)]
     pub(crate) control: Option<PathBuf>,
-    /// The wire that the target was started with, to find its control socket
+    /// Link of the target (its --wire), from which its control socket is derived
     #[arg(long = "wire", default_value = "tap:ob0", value_name = "WIRE", global = true)]
     pub(crate) link: LinkName,
 }
 
-/// A question to a running target.
+/// A query or change of a running target.
 #[derive(Debug, Subcommand)]
 pub(crate) enum CtlVerb {
-    /// Show the namespaces
+    /// List the namespaces
     List,
-    /// Show the queues that hosts have connected
+    /// List the queues that hosts have connected
     Connections,
     /// Add a namespace
     Add {
-        /// A file, or a block device
+        /// File or block device
         #[arg(value_name = "FILE")]
         file: PathBuf,
-        /// Its ID [default: the next that was never used]
+        /// Namespace ID [default: the next that was never used]
         #[arg(long)]
         nsid: Option<u32>,
-        /// Bytes of a block [default: as the target was started with]
+        /// Bytes per block [default: --block-size of the target]
         #[arg(long, value_parser = block_bytes, value_name = "BYTES")]
         block_size: Option<u32>,
-        /// Hosts may not write to it
+        /// Reject writes by hosts
         #[arg(long)]
         read_only: bool,
     },
     /// Remove a namespace
     Remove {
-        /// Its ID
+        /// Namespace ID
         nsid: u32,
     },
-    /// Look at the length of a namespace's file again, and tell hosts
+    /// Update a namespace to the size of its file, and notify hosts
     Resize {
-        /// Its ID
+        /// Namespace ID
         nsid: u32,
-        /// Make the file so long before. What is behind a shorter end is lost
+        /// Set the size of the file first; data beyond a smaller size is lost
         #[arg(long, value_name = "BYTES")]
         size: Option<u64>,
     },
 }
 
-/// Where a target is.
+/// Address of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TargetAddr(pub(crate) Endpoint);
 
@@ -287,63 +286,62 @@ impl std::fmt::Display for TargetAddr {
     }
 }
 
-/// The port of NVMe/TCP that IANA has assigned.
+/// The port of NVMe/TCP assigned by IANA.
 const PORT: u16 = 4420;
 
-/// `outboard nvme target`.
+/// Options of `outboard nvme target`.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("psk").multiple(true))]
 pub(crate) struct TargetArgs {
-    /// A file, or a block device, that is a namespace; may be given several times, the first is
-    /// namespace 1. It is written to, unless :ro follows its name
+    /// File or block device to serve as a namespace, read-only with :ro after its name; may be
+    /// given several times, the first is namespace 1
     #[arg(long, value_name = "FILE[:ro]", required = true)]
     pub(crate) namespace: Vec<PathBuf>,
-    /// Let hosts write to no namespace
+    /// Serve all namespaces read-only
     #[arg(long)]
     pub(crate) read_only: bool,
-    /// Name of the subsystem
+    /// NQN of the subsystem
     #[arg(long, value_name = "NQN", default_value = "nqn.2026-11.io.outboard:storage")]
     pub(crate) nqn: NqnArg,
-    /// A host that may connect; may be given several times [default: all]
+    /// NQN of a host that may connect; may be given several times [default: all hosts]
     #[arg(long, value_name = "HOSTNQN")]
     pub(crate) allow: Vec<NqnArg>,
-    /// Bytes of a block
+    /// Bytes per block
     #[arg(long, default_value_t = 4096, value_parser = block_bytes, value_name = "BYTES")]
     pub(crate) block_size: u32,
-    /// Port of the subsystem, and of the discovery service
+    /// TCP port of the subsystem and of the discovery service
     #[arg(long, default_value_t = 4420)]
     pub(crate) port: u16,
-    /// Whether headers have digests; the host has to have them on, too
+    /// Use header digests; the host must enable them, too
     #[arg(long, value_enum, default_value_t = Switch::On, value_name = "SWITCH",
         num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     pub(crate) header_digest: Switch,
-    /// Whether data has digests; the host has to have them on, too
+    /// Use data digests; the host must enable them, too
     #[arg(long, value_enum, default_value_t = Switch::On, value_name = "SWITCH",
         num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     pub(crate) data_digest: Switch,
-    /// Have connections speak TLS 1.3, and no others. Without --tls-cert a certificate for
-    /// development is made at the start and its fingerprint printed
+    /// Require TLS 1.3; without --tls-cert a self-signed certificate is created at startup and its
+    /// fingerprint printed
     #[arg(long)]
     pub(crate) tls: bool,
     #[command(flatten)]
     pub(crate) cert: CertArgs,
-    /// Have connections speak TLS 1.3 by pre-shared keys, and no others: a host that may connect,
-    /// and its key; may be given several times. Others on this machine see it in the list of
-    /// processes: --tls-psk-file keeps it from them
+    /// Require TLS 1.3 with a pre-shared key, this one for a host that may connect; may be given
+    /// several times. Other users can see it in the process list, so prefer --tls-psk-file
     #[arg(long, value_name = "HOSTNQN=KEY", group = "psk", conflicts_with = "tls_cert")]
     pub(crate) tls_psk: Vec<String>,
-    /// The same, from a file with HOSTNQN and KEY on each line; a line that begins with # is a
-    /// comment. SIGHUP reads it again
+    /// Like --tls-psk, from a file with HOSTNQN and KEY on each line; lines that start with # are
+    /// comments. SIGHUP reloads the file
     #[arg(long, value_name = "FILE", group = "psk", conflicts_with = "tls_cert")]
     pub(crate) tls_psk_file: Option<PathBuf>,
-    /// How keys are derived from those that are given
+    /// Derivation of keys from the given ones
     #[arg(long, value_enum, default_value_t = DerivationArg::Rfc8446, value_name = "HOW",
         requires = "psk")]
     pub(crate) tls_psk_derivation: DerivationArg,
     /// Device memory for file content, in MiB
     #[arg(long, default_value_t = 256, value_name = "MIB")]
     pub(crate) file_memory: u32,
-    /// How files are read and written
+    /// Backend for reading and writing files
     #[arg(long, value_enum, default_value_t = DiskArg::Auto)]
     pub(crate) disk: DiskArg,
     #[command(flatten)]
@@ -351,18 +349,18 @@ pub(crate) struct TargetArgs {
 }
 
 impl TargetArgs {
-    /// Whether there are pre-shared keys.
+    /// Returns whether pre-shared keys were given.
     pub(crate) fn has_psk(&self) -> bool {
         !self.tls_psk.is_empty() || self.tls_psk_file.is_some()
     }
 
-    /// Whether TLS is spoken.
+    /// Returns whether TLS is required.
     pub(crate) fn is_tls(&self) -> bool {
         self.tls || self.has_psk()
     }
 }
 
-/// A name of a host or a subsystem.
+/// NQN of a host or a subsystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NqnArg(pub(crate) Nqn);
 

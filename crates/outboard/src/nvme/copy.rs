@@ -1,4 +1,5 @@
-//! `outboard nvme read` and `write`: a range of a namespace to a file, or a file to it.
+//! `outboard nvme read` and `write`: copy a range of a namespace to a file, or a file to a
+//! namespace.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,15 +18,15 @@ use super::progress::Progress;
 use super::session::Session;
 use cli::Failure;
 
-/// Requests at one time.
+/// Most requests in flight.
 const DEPTH: usize = 32;
-/// Most bytes of one.
+/// Most bytes of a request.
 const CHUNK: u64 = 256 << 10;
 
 /// Runs `outboard nvme read`.
 ///
 /// # Errors
-/// What could not be read or written, and why.
+/// Fails if the namespace cannot be read or the file cannot be written.
 pub(super) fn read(args: &ReadArgs) -> Result<(), Failure> {
     let shown = args.output.display().to_string();
     let stuck = |error: io::Error| Failure::NoInput(format!("--output {shown}: {error}"));
@@ -39,7 +40,7 @@ pub(super) fn read(args: &ReadArgs) -> Result<(), Failure> {
     let size = namespace.blocks << namespace.shift;
     let length = args.length.unwrap_or_else(|| size.saturating_sub(args.offset));
     let range = check(&namespace, args.offset, length)?;
-    // Not before it is known that there is something to read: a file loses what it had.
+    // Created only after the range was checked, because an existing file loses its content.
     let mut output: Box<dyn Write> = match plain {
         true => Box::new(io::stdout().lock()),
         false => Box::new(File::create(&args.output).map_err(stuck)?),
@@ -77,7 +78,7 @@ pub(super) fn read(args: &ReadArgs) -> Result<(), Failure> {
 /// Runs `outboard nvme write`.
 ///
 /// # Errors
-/// What could not be read or written, and why.
+/// Fails if the file cannot be read or the namespace cannot be written.
 pub(super) fn write(args: &WriteArgs) -> Result<(), Failure> {
     let shown = args.input.display().to_string();
     let stuck = |error: io::Error| Failure::NoInput(format!("--input {shown}: {error}"));
@@ -111,7 +112,7 @@ pub(super) fn write(args: &WriteArgs) -> Result<(), Failure> {
     session.end()
 }
 
-/// Says to machines what was moved. People see that it ended well, and standard output may have the
+/// Prints a summary as JSON, if requested. Otherwise nothing, since standard output may have the
 /// data.
 fn report(args: &ConnectArgs, bytes: u64, took: Duration) {
     if args.json {
@@ -119,10 +120,10 @@ fn report(args: &ConnectArgs, bytes: u64, took: Duration) {
     }
 }
 
-/// Reads what is `left` of the input, as far as there is room; what follows stays as it is.
+/// Reads `left` bytes of the input, or as many as fit `out`; the rest of `out` is unchanged.
 ///
 /// # Errors
-/// Also where the input is shorter than it was: what is missing is no zeros.
+/// Also fails if the input has become shorter: missing bytes must not become zeros.
 fn fill(input: &mut impl Read, out: &mut [u8], left: u64) -> io::Result<()> {
     let len = usize::try_from(left).unwrap_or(usize::MAX).min(out.len());
     let (out, _) = out.split_at_mut(len);
@@ -132,13 +133,13 @@ fn fill(input: &mut impl Read, out: &mut [u8], left: u64) -> io::Result<()> {
     })
 }
 
-/// Bytes of a request: no more than the controller takes.
+/// Returns the bytes of a request, at most those that the controller accepts.
 fn chunk(session: &Session, namespace: &Namespace) -> u64 {
     let most = session.data_bytes_max.min(CHUNK) >> namespace.shift << namespace.shift;
     most.max(1 << namespace.shift)
 }
 
-/// The first byte of a range of whole blocks, and the one behind its last.
+/// Checks a range of whole blocks; returns its first byte and its end.
 fn check(namespace: &Namespace, offset: u64, length: u64) -> Result<(u64, u64), Failure> {
     let (block, size) = (1_u64 << namespace.shift, namespace.blocks << namespace.shift);
     let end = offset.checked_add(length).filter(|end| *end <= size);
@@ -161,7 +162,7 @@ mod tests {
         let mut data = [0; 8];
         fill(&mut &[7; 20][..], &mut data, 3).unwrap();
         assert_eq!(data, [7, 7, 7, 0, 0, 0, 0, 0]);
-        // It had 20 bytes when it was looked at.
+        // It had 20 bytes when its length was read.
         let error = fill(&mut &[7; 5][..], &mut [0; 8], 20).unwrap_err();
         assert_eq!(error.to_string(), "it became shorter while it was read");
     }

@@ -1,9 +1,9 @@
-//! `outboard nvme ctl`: what a running target serves is shown and changed, over its control socket.
+//! `outboard nvme ctl`: shows and changes what a running target serves, over its control socket.
 //!
-//! A request is one line of JSON, and so is the answer. [`run`] is the client. In the target the
-//! thread of the control socket looks at files and locks them ([`Orders`]); the host's thread,
-//! which owns the target, does the rest ([`Service`]). An answer is given when the change is in
-//! force: a namespace that is added is open, the file of one that is removed is closed.
+//! A request is one line of JSON, and so is the answer. [`run`] is the client. In the target, the
+//! thread of the control socket opens and locks files ([`Orders`]); the host's thread, which owns
+//! the target, does the rest ([`Service`]). The answer is sent when the change is in force: an
+//! added namespace is open, the file of a removed one is closed.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -24,13 +24,13 @@ use super::target::look_at;
 use crate::query;
 use cli::Failure;
 
-/// The time that a change may take until it is in force: a disk may be slow.
+/// Longest time until a change is in force; a disk may be slow.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs `outboard nvme ctl`.
 ///
 /// # Errors
-/// If no target answers, or it refuses.
+/// Fails if no target answers, or if it refuses the request.
 pub(super) fn run(args: &CtlArgs) -> Result<(), Failure> {
     let request = match &args.verb {
         CtlVerb::List => json!({ "nvme": "list" }),
@@ -58,10 +58,10 @@ pub(super) fn run(args: &CtlArgs) -> Result<(), Failure> {
     }
 }
 
-/// A request of the control socket, and where its answer goes.
+/// A request from the control socket, with the channel for its answer.
 pub(super) type Order = (Request, Sender<Value>);
 
-/// A request, with what the control socket's thread has prepared.
+/// A request, prepared by the control socket's thread.
 pub(super) enum Request {
     List,
     Connections,
@@ -70,7 +70,7 @@ pub(super) enum Request {
     Resize { nsid: u32, bytes: Option<u64> },
 }
 
-/// Passes requests of the control socket to the target.
+/// Passes requests from the control socket to the target.
 pub(super) struct Orders {
     pub(super) orders: MessageSender<Order>,
     pub(super) nqn: Nqn,
@@ -119,32 +119,32 @@ impl Orders {
     }
 }
 
-/// The reason for which a file cannot be a namespace.
+/// Reason for which a file cannot be a namespace.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum OpenError {
-    /// Another process, or this one, has locked it.
+    /// Locked by another process or by this one.
     #[error("it is served already")]
     Served,
-    /// It cannot be opened, or has no block.
+    /// Cannot be opened, or is shorter than a block.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// The disk takes paths as text.
+    /// The path is not UTF-8, which the disk requires.
     #[error("the path is no UTF-8")]
     NotUtf8,
 }
 
-/// Looks at a file that is to be a namespace, and locks it while it is open: ranges are locked in
-/// one process alone.
+/// Opens a file for a namespace and locks it while it is open, because range locks exclude only
+/// commands within one process.
 ///
 /// # Errors
-/// Why it cannot be one.
+/// Fails if the file cannot be a namespace.
 pub(super) fn open(
     nqn: &Nqn,
     path: &Path,
     block_bytes: u64,
     read_only: bool,
 ) -> Result<(NamespaceConfig, File), OpenError> {
-    // Links lead anywhere; the disk follows none out of its root.
+    // A symbolic link may lead anywhere, and the disk does not follow links out of its root.
     let real = path.canonicalize()?;
     let file = look_at(&real, path, block_bytes, read_only)?;
     if !io::disk::lock(&file)? {
@@ -158,7 +158,7 @@ pub(super) fn open(
     Ok((config, file))
 }
 
-/// Checks that a path still names the file that is open and locked: a resize opens the path again.
+/// Checks that a path still names the locked file, because a resize opens the path again.
 fn check_name(file: &File, path: &Path) -> Result<(), String> {
     let of_path = std::fs::metadata(path).map_err(|error| error.to_string())?;
     let of_file = file.metadata().map_err(|error| error.to_string())?;
@@ -172,11 +172,11 @@ fn check_name(file: &File, path: &Path) -> Result<(), String> {
 enum Waiting {
     Added(u32),
     Resized(u32),
-    /// The path of its file.
+    /// With the path of its file.
     Removed(u32, String),
 }
 
-/// The target, the locks on its files, and changes under way.
+/// The target, the locks on its files, and pending changes.
 pub(super) struct Service {
     target: Target,
     nqn: Nqn,
@@ -216,7 +216,7 @@ impl Service {
         };
         match begun {
             Ok(waiting) => self.waiting.push((waiting, reply)),
-            // A client that is gone needs no answer.
+            // An error means that the client is gone.
             Err(answer) => drop(reply.send(answer)),
         }
     }
@@ -229,8 +229,8 @@ impl Service {
         Ok(Waiting::Removed(nsid, path.unwrap_or_default()))
     }
 
-    /// Changes the length of a file, if that is asked for, and has it looked at. Hosts use no more
-    /// than is left before it is cut.
+    /// Changes the length of a file if requested, and makes the target read it again. If the file
+    /// gets shorter, hosts see the new size before it is truncated.
     fn resize(
         &mut self,
         now: Instant,
@@ -239,7 +239,7 @@ impl Service {
         bytes: Option<u64>,
     ) -> Result<(), String> {
         let info = self.find(nsid).ok_or("there is no such namespace")?;
-        // Before the file is changed: a refused resize leaves it as it is.
+        // Before the file is changed, so that a refused resize leaves it unchanged.
         let blocks = match info.blocks {
             _ if info.opening => return Err("the namespace is being opened".to_owned()),
             Ok(blocks) => blocks,
@@ -270,14 +270,14 @@ impl Service {
         self.target.namespaces().into_iter().find(|info| info.nsid == nsid)
     }
 
-    /// Carries an order out.
+    /// Executes an order.
     pub(super) fn handle_order(&mut self, now: Instant, host: &mut Host, order: Order) {
         let (request, reply) = order;
         self.handle(now, host, request, reply);
         self.settle(now, host);
     }
 
-    /// Answers for changes that are in force.
+    /// Answers changes that have come into force.
     fn settle(&mut self, now: Instant, host: &mut Host) {
         while let Some(path) = self.target.poll_closed() {
             self.locked.remove(&path);
@@ -299,7 +299,7 @@ impl Service {
                 continue;
             };
             let (waiting, reply) = self.waiting.swap_remove(index);
-            // One that cannot be opened is not kept.
+            // A namespace whose file cannot be opened is removed again.
             if let (Waiting::Added(nsid), Some(why)) = (waiting, answer["why"].as_str()) {
                 answer = json!({ "error": why });
                 let _gone = self.target.remove_namespace(now, host, &self.nqn, nsid);
@@ -426,7 +426,7 @@ mod tests {
         assert_eq!(check_name(&file, &path), Ok(()));
         std::fs::remove_file(&path).unwrap();
         assert!(check_name(&file, &path).is_err());
-        // The open file keeps its inode, so that this is another.
+        // The open file keeps its inode, so the new file has another one.
         drop(File::create_new(&path).unwrap());
         let refused = check_name(&file, &path);
         std::fs::remove_file(&path).unwrap();

@@ -1,10 +1,9 @@
 //! `outboard nvme nbd`: a namespace as a block device for programs of this machine.
 //!
-//! Each client of NBD has threads of its own ([`super::nbd`]); requests go to the session's
-//! initiator, and their ends come back on a thread that answers them. A request longer than the
-//! controller takes is several commands, and ends with the last of them. There are so many clients
-//! at one time and no more ([`Seats`]). The service ends by a signal, or when the controller is
-//! lost for good.
+//! Each NBD client has its own threads ([`super::nbd`]). Requests go to the session's initiator;
+//! another thread takes their completions and answers them. A request longer than the controller's
+//! limit is split into several commands, and ends with the last of them. The number of clients is
+//! bounded ([`Seats`]). The service ends at a signal, or when the controller is lost for good.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
@@ -25,33 +24,33 @@ use super::pipe::buffer;
 use super::session::{Handle, Order, Reply, Session};
 use cli::Failure;
 
-/// Clients at one time, each with three threads. A kernel opens a connection for each of its cores
-/// at most, other clients a few.
+/// Most clients at a time, each with three threads. Linux opens at most one connection per core,
+/// other clients a few.
 const CLIENTS_MAX: usize = 64;
 
-/// Room for clients: one is here, and one with each of them.
+/// Counts clients by references: one here, and one held by each client.
 #[derive(Default)]
 struct Seats(Arc<()>);
 
 impl Seats {
-    /// A client has one until it is dropped.
+    /// Returns a reference that the client holds until it ends; `None` if there are too many.
     fn take(&self) -> Option<Arc<()>> {
         let free = Arc::strong_count(&self.0) <= CLIENTS_MAX;
         free.then(|| Arc::clone(&self.0))
     }
 }
 
-/// A request of a client, and how far its commands are.
+/// A client's request, with the state of its commands.
 struct Open {
     request: nbd::Request,
     /// Commands that have not ended.
     left: usize,
-    /// What a read has so far.
+    /// Data of a read, filled by its commands.
     data: Vec<u8>,
     failed: Option<Errno>,
 }
 
-/// A client's requests.
+/// The requests of a client.
 struct Client {
     handle: Handle,
     namespace: Namespace,
@@ -63,7 +62,7 @@ struct Client {
 /// Runs `outboard nvme nbd`.
 ///
 /// # Errors
-/// What could not be opened or bound, and why.
+/// Fails if the address cannot be bound or the target cannot be connected.
 pub(super) fn run(args: &NbdArgs) -> Result<(), Failure> {
     let taken = |error: io::Error| {
         Failure::Unavailable(format!("--listen {}: {error}: choose another", args.listen))
@@ -88,7 +87,7 @@ pub(super) fn run(args: &NbdArgs) -> Result<(), Failure> {
             serve(&export, stream, handle, namespace, most);
             drop(seat);
         };
-        // Without a thread for it the client sees its connection close.
+        // If no thread can be started, the client's connection is closed.
         drop(spawn("nbd-client".to_owned(), client));
     })?;
     let uri = format!("nbd://{at}/{}", args.export);
@@ -103,7 +102,7 @@ pub(super) fn run(args: &NbdArgs) -> Result<(), Failure> {
     session.end()
 }
 
-/// Serves a client until it goes.
+/// Serves a client until its connection ends.
 fn serve(
     export: &Export,
     stream: TcpStream,
@@ -118,12 +117,12 @@ fn serve(
     let Ok(answers) = spawn("nbd-answers".to_owned(), move || answering.answer(&done)) else {
         return;
     };
-    // Small replies do not wait for acknowledgments.
+    // Small replies must not wait for acknowledgments (Nagle).
     let result = stream.set_nodelay(true).and_then(|()| stream.try_clone()).and_then(|output| {
         let mut number = 0_u32;
         nbd::serve(export, stream, output, &mut |request| {
             client.begin(number, request);
-            // The few that are open have other numbers.
+            // Numbers wrap around, but the few open requests have different ones.
             number = number.wrapping_add(1);
         })
     });
@@ -134,14 +133,14 @@ fn serve(
     drop(answers.join());
 }
 
-/// Commands of a client's request are named by its number and theirs: even one of 4 GiB in blocks
-/// has no more of them than this many bits can say.
+/// Low bits of a command's token, which number the commands of a request; the request's number is
+/// above. A request of 4 GiB has fewer commands than this, even with one per block.
 const COMMANDS_BITS: u32 = 32;
-/// Said by [`Client::end`]: no request has so many commands.
+/// Token sent by [`Client::end`]. No request has that many commands.
 const END: u64 = u64::MAX;
 
 impl Client {
-    /// Sends a request's commands.
+    /// Submits the commands of a request.
     fn begin(&self, number: u32, mut request: nbd::Request) {
         let number = u64::from(number);
         let shift = self.namespace.shift;
@@ -160,11 +159,12 @@ impl Client {
         }
     }
 
-    /// Answers requests whose commands have ended, until there are no more.
+    /// Answers requests whose commands have ended, until [`Client::end`] was called and none is
+    /// open.
     fn answer(&self, done: &Receiver<Option<Done>>) {
         let mut ending = false;
         while !(ending && self.lock().is_empty()) {
-            // None: there is no host thread any more, and with it goes the program.
+            // `None`: the host thread has ended, and the program will.
             let Ok(Some(done)) = done.recv() else { return };
             if done.token == END {
                 ending = true;
@@ -182,7 +182,7 @@ impl Client {
         }
     }
 
-    /// No request comes any more.
+    /// Announces that no more requests follow.
     fn end(&self) {
         let _gone = self.replies.send(Some(Done { token: END, result: Ok(0), buffer: None }));
     }
@@ -193,7 +193,7 @@ impl Client {
 }
 
 impl Open {
-    /// A command has ended.
+    /// Records the completion of a command.
     fn take(&mut self, done: &Done, data_bytes_max: u64) {
         self.left -= 1;
         if let Err(error) = done.result {
@@ -211,7 +211,7 @@ impl Open {
     }
 }
 
-/// The commands of a request, with the bytes that each reads; and those of all.
+/// Returns the commands of a request, each with the bytes that it reads, and the sum of these.
 fn commands(request: &mut nbd::Request, shift: u8, most: u64) -> (Vec<(Request, usize)>, usize) {
     let offset = request.offset;
     let lba = |at: u64| (offset + at) >> shift;
@@ -237,9 +237,11 @@ fn commands(request: &mut nbd::Request, shift: u8, most: u64) -> (Vec<(Request, 
             (vec![(Request::Deallocate { ranges }, 0)], 0)
         }
         Work::Zero { len, fua } | Work::Trim { len, fua } => {
-            // A deallocation cannot be forced to the medium; zeros can, and may leave a hole.
+            // A deallocation cannot be forced to the medium (FUA); a Write Zeroes command can, and
+            // may deallocate.
             let (deallocate, fua) = (is_trim, *fua);
-            // As many blocks as NLB may say, and no more than a command may have data.
+            // At most 65,536 blocks (NLB has 16 bits), and no more bytes than a command may
+            // transfer.
             let zero = |(at, len)| {
                 (Request::WriteZeroes { lba: lba(at), blocks: blocks(len), deallocate, fua }, 0)
             };
@@ -248,13 +250,13 @@ fn commands(request: &mut nbd::Request, shift: u8, most: u64) -> (Vec<(Request, 
     }
 }
 
-/// A length in pieces: where each begins, and how long it is.
+/// Splits a length into pieces of at most `most`; yields offset and length of each.
 fn pieces(len: u64, most: u64) -> impl Iterator<Item = (u64, u64)> {
     let most = most.max(1);
     (0..len.div_ceil(most)).map(move |index| (index * most, most.min(len - index * most)))
 }
 
-/// What NBD calls an error, whether or not it is worth another try.
+/// Converts an error to NBD's error number, ignoring whether a retry may help.
 const fn errno(error: Error) -> Errno {
     let error = match error {
         Error::Status(status) => Error::Status(status.code()),
@@ -333,7 +335,7 @@ mod tests {
         for (index, order) in orders.into_iter().enumerate() {
             if last.contains(&index) { kept.push(order) } else { complete(order) }
         }
-        // It takes what is there, and that there is nothing else.
+        // The `None` ends `answer` after it has handled all completions so far.
         client.replies.send(None).unwrap();
         client.answer(&done);
         assert!(answers.iter().all(|answer| answer.try_recv().is_err()));

@@ -1,9 +1,9 @@
-//! `outboard nvme fio`: random reads and writes whose bytes are looked at, and how fast they go.
+//! `outboard nvme fio`: random reads and writes with verification, and their rates and latencies.
 //!
-//! Every block that is written begins with its place and the number of the write, and the rest
-//! follows from those: a read tells whether it is what was written last, and whether all of it is.
-//! Places have one request at a time, so that there is no doubt what was last. In the end every
-//! place that was written is read once more, which no rate counts.
+//! Each written block begins with its position and the number of the write, from which its other
+//! bytes are derived. So a read can verify that it returns the complete last write. There is one
+//! request at a time for each position, so the last write is always known. At the end every written
+//! position is read once more, which does not count in the rates.
 
 use abi::aligned::AlignedBuf;
 use apps::nvme::initiator::Request;
@@ -18,18 +18,18 @@ use super::progress::Progress;
 use super::session::Session;
 use cli::Failure;
 
-/// Most places that are told apart.
+/// Most positions, each of request size.
 const PLACES_MAX: u64 = 1 << 24;
 
-/// A place of the namespace.
+/// A position in the namespace, of request size.
 #[derive(Clone, Copy, Default)]
 struct Place {
-    /// Number of the last write; zero for none.
+    /// Number of the last write; 0 if there was none.
     version: u32,
     busy: bool,
 }
 
-/// A request under way.
+/// A request in flight.
 #[derive(Clone, Copy)]
 struct Open {
     place: usize,
@@ -37,7 +37,7 @@ struct Open {
     writes: bool,
 }
 
-/// What is done, and what came of it.
+/// State and results of a run.
 struct Run {
     pipe: Pipe,
     places: Vec<Place>,
@@ -48,7 +48,7 @@ struct Run {
     block: usize,
     shift: u8,
     writes: u8,
-    /// Microseconds that requests took, reads and writes.
+    /// Latencies of reads and of writes, in microseconds.
     latencies: [Vec<u32>; 2],
     verified: u64,
 }
@@ -56,7 +56,7 @@ struct Run {
 /// Runs `outboard nvme fio`.
 ///
 /// # Errors
-/// Why there is no connection, what went wrong, or which bytes are not what was written.
+/// Fails if the target cannot be connected, a request fails, or a read returns wrong data.
 pub(super) fn run(args: &FioArgs) -> Result<(), Failure> {
     let clock = Clock::new();
     let session = Session::connect(&args.subsystem)?;
@@ -96,7 +96,7 @@ pub(super) fn run(args: &FioArgs) -> Result<(), Failure> {
 }
 
 impl Run {
-    /// Random reads and writes.
+    /// Runs the random reads and writes.
     fn all(&mut self, requests: u64, depth: usize) -> Result<(), Failure> {
         self.each(0..requests, Progress::new(requests, "requests"), depth, |run, _| {
             let place = run.free_place();
@@ -104,7 +104,7 @@ impl Run {
         })
     }
 
-    /// Reads every place that was written.
+    /// Reads all positions that were written.
     fn read_back(&mut self, depth: usize) -> Result<(), Failure> {
         let places = self.places.iter().enumerate();
         let written: Vec<_> =
@@ -113,8 +113,8 @@ impl Run {
         self.each(written, progress, depth, |_, place| (place, false))
     }
 
-    /// Keeps `depth` requests under way, one for each of `all`: for the place that `next` says, and
-    /// whether it is a write.
+    /// Keeps `depth` requests in flight, one for each item of `all`. `next` returns the position of
+    /// an item, and whether it is a write.
     fn each<T>(
         &mut self,
         all: impl IntoIterator<Item = T>,
@@ -144,7 +144,7 @@ impl Run {
         usize::try_from(self.rng.next_u64() % most.max(1) as u64).unwrap_or(0)
     }
 
-    /// Some place without a request: there are fewer requests than places.
+    /// Returns a random position without a request. There are fewer requests than positions.
     fn free_place(&mut self) -> usize {
         let mut place = self.below(self.places.len());
         while self.places[place].busy {
@@ -157,7 +157,7 @@ impl Run {
         let Some(slot) = self.open.iter().position(Option::is_none) else { return };
         self.places[place].busy = true;
         let lba = (place as u64 * self.bs as u64) >> self.shift;
-        // To make the pattern is not part of what is measured.
+        // The pattern is created before the time of the request starts.
         let (request, room) = if writes {
             self.places[place].version += 1;
             let data = self.text(place, self.places[place].version);
@@ -192,7 +192,7 @@ impl Run {
         Ok(())
     }
 
-    /// What a write puts at a place.
+    /// Returns the content of a position after this write.
     fn text(&self, place: usize, version: u32) -> Bytes {
         let mut text = vec![0; self.bs];
         for (index, block) in text.chunks_mut(self.block).enumerate() {

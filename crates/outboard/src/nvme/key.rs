@@ -1,7 +1,7 @@
-//! `outboard nvme key`: pre-shared keys of NVMe/TCP's secure channel, made and looked at.
+//! `outboard nvme key`: pre-shared keys of NVMe/TCP's secure channel.
 //!
-//! `generate` prints one that both ends are given; `show` prints what comes of one between a host
-//! and a subsystem, as `nvme check-tls-key` does, to see where two ends differ.
+//! `generate` prints a new key, which both ends are given. `show` prints the values derived from a
+//! key for a host and a subsystem, as `nvme check-tls-key` does, to find out why two ends differ.
 
 use std::io::Read as _;
 
@@ -13,58 +13,58 @@ use zeroize::Zeroizing;
 use super::args::{DerivationArg, NqnArg};
 use cli::Failure;
 
-/// The verbs below `outboard nvme key`.
+/// Subcommands of `outboard nvme key`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeyVerb {
-    /// Make a key of random bytes
+    /// Generate a random key
     Generate(GenerateArgs),
-    /// Show what comes of a key between a host and a subsystem. It shows secrets
+    /// Print the identities and secrets derived from a key for a host and a subsystem
     Show(Box<ShowArgs>),
 }
 
-/// `outboard nvme key generate`.
+/// Options of `outboard nvme key generate`.
 #[derive(Debug, Args)]
 pub(crate) struct GenerateArgs {
-    /// The hash of the key, which says how long it is and which cipher goes with it
+    /// Hash function of the key, which determines its length and its cipher
     #[arg(long, value_enum, default_value_t = HashArg::Sha256)]
     hash: HashArg,
 }
 
-/// `outboard nvme key show`.
+/// Options of `outboard nvme key show`.
 #[derive(Debug, Args)]
 pub(crate) struct ShowArgs {
-    /// NVMeTLSkey-1:...; - reads it from standard input, where other users do not see it
+    /// Key (NVMeTLSkey-1:...), or - to read it from standard input, hidden from other users
     #[arg(value_name = "KEY")]
     key: String,
-    /// Name of the host
+    /// NQN of the host
     #[arg(long, value_name = "NQN")]
     hostnqn: NqnArg,
-    /// Name of the subsystem
+    /// NQN of the subsystem
     #[arg(long, value_name = "NQN")]
     subsysnqn: NqnArg,
-    /// How keys are derived from the one that is given
+    /// Derivation of keys from the given one
     #[arg(long, value_enum, default_value_t = DerivationArg::Rfc8446, value_name = "HOW")]
     derivation: DerivationArg,
-    /// For machines
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// The hash of a new key.
+/// Hash functions of new keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum HashArg {
     /// 32 bytes, for AES-128-GCM
     Sha256,
     /// 48 bytes, for AES-256-GCM
     Sha384,
-    /// 32 bytes that are used as they are, and not made into a key of each host
+    /// 32 bytes, used without derivation of a key per host
     None,
 }
 
 /// Runs `outboard nvme key`.
 ///
 /// # Errors
-/// What is wrong with the key.
+/// Fails if the key is invalid.
 pub(super) fn run(verb: &KeyVerb) -> Result<(), Failure> {
     let text = match verb {
         KeyVerb::Generate(args) => generate(args.hash)?,
@@ -151,7 +151,7 @@ fn hex(bytes: &[u8]) -> Zeroizing<String> {
 mod tests {
     use super::*;
 
-    /// A key of libnvme's test/psk.c.
+    /// A key from libnvme's test/psk.c.
     const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
     const HOST: &str = "nqn.2026-11.org.example:host";
     const SUBSYSTEM: &str = "nqn.2026-11.org.example:disks";
@@ -180,7 +180,7 @@ mod tests {
         }
     }
 
-    /// What comes of [`KEY`]: digest, identity and secret of a version.
+    /// Returns the values derived from [`KEY`] for a version: digest, identity and secret.
     fn wanted(version: IdentityVersion, derivation: Derivation) -> (String, String, String) {
         let key: ConfiguredPsk = KEY.parse().unwrap();
         let retained = key.retained(HOST, derivation).unwrap();

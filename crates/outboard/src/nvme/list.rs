@@ -1,4 +1,4 @@
-//! `outboard nvme discover` and `list`: what a target has.
+//! `outboard nvme discover` and `list`: the subsystems and namespaces of a target.
 
 use serde_json::json;
 use wire::nvme::log::{DiscoveryEntry, Security, treq};
@@ -10,7 +10,7 @@ use cli::Failure;
 /// Runs `outboard nvme discover`.
 ///
 /// # Errors
-/// Why there is no log.
+/// Fails if the log cannot be read.
 pub(super) fn discover(args: &ConnectArgs) -> Result<(), Failure> {
     let entries = session::discover(args)?;
     if args.json {
@@ -26,7 +26,7 @@ pub(super) fn discover(args: &ConnectArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is shown of a record.
+/// Returns type, address, port and NQN of a record for display.
 fn shown(entry: &DiscoveryEntry) -> (String, String, String, String) {
     let kind = format!("{:?}", entry.kind).to_lowercase();
     let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
@@ -35,7 +35,8 @@ fn shown(entry: &DiscoveryEntry) -> (String, String, String, String) {
     (kind, addr, port, or_none(entry.subnqn.map(|nqn| nqn.to_string())))
 }
 
-/// How connections to it are secured (fabrics, section 5.4: TREQ and TSAS).
+/// Returns the security of connections to the subsystem (NVMe over Fabrics section 5.4: TREQ and
+/// TSAS).
 fn security(entry: &DiscoveryEntry) -> String {
     match entry.security {
         Security::None => "none".to_owned(),
@@ -43,7 +44,7 @@ fn security(entry: &DiscoveryEntry) -> String {
     }
 }
 
-/// Whether connections to it have to be secured (fabrics, section 5.4: TREQ).
+/// Returns whether a secure channel is required (NVMe over Fabrics section 5.4: TREQ).
 fn required(entry: &DiscoveryEntry) -> &'static str {
     match entry.treq & treq::SECURE {
         treq::SECURE_REQUIRED => "required",
@@ -69,7 +70,7 @@ fn entry_json(entry: &DiscoveryEntry) -> serde_json::Value {
 /// Runs `outboard nvme list`.
 ///
 /// # Errors
-/// Why there is no connection.
+/// Fails if the target cannot be connected.
 pub(super) fn list(args: &SubsystemArgs) -> Result<(), Failure> {
     let session = Session::connect(args)?;
     if args.connect.json {

@@ -1,10 +1,10 @@
-//! `outboard nvme`: a target of NVMe over TCP, and what an initiator does with one.
+//! `outboard nvme`: an NVMe/TCP target, and commands of an initiator.
 //!
-//! [`target`] serves files and block devices until a signal; [`ctl`] shows and changes what it
-//! serves. The other verbs run an initiator ([`session`]): [`list`] shows what there is, [`copy`]
-//! reads and writes ranges, [`fio`] checks and measures, [`export`] lets programs of this machine
-//! in by NBD ([`nbd`]). All of them are stacks ([`stack::Stack`]). [`key`] makes pre-shared keys,
-//! and shows what comes of one.
+//! [`target`] serves files and block devices until a signal; [`ctl`] shows and changes what a
+//! running target serves. The other subcommands run an initiator ([`session`]): [`list`] shows
+//! subsystems and namespaces, [`copy`] reads and writes ranges, [`fio`] verifies and measures,
+//! [`export`] serves a namespace to programs of this machine by NBD ([`nbd`]). All of these are
+//! stacks ([`stack::Stack`]). [`key`] generates pre-shared keys and shows their derived secrets.
 
 mod args;
 mod copy;
@@ -33,14 +33,14 @@ use cli::Failure;
 
 pub(crate) use args::Nvme;
 
-/// Bytes of data from which lending the device a buffer for it costs the host less than copying,
-/// by `outboard-lab bench nvme`: at 8 KiB it costs some 400 cycles more, at 16 KiB as many less.
+/// Bytes of data from which registering a buffer with the device costs the host less than copying,
+/// measured by `outboard-lab bench nvme`: 400 cycles more at 8 KiB, 400 cycles less at 16 KiB.
 const DDP_IO_THRESHOLD: u32 = 12 << 10;
 
 /// Runs `outboard nvme`.
 ///
 /// # Errors
-/// What could not be opened, bound or started, and what to do about it.
+/// Fails if a file, address, thread or target is not available; the message says what to do.
 pub(crate) fn run(verb: &Nvme) -> Result<(), Failure> {
     match verb {
         Nvme::Target(args) => target::run(args),
@@ -55,7 +55,7 @@ pub(crate) fn run(verb: &Nvme) -> Result<(), Failure> {
     }
 }
 
-/// What a device does of NVMe over TCP, and of TLS where that is spoken.
+/// Returns the device's offloads for NVMe/TCP, and for TLS if it is used.
 fn l5o_config(offload: Offloads, tls: bool) -> Option<L5oConfig> {
     let Offloads { nvme, .. } = offload;
     let (tls_tx, tls_rx) = (tls && offload.tls_tx, tls && offload.tls_rx);
@@ -69,7 +69,7 @@ fn l5o_config(offload: Offloads, tls: bool) -> Option<L5oConfig> {
     })
 }
 
-/// Bytes of a file or a block device, of which nothing was read yet.
+/// Returns the size in bytes of a file or a block device, and seeks to its start.
 fn length_of(input: &mut File) -> io::Result<u64> {
     let kind = input.metadata()?.file_type();
     if !kind.is_file() && !kind.is_block_device() {

@@ -1,20 +1,20 @@
-//! The server side of NBD (the Network Block Device protocol of nbd.git, doc/proto.md): fixed
-//! newstyle negotiation, simple replies, one export.
+//! Server side of NBD (Network Block Device protocol: nbd.git, doc/proto.md): fixed newstyle
+//! negotiation, simple replies, one export.
 //!
-//! Called by `outboard nvme nbd` with each client in threads of its own: one reads requests, one
-//! writes replies, in the order in which they end. What a request does is [`Storage`]'s. A client
-//! is as hostile as any peer: lengths are bounded, and whatever is not understood ends the
-//! connection or is refused as the protocol has it.
+//! Called by `outboard nvme nbd`, with two threads per client: one reads requests, one writes
+//! replies, in order of completion. Executing a request is the caller's task. Clients are not
+//! trusted: lengths are bounded, and a request that is not understood ends the connection or is
+//! refused as the protocol prescribes.
 
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-/// Most bytes of a request: the default of clients (doc/proto.md, "Block size constraints").
+/// Largest request in bytes: the default of clients (doc/proto.md, "Block size constraints").
 pub(crate) const REQUEST_BYTES_MAX: u32 = 32 << 20;
-/// Requests of a client at one time: one more waits in its socket.
+/// Most requests of a client in flight. Further ones wait in its socket.
 const REQUESTS_MAX: usize = 128;
-/// Most bytes of an option: a name of 4,096 and what is around it.
+/// Largest option in bytes: a name of 4096 bytes and its surroundings.
 const OPTION_BYTES_MAX: u32 = 8192;
 
 const MAGIC: u64 = 0x4e42_444d_4147_4943;
@@ -23,14 +23,14 @@ const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
 
-/// Handshake flags: fixed newstyle, no zeroes behind an export's size.
+/// Handshake flags: fixed newstyle, no zeros after an export's size.
 const FLAG_FIXED_NEWSTYLE: u16 = 1;
 const FLAG_NO_ZEROES: u16 = 2;
 
-/// Transmission flags: flags are there, FLUSH, FUA, TRIM and WRITE_ZEROES are understood, and
-/// several connections see each other's writes.
+/// Transmission flags: HAS_FLAGS, SEND_FLUSH, SEND_FUA, SEND_TRIM, SEND_WRITE_ZEROES,
+/// CAN_MULTI_CONN.
 const TRANSMISSION_FLAGS: u16 = 1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 8;
-/// The same of an export that is only read.
+/// Transmission flags of a read-only export: HAS_FLAGS, READ_ONLY, SEND_FLUSH, CAN_MULTI_CONN.
 const TRANSMISSION_FLAGS_READ_ONLY: u16 = 1 | 1 << 1 | 1 << 2 | 1 << 8;
 
 const OPT_EXPORT_NAME: u32 = 1;
@@ -58,83 +58,83 @@ const CMD_WRITE_ZEROES: u16 = 6;
 
 const CMD_FLAG_FUA: u16 = 1;
 
-/// What went wrong with a request, as the protocol numbers it.
+/// Error of a request, with the protocol's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Errno {
-    /// A change of what is only read.
+    /// Write to a read-only export.
     NotPermitted = 1,
-    /// The disk failed, or the way to it.
+    /// The storage or the connection to it failed.
     Io = 5,
-    /// A request that makes no sense.
+    /// Invalid request.
     Invalid = 22,
-    /// Behind the end, or the disk is full.
+    /// Beyond the end, or no space left.
     NoSpace = 28,
 }
 
-/// What a client wants.
+/// Operation of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// So many bytes.
+    /// Reads this many bytes.
     Read(u32),
-    /// These bytes, on the medium before it is answered where `fua` says so.
+    /// Writes bytes.
     Write {
         /// The bytes.
         data: Vec<u8>,
-        /// Whether.
+        /// True if they must be on the medium before the reply (force unit access).
         fua: bool,
     },
-    /// Everything that was written is to be on the medium.
+    /// Flushes all completed writes to the medium.
     Flush,
-    /// So many bytes are not needed any more.
+    /// Discards bytes, which are no longer needed.
     Trim {
-        /// How many.
+        /// Number of bytes.
         len: u32,
-        /// On the medium before it is answered.
+        /// True if it must be on the medium before the reply.
         fua: bool,
     },
-    /// So many bytes read as zeros.
+    /// Zeroes bytes.
     Zero {
-        /// How many.
+        /// Number of bytes.
         len: u32,
-        /// On the medium before it is answered.
+        /// True if they must be on the medium before the reply.
         fua: bool,
     },
 }
 
-/// A request, and where its answer goes.
+/// A request, with the channel for its reply.
 #[derive(Debug)]
 pub(crate) struct Request {
-    /// First byte.
+    /// Offset of the first byte.
     pub(crate) offset: u64,
-    /// What.
+    /// The operation.
     pub(crate) work: Work,
     handle: u64,
     replies: Sender<Reply>,
-    /// Held until the reply is written: it bounds what a client has under way.
+    /// Held until the reply is written, to bound the client's requests in flight.
     _turn: Turn,
 }
 
-/// The answer to a request.
+/// The reply to a request.
 struct Reply {
     handle: u64,
     result: Result<Vec<u8>, Errno>,
     _turn: Turn,
 }
 
-/// A client's places for requests.
+/// Counting semaphore for a client's requests.
 #[derive(Debug)]
 struct Places {
     free: Mutex<usize>,
     freed: Condvar,
 }
 
-/// One of them, until it is dropped.
+/// A unit of the semaphore, released when it is dropped.
 #[derive(Debug)]
 struct Turn(Arc<Places>);
 
 impl Turn {
-    /// Waits for one.
+    /// Waits for a unit.
     fn of(places: &Arc<Places>) -> Self {
         let mut free = places.free.lock().unwrap_or_else(PoisonError::into_inner);
         while *free == 0 {
@@ -153,24 +153,24 @@ impl Drop for Turn {
 }
 
 impl Request {
-    /// Answers it: with the bytes of a read, else with none.
+    /// Answers the request: a read with its bytes, others with none.
     pub(crate) fn answer(self, result: Result<Vec<u8>, Errno>) {
         let Self { handle, replies, _turn, .. } = self;
-        // A client that has gone needs no answer.
+        // An error means that the client is gone.
         let _gone = replies.send(Reply { handle, result, _turn });
     }
 }
 
-/// What an export is.
+/// Properties of an export.
 #[derive(Clone, Debug)]
 pub(crate) struct Export {
-    /// Its name; a client that names none gets it too.
+    /// Name. It is also the default, for clients that send no name.
     pub(crate) name: String,
-    /// Bytes.
+    /// Size in bytes.
     pub(crate) size: u64,
-    /// Smallest unit of reads and writes, a power of two.
+    /// Smallest unit of reads and writes in bytes, a power of two.
     pub(crate) block_bytes: u32,
-    /// Whether nothing of it can be changed.
+    /// True if it cannot be written.
     pub(crate) read_only: bool,
 }
 
@@ -180,11 +180,11 @@ impl Export {
     }
 }
 
-/// Speaks NBD with a client until that ends. `work` takes its requests, and answers them in any
+/// Serves a client until its connection ends. `work` takes its requests, and may answer them in any
 /// order.
 ///
 /// # Errors
-/// What broke the connection, or a client that breaks the protocol.
+/// Fails if the connection breaks, or if the client violates the protocol.
 pub(crate) fn serve(
     export: &Export,
     input: impl Read,
@@ -237,7 +237,7 @@ fn broken(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// Agrees on the export; says whether requests follow.
+/// Negotiates the export; returns whether requests follow.
 fn negotiate(export: &Export, input: &mut impl Read, output: &mut impl Write) -> io::Result<bool> {
     let flags = FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES;
     let mut hello = [MAGIC.to_be_bytes(), OPTION_MAGIC.to_be_bytes()].concat();
@@ -261,7 +261,7 @@ fn negotiate(export: &Export, input: &mut impl Read, output: &mut impl Write) ->
         input.read_exact(&mut data)?;
         match option {
             OPT_EXPORT_NAME => {
-                // There is no way to refuse but to go.
+                // This option cannot be refused except by closing the connection.
                 if !names(export, &data) {
                     return Err(broken("no such export"));
                 }
@@ -295,12 +295,12 @@ fn negotiate(export: &Export, input: &mut impl Read, output: &mut impl Write) ->
     }
 }
 
-/// Whether an export is meant: it is the only one, and the default.
+/// Returns whether a name means this export, which is the only one, and the default.
 fn names(export: &Export, name: &[u8]) -> bool {
     name.is_empty() || name == export.name.as_bytes()
 }
 
-/// Answers an NBD_OPT_INFO or NBD_OPT_GO; says whether the export is there.
+/// Answers NBD_OPT_INFO or NBD_OPT_GO; returns whether the export exists.
 fn describe(
     export: &Export,
     option: u32,
@@ -309,7 +309,8 @@ fn describe(
 ) -> io::Result<bool> {
     let len = data.first_chunk().map(|len| u32::from_be_bytes(*len) as usize);
     let name = len.and_then(|len| data.get(4..len.checked_add(4)?));
-    // Behind the name the kinds of information that are asked for; these are given in any case.
+    // After the name follow the requested kinds of information, which are ignored: the same ones
+    // are always sent.
     let counted = name.and_then(|name| {
         let rest = &data[4 + name.len()..];
         let count = rest.first_chunk().map(|count| usize::from(u16::from_be_bytes(*count)))?;
@@ -347,7 +348,7 @@ fn reply(output: &mut impl Write, option: u32, kind: u32, data: &[u8]) -> io::Re
     output.flush()
 }
 
-/// Takes requests until the client ends.
+/// Reads requests until the client ends.
 fn transmit(
     export: &Export,
     input: &mut impl Read,
@@ -358,7 +359,7 @@ fn transmit(
     loop {
         let magic = match read_u32(input) {
             Ok(magic) => magic,
-            // A client that just goes has done nothing wrong.
+            // Closing without NBD_CMD_DISC is not an error.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
             Err(error) => return Err(error),
         };
@@ -392,7 +393,7 @@ fn transmit(
     }
 }
 
-/// What a request is, if it makes sense.
+/// Validates a request.
 fn check(
     export: &Export,
     (command, flags): (u16, u16),
@@ -426,7 +427,7 @@ pub(super) mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream};
 
-    /// A request, and where its answer comes.
+    /// Returns a request, with the channel that receives its reply.
     pub(in super::super) fn request(work: Work) -> (Request, Receiver<impl Sized>) {
         let places = Arc::new(Places { free: Mutex::new(1), freed: Condvar::new() });
         let (replies, answer) = channel();
@@ -437,7 +438,7 @@ pub(super) mod tests {
         Export { name: "disk".to_owned(), size: 1 << 20, block_bytes: 512, read_only: false }
     }
 
-    /// A server over memory, and the client's end of its connection.
+    /// Starts a server with a disk in memory; returns the client's end of its connection.
     fn start() -> (TcpStream, std::thread::JoinHandle<io::Result<()>>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -1,6 +1,7 @@
-//! Requests under way, so many at one time, for a thread that waits for their ends.
+//! A bounded number of requests in flight, for a thread that waits for their completions.
 //!
-//! Used by the verbs that move many blocks. Ends come in any order; the token says whose.
+//! Used by the subcommands that move many blocks. Completions arrive in any order; the token
+//! identifies the request.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -10,7 +11,7 @@ use apps::nvme::initiator::{Done, Request};
 use super::session::{Handle, Interrupt, Order, Reply, Session};
 use cli::Failure;
 
-/// A number of requests.
+/// Requests in flight of one namespace.
 pub(super) struct Pipe {
     handle: Handle,
     interrupt: Interrupt,
@@ -21,29 +22,29 @@ pub(super) struct Pipe {
 }
 
 impl Pipe {
-    /// Requests of a namespace.
+    /// Creates a pipe for requests to a namespace.
     pub(super) fn new(session: &Session, nsid: u32) -> Self {
         let (replies, done) = channel();
         let (handle, interrupt) = (session.handle(), session.interrupt());
         Self { handle, interrupt, nsid, replies, done, open: 0 }
     }
 
-    /// Requests under way.
+    /// Returns the number of requests in flight.
     pub(super) const fn open(&self) -> usize {
         self.open
     }
 
-    /// Begins one.
+    /// Submits a request.
     pub(super) fn submit(&mut self, token: u64, request: Request, buffer: Option<AlignedBuf>) {
         let (nsid, reply) = (self.nsid, Reply::new(token, self.replies.clone()));
         self.handle.send(Order::Submit { nsid, request, buffer, reply });
         self.open += 1;
     }
 
-    /// Waits for the next that has ended.
+    /// Waits for the next completion; returns its token and buffer.
     ///
     /// # Errors
-    /// Why it did not end well.
+    /// Fails if the request has failed.
     pub(super) fn wait(&mut self) -> Result<(u64, Option<AlignedBuf>), Failure> {
         let Ok(Some(done)) = self.done.recv() else {
             return Err(Failure::System("the host thread ended".to_owned()));
@@ -56,7 +57,7 @@ impl Pipe {
     }
 }
 
-/// Memory for so many bytes.
+/// Returns a buffer for this many bytes.
 pub(super) fn buffer(bytes: usize) -> AlignedBuf {
     AlignedBuf::new(bytes.div_ceil(abi::aligned::PAGE_BYTES).max(1))
 }

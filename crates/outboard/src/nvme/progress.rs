@@ -1,17 +1,17 @@
-//! How far long work is: a line on a terminal, and nothing where there is none.
+//! Progress of long operations: a line on a terminal, nothing if standard error is not a terminal.
 
 use std::io::{IsTerminal as _, Write as _};
 
 use base::{Duration, Instant};
 use io::clock::Clock;
 
-/// Between two lines.
+/// Interval between updates.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// A line that is written over itself once a second.
+/// A line that is overwritten once a second.
 pub(super) struct Progress {
     clock: Clock,
-    /// When the last was shown; none where nobody looks.
+    /// Time of the last update; `None` if standard error is not a terminal.
     shown: Option<Instant>,
     what: &'static str,
     all: u64,
@@ -19,14 +19,14 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Of `all` things called `what`.
+    /// Shows progress towards `all` items called `what`.
     pub(super) fn new(all: u64, what: &'static str) -> Self {
         let clock = Clock::new();
         let shown = std::io::stderr().is_terminal().then(|| clock.now());
         Self { clock, shown, what, all, any: false }
     }
 
-    /// So many are done.
+    /// Reports that `done` items are finished.
     pub(super) fn show(&mut self, done: u64) {
         let (now, Some(shown)) = (self.clock.now(), &mut self.shown) else { return };
         if now.since(*shown) < EVERY {
@@ -34,7 +34,7 @@ impl Progress {
         }
         (*shown, self.any) = (now, true);
         let mut err = std::io::stderr().lock();
-        // Nobody reading is no reason to stop.
+        // A closed standard error is no reason to stop.
         let _ = write!(err, "\r{done} of {} {}", self.all, self.what).and_then(|()| err.flush());
     }
 }

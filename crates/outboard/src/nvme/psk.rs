@@ -1,9 +1,9 @@
-//! Pre-shared keys: from the command line and files to handshakes of TLS.
+//! Pre-shared keys: from the command line and files to TLS handshakes.
 //!
-//! [`Psks`] has the keys of one end, made for all that they may be called, and makes a handshake
-//! for each connection. What goes over the wire is [`tls_psk`]'s; how keys are written and derived
-//! crate `nvme-psk`'s. No key is in an error, and no word either that may be a misplaced one.
-//! A target reads its file again on SIGHUP; one that is wrong then leaves the old keys in use.
+//! [`Psks`] holds the keys of one end under all of their identities, and creates a handshake for
+//! each connection. The handshake itself is [`tls_psk`]'s; crate `nvme-psk` parses and derives
+//! keys. Errors never contain keys, nor words that may be misplaced keys. A target reads its file
+//! again on SIGHUP; if the new file is invalid, the old keys stay in use.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,28 +21,29 @@ use zeroize::Zeroizing;
 use super::args::{DerivationArg, SecurityArgs, TargetArgs};
 use cli::Failure;
 
-/// A host's name and its key.
+/// A host's NQN and its key.
 struct HostKey {
     host: Nqn,
     key: ConfiguredPsk,
 }
 
-/// By the identities that they have on the wire.
+/// Keys by their identities in the handshake.
 type Keys = BTreeMap<Vec<u8>, psk::Key>;
 
 /// Keys of one end.
 pub(super) struct Psks {
     keys: Arc<Mutex<Keys>>,
     provider: Arc<CryptoProvider>,
-    /// Why the last handshake failed.
+    /// Reason of the last failed handshake.
     why: Arc<Mutex<Option<psk::Why>>>,
 }
 
 impl Psks {
-    /// Those of a target, for its subsystem and for discovery; none where it was given none.
+    /// Returns the keys of a target, for its subsystem and for discovery; `None` if none are
+    /// configured.
     ///
     /// # Errors
-    /// What is wrong with a key, or with the file.
+    /// Fails if a key is invalid, or if the file cannot be read.
     pub(super) fn target(args: &TargetArgs) -> Result<Option<Arc<Self>>, Failure> {
         let hosts = hosts(args)?;
         if hosts.is_empty() {
@@ -51,8 +52,8 @@ impl Psks {
         Self::new(derive_all(args, &hosts)?).map(Some)
     }
 
-    /// Reads a target's file again; says on standard error how that went. Connections that stand
-    /// stay.
+    /// Reads a target's file again, and prints the result on standard error. Established
+    /// connections continue.
     pub(super) fn reload(&self, args: &TargetArgs) {
         let read =
             hosts(args).and_then(|hosts| Ok((hosts.len(), usable(derive_all(args, &hosts)?)?)));
@@ -65,10 +66,10 @@ impl Psks {
         }
     }
 
-    /// That of an initiator towards a subsystem; none where it was given none.
+    /// Returns the key of an initiator for a subsystem; `None` if none is configured.
     ///
     /// # Errors
-    /// As for [`Self::target`], or that nobody knows whose key it is.
+    /// As for [`Self::target`]; also if the host's NQN is not given.
     pub(super) fn initiator(
         args: &SecurityArgs,
         host: Option<Nqn>,
@@ -106,7 +107,7 @@ impl Psks {
         Ok(Arc::new(Self { keys, provider, why: Arc::default() }))
     }
 
-    /// Why the last handshake failed, where that was known at this end.
+    /// Returns why the last handshake failed, if that was detected at this end.
     pub(super) fn why(&self) -> Option<psk::Why> {
         *lock(&self.why)
     }
@@ -117,7 +118,7 @@ impl Psks {
     }
 }
 
-/// Nothing under a lock panics.
+/// Locks even if poisoned: no code under the lock panics.
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -142,24 +143,24 @@ struct Shake {
 }
 
 enum End {
-    /// A server's: it takes those of its keys that the client offers, so that a connection on which
-    /// nothing comes costs nothing, however many there are.
+    /// A server before the ClientHello. It then uses only the keys that the client offers, so that
+    /// an idle connection costs no memory, however many keys there are.
     Waits {
         keys: Arc<Mutex<Keys>>,
-        /// How often the client's first message was not whole.
+        /// Number of times that the ClientHello was incomplete.
         looks: usize,
     },
     Shakes(psk::Handshake),
 }
 
-/// Records that a client's first message may come in: one is enough, and each is a look at all.
+/// Most records of a ClientHello. One is usual; each further one costs another parse.
 const HELLO_RECORDS_MAX: usize = 16;
-/// Keys that a client may offer of those that there are.
+/// Most known keys that are accepted from one ClientHello.
 const OFFERED_MAX: usize = 16;
 
 impl End {
-    /// The handshake, once it can begin. Where the client offers nothing that is known it begins,
-    /// too, and says so.
+    /// Returns the handshake once the ClientHello is complete. If the client offers no known key,
+    /// the handshake starts as well, and fails with an alert.
     fn begin(&mut self, received: &[u8]) -> Result<Option<&mut psk::Handshake>, psk::Unusable> {
         if let Self::Waits { keys, looks } = self {
             let offered = match ClientHello::of(received) {
@@ -179,7 +180,7 @@ impl End {
     }
 }
 
-/// Those of the keys that a client offers.
+/// Returns the known keys that a client offers.
 fn offered(hello: &[u8], keys: &Keys) -> Vec<psk::Key> {
     let content =
         client_hello::find(hello, extension::PRE_SHARED_KEY).flatten().unwrap_or_default();
@@ -221,7 +222,7 @@ impl From<DerivationArg> for Derivation {
     }
 }
 
-/// The keys of a target's command line, and those of its file.
+/// Returns the keys of a target's command line and of its file.
 fn hosts(args: &TargetArgs) -> Result<Vec<HostKey>, Failure> {
     let wrong = |why| Failure::Usage(format!("--tls-psk: {why}"));
     let given = args.tls_psk.iter().map(|given| host_key(given).map_err(wrong));
@@ -232,13 +233,13 @@ fn hosts(args: &TargetArgs) -> Result<Vec<HostKey>, Failure> {
     Ok(all)
 }
 
-/// All that the keys of a target's hosts may be called.
+/// Derives all keys of a target's hosts: for the subsystem and for discovery, in both versions.
 fn derive_all(args: &TargetArgs, hosts: &[HostKey]) -> Result<Vec<TlsPsk>, Failure> {
     let mut all: Vec<TlsPsk> = Vec::new();
     for HostKey { host, key } in hosts {
         for subsystem in [args.nqn.0, Nqn::discovery()] {
             let versions = [IdentityVersion::One, IdentityVersion::Zero];
-            // Names may be too long for version 0 alone.
+            // Names may be too long for version 0 only.
             let derived = versions
                 .map(|version| derive(key, version, (host, &subsystem), args.tls_psk_derivation));
             if derived.iter().all(Option::is_none) {
@@ -250,7 +251,7 @@ fn derive_all(args: &TargetArgs, hosts: &[HostKey]) -> Result<Vec<TlsPsk>, Failu
     Ok(all)
 }
 
-/// Keys as handshakes take them; a library that refuses one says so now.
+/// Converts keys for handshakes; fails now if the TLS library refuses one.
 fn usable(all: Vec<TlsPsk>) -> Result<Keys, Failure> {
     let mut keys = Keys::new();
     for psk in all {
@@ -261,7 +262,7 @@ fn usable(all: Vec<TlsPsk>) -> Result<Keys, Failure> {
         let key = [psk::Key { identity: psk.identity.into_bytes(), secret: psk.secret, hash }];
         psk::Handshake::server(&key)
             .map_err(|e| Failure::System(format!("pre-shared keys: {e}")))?;
-        // Of several keys of a host version 0 knows one: they are called the same.
+        // All keys of a host have the same identity in version 0, so only the first one is kept.
         for one in key {
             keys.entry(one.identity.clone()).or_insert(one);
         }
@@ -269,7 +270,7 @@ fn usable(all: Vec<TlsPsk>) -> Result<Keys, Failure> {
     Ok(keys)
 }
 
-/// None where the names are too long for this version.
+/// Derives a key; `None` if the names are too long for this version.
 fn derive(
     key: &ConfiguredPsk,
     version: IdentityVersion,
@@ -286,14 +287,15 @@ fn too_long(host: &Nqn, subsystem: &Nqn) -> Failure {
     Failure::Usage(line)
 }
 
-/// Reads `HOSTNQN=KEY`. Names may have a `=`, keys begin as they do.
+/// Parses `HOSTNQN=KEY`. Names may contain `=`, so the start of the key is searched.
 fn host_key(text: &str) -> Result<HostKey, String> {
     let at = text.find("=NVMeTLSkey-").ok_or("what is given is HOSTNQN=NVMeTLSkey-1:...")?;
     let (host, key) = text.split_at(at);
     pair(host, key.get(1..).unwrap_or_default())
 }
 
-/// What is wrong is said without the words themselves: one of them may be a key, wherever it is.
+/// Parses a host's NQN and its key. Error messages do not repeat the words, since either may be a
+/// key.
 fn pair(host: &str, key: &str) -> Result<HostKey, String> {
     let name = Nqn::new(host).filter(|_| !host.contains("NVMeTLSkey-"));
     let host = name.ok_or("what comes first is no name of a host")?;
@@ -301,7 +303,7 @@ fn pair(host: &str, key: &str) -> Result<HostKey, String> {
     Ok(HostKey { host, key })
 }
 
-/// Reads a file of keys: a host's name and its key on each line.
+/// Reads a file of keys, with a host's NQN and its key on each line.
 fn read(path: &Path) -> Result<Vec<HostKey>, Failure> {
     let wrong = |why: String| Failure::NoInput(format!("{}{why}", path.display()));
     let text = std::fs::read_to_string(path).map(Zeroizing::new);
@@ -327,13 +329,13 @@ fn read(path: &Path) -> Result<Vec<HostKey>, Failure> {
 pub(super) mod tests {
     use super::*;
 
-    /// 32 bytes of zero, with SHA-256.
+    /// A key of 32 zero bytes, with SHA-256.
     fn key() -> String {
         let psk = Zeroizing::new(vec![0; 32]);
         ConfiguredPsk::new(Some(PskHash::Sha256), psk).unwrap().to_interchange().to_string()
     }
 
-    /// A target's command line.
+    /// Parses a target's command line.
     pub(in super::super) fn target(options: &[&str]) -> TargetArgs {
         use clap::Parser as _;
         let all = [&["outboard", "nvme", "target", "--namespace", "disk"], options].concat();
@@ -393,7 +395,7 @@ pub(super) mod tests {
         let args = target(&[&nqn, &format!("--tls-psk={}={}", name("h", 120), key())]);
         let all = derive_all(&args, &hosts(&args).unwrap()).unwrap();
         let versions: Vec<_> = all.iter().map(|psk| &psk.identity[..8]).collect();
-        // The subsystem's, and both of the discovery service's, whose name is short.
+        // The subsystem in version 1 only; the discovery service, whose name is short, in both.
         assert_eq!(versions, ["NVMe1R01", "NVMe1R01", "NVMe0R01"]);
     }
 
@@ -417,15 +419,15 @@ pub(super) mod tests {
         ] {
             std::fs::write(&path, text).unwrap();
             psks.reload(&args);
-            // That of the command line stays.
+            // The key of the command line stays.
             assert!(known(&one));
             assert_eq!(known(&two), has_two);
         }
         std::fs::remove_file(&path).unwrap();
     }
 
-    /// How a target's end fares with a client that has `key`, whose first message comes in records
-    /// of `cut` bytes.
+    /// Runs a handshake of the target's end with a client that has `key`, whose ClientHello arrives
+    /// in records of `cut` bytes. Returns the identity, or the target's reason of the failure.
     fn shake(psks: &Psks, key: psk::Key, cut: usize) -> Result<String, Option<psk::Why>> {
         let (mut server, mut client) =
             (psks.server().unwrap(), psk::Handshake::client(&[key]).unwrap());
@@ -437,7 +439,7 @@ pub(super) mod tests {
             [&[22, 3, 1][..], &len, part].concat()
         };
         let mut came = Vec::new();
-        // As the channel does: record by record, and what was not used again.
+        // Like the channel: one more record at a time, after the bytes that were not used yet.
         let records: Vec<_> = up[5..].chunks(cut).map(record).collect();
         for record in records.iter().map(|record| &record[..]) {
             came.extend_from_slice(record);
@@ -468,7 +470,7 @@ pub(super) mod tests {
         for cut in [16_000, 100] {
             assert_eq!(shake(&psks, known.clone(), cut), Ok(name.clone()));
         }
-        // So many records are no ClientHello.
+        // A ClientHello in too many records is refused.
         assert!(shake(&psks, known.clone(), 10).is_err());
         let other = psk::Key { identity: b"NVMe1R01 nobody".to_vec(), ..known.clone() };
         assert_eq!(shake(&psks, other, 16_000), Err(Some(psk::Why::NoKey)));

@@ -1,6 +1,6 @@
-//! How an initiator's connections are secured, and what to say where that fails.
+//! Security of an initiator's connections, and explanations if it fails.
 //!
-//! Called by [`super::session`] before it starts, and with the loss where it did not connect.
+//! Called by [`super::session`] before it starts, and with the loss if it cannot connect.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::psk::Psks;
 use crate::tls::{self, Trust};
 use cli::Failure;
 
-/// What secures the connections.
+/// Security of the connections.
 pub(super) enum Security {
     Nothing,
     /// TLS with certificates.
@@ -26,10 +26,10 @@ pub(super) enum Security {
 }
 
 impl Security {
-    /// What was asked for, towards a subsystem.
+    /// Returns the security of the options, for connections to a subsystem.
     ///
     /// # Errors
-    /// What is missing, or which file is wrong.
+    /// Fails if an option is missing, or if a file cannot be read or is invalid.
     pub(super) fn new(args: &ConnectArgs, subsystem: &Nqn) -> Result<Self, Failure> {
         let asked = &args.security;
         if let Some(psks) = Psks::initiator(asked, args.hostnqn.map(|nqn| nqn.0), subsystem)? {
@@ -48,7 +48,7 @@ impl Security {
         Ok(Self::Tls(tls::nvme_client(&trust, name)?, trust))
     }
 
-    /// Has an initiator use it.
+    /// Applies the security to an initiator's configuration.
     pub(super) fn configure(&self, config: &mut Config) {
         match self {
             Self::Nothing => {}
@@ -57,9 +57,9 @@ impl Security {
         }
     }
 
-    /// Why there is no connection, and what to do about it.
+    /// Explains why there is no connection, and what to do about it.
     pub(super) fn explain(&self, loss: &Loss) -> String {
-        // What came was no record of TLS.
+        // The received bytes were not a TLS record.
         let no_record = Ended::Lost(SocketError::Tls(Alert::UnexpectedMessage));
         match (self, loss) {
             (Self::Tls(_, trust), _) if trust.refused().is_some() => {

@@ -1,10 +1,10 @@
-//! An initiator on a stack of its own, for the verbs that use a target: they ask from threads of
-//! theirs and wait for answers.
+//! An initiator on its own stack, for the subcommands that use a target. They send requests from
+//! their threads and wait for the answers.
 //!
-//! [`Session::connect`] starts the threads of a queue with an [`Initiator`] on top and waits until
-//! it stands. A [`Handle`] gives requests to it; each has a channel that its end goes to. When the
-//! session is dropped the association is ended in an orderly way, and when a signal comes: what is
-//! open fails then, and whoever waits for it ends.
+//! [`Session::connect`] starts the threads of a queue with an [`Initiator`] and waits until it is
+//! connected. A [`Handle`] sends requests to it; each has a channel for its completion. The
+//! association is shut down orderly when the session is dropped, and at a signal: then open
+//! requests fail, and threads that wait for them end.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -27,39 +27,39 @@ use super::security::Security;
 use crate::alarms::is_alarm;
 use cli::Failure;
 
-/// Longest that the end waits for the target: it shuts down, and acknowledges the end.
+/// Longest wait at the end, for the target's shutdown and its acknowledgment of the close.
 const END_WAIT: Duration = Duration::from_secs(3);
 
-/// What another thread wants of the initiator.
+/// An order of another thread to the initiator.
 pub(super) enum Order {
-    /// A request; its end goes to whoever waits.
+    /// Submits a request.
     Submit {
-        /// Of which namespace.
+        /// Namespace ID.
         nsid: u32,
-        /// What.
+        /// The request.
         request: Request,
-        /// Where data goes.
+        /// Buffer for the data of a read.
         buffer: Option<AlignedBuf>,
-        /// Who waits.
+        /// Receiver of the completion.
         reply: Reply,
     },
-    /// The namespaces that there are.
+    /// Returns the namespaces and the largest request in bytes.
     Namespaces(Sender<(Vec<Namespace>, u64)>),
-    /// End the association.
+    /// Closes the association.
     Close,
 }
 
-/// Whoever waits for the end of a request. It is told of it once; that it is none where this is
-/// dropped, as when the host thread panics: nobody waits for ever.
+/// Reply channel of one request, used once. Dropping it sends `None`, so that a waiting thread is
+/// released even if the host thread panics.
 pub(super) struct Reply {
-    /// The asker's name for the request.
+    /// The requester's name for the request.
     token: u64,
-    /// None once it was told.
+    /// `None` after the reply was sent.
     to: Option<Sender<Option<Done>>>,
 }
 
 impl Reply {
-    /// To a channel, which may be that of many.
+    /// Creates a reply to a channel, which several requests may share.
     pub(super) const fn new(token: u64, to: Sender<Option<Done>>) -> Self {
         Self { token, to: Some(to) }
     }
@@ -76,14 +76,14 @@ impl Drop for Reply {
     }
 }
 
-/// The initiator as the host thread drives it.
+/// The initiator as an application of the host thread.
 pub(super) struct Client {
     initiator: Initiator,
-    /// None once it was closed.
+    /// `None` after the association was closed.
     events: Option<Sender<Event>>,
     replies: BTreeMap<u64, Reply>,
     next: u64,
-    /// What the initiator has no room for.
+    /// Requests for which the initiator has no room.
     waiting: VecDeque<Order>,
 }
 
@@ -119,12 +119,12 @@ impl Client {
         }
     }
 
-    /// Tells what has happened, and goes on with what waited. What is submitted here may end at
-    /// once: so until nothing moves.
+    /// Forwards events and completions, and submits waiting requests. These may complete at once,
+    /// so it repeats until none does.
     fn settle(&mut self, now: Instant, host: &mut Host) {
         loop {
             while let Some(event) = self.initiator.poll_event() {
-                // Nobody listens any more where the verb is at its end.
+                // `None` if the subcommand is ending.
                 let _gone = self.events.as_ref().map(|events| events.send(event));
             }
             let mut ended = false;
@@ -172,12 +172,12 @@ impl Application for Client {
 /// Sends orders to a session's initiator, from any thread.
 pub(super) type Handle = MessageSender<Order>;
 
-/// The signal that has ended a session; zero for none.
+/// The signal that has ended a session; 0 if none.
 #[derive(Clone, Default)]
 pub(super) struct Interrupt(Arc<AtomicI32>);
 
 impl Interrupt {
-    /// Tells an application to `close` when a signal comes, and ends the program when another does.
+    /// Sends `close` to an application at the first signal, and ends the program at the second.
     fn watch<M: Send + 'static>(
         &self,
         signals: Signals,
@@ -186,10 +186,10 @@ impl Interrupt {
     ) -> Result<(), Failure> {
         let seen = Arc::clone(&self.0);
         let watch = move || {
-            // SIGUSR1 is for those that have logs.
+            // SIGUSR1 reopens logs, which these subcommands do not have.
             for signal in signals.filter(|&signal| signal != SIGUSR1) {
                 if seen.swap(signal, Ordering::AcqRel) != 0 {
-                    // What it does to a program that has said nothing about it.
+                    // The default action of the signal.
                     let _failed = signal_hook::low_level::emulate_default_handler(signal);
                 }
                 sender.send(close());
@@ -202,7 +202,7 @@ impl Interrupt {
         self.0.load(Ordering::Acquire) != 0
     }
 
-    /// Why something failed: a signal, or what it says itself.
+    /// Returns the signal as the failure if there was one, otherwise `failure`.
     pub(super) fn or(&self, failure: Failure) -> Failure {
         match self.0.load(Ordering::Acquire) {
             0 => failure,
@@ -213,12 +213,12 @@ impl Interrupt {
 
 /// A running initiator.
 pub(super) struct Session {
-    /// None once it has ended.
+    /// `None` after it has ended.
     stack: Option<Stack<Order>>,
     handle: Handle,
     interrupt: Interrupt,
     pub(super) namespaces: Vec<Namespace>,
-    /// Most bytes of a request's data.
+    /// Most bytes of data in a request.
     pub(super) data_bytes_max: u64,
     events: Receiver<Event>,
 }
@@ -227,7 +227,7 @@ impl Session {
     /// Connects to a target, and waits until that is done.
     ///
     /// # Errors
-    /// What could not be opened, or why there is no connection.
+    /// Fails if a resource is missing or the target cannot be connected.
     pub(super) fn connect(args: &SubsystemArgs) -> Result<Self, Failure> {
         // Before anything is opened, so that no signal is lost.
         let signals = Signals::take()?;
@@ -258,7 +258,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Waits until the association stands. At the beginning one failed attempt is enough.
+    /// Waits until the association is established. The first failed attempt is final.
     fn wait(&mut self, args: &SubsystemArgs, security: &Security) -> Result<(), Failure> {
         match self.events.recv() {
             Ok(Event::Lost(loss) | Event::Failed(loss)) => {
@@ -275,7 +275,7 @@ impl Session {
         let gone = |_| Failure::System("the host thread ended".to_owned());
         (self.namespaces, self.data_bytes_max) = answer.recv().map_err(gone)?;
         if self.namespaces.is_empty() {
-            // They are looked at when the queues stand.
+            // Namespaces are identified after the queues are connected.
             let wait = std::time::Duration::from_secs(10);
             match self.events.recv_timeout(wait) {
                 Ok(Event::NamespacesChanged) | Err(RecvTimeoutError::Timeout) => {}
@@ -288,15 +288,15 @@ impl Session {
         Ok(())
     }
 
-    /// Waits until a signal ends the association, and says what happens to it meanwhile.
+    /// Waits until a signal ends the association, and prints outages meanwhile.
     ///
     /// # Errors
-    /// It was lost for good.
+    /// Fails if the controller is lost for good.
     pub(super) fn outlast(&self) -> Result<(), Failure> {
         let mut lost = false;
         loop {
             match self.events.recv() {
-                // Of an outage it is said once that it begins, and once that it is over.
+                // Only the beginning and the end of an outage are printed.
                 Ok(Event::Lost(loss)) if !lost => {
                     lost = true;
                     eprintln!("outboard: the controller is lost: {loss}; connecting again");
@@ -316,15 +316,15 @@ impl Session {
         }
     }
 
-    /// The way to the initiator.
+    /// Returns a sender of orders to the initiator.
     pub(super) fn handle(&self) -> Handle {
         self.handle.clone()
     }
 
-    /// A namespace.
+    /// Returns a namespace.
     ///
     /// # Errors
-    /// There is none of that number.
+    /// Fails if there is none with this ID.
     pub(super) fn namespace(&self, nsid: u32) -> Result<Namespace, Failure> {
         let found = self.namespaces.iter().find(|namespace| namespace.nsid == nsid);
         found.copied().ok_or_else(|| {
@@ -334,20 +334,20 @@ impl Session {
         })
     }
 
-    /// The signal that ends it.
+    /// Returns the signal that ends the session.
     pub(super) fn interrupt(&self) -> Interrupt {
         self.interrupt.clone()
     }
 
-    /// What its parts have counted: `{"host": {..}, "nic": {..}}`.
+    /// Returns the counters of host and device: `{"host": {..}, "nic": {..}}`.
     pub(super) fn counters(&self) -> serde_json::Value {
         self.stack.as_ref().map(Stack::counters).unwrap_or_default()
     }
 
-    /// Ends the association and the threads.
+    /// Closes the association and ends the threads.
     ///
     /// # Errors
-    /// Where a thread panicked.
+    /// Fails if a thread has panicked.
     pub(super) fn end(mut self) -> Result<(), Failure> {
         self.close()
     }
@@ -355,7 +355,7 @@ impl Session {
     fn close(&mut self) -> Result<(), Failure> {
         let Some(stack) = self.stack.take() else { return Ok(()) };
         self.handle.send(Order::Close);
-        // Orders are taken before this answer: so the association was ended.
+        // Orders are handled in sequence, so the association is closed when this one is answered.
         let (reply, answer) = channel();
         self.handle.send(Order::Namespaces(reply));
         drop(answer.recv());
@@ -365,18 +365,18 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // Whoever wants to know of a panic has called `end`.
+        // A caller that wants to know about a panic calls `end` instead.
         drop(self.close());
     }
 }
 
-/// The reading of a discovery log, as the host thread drives it.
+/// Application that reads a discovery log.
 struct Reader {
     discovery: Discovery,
     result: Sender<Log>,
 }
 
-/// A discovery log, or why there is none.
+/// A discovery log, or why it cannot be read.
 type Log = Result<Vec<wire::nvme::log::DiscoveryEntry>, DiscoveryError>;
 
 impl Reader {
@@ -386,7 +386,7 @@ impl Reader {
         }
     }
 
-    /// Ends the reading.
+    /// Cancels the reading.
     fn close(&mut self, now: Instant, host: &mut Host, (): ()) {
         self.discovery.close(now, host);
         self.settle();
@@ -416,14 +416,14 @@ impl Application for Reader {
 /// Reads the discovery log at a target's address.
 ///
 /// # Errors
-/// What could not be opened, or why there is no log.
+/// Fails if a resource is missing or the log cannot be read.
 pub(super) fn discover(
     args: &ConnectArgs,
 ) -> Result<Vec<wire::nvme::log::DiscoveryEntry>, Failure> {
     let signals = Signals::take()?;
     let security = Security::new(args, &Nqn::discovery())?;
     let mut config = config(args, Nqn::discovery(), &security)?;
-    // As with [`Session::connect`] one failed attempt is enough.
+    // As in [`Session::connect`], the first failed attempt is final.
     config.back_off.ctrl_loss = Some(Duration::ZERO);
     let (result, log) = channel();
     let make = |now, host: &mut Host| Reader {
@@ -446,15 +446,15 @@ pub(super) fn discover(
     })
 }
 
-/// Starts a stack of one queue, and returns what sends messages to its application.
+/// Starts a stack with one queue; returns it with a sender of messages to its application.
 fn start<A: Application + Send + 'static, M: Send + 'static>(
     args: &ConnectArgs,
     make: impl FnOnce(Instant, &mut Host) -> A,
     handle: fn(&mut A, Instant, &mut Host, M),
 ) -> Result<(Stack<M>, MessageSender<M>), Failure> {
     if args.stack.queues != 1 {
-        // What the target sends goes to the queue that RSS chooses, which need not be the one that
-        // connected.
+        // RSS chooses the queue of the target's packets, which need not be the one that opened the
+        // connection.
         return Err(Failure::Usage("--queues: an initiator has one queue for now".to_owned()));
     }
     let one_queue = || Failure::System("an initiator has one queue".to_owned());
@@ -475,12 +475,12 @@ fn start<A: Application + Send + 'static, M: Send + 'static>(
     Ok((stack, sender))
 }
 
-/// What an initiator is told.
+/// Returns the configuration of an initiator.
 fn config(args: &ConnectArgs, subsystem: Nqn, security: &Security) -> Result<Config, Failure> {
     let random =
         || (u128::from(clock::entropy()) << 64 | u128::from(clock::entropy())).to_be_bytes();
     let mut host_id = random();
-    // RFC 9562, version 4.
+    // A random UUID: RFC 9562, version 4.
     host_id[6] = host_id[6] & 0x0f | 0x40;
     host_id[8] = host_id[8] & 0x3f | 0x80;
     let named = |id: &[u8; 16]| {
@@ -501,17 +501,17 @@ fn config(args: &ConnectArgs, subsystem: Nqn, security: &Security) -> Result<Con
 pub(super) mod tests {
     use super::*;
 
-    /// Returns a sender to a host thread, whose part is the test's.
+    /// Returns a sender and its receiving end, in place of a host thread.
     pub(in super::super) fn somewhere() -> (Handle, impl Iterator<Item = Order>) {
         MessageSender::detached().unwrap()
     }
 
-    /// Returns a sender to one that has ended.
+    /// Returns a sender to a host thread that has ended.
     pub(in super::super) fn nowhere() -> Handle {
         somewhere().0
     }
 
-    /// The end of a request that went well.
+    /// Completes a request successfully.
     pub(in super::super) fn complete(order: Order) {
         let Order::Submit { reply, buffer, .. } = order else { panic!("a request") };
         reply.send(Done { token: 0, result: Ok(0), buffer });
@@ -537,7 +537,7 @@ pub(super) mod tests {
         let remote = wire::Endpoint { addr: [10, 0, 0, 1].into(), port: 4420 };
         let (to, done) = channel();
         let mut client = Client {
-            // It has no namespace yet: requests end at once.
+            // There is no namespace yet, so requests end at once.
             initiator: Initiator::new(config, remote),
             events: None,
             replies: BTreeMap::new(),

@@ -1,4 +1,4 @@
-//! `outboard nvme target`: a stack ([`stack::Stack`]) with the target on top.
+//! `outboard nvme target`: a stack ([`stack::Stack`]) with the NVMe/TCP target as its application.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -27,11 +27,11 @@ use cli::Failure;
 /// Runs `outboard nvme target`.
 ///
 /// # Errors
-/// What could not be opened, bound or started, and what to do about it.
+/// Fails if a file, address or thread is not available; the message says what to do.
 pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
     let signals = Signals::take()?;
     if args.stack.queues != 1 {
-        // Locks of ranges are a host's: two would not know of each other.
+        // Each host has its own range locks: two hosts would not exclude each other.
         return Err(Failure::Usage("--queues: a target has one queue for now".to_owned()));
     }
     let certificates = args.tls && !args.has_psk();
@@ -71,8 +71,9 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
     stack.run(signals, has_input.then_some(&mut reload))
 }
 
-/// What is served, with every file looked at, so that a wrong name is said before anything begins.
-/// Returns the files too, by their paths; they are locked while they are open.
+/// Returns the configuration of the target, and its open files by path, which are locked while they
+/// are open. All files are checked here, so that an invalid one is reported before anything is
+/// started.
 fn config(args: &TargetArgs) -> Result<(Config, BTreeMap<String, File>), Failure> {
     let (mut namespaces, mut locked) = (Vec::new(), BTreeMap::new());
     for path in &args.namespace {
@@ -105,19 +106,19 @@ fn config(args: &TargetArgs) -> Result<(Config, BTreeMap<String, File>), Failure
     Ok((config, locked))
 }
 
-/// A namespace's file, and whether `:ro` follows its name.
+/// Returns a namespace's file, and whether `:ro` follows its name.
 fn read_only_of(path: &Path) -> (&Path, bool) {
     let bytes = path.as_os_str().as_bytes();
     match bytes.strip_suffix(b":ro") {
-        // A file of that very name is meant.
+        // A file with exactly that name is meant.
         Some(_) if path.exists() => (path, false),
         Some(file) => (Path::new(OsStr::from_bytes(file)), true),
         None => (path, false),
     }
 }
 
-/// Looks whether a file can be a namespace: it can be written, unless it is to be read only, and
-/// has a block. Returns it, open.
+/// Opens a file, and checks that it can be a namespace: at least one block long, and writable
+/// unless `read_only`.
 pub(super) fn look_at(
     real: &Path,
     shown: &Path,
@@ -137,7 +138,8 @@ pub(super) fn look_at(
     Ok(file)
 }
 
-/// A serial number for a subsystem: the same every time, for hosts that tell controllers by it.
+/// Returns a serial number for a subsystem. It is the same on each start, because hosts identify
+/// controllers by it.
 fn serial(nqn: &str) -> String {
     // FNV-1a of 64 bits.
     let hash = nqn.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -147,12 +149,13 @@ fn serial(nqn: &str) -> String {
 }
 
 fn open_disk(args: &TargetArgs) -> Result<Box<dyn Disk>, Failure> {
-    // Namespaces lie anywhere; none is opened but those that the operator named.
+    // Namespaces may be anywhere. Only files named by the operator are opened.
     io::disk::open_disk(Path::new("/"), args.disk.kind())
         .map_err(|e| Failure::NoInput(e.to_string()))
 }
 
-/// Whether the device sends what is in files, or why not: it can where it seals, or nobody does.
+/// Returns whether the device sends data from files, or why not: it can if it also encrypts them,
+/// or if TLS is not used.
 fn file_offload(args: &TargetArgs) -> Result<(), Refusal> {
     match args.stack.offload {
         Offloads { file: false, .. } => Err(Refusal::Disabled),
@@ -161,7 +164,7 @@ fn file_offload(args: &TargetArgs) -> Result<(), Refusal> {
     }
 }
 
-/// Sets the engines that the device may use.
+/// Enables the engines that the device may use.
 fn configure(args: &TargetArgs, device: &mut DeviceConfig, host: &mut host::Config) {
     host.file_offload = file_offload(args);
     let offload = Offloads { file: host.file_offload.is_ok(), ..args.stack.offload };
@@ -169,7 +172,7 @@ fn configure(args: &TargetArgs, device: &mut DeviceConfig, host: &mut host::Conf
     device.l5o = super::l5o_config(offload, args.is_tls());
 }
 
-/// The line that says that we are ready, and one to try where one is enough.
+/// Prints that the target is ready, and a command to try if one is enough.
 fn announce(args: &TargetArgs, certificates: Option<&Certificates>, out: &mut impl Write) {
     let over = if args.is_tls() { ", over TLS" } else { "" };
     for cidr in &args.stack.addr {
@@ -177,16 +180,17 @@ fn announce(args: &TargetArgs, certificates: Option<&Certificates>, out: &mut im
         let count = args.namespace.len();
         let _ = writeln!(out, "serving {} with {count} namespaces at {at}{over}", args.nqn.0);
     }
-    // A certificate that was made is signed by nobody.
+    // A created certificate is self-signed.
     if let Some(fingerprint) = certificates.and_then(Certificates::made_fingerprint) {
         let _ = writeln!(out, "certificate for development, SHA-256 {fingerprint}");
     }
-    // Linux's initiator needs no more than this; over TLS, and another stack of ours, they do.
+    // Linux's initiator needs no more than this, but TLS, and an initiator on another stack of
+    // ours, need further options.
     if let (Some(first), false) = (args.stack.addr.first(), args.is_tls()) {
         let (addr, port, nqn) = (first.addr, args.port, args.nqn.0);
         let _ = writeln!(out, "try: nvme connect -t tcp -a {addr} -s {port} -n {nqn}");
     }
-    // Nobody reading is no reason to stop.
+    // A closed standard output is no reason to stop.
     let _ = out.flush();
 }
 

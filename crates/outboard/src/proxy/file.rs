@@ -1,17 +1,18 @@
-//! The configuration file: TOML, each table checked, each error with its line.
+//! Configuration file of the proxy, in TOML. All tables are validated, and errors have line
+//! numbers.
 //!
 //! ```toml
 //! [[listener]]
 //! listen = "10.77.0.2:80"
 //! mode = "http"                    # or "tls", "tcp"
-//! default = "web"                  # a backend; without it what no route fits is refused
+//! default = "web"                  # a backend; without it, unmatched requests are refused
 //! headers = ["x-forwarded-for", "x-forwarded-proto", "forwarded", "via"]
-//! header-policy = "append"         # or "replace": what clients say in such fields is removed
-//! keep-alive = true                # with "replace" a connection carries one request: false
+//! header-policy = "append"         # or "replace": remove such fields of clients
+//! keep-alive = true                # false with "replace": one request per connection
 //!
 //! [[listener.route]]
-//! host = "api.example.com"         # or "*.example.com"; left out: any
-//! path = "/v1"                     # left out: any
+//! host = "api.example.com"         # or "*.example.com"; any host if omitted
+//! path = "/v1"                     # any path if omitted
 //! backend = "api"
 //!
 //! [[backend]]
@@ -19,7 +20,7 @@
 //! servers = ["10.77.0.1:8080", "app.example.com:8080", "srv:_http._tcp.example.com"]
 //! balance = "round-robin"          # or "least", "maglev"
 //! hash = "source"                  # or "host"; for maglev
-//! check = "/health"                # left out: a connection will do
+//! check = "/health"                # if omitted, connecting is enough
 //! check-host = "web.example.com"
 //! check-interval-ms = 2000         # 0: no checks
 //! check-timeout-ms = 2000
@@ -111,7 +112,7 @@ struct LimitsTable {
     retries: Option<u32>,
 }
 
-/// Where in the text, and what is wrong there.
+/// An error, with its byte offset in the text.
 struct Wrong(usize, String);
 
 fn wrong<T>(at: &Spanned<T>, what: impl Into<String>) -> Wrong {
@@ -121,14 +122,14 @@ fn wrong<T>(at: &Spanned<T>, what: impl Into<String>) -> Wrong {
 /// Reads the file.
 ///
 /// # Errors
-/// One line: the file, the line in it, and what to do.
+/// One line: the file, the line number, and what is wrong.
 pub(super) fn read(path: &Path) -> Result<Plan, String> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).map_err(|e| format!("cannot read {shown}: {e}"))?;
     parse(&text).map_err(|(line, what)| format!("{shown}:{line}: {what}"))
 }
 
-/// Parses the text; an error has its line.
+/// Parses the text. An error has its line number.
 pub(super) fn parse(text: &str) -> Result<Plan, (usize, String)> {
     let line_of = |at: usize| {
         let before = text.as_bytes().get(..at).unwrap_or_default();
@@ -241,10 +242,10 @@ fn policy(table: &ListenerTable, mode: Mode) -> Result<HeaderPolicy, Wrong> {
     }
 }
 
-/// Adds a header field by its name.
+/// Enables a header field by its name.
 ///
 /// # Errors
-/// Names that there are.
+/// Fails if the name is unknown, and lists the known ones.
 pub(super) fn add_header(insert: &mut Insert, name: &str) -> Result<(), String> {
     match name.to_ascii_lowercase().as_str() {
         "x-forwarded-for" => insert.x_forwarded_for = true,
@@ -313,10 +314,10 @@ fn backend(table: &BackendTable) -> Result<PoolPlan, Wrong> {
     Ok(PoolPlan { pool, members })
 }
 
-/// What goes into a request of ours has no spaces and no line ends.
+/// Checks text that is sent in a health check's request: printable ASCII without spaces.
 ///
 /// # Errors
-/// What is wrong.
+/// Fails if the text has other characters.
 pub(super) fn check_text(text: &str) -> Result<(), String> {
     if text.bytes().all(|b| b.is_ascii_graphic()) {
         Ok(())
@@ -345,7 +346,7 @@ fn limits(table: &LimitsTable) -> Limits {
 mod tests {
     use super::*;
 
-    /// The file of this module's documentation.
+    /// The example in this module's documentation.
     fn example() -> String {
         let source = include_str!("file.rs");
         let lines = source.lines().map_while(|line| line.strip_prefix("//!"));

@@ -1,5 +1,5 @@
-//! `outboard proxy`: a stack ([`stack::Stack`]) with the proxy on top, and a thread that looks
-//! names up ([`names`]). SIGHUP reads the file again ([`file`]).
+//! `outboard proxy`: a stack ([`stack::Stack`]) with the proxy as its application, and a thread
+//! that resolves names ([`names`]). SIGHUP reloads the configuration file ([`file`]).
 
 mod file;
 mod names;
@@ -32,7 +32,7 @@ pub(crate) use plan::{ListenArg, Member};
 /// Runs `outboard proxy`.
 ///
 /// # Errors
-/// Fails with what could not be opened, bound or started, and what to do about it.
+/// Fails if a file, address or thread is not available; the message says what to do.
 pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
     if args.check {
         return check(args);
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
         .links(|options, clock| open_links(args, options, clock))
         .configure(|_, device, host| configure(args, device, host))
         .application(proxy)
-        // It was checked before; the log says what it does not take.
+        // The table was checked before; the proxy logs what it does not accept.
         .messages(|proxy: &mut Proxy, now, host, table| {
             let _refused = proxy.apply(now, host, table);
         })
@@ -67,8 +67,8 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
 /// Returns the plan of the options or the file, if a proxy can start with it.
 fn read_plan(args: &ProxyArgs) -> Result<Plan, Failure> {
     if args.stack.queues != 1 {
-        // What a backend sends goes to the queue that RSS chooses, which need not be the one that
-        // connected.
+        // RSS chooses the queue of a backend's packets, which need not be the one that opened the
+        // connection.
         return Err(Failure::Usage("--queues: a proxy has one queue for now".to_owned()));
     }
     if args.backend_wire.as_ref() == Some(&args.stack.link) {
@@ -81,7 +81,7 @@ fn read_plan(args: &ProxyArgs) -> Result<Plan, Failure> {
     openable(args, plan).map_err(|e| Failure::Unavailable(format!("{e}: see --listen and --addr")))
 }
 
-/// A plan whose listeners can be opened.
+/// Returns the plan if its listeners can be opened.
 fn openable(args: &ProxyArgs, plan: Plan) -> Result<Plan, String> {
     let backend_addr = args.backend_wire.iter().flat_map(|_| &args.backend_addr);
     let ours: Vec<_> = args.stack.addr.iter().chain(backend_addr).map(|cidr| cidr.addr).collect();
@@ -94,12 +94,12 @@ fn openable(args: &ProxyArgs, plan: Plan) -> Result<Plan, String> {
     }
 }
 
-/// Runs `outboard proxy --check`: everything that can be known without opening anything.
+/// Runs `outboard proxy --check`: all checks that need not open anything.
 fn check(args: &ProxyArgs) -> Result<(), Failure> {
     let plan = read_plan(args)?;
     let members = plan.pools.iter().map(|pool| pool.members.len()).sum::<usize>();
     let listeners = plan.listeners.len();
-    // A closed standard output is no reason to fail: the exit status says it.
+    // A closed standard output is no failure: the exit status has the result.
     let _ = writeln!(
         std::io::stdout(),
         "the configuration is good: {listeners} listeners, {members} backends"
@@ -107,19 +107,19 @@ fn check(args: &ProxyArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Reads the configuration again.
+/// Reads the configuration file again.
 fn reload(args: &ProxyArgs, path: &Path, plans: &Sender<Plan>) {
     match file::read(path).and_then(|new| openable(args, new)) {
         Ok(new) => {
             eprintln!("outboard: SIGHUP: {} read again", path.display());
-            // It ends only with us.
+            // The receiving thread runs until the process ends.
             let _ = plans.send(new);
         }
         Err(why) => eprintln!("outboard: SIGHUP: {why}; the old configuration stays"),
     }
 }
 
-/// Opens the clients' link, with the backends' joined to it if they have one.
+/// Opens the link to the clients, joined with the link to the backends if there is one.
 fn open_links(
     args: &ProxyArgs,
     options: &Options,
@@ -139,7 +139,7 @@ fn open_links(
     Ok(vec![Box::new(bridge)])
 }
 
-/// Starts the thread that looks names up and sends the proxy a table when they have changed.
+/// Starts the thread that resolves names, and sends the proxy a table if addresses have changed.
 fn start_names(
     names: Names,
     table: Table,
@@ -152,7 +152,7 @@ fn start_names(
     Ok(plans)
 }
 
-/// What the options say: a listener for each --listen, and one pool.
+/// Returns the plan of the options: a listener for each --listen, and one pool.
 fn of_command_line(args: &ProxyArgs) -> Result<Plan, Failure> {
     let mut insert = Insert::default();
     for name in &args.header {
@@ -193,7 +193,7 @@ fn of_command_line(args: &ProxyArgs) -> Result<Plan, Failure> {
         default: Some(0),
         insert: if mode == Mode::Http { insert } else { Insert::default() },
         policy,
-        // Only the first request of a connection is looked at.
+        // Only the first request of a connection is inspected.
         keep_alive: policy == HeaderPolicy::Append,
     };
     let seconds = |s: u32| Duration::from_secs(s.into());
@@ -209,7 +209,7 @@ fn of_command_line(args: &ProxyArgs) -> Result<Plan, Failure> {
     })
 }
 
-/// Sets what a proxy needs of device and host.
+/// Configures device and host for a proxy.
 fn configure(args: &ProxyArgs, device: &mut DeviceConfig, host: &mut host::Config) {
     if args.splice == Switch::Off || !args.stack.offload.splice {
         device.splice = None;
@@ -230,7 +230,7 @@ fn app_config(args: &ProxyArgs, clock: &Clock) -> proxy::Config {
     }
 }
 
-/// The lines that say that we are ready, and one to try.
+/// Prints the listeners when the proxy is ready, with a command to try.
 fn announce(args: &ProxyArgs, plan: &Plan) {
     let mut out = std::io::stdout().lock();
     let ours = args.stack.addr.first().map(|cidr| cidr.addr);
@@ -247,6 +247,6 @@ fn announce(args: &ProxyArgs, plan: &Plan) {
         Some(at) => writeln!(out, "try: curl -v http://{at}/"),
         None => writeln!(out, "try: outboard stat --wire {}", args.stack.link),
     };
-    // Nobody reading is no reason to stop.
+    // A closed standard output is no reason to stop.
     let _ = out.flush();
 }

@@ -1,8 +1,8 @@
-//! Turns plans into tables: looks names up, and again when their time is over.
+//! Converts plans to tables: resolves names, and again when their TTL has expired.
 //!
-//! A thread of its own, for it waits for name servers. The main thread gives it a plan at the start
-//! and at each SIGHUP; it gives tables to the host thread. A name that cannot be looked up keeps
-//! the addresses that it had.
+//! Runs in its own thread, because it waits for DNS servers. The main thread passes it a plan at
+//! startup and on each SIGHUP; it passes tables to the host thread. If a name cannot be resolved,
+//! its old addresses are kept.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,24 +16,24 @@ use io::clock::Clock;
 use super::plan::{Member, Plan, backend};
 use super::resolver;
 
-/// Bounds of the time that an answer holds.
+/// Bounds of the TTL of an answer.
 const TTL_MIN: Duration = Duration::from_secs(1);
 const TTL_MAX: Duration = Duration::from_secs(300);
-/// When a name is looked up again that could not be.
+/// Delay after a name could not be resolved.
 const RETRY: Duration = Duration::from_secs(5);
-/// Addresses that a service may have.
+/// Most addresses of a service.
 const ADDRS_MAX: usize = 1024;
 
-/// A member's addresses, and until when.
+/// A member's addresses, with the end of their TTL.
 #[derive(Clone, Debug, Default)]
 struct Known {
     backends: Vec<Backend>,
     until: Instant,
-    /// It was said that it cannot be looked up.
+    /// True if the failure to resolve it was printed.
     complained: bool,
 }
 
-/// The thread's state.
+/// State of the thread.
 pub(super) struct Names {
     server: Option<SocketAddr>,
     clock: Clock,
@@ -42,12 +42,12 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// Names are asked of `server`, or of the system's.
+    /// Resolves names with `server`, or with the system's.
     pub(super) fn new(server: Option<SocketAddr>, plan: Plan) -> Self {
         Self { server, clock: Clock::new(), plan, known: BTreeMap::new() }
     }
 
-    /// Looks up what is due, and gives the table.
+    /// Resolves names that are due, and returns the table.
     pub(super) fn table(&mut self) -> Table {
         let now = self.clock.now();
         let names: Vec<Member> = self.plan.names().cloned().collect();
@@ -64,7 +64,7 @@ impl Names {
         })
     }
 
-    /// Gives tables to `give` as long as plans can come.
+    /// Calls `give` with each new table, until no more plans can arrive.
     pub(super) fn run(mut self, plans: &Receiver<Plan>, mut last: Table, give: impl Fn(Table)) {
         loop {
             let now = self.clock.now();
@@ -113,7 +113,7 @@ impl Names {
     }
 }
 
-/// Addresses of both families. One family that fails does not take the other with it.
+/// Resolves addresses of both families. A failure of one family is ignored.
 fn addresses(server: SocketAddr, name: &str, port: u16) -> Result<(Vec<SocketAddr>, u32), String> {
     let (four, six) =
         (resolver::ask(server, name, RecordType::A), resolver::ask(server, name, RecordType::Aaaa));
@@ -130,13 +130,13 @@ fn addresses(server: SocketAddr, name: &str, port: u16) -> Result<(Vec<SocketAdd
     Ok((addrs.collect(), ttls.min().unwrap_or(0)))
 }
 
-/// RFC 2782: all targets, with their priorities and weights.
+/// Resolves all targets of a service, with their priorities and weights (RFC 2782).
 fn service(server: SocketAddr, name: &str) -> Result<(Vec<Backend>, u32), String> {
     let answer = resolver::ask(server, name, RecordType::Srv)?;
     let (mut backends, mut ttl_s) = (Vec::new(), answer.ttl_s);
     for record in &answer.records {
         let DnsRecord::Service { priority, weight, target, port } = record else { continue };
-        // A target of "." says that there is no such service.
+        // A target of "." means that there is no such service (RFC 2782).
         if target.is_empty() {
             continue;
         }
@@ -151,8 +151,8 @@ fn service(server: SocketAddr, name: &str) -> Result<(Vec<Backend>, u32), String
     Ok((backends, ttl_s))
 }
 
-/// What of its weight each of a target's addresses has. A weight of zero is a very small chance
-/// beside others (RFC 2782), and all of it where there are none.
+/// Returns the weight of each of a target's addresses. A weight of zero becomes 1: a very small
+/// share beside other targets (RFC 2782), and all traffic if there are none.
 fn share(weight: u16, addrs: usize) -> u32 {
     let addrs = u32::try_from(addrs).unwrap_or(u32::MAX).max(1);
     (u32::from(weight) * Backend::WEIGHT / addrs).max(1)
@@ -216,8 +216,7 @@ mod tests {
         assert_eq!(last_bytes(&names.table()), [3, 200]);
     }
 
-    /// RFC 2782: priorities and weights reach the table; a weight is its target's, however many
-    /// addresses that has.
+    /// RFC 2782: priorities and weights reach the table. A target's addresses share its weight.
     #[test]
     fn services_have_weights_and_priorities() {
         let server = resolver::tests::services_of(&[(10, 60, 1), (10, 20, 2), (20, 0, 3)]);

@@ -1,7 +1,7 @@
-//! What the operator asked for: a [`Table`] whose backends may still be names.
+//! The plan of the operator: a [`Table`] whose backends may still be names.
 //!
-//! Made of the command line ([`super`]) or of a file ([`super::file`]); [`super::names`] turns it
-//! into tables.
+//! Created from the command line ([`super`]) or a file ([`super::file`]); [`super::names`] converts
+//! it to tables.
 
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
@@ -9,14 +9,14 @@ use std::str::FromStr;
 use apps::proxy::{Backend, Limits, Listener, Pool, Table};
 use wire::Endpoint;
 
-/// A backend as it was written.
+/// A backend as configured.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Member {
     /// An address.
     Addr(SocketAddr),
-    /// All addresses of a name of DNS, at this port.
+    /// All addresses of a DNS name, at this port.
     Name(String, u16),
-    /// All targets of a service, with their priorities and weights: RFC 2782.
+    /// All targets of a DNS service, with their priorities and weights (RFC 2782).
     Service(String),
 }
 
@@ -42,7 +42,7 @@ impl FromStr for Member {
     }
 }
 
-/// A name that DNS takes, in lower case and without the dot at its end.
+/// Checks a DNS name, and returns it in lower case without its final dot.
 fn check_name(name: &str) -> Result<String, String> {
     let name = name.strip_suffix('.').unwrap_or(name);
     let fits = |label: &str| {
@@ -56,7 +56,7 @@ fn check_name(name: &str) -> Result<String, String> {
     }
 }
 
-/// Where to listen: an address of ours and a port, or all of them.
+/// Address and port to listen on; `None` for all addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ListenArg {
     pub(crate) addr: Option<IpAddr>,
@@ -79,14 +79,14 @@ impl FromStr for ListenArg {
     }
 }
 
-/// A pool, without addresses, and who is in it.
+/// A pool without addresses, and its members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PoolPlan {
     pub(crate) pool: Pool,
     pub(crate) members: Vec<Member>,
 }
 
-/// All of it.
+/// The whole configuration of a proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Plan {
     pub(crate) listeners: Vec<Listener>,
@@ -95,11 +95,11 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// The table, with what each member is now.
+    /// Returns the table; `backends` resolves a member.
     pub(crate) fn table(&self, backends: impl Fn(&Member) -> Vec<Backend>) -> Table {
         let pools = self.pools.iter().map(|plan| {
             let mut backends: Vec<Backend> = plan.members.iter().flat_map(&backends).collect();
-            // Two names may lead to one place: the least priority counts.
+            // Two names may resolve to one address: the lowest priority value is kept.
             backends.sort_unstable();
             backends.dedup_by_key(|backend| backend.addr);
             Pool { backends, ..plan.pool.clone() }
@@ -111,14 +111,14 @@ impl Plan {
         }
     }
 
-    /// Members that have to be looked up.
+    /// Returns the members that must be resolved.
     pub(crate) fn names(&self) -> impl Iterator<Item = &Member> {
         let members = self.pools.iter().flat_map(|pool| &pool.members);
         members.filter(|member| !matches!(member, Member::Addr(_)))
     }
 }
 
-/// A backend at an address of which nothing else is said.
+/// Returns the backend at an address, with default settings.
 pub(super) fn backend(addr: SocketAddr) -> Backend {
     Endpoint { addr: addr.ip(), port: addr.port() }.into()
 }

@@ -1,8 +1,8 @@
-//! Asks a name server, over UDP, and over TCP if the answer is truncated (RFC 7766).
+//! Queries a DNS server over UDP, and over TCP if the answer is truncated (RFC 7766).
 //!
-//! Called by [`super::names`], in a thread that may wait. The kernel's network is used, not ours:
-//! the sockets here block, so this is no part of the sans-IO `apps`, which has the messages
-//! ([`apps::dns`]). Only what comes from the server that was asked is read (RFC 5452).
+//! Called by [`super::names`], in a thread that may block. Uses blocking sockets of the kernel, not
+//! our stack, and so is not part of the sans-IO `apps`, which has the message formats
+//! ([`apps::dns`]). Only messages from the queried server are read (RFC 5452).
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
@@ -11,14 +11,14 @@ use std::time::Duration;
 use apps::dns::{DnsAnswer, DnsReply, RecordType, encode_query, parse_reply};
 use io::clock;
 
-/// How long a server may take.
+/// Timeout of each receive and send.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Longest answer over UDP: nobody is told that we could take more.
+/// Longest answer over UDP. We do not offer more (no EDNS).
 const UDP_BYTES_MAX: usize = 512;
-/// The first name server of the system.
+/// Returns the system's first DNS server.
 ///
 /// # Errors
-/// Where it has none.
+/// Fails if none is configured.
 pub(super) fn system_server() -> Result<SocketAddr, String> {
     let path = "/etc/resolv.conf";
     let text = std::fs::read_to_string(path).map_err(|e| format!("cannot read {path}: {e}"))?;
@@ -28,10 +28,10 @@ pub(super) fn system_server() -> Result<SocketAddr, String> {
     Ok(SocketAddr::new(addr, 53))
 }
 
-/// Asks a server; twice, where nothing comes the first time.
+/// Queries a server, with one retry.
 ///
 /// # Errors
-/// Why there is no answer.
+/// Returns why there is no answer.
 pub(super) fn ask(server: SocketAddr, name: &str, kind: RecordType) -> Result<DnsAnswer, String> {
     let mut failed = String::new();
     for _ in 0..2 {
@@ -51,7 +51,7 @@ fn ask_once(server: SocketAddr, name: &str, kind: RecordType) -> Result<DnsAnswe
     let any: IpAddr =
         if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0)).map_err(io)?;
-    // Only what comes from the server is received from now on.
+    // The kernel drops datagrams from other addresses from now on.
     socket.connect(server).map_err(io)?;
     socket.set_read_timeout(Some(TIMEOUT)).map_err(io)?;
     socket.send(&query).map_err(io)?;
@@ -63,13 +63,13 @@ fn ask_once(server: SocketAddr, name: &str, kind: RecordType) -> Result<DnsAnswe
             DnsReply::Answer(answer) => return Ok(answer),
             DnsReply::Truncated => return ask_by_tcp(server, &query, id, name, kind),
             DnsReply::Failed(why) => return Err(why),
-            // A forged answer does not end the wait for the right one.
+            // Ignored: a forged answer must not end the wait for the right one.
             DnsReply::Foreign => {}
         }
     }
 }
 
-/// RFC 7766: the same, with its length before it.
+/// The same over TCP, with a length prefix (RFC 7766).
 fn ask_by_tcp(
     server: SocketAddr,
     query: &[u8],
@@ -124,8 +124,8 @@ pub(super) mod tests {
         DnsRecord::Addr([10, 0, 0, last].into())
     }
 
-    /// A server that answers as `answer` says, a message each; 512 bytes and more are cut, and the
-    /// same is told over TCP. It ends with the test.
+    /// Starts a server that answers each query by `answer`. Replies above 512 bytes are truncated,
+    /// and repeated over TCP. It ends with the test process.
     pub(crate) fn server(answer: impl Fn(&[u8]) -> Option<Vec<u8>> + Send + 'static) -> SocketAddr {
         let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
         let addr = udp.local_addr().unwrap();
@@ -155,8 +155,8 @@ pub(super) mod tests {
         addr
     }
 
-    /// As [`server`], with targets for `_http._tcp.app.example`, each a priority, a weight and an
-    /// address (10.0.0.x) at port 8080.
+    /// Like [`server`], with targets for `_http._tcp.app.example`: priority, weight and last byte
+    /// of the address 10.0.0.x, at port 8080.
     pub(crate) fn services_of(targets: &'static [(u16, u16, u8)]) -> SocketAddr {
         server(move |query| {
             let packet = Packet::parse(query).unwrap();
@@ -179,7 +179,7 @@ pub(super) mod tests {
         })
     }
 
-    /// As [`server`], with these addresses for `app.example` (10.0.0.x) and no other name.
+    /// Like [`server`], with these addresses (10.0.0.x) for `app.example`, and no other name.
     pub(crate) fn server_of(addrs: impl Fn() -> (Vec<u8>, u32) + Send + 'static) -> SocketAddr {
         server(move |query| {
             let packet = Packet::parse(query).unwrap();

@@ -1,4 +1,4 @@
-//! `outboard serve`: a stack ([`stack::Stack`]) with the content server on top.
+//! `outboard serve`: a stack ([`stack::Stack`]) with the content server as its application.
 
 use std::io::Write as _;
 use std::net::IpAddr;
@@ -20,7 +20,7 @@ use crate::args::{ErrorPageArg, ServeArgs};
 use crate::tls;
 use cli::Failure;
 
-/// The content server, and the watch over what it serves.
+/// The content server, with a watch on the files that it serves.
 struct Site {
     server: ContentServer,
     watch: Option<Watch>,
@@ -48,7 +48,8 @@ impl Application for Site {
                 Stale::Path(path) => self.server.expire(Some(&path)),
                 Stale::All => {
                     self.server.expire(None);
-                    // It covers all events so far; more may come as fast as they are read.
+                    // It covers all events so far. More may arrive as fast as they are read, so
+                    // stop here.
                     break;
                 }
             }
@@ -90,7 +91,7 @@ impl Application for Site {
 /// Runs `outboard serve`.
 ///
 /// # Errors
-/// Fails with what could not be opened, bound or started, and what to do about it.
+/// Fails if a file, address or thread is not available; the message says what to do.
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let signals = Signals::take()?;
     check_folder(args)?;
@@ -129,7 +130,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     stack.run(signals, has_input.then_some(&mut reload))
 }
 
-/// Fails before anything is made if the folder cannot be served.
+/// Fails if the directory cannot be served, before anything is created.
 fn check_folder(args: &ServeArgs) -> Result<(), Failure> {
     drop(open_disk(args)?);
     if let Some(why) = io::disk::weak_time_stamps(&args.dir) {
@@ -138,7 +139,7 @@ fn check_folder(args: &ServeArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The line that says that we are ready, and one to try.
+/// Prints that the server is ready, with its URLs and a command to try.
 fn announce(args: &ServeArgs, certificates: Option<&tls::Certificates>) {
     let (scheme, usual) = if args.tls { ("https", 443) } else { ("http", 80) };
     let port = if args.port() == usual { String::new() } else { format!(":{}", args.port()) };
@@ -159,7 +160,7 @@ fn announce(args: &ServeArgs, certificates: Option<&tls::Certificates>) {
             IpAddr::V4(v4) => v4.to_string(),
             IpAddr::V6(v6) => format!("[{v6}]"),
         };
-        // A certificate that was made is signed by nobody.
+        // A created certificate is self-signed.
         let made = certificates.and_then(tls::Certificates::made_fingerprint);
         let insecure = if made.is_some() { " --insecure" } else { "" };
         if let Some(fingerprint) = made {
@@ -167,11 +168,11 @@ fn announce(args: &ServeArgs, certificates: Option<&tls::Certificates>) {
         }
         let _ = writeln!(out, "try: curl -v{insecure} {scheme}://{host}{port}/");
     }
-    // Nobody reading is no reason to stop.
+    // A closed standard output is no reason to stop.
     let _ = out.flush();
 }
 
-/// Reads the pages for errors, which are sent from memory.
+/// Reads the error pages, which are sent from memory.
 fn read_error_pages(args: &ServeArgs) -> Result<Vec<ErrorPage>, Failure> {
     let read = |page: &ErrorPageArg| {
         let ErrorPageArg { status, file } = page;
@@ -189,7 +190,7 @@ fn read_error_pages(args: &ServeArgs) -> Result<Vec<ErrorPage>, Failure> {
     args.error_page.iter().map(read).collect()
 }
 
-/// Reads the pages again; if one of them cannot be read the old ones stay, all of them.
+/// Reads the error pages again. If one cannot be read, all old ones stay in use.
 fn reload_error_pages(args: &ServeArgs, stack: &Stack<Vec<ErrorPage>>) {
     match read_error_pages(args) {
         Ok(pages) => stack.senders().iter().for_each(|sender| sender.send(pages.clone())),
@@ -203,14 +204,14 @@ fn open_disk(args: &ServeArgs) -> Result<Box<dyn Disk>, Failure> {
         .map_err(|e| Failure::NoInput(e.to_string()))
 }
 
-/// The watch over the folder. Without one what changes is seen a second later at the most.
+/// Starts watching the directory. Without a watch, changes are seen up to a second late.
 fn watch(args: &ServeArgs) -> Option<Watch> {
     let why =
         |error| eprintln!("outboard: changes of files are seen up to a second late ({error})");
     Watch::new(&args.dir).map_err(why).ok()
 }
 
-/// Sets the engines that the device may use.
+/// Enables the engines that the device may use.
 fn configure(args: &ServeArgs, steering: Option<Steering>, device: &mut DeviceConfig) {
     let Offloads { tls_tx, tls_rx, quic, .. } = args.stack.offload;
     device.file = args.stack.offload.file_config(args.file_memory);
@@ -223,7 +224,7 @@ fn configure(args: &ServeArgs, steering: Option<Steering>, device: &mut DeviceCo
     device.quic_steering = steering;
 }
 
-/// A seed of 32 bytes from the operating system.
+/// Returns a random seed of 32 bytes from the operating system.
 fn entropy32() -> [u8; 32] {
     let words = [(); 4].map(|()| clock::entropy().to_le_bytes());
     let mut seed = [0; 32];
@@ -233,7 +234,7 @@ fn entropy32() -> [u8; 32] {
     seed
 }
 
-/// The steering of datagrams of QUIC, if there are several queues.
+/// Returns how QUIC datagrams are steered to queues, `None` if there is one queue.
 fn quic_steering(args: &ServeArgs) -> Option<Steering> {
     let queues = u32::from(args.stack.queues);
     if !args.http3 || queues == 1 {
@@ -243,8 +244,8 @@ fn quic_steering(args: &ServeArgs) -> Option<Steering> {
     Some(Steering { port, id_bytes, key, queues })
 }
 
-/// Opens a file for each connection's qlog, named as other servers name theirs: by the connection
-/// ID that the client chose first. Where that fails the connection has no log.
+/// Returns a function that creates the qlog file of a connection, named by the original destination
+/// connection ID as other servers do. A connection whose file cannot be created has no log.
 fn qlog_files(folder: PathBuf) -> quic::OpenQlog {
     Arc::new(move |id, side| {
         let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -254,13 +255,13 @@ fn qlog_files(folder: PathBuf) -> quic::OpenQlog {
     })
 }
 
-/// Creates a file, never in the place of one that exists: the peer chooses a log's name, and a link
-/// of that name could lead anywhere.
+/// Creates a file, and fails if it exists: the peer chooses a log's name, and a symbolic link of
+/// that name could lead anywhere.
 fn create_new(path: &Path) -> std::io::Result<std::fs::File> {
     std::fs::OpenOptions::new().write(true).create_new(true).open(path)
 }
 
-/// Says so at once if no qlog can be written to the folder.
+/// Fails early if qlog files cannot be created in the directory.
 fn check_qlog(args: &ServeArgs) -> Result<(), Failure> {
     let Some(folder) = &args.qlog else { return Ok(()) };
     let failed = |why: &dyn std::fmt::Display| {

@@ -1,7 +1,7 @@
-//! Whom a client of TLS trusts, and why it does not.
+//! Verification of a TLS server's certificate, with the reason of a failure.
 //!
-//! rustls says of a handshake that failed only that it did; the user is told what was wrong with
-//! the certificate. Called by `outboard nvme` where it connects.
+//! rustls reports only that a handshake failed; the user needs to know what is wrong with the
+//! certificate. Called by `outboard nvme` for connections to targets.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -16,16 +16,16 @@ use rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, Signatur
 
 use cli::Failure;
 
-/// Looks at certificates of servers, and keeps why it refused one.
+/// Verifies certificates of servers, and keeps the reason of the last failure.
 #[derive(Debug)]
 pub(crate) struct Trust {
-    /// None where any certificate will do.
+    /// `None` to accept any certificate.
     roots: Option<Roots>,
     provider: Arc<CryptoProvider>,
     refused: Mutex<Option<String>>,
 }
 
-/// Certificates that others have to lead to, or to be.
+/// Trusted certificates: certificate authorities, or certificates of servers.
 #[derive(Debug)]
 struct Roots {
     certs: Vec<CertificateDer<'static>>,
@@ -33,19 +33,20 @@ struct Roots {
 }
 
 impl Trust {
-    /// Whoever has a certificate that leads to one of a file's; or anybody.
+    /// Trusts the certificates of a file and those that they have signed; without a file, accepts
+    /// any.
     ///
     /// # Errors
-    /// What is wrong with the file.
+    /// Fails if the file cannot be read or is invalid.
     pub(crate) fn new(roots: Option<&Path>) -> Result<Arc<Self>, Failure> {
         let provider = Arc::new(super::provider());
         let roots = roots.map(|path| read_roots(path, &provider)).transpose()?;
         Ok(Arc::new(Self { roots, provider, refused: Mutex::default() }))
     }
 
-    /// Why the last certificate was refused, if one was.
+    /// Returns why the last certificate was refused, if one was.
     pub(crate) fn refused(&self) -> Option<String> {
-        // Nothing under the lock panics.
+        // No code under the lock panics.
         self.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
     }
 }
@@ -75,8 +76,8 @@ impl ServerCertVerifier for Trust {
     ) -> Result<ServerCertVerified, Error> {
         let Some(roots) = &self.roots else { return Ok(ServerCertVerified::assertion()) };
         let verified = if roots.certs.contains(end_entity) {
-            // It is trusted itself. Those that openssl makes call themselves authorities, which may
-            // be no server's; that is none of our business here.
+            // The certificate itself is trusted. Self-signed ones by openssl are marked as CA
+            // certificates, which webpki refuses for a server, so only the name is verified.
             ParsedCertificate::try_from(end_entity)
                 .and_then(|cert| verify_server_name(&cert, server_name))
                 .map(|()| ServerCertVerified::assertion())
@@ -117,10 +118,11 @@ impl ServerCertVerifier for Trust {
     }
 }
 
-/// NVMe over TCP: TLS 1.3, as [`super::nvme_server`] speaks it, to a target of this name.
+/// Returns the configuration for NVMe/TCP, TLS 1.3 as in [`super::nvme_server`], to a target of
+/// this name.
 ///
 /// # Errors
-/// Where the library refuses the configuration.
+/// Fails if rustls refuses the configuration.
 pub(crate) fn nvme_client(
     trust: &Arc<Trust>,
     name: ServerName<'static>,

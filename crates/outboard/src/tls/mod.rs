@@ -1,8 +1,9 @@
-//! What the verbs speak TLS with: certificates, and rustls's configuration. What trusts the
-//! certificates of others is [`client`]'s.
+//! TLS for the subcommands: certificates and rustls configurations. Verification of peers'
+//! certificates is in [`client`].
 //!
-//! Certificates are read at the start and again on SIGHUP; a file that cannot be read then leaves
-//! the old ones in use. Without any, one for development is made, for our own addresses.
+//! Certificates are read at startup and again on SIGHUP; if a file cannot be read then, the old
+//! ones stay in use. Without `--tls-cert`, a self-signed certificate for our own addresses is
+//! created.
 
 mod client;
 
@@ -29,23 +30,23 @@ pub(crate) use client::{Trust, nvme_client};
 #[derive(Debug)]
 pub(crate) struct Certificates {
     loaded: Mutex<Vec<Arc<CertifiedKey>>>,
-    /// Whether the one in use was made at the start.
+    /// True if the certificate was created at startup.
     made: bool,
 }
 
 impl Certificates {
-    /// Reads the files that were named, or makes a certificate for development, for localhost and
-    /// our addresses.
+    /// Reads the files of the options, or creates a self-signed certificate for localhost and our
+    /// addresses.
     ///
     /// # Errors
-    /// Which file is wrong, and how.
+    /// Fails if a file cannot be read or is invalid, and names it.
     pub(crate) fn load(args: &CertArgs, addrs: &[Cidr]) -> Result<Arc<Self>, Failure> {
         let made = args.tls_cert.is_empty();
         let loaded = if made { vec![Arc::new(make(addrs)?)] } else { read(args)? };
         Ok(Arc::new(Self { loaded: Mutex::new(loaded), made }))
     }
 
-    /// Reads the files again; says on standard error how that went.
+    /// Reads the files again; prints the result on standard error.
     pub(crate) fn reload(&self, args: &CertArgs) {
         if self.made {
             eprintln!("outboard: SIGHUP: the certificate for development stays");
@@ -61,7 +62,8 @@ impl Certificates {
         }
     }
 
-    /// SHA-256 of a certificate that was made, as browsers and `openssl x509 -fingerprint` show it.
+    /// Returns the SHA-256 fingerprint of a created certificate, in the format of browsers and
+    /// `openssl x509 -fingerprint`.
     pub(crate) fn made_fingerprint(&self) -> Option<String> {
         let first = self.lock().first().cloned().filter(|_| self.made)?;
         let hash = digest::digest(&digest::SHA256, first.end_entity_cert().ok()?);
@@ -74,7 +76,7 @@ impl Certificates {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<CertifiedKey>>> {
-        // Nothing under the lock panics.
+        // No code under the lock panics.
         self.loaded.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
@@ -85,10 +87,11 @@ impl ResolvesServerCert for Certificates {
     }
 }
 
-/// The first certificate that is for the name that the client asks for, and whose key signs by an
-/// algorithm that the client takes (RFC 8446 section 4.4.2.2): so a name may have one with an ECDSA
-/// key and one with an RSA key. If the name has none, the first of all that the client takes; if it
-/// takes none, the first for the name, with which the handshake fails and says why.
+/// Returns the first certificate that is valid for the requested name and whose key has a signature
+/// algorithm that the client supports (RFC 8446 section 4.4.2.2), so that a name may have an ECDSA
+/// and an RSA certificate. If none is valid for the name, all are candidates. If the client
+/// supports none of the candidates, returns the first one, with which the handshake fails and
+/// reports why.
 fn choose<'a>(
     loaded: &'a [Arc<CertifiedKey>],
     name: Option<&str>,
@@ -105,34 +108,34 @@ fn choose<'a>(
     candidates.clone().find(signs).or_else(|| candidates.next())
 }
 
-/// HTTPS: TLS 1.2 and 1.3 with the suites that the record layer has.
+/// Returns the configuration for HTTPS: TLS 1.2 and 1.3 with the cipher suites of the record layer.
 ///
 /// # Errors
-/// Where the library refuses the configuration.
+/// Fails if rustls refuses the configuration.
 pub(crate) fn https(certificates: &Arc<Certificates>) -> Result<TlsServer, Failure> {
     let mut config = server(certificates, rustls::DEFAULT_VERSIONS)?;
-    // The first that the client has too. One that offers others only is refused with an alert (RFC
-    // 7301 section 3.2), one that offers nothing gets what it speaks.
+    // The first one that the client offers is chosen. A client that offers only others is refused
+    // with an alert (RFC 7301 section 3.2); one without ALPN is served.
     config.alpn_protocols = vec![b"http/1.1".to_vec(), b"http/1.0".to_vec()];
     config.ticketer = aws_lc_rs::Ticketer::new().map_err(|e| refused(&e))?;
     Ok(TlsServer { config: Arc::new(config), crypto: Arc::new(crypto::Provider) })
 }
 
-/// NVMe over TCP: TLS 1.3 (NVMe/TCP transport 1.0, section 3.6.1). No tickets: Linux's initiator
-/// ends a connection on which one comes.
+/// Returns the configuration for NVMe/TCP: TLS 1.3 (NVMe/TCP transport 1.0 section 3.6.1). No
+/// session tickets: Linux's initiator closes a connection that receives one.
 ///
 /// # Errors
-/// Where the library refuses the configuration.
+/// Fails if rustls refuses the configuration.
 pub(crate) fn nvme_server(certificates: &Arc<Certificates>) -> Result<TlsServer, Failure> {
     let mut config = server(certificates, &[&version::TLS13])?;
     config.send_tls13_tickets = 0;
     Ok(TlsServer { config: Arc::new(config), crypto: Arc::new(crypto::Provider) })
 }
 
-/// TLS 1.3 for HTTP/3, with the same certificates.
+/// Returns the configuration for HTTP/3: TLS 1.3, with the same certificates.
 ///
 /// # Errors
-/// Where the library refuses the configuration.
+/// Fails if rustls refuses the configuration.
 pub(crate) fn quic(certificates: &Arc<Certificates>) -> Result<Arc<ServerConfig>, Failure> {
     let mut config = server(certificates, &[&version::TLS13])?;
     config.alpn_protocols = vec![b"h3".to_vec()];
@@ -149,9 +152,9 @@ fn server(
         .map_err(|e| refused(&e))?
         .with_no_client_auth()
         .with_cert_resolver(Arc::clone(certificates) as Arc<dyn ResolvesServerCert>);
-    // The record layer is ours.
+    // Records are encrypted and decrypted by our own record layer.
     config.enable_secret_extraction = true;
-    // SSLKEYLOGFILE; without it nothing is written.
+    // Writes keys to the file named by SSLKEYLOGFILE, if it is set.
     config.key_log = Arc::new(rustls::KeyLogFile::new());
     Ok(config)
 }
@@ -183,7 +186,7 @@ fn read_pair(cert: &Path, key: &Path) -> Result<CertifiedKey, Failure> {
     })
 }
 
-/// All certificates of a file.
+/// Reads all certificates of a file.
 fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
     let chain = CertificateDer::pem_file_iter(path)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
@@ -198,7 +201,7 @@ fn wrong(path: &Path, why: String) -> Failure {
     Failure::NoInput(format!("{}: {why}", path.display()))
 }
 
-/// A certificate for our addresses and for localhost, that nobody has signed.
+/// Creates a self-signed certificate for localhost and our addresses.
 fn make(addrs: &[Cidr]) -> Result<CertifiedKey, Failure> {
     let mut names = vec!["localhost".to_owned()];
     names.extend(addrs.iter().map(|cidr| cidr.addr.to_string()));
@@ -237,15 +240,15 @@ mod tests {
         };
         let (p256, p384) = (S::ECDSA_NISTP256_SHA256, S::ECDSA_NISTP384_SHA384);
         for (name, schemes, expected) in [
-            // The order of the options decides between those that the client takes.
+            // The order of the options decides between certificates that the client supports.
             ("a.example", &[S::ED25519, p256][..], 0),
             ("a.example", &[S::ED25519], 1),
             ("a.example", &[S::RSA_PSS_SHA256, S::ED25519], 1),
             ("b.example", &[p384, p256], 2),
             ("b.example", &[p256], 3),
-            // None is taken: the name's first.
+            // None is supported: the first of the name.
             ("b.example", &[S::RSA_PSS_SHA256], 2),
-            // Another name: the first that is taken.
+            // Another name: the first that is supported.
             ("c.example", &[p256], 0),
             ("c.example", &[p384], 2),
             ("c.example", &[S::RSA_PSS_SHA256], 0),
