@@ -1,8 +1,8 @@
-//! The command line's shape.
+//! Command-line arguments of `outboard-lab`.
 
 use clap::{Parser, Subcommand};
 
-/// Measurements and simulations of outboard, the split transport stack.
+/// Benchmarks and simulations of outboard, a split transport stack
 #[derive(Debug, Parser)]
 #[command(name = "outboard-lab", version, about)]
 pub(crate) struct Cli {
@@ -10,11 +10,11 @@ pub(crate) struct Cli {
     pub(crate) verb: Verb,
 }
 
-/// The verbs.
+/// Subcommands of `outboard-lab`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// Measure: the papers' tables, and comparisons with other programs
+    /// Run a benchmark: the papers' tables, and comparisons with other programs
     Bench(crate::bench::BenchArgs),
-    /// Run the whole product on virtual time, with faults drawn from seeds
+    /// Run the whole product in deterministic simulation, with faults drawn from seeds
     Sim(crate::sim::SimArgs),
 }

@@ -1,5 +1,4 @@
-//! `outboard-lab`: measures and simulates what `outboard` runs. One program; each verb has a
-//! module.
+//! `outboard-lab`: benchmarks and simulations of `outboard`. Each subcommand is a module.
 //!
 //! Exit codes are those of `outboard`: see [`cli::Failure`].
 #![forbid(unsafe_code)]

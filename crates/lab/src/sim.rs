@@ -1,8 +1,8 @@
-//! `outboard-lab sim`: deterministic simulation, many seeds or one.
+//! `outboard-lab sim`: deterministic simulation of one seed or many.
 //!
-//! Worlds are single-threaded and independent, so threads take seeds from one counter; what they
-//! come to depends on the seeds alone. A seed that fails is told with everything needed to look at
-//! it again.
+//! Simulated runs are single-threaded and independent of each other, so worker threads take seeds
+//! from one counter, and a run's result depends on its seed alone. A failed seed is reported with
+//! everything that is needed to reproduce it.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write as _};
@@ -15,48 +15,48 @@ use sim::Outcome;
 
 use cli::Failure;
 
-/// Seeds that together reach everything that the summary shows.
+/// Number of seeds that together move every counter of the summary.
 const REACHES_ALL: u64 = 10_000;
-/// Failed seeds that are told in full.
+/// Failed seeds that are reported in full.
 const TOLD_MAX: usize = 3;
 
-/// `outboard-lab sim`.
+/// Arguments of `outboard-lab sim`.
 #[derive(Debug, Args)]
 pub(crate) struct SimArgs {
-    /// Run this seed only
+    /// Run only this seed
     #[arg(long, value_name = "N", conflicts_with_all = ["seeds", "first"])]
     seed: Option<u64>,
-    /// How many seeds to run, each twice
+    /// Number of seeds to run, each twice
     #[arg(long, value_name = "N", default_value_t = 1_000)]
     seeds: u64,
-    /// The first of them
+    /// First seed
     #[arg(long, value_name = "N", default_value_t = 0)]
     first: u64,
-    /// Show every event of the run
+    /// Print every event of the run
     #[arg(long, requires = "seed")]
     trace: bool,
-    /// With or without file offload, whatever the seed says
+    /// Force file offload on or off, whatever the seed says
     #[arg(long, requires = "seed", value_name = "on|off", value_parser = offload)]
     offload: Option<bool>,
-    /// With all TLS offload or with none, whatever the seed says
+    /// Force all TLS offload on or off, whatever the seed says
     #[arg(long, requires = "seed", value_name = "on|off", value_parser = offload)]
     tls_offload: Option<bool>,
-    /// With all QUIC offload or with none, whatever the seed says
+    /// Force all QUIC offload on or off, whatever the seed says
     #[arg(long, requires = "seed", value_name = "on|off", value_parser = offload)]
     quic_offload: Option<bool>,
-    /// With all NVMe offload or with none, whatever the seed says
+    /// Force all NVMe/TCP offload on or off, whatever the seed says
     #[arg(long, requires = "seed", value_name = "on|off", value_parser = offload)]
     nvme_offload: Option<bool>,
-    /// Worlds of storage only, whatever the seeds say
+    /// Run storage scenarios only, whatever the seeds say
     #[arg(long)]
     storage: bool,
-    /// Worlds that are calm except for one thing, with bounds of performance
+    /// Run scenarios with a single impairment, and check performance bounds
     #[arg(long, conflicts_with = "storage")]
     calm: bool,
-    /// Whether a proxy asks for splices, whatever the seed says
+    /// Force splicing by a proxy on or off, whatever the seed says
     #[arg(long, requires = "seed", value_name = "on|off", value_parser = offload)]
     splice: Option<bool>,
-    /// Threads; one for each processor where nothing is said
+    /// Number of threads; by default one per processor
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
 }
@@ -64,7 +64,7 @@ pub(crate) struct SimArgs {
 /// Runs `outboard-lab sim`.
 ///
 /// # Errors
-/// Which seeds failed.
+/// Reports the seeds that failed.
 pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
     match args.seed {
         Some(seed) => run_one(seed, args),
@@ -102,7 +102,7 @@ fn run_one(seed: u64, args: &SimArgs) -> Result<(), Failure> {
     let mut totals = Totals::default();
     totals.add(&outcome);
     let mut out = std::io::stdout().lock();
-    // Whoever closes the pipe has seen enough.
+    // A write fails if the reader closed the pipe (`head`): ignored.
     for line in &outcome.trace {
         let _ = writeln!(out, "{line}");
     }
@@ -174,7 +174,7 @@ fn progress(done: u64, of: u64, failed: usize) {
     }
 }
 
-/// Sums over all runs.
+/// Sums of counters over all runs.
 #[derive(Default)]
 struct Totals {
     seeds: u64,
@@ -183,7 +183,7 @@ struct Totals {
     counters: BTreeMap<&'static str, u64>,
 }
 
-/// What the summary shows: the faults that were injected, and what they led to.
+/// Counters of the summary, with their descriptions: injected faults, and their effects.
 const SHOWN: [(&str, &str); 135] = [
     ("responses", "responses, checked byte by byte"),
     ("bytes", "bytes that clients read"),
@@ -335,8 +335,8 @@ impl Totals {
         });
     }
 
-    /// Checks that a run of that many seeds, of all worlds, has reached everything that the summary
-    /// shows: a counter of it that is still zero is of something that is no longer tested.
+    /// Checks that a run of at least [`REACHES_ALL`] seeds, of all scenarios, moved every counter
+    /// of the summary: a counter that is still zero belongs to something that is no longer tested.
     fn reached(&self, some_only: bool) -> Result<(), Failure> {
         if self.seeds < REACHES_ALL || some_only {
             return Ok(());
@@ -383,7 +383,7 @@ mod tests {
         assert!(totals.reached(false).is_ok());
     }
 
-    /// The names are those of counters: a seed with every engine in use has them all.
+    /// A few seeds are enough to make every counter exist, though perhaps at zero.
     #[test]
     fn every_name_in_the_summary_is_a_counter() {
         let mut totals = Totals::default();

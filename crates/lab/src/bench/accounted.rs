@@ -1,9 +1,9 @@
-//! Accounted mode: client, link, device and host in one thread in turn, on a
-//! virtual clock; the time-stamp counter's cycles of each part are summed apart.
+//! Accounted mode: client, link, device and host run in turn on one thread and a virtual clock, and
+//! the time-stamp counter's cycles are summed for each.
 //!
 //! The parts are those of the running program, rings included; only threads, wake-ups and the
-//! kernel's wire are absent. Virtual time stands still while somebody has work, then jumps to the
-//! next thing that is due, so that a run's packets do not depend on the machine.
+//! kernel's network interface are absent. Virtual time stands still while any part has work, then
+//! jumps to the earliest deadline, so that the packets of a run do not depend on the machine.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -23,67 +23,67 @@ use node::{DeviceHalf, DevicePorts, DiskPort, HostHalf, HostPorts};
 
 use super::disk::ModelledDisk;
 
-/// Frames that a device takes in a turn: as the program's, it sends what became of them before it
-/// takes more.
+/// Frames that a device receives in one turn. As in the program, it sends their results before it
+/// receives more.
 const BATCH: usize = 256;
-/// Slots of the rings.
+/// Slots of each ring.
 const SLOTS: usize = 4096;
 
-/// When runs begin: no timer is due before.
+/// Virtual time at which runs begin: no timer is due earlier.
 pub(crate) const START: Instant = Instant::from_millis(1000);
 
 /// Counters by name.
 pub(crate) type Counted = BTreeMap<&'static str, u64>;
 
-/// Cycles of one node.
+/// Cycles used by one machine.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cycles {
-    /// Host stack and application, and its ends of the rings.
+    /// Host stack and application, and the host's ends of the rings.
     pub(crate) host: u64,
-    /// Device, its ends of the rings, its wire and its disk.
+    /// Device, its ends of the rings, its link and its disk.
     pub(crate) device: u64,
-    /// Of these, the wire: what a NIC's DMA does.
+    /// The link's part of `device`: the work of a NIC's DMA.
     pub(crate) wire: u64,
 }
 
 /// An application that a benchmark runs above a host.
 pub(crate) trait BenchApp: Application {
-    /// Opens files and connections, when a run begins.
+    /// Opens files and connections at the start of a run.
     fn start(&mut self, _now: Instant, _host: &mut Host) {}
 
-    /// Returns the first thing that went wrong: a benchmark with wrong bytes is none.
+    /// Returns the first error: a benchmark that transferred wrong bytes is invalid.
     fn error(&self) -> Option<&str> {
         None
     }
 
-    /// Calls `f` with the name and value of each counter that belongs to the host's.
+    /// Calls `f` with the name and value of each of the application's counters.
     fn count(&self, _f: &mut dyn FnMut(&'static str, u64)) {}
 }
 
 impl BenchApp for ContentServer {}
 impl BenchApp for Proxy {}
 
-/// What a machine has used and counted: since it is there, or between two moments.
+/// Resources that a machine has used, and its counters: in total, or between two moments.
 #[derive(Clone, Debug)]
 pub(crate) struct Usage {
     /// Virtual time.
     pub(crate) elapsed: Duration,
     pub(crate) cycles: Cycles,
-    /// Packets that the host received, and packets or runs that it handed over.
+    /// Packets that the host received, plus packets or segmentation runs that it sent.
     pub(crate) host_packets: u64,
-    /// Packets that the device received.
+    /// Frames that the device received.
     pub(crate) device_packets: u64,
-    /// Counters of host, device and wire; between two moments those that moved.
+    /// Counters of host, device and link; a difference holds only those that moved.
     pub(crate) counters: Counted,
 }
 
 impl Usage {
-    /// Returns by how much a counter moved.
+    /// Returns how much a counter moved.
     pub(crate) fn moved(&self, name: &str) -> u64 {
         self.counters.get(name).copied().unwrap_or_default()
     }
 
-    /// Returns the difference to what it was before.
+    /// Returns the difference to an earlier usage.
     pub(crate) fn since(mut self, before: &Self) -> Self {
         self.counters.retain(|name, value| {
             *value = value.saturating_sub(before.moved(name));
@@ -105,7 +105,7 @@ struct HostSide {
     events: Consumer<Event>,
     recycle: Producer<PacketBuf>,
     disk: Option<ModelledDisk>,
-    /// Packets that the host received, and packets or runs that it handed over.
+    /// Packets that the host received, plus packets or segmentation runs that it sent.
     packets: u64,
     digests_ignored: bool,
 }
@@ -117,11 +117,11 @@ struct DeviceSide {
     events: Producer<Event>,
     recycle: Consumer<PacketBuf>,
     disk: Option<ModelledDisk>,
-    /// Frames that the link has given, and the device has not taken.
+    /// Frames received from the link that the device has not taken yet.
     received: VecDeque<RxFrame>,
     /// Frames that the device received.
     packets: u64,
-    /// Cycles of the link in this turn.
+    /// Cycles of the link in the present turn.
     wire_cycles: u64,
 }
 
@@ -172,18 +172,18 @@ impl<A: BenchApp> Node<A> {
         }
     }
 
-    /// Drops what the device says of data digests: so the host computes them, of data that the
-    /// device places.
+    /// Discards the device's claims about data digests, so that the host computes the digests of
+    /// data that the device placed.
     pub(crate) const fn ignore_digests(&mut self) {
         self.host_side.digests_ignored = true;
     }
 
-    /// The machine without its device, for counting memory.
+    /// Drops the device, so that the host's memory can be measured.
     pub(crate) fn into_host(self) -> (HostHalf, A) {
         (self.host, self.app)
     }
 
-    /// Lets host and application work; returns whether they had anything to do.
+    /// Runs host and application; returns whether they had work.
     fn host_turn(&mut self, now: Instant) -> bool {
         let from = cycles();
         let turn = self.host.turn(now, &mut self.app, &mut self.host_side);
@@ -193,7 +193,7 @@ impl<A: BenchApp> Node<A> {
         turn.worked
     }
 
-    /// Lets the device work; returns whether it had anything to do.
+    /// Runs the device; returns whether it had work.
     fn device_turn(&mut self, now: Instant) -> bool {
         let from = cycles();
         self.device_side.wire_cycles = 0;
@@ -205,7 +205,7 @@ impl<A: BenchApp> Node<A> {
         turn.worked
     }
 
-    /// Returns what it has used until `now`.
+    /// Returns everything used until `now`.
     pub(crate) fn usage(&self, now: Instant) -> Usage {
         let mut counters = Counted::new();
         let mut note = |name, value| {
@@ -292,7 +292,7 @@ impl DiskPort for DeviceSide {
 impl DevicePorts for DeviceSide {
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
         if self.received.is_empty() {
-            // In batches, so that the counter of cycles is read once for many frames.
+            // In batches, so that the cycle counter is read once for many frames.
             let from = cycles();
             while self.received.len() < BATCH {
                 let Some(frame) = self.wire.receive(now, pool) else { break };
@@ -327,8 +327,7 @@ impl DevicePorts for DeviceSide {
 /// Two machines and the link between them.
 pub(crate) struct Pair<S, C> {
     pub(crate) now: Instant,
-    /// What happens within this time is seen together, as with interrupt moderation; zero if each
-    /// thing is seen when it happens.
+    /// Interrupt moderation: events within this time are handled together. Zero for none.
     moderation: Duration,
     pub(crate) server: Node<S>,
     pub(crate) client: Node<C>,
@@ -346,10 +345,10 @@ impl<S: BenchApp, C: BenchApp> Pair<S, C> {
         self.client.app.start(self.now, &mut self.client.host.host);
     }
 
-    /// Runs until `done` says so, which is asked between rounds.
+    /// Runs until `done` returns true; it is called between rounds.
     ///
     /// # Errors
-    /// An application's error, or nothing left that could happen.
+    /// An application's error, or a run in which no machine has work or a deadline.
     pub(crate) fn run_until(&mut self, mut done: impl FnMut(&Self) -> bool) -> Result<(), Failure> {
         loop {
             if let Some(what) = self.server.app.error().or_else(|| self.client.app.error()) {
@@ -365,8 +364,8 @@ impl<S: BenchApp, C: BenchApp> Pair<S, C> {
         }
     }
 
-    /// Gives both machines a turn, or moves the clock to the next deadline; returns false if there
-    /// is none.
+    /// Runs both machines once, or moves the clock to the next deadline. Returns false if there is
+    /// none.
     fn advance(&mut self) -> bool {
         let now = self.now;
         let mut busy = self.server.device_turn(now);
@@ -382,12 +381,12 @@ impl<S: BenchApp, C: BenchApp> Pair<S, C> {
         true
     }
 
-    /// Returns what the server has used by now.
+    /// Returns everything that the server has used until now.
     pub(crate) fn server_usage(&self) -> Usage {
         self.server.usage(self.now)
     }
 
-    /// Returns what the client has used by now.
+    /// Returns everything that the client has used until now.
     pub(crate) fn client_usage(&self) -> Usage {
         self.client.usage(self.now)
     }

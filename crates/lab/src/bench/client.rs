@@ -1,5 +1,5 @@
-//! A client for accounted benchmarks: so many connections, each asking for one file after the
-//! other.
+//! HTTP client for accounted benchmarks: a number of connections, each of which downloads one file
+//! after another.
 //!
 //! It checks the length of each body and samples its bytes; whole contents are checked by the tests
 //! and the simulator.
@@ -14,38 +14,39 @@ use wire::Endpoint;
 use super::accounted::BenchApp;
 use super::testbed::Files;
 
-/// Connections being opened at one time.
+/// Connections in the handshake at one time.
 const OPENING_MAX: u32 = 64;
 
 #[derive(Debug, Default)]
 struct Download {
+    /// Bytes of the present body; `u64::MAX` until the connection is established.
     file: u32,
-    /// Still inside the response's head.
+    /// Bytes of the response's header section so far.
     in_head: Vec<u8>,
+    /// Body bytes since [`Client::restart_shares`].
     body: u64,
     done: u64,
     responses: u64,
 }
 
-/// The client.
 #[derive(Debug)]
 pub(crate) struct Client {
     server: Endpoint,
     files: Files,
     connections: u32,
     downloads: BTreeMap<SocketId, Download>,
-    /// Connections that were established.
+    /// Connections that have been established.
     standing: u32,
-    /// Connections that had two responses.
+    /// Connections that have had two responses.
     warm: u32,
     prng: Prng,
-    /// Responses received whole.
+    /// Complete responses received.
     pub(crate) responses: u64,
     /// Body bytes received.
     pub(crate) body_bytes: u64,
-    /// What went wrong, if anything did.
+    /// Errors; the first one ends the run.
     errors: Vec<String>,
-    /// No new requests any more.
+    /// True if no further requests are sent.
     pub(crate) draining: bool,
 }
 
@@ -66,7 +67,7 @@ impl Client {
         }
     }
 
-    /// Opens the next one; where it was the last, all begin to ask.
+    /// Opens the next connection; after the last one, all connections send their first request.
     fn established(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         if let Some(download) = self.downloads.get_mut(&socket) {
             download.done = 0;
@@ -91,22 +92,22 @@ impl Client {
         }
     }
 
-    /// Connections that are established.
+    /// Returns the number of connections that are established.
     pub(crate) fn writable(&self, host: &Host) -> usize {
         self.downloads.keys().filter(|&&s| host.readiness(s).writable).count()
     }
 
-    /// Whether every connection has had two responses.
+    /// Returns whether every connection has had two responses.
     pub(crate) const fn is_warm(&self) -> bool {
         self.warm == self.connections
     }
 
-    /// Counts what each connection receives from now on.
+    /// Restarts the count of body bytes per connection.
     pub(crate) fn restart_shares(&mut self) {
         self.downloads.values_mut().for_each(|d| d.body = 0);
     }
 
-    /// Bytes that each connection has received, for the index of fairness.
+    /// Returns the body bytes of each connection, for Jain's fairness index.
     pub(crate) fn shares(&self) -> Vec<f64> {
         self.downloads.values().map(|d| d.body as f64).collect()
     }
@@ -125,7 +126,7 @@ impl Client {
         }
     }
 
-    /// Takes what `peek` shows, up to the end of one response; gives the bytes used.
+    /// Takes bytes from the receive queue, up to the end of one response. Returns the number used.
     fn take(&mut self, host: &Host, socket: SocketId) -> usize {
         let bytes = host.peek(socket);
         let Some(download) = self.downloads.get_mut(&socket) else { return bytes.len() };
@@ -144,7 +145,7 @@ impl Client {
         let left = self.files.size - download.done;
         let here = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len() - used);
         if here > 0 {
-            // A byte of each piece.
+            // One byte of each piece is compared.
             let at = usize::try_from(self.prng.below(here as u64)).unwrap_or(0);
             let expected = (self.files.byte)(download.file, download.done + at as u64);
             if bytes[used + at] != expected {
@@ -187,8 +188,8 @@ impl Application for Client {
 }
 
 impl BenchApp for Client {
-    /// Opens the first connections: a few at a time, so that no SYN is lost to a limit and comes
-    /// again a second later.
+    /// Opens the first connections: a few at a time, since a SYN that is lost to a limit is
+    /// repeated only after a second.
     fn start(&mut self, now: Instant, host: &mut Host) {
         self.open(now, host, self.connections.min(OPENING_MAX));
     }

@@ -1,5 +1,4 @@
-//! A content server and the client that asks it for files: the machines of `bench io-tcp` and
-//! `bench memory`.
+//! A content server and its client: the machines of `bench io-tcp` and `bench memory`.
 
 use std::path::Path;
 
@@ -15,31 +14,32 @@ use super::disk::DiskModel;
 use super::testbed::{self, FAST_DISK, Files, Machine, TRANSMIT_RING};
 use cli::Failure;
 
-/// A server and a client.
+/// The two machines.
 pub(crate) type ContentPair = Pair<ContentServer, Client>;
 
 /// How the server sends files.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sending {
-    /// The device reads files, not the host.
+    /// The device reads files; otherwise the host.
     pub(crate) offload: bool,
-    /// The device tells the host when a packet leaves (the echo of IO-TCP).
+    /// The device reports when a packet leaves (the echo of IO-TCP).
     pub(crate) echo: bool,
-    /// The device corrects TCP timestamps for the time that a disk took (IO-TCP section 3.5).
+    /// The device corrects TCP timestamps for the time spent waiting for a disk (IO-TCP section
+    /// 3.5).
     pub(crate) correct_timestamps: bool,
     pub(crate) disk: DiskModel,
 }
 
 impl Sending {
-    /// By the device, as the product does.
+    /// Files read by the device, as in the product.
     pub(crate) const BY_DEVICE: Self =
         Self { offload: true, echo: true, correct_timestamps: true, disk: FAST_DISK };
 }
 
-/// Returns the two machines of a run. `files` are in `folder`.
+/// Returns the two machines of a run; the files are in `folder`.
 ///
 /// # Errors
-/// A folder that cannot be opened.
+/// Reports a folder that cannot be opened.
 pub(crate) fn content_pair(
     sending: Sending,
     connections: u32,
@@ -48,7 +48,7 @@ pub(crate) fn content_pair(
 ) -> Result<ContentPair, Failure> {
     let (server_wire, client_wire) = link(&testbed::link_config(TRANSMIT_RING));
     let mut server = Machine::new(1);
-    // As `serve` has it; the wire's frames stay below 64 KiB, and so do the runs that the client
+    // As `serve` does; frames on the link stay below 64 KiB, and so do the runs that the client
     // acknowledges.
     server.device.transmit_bytes_max = LONG_TRANSMIT_BYTES;
     server.device.correct_timestamps = sending.correct_timestamps;
@@ -59,7 +59,7 @@ pub(crate) fn content_pair(
     *disk = testbed::disk(folder, sending.disk)?;
     let content = content::Config {
         listen: vec![Listen { addr: None, port: 80, backlog: 8192 }],
-        // Every open file stays open: what is measured is sending.
+        // Every file stays open: only sending is measured.
         files_max: 8192,
         file_validity: Duration::from_secs(3600),
         requests_per_connection_max: u32::MAX,

@@ -1,7 +1,9 @@
-//! A disk for accounted benchmarks: real files, read at once, completed after a modelled time.
+//! Disk of accounted benchmarks: real files that are read at once and complete after a modeled
+//! time.
 //!
-//! The read's own cycles fall to whoever submits it; the time that a real disk would take passes on
-//! the virtual clock: a fixed latency, and a rate at which requests follow each other.
+//! The cycles of the read itself are charged to the machine that submits it. The time that a real
+//! disk would take passes on the virtual clock: a fixed latency, and a rate that is shared by all
+//! requests.
 
 use std::collections::VecDeque;
 
@@ -9,10 +11,10 @@ use abi::disk::{DiskCompletion, DiskRequest};
 use base::{Duration, Instant};
 use io::disk::Disk;
 
-/// What the modelled disk is like.
+/// Parameters of a modeled disk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DiskModel {
-    /// From the moment that a request is served to its completion.
+    /// Time from the end of a request's service to its completion.
     pub(crate) latency: Duration,
     /// Bytes per second; requests queue for it.
     pub(crate) bytes_per_s: u64,
@@ -23,17 +25,18 @@ pub(crate) struct ModelledDisk {
     files: Box<dyn Disk>,
     model: DiskModel,
     busy_until: Instant,
-    /// Completions, and when they come: requests are served one after the other, each as late.
+    /// Completions with their due times, which ascend: requests are served in order, and the
+    /// latency is fixed.
     waiting: VecDeque<(Instant, DiskCompletion)>,
 }
 
 impl ModelledDisk {
-    /// `files` has to complete what it is given at once: `DiskKind::Sync`.
+    /// Returns a disk over `files`, which must complete requests at once (`DiskKind::Sync`).
     pub(crate) fn new(files: Box<dyn Disk>, model: DiskModel) -> Self {
         Self { files, model, busy_until: Instant::ZERO, waiting: VecDeque::new() }
     }
 
-    /// Takes a request. The synchronous disk below is never full.
+    /// Submits a request. The synchronous disk below is never full.
     pub(crate) fn submit(&mut self, now: Instant, request: DiskRequest) {
         if self.files.submit(request).is_err() {
             debug_assert!(false, "a synchronous disk is never full");
@@ -55,7 +58,7 @@ impl ModelledDisk {
         }
     }
 
-    /// The next completion whose time has come.
+    /// Returns the next completion that is due.
     pub(crate) fn poll(&mut self, now: Instant) -> Option<DiskCompletion> {
         if self.poll_timeout()? > now {
             return None;
@@ -63,7 +66,7 @@ impl ModelledDisk {
         self.waiting.pop_front().map(|(_, completion)| completion)
     }
 
-    /// When the next one's comes.
+    /// Returns when the next completion is due.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.waiting.front().map(|(at, _)| *at)
     }

@@ -1,9 +1,9 @@
-//! The harness of all benchmarks: it runs an [`Experiment`]'s settings in turn, checks the path of
-//! each run, shows a table and prints JSON.
+//! Harness of all benchmarks: runs the settings of an [`Experiment`] in turn, checks the path of
+//! each run, prints a table, and prints JSON.
 //!
-//! A benchmark is one file: its arguments, which implement [`Benchmark`], settings, a measurement,
-//! a check of the path, and fields. It hands its experiments to a [`Report`] and adds what it
-//! concludes from their rows. Nothing here knows what is measured.
+//! A benchmark has arguments, which implement [`Benchmark`], settings, a measurement, a check of
+//! the path, and fields. It hands its experiments to a [`Report`] and adds its conclusions from
+//! their rows. Nothing here depends on what is measured.
 
 use std::collections::BTreeMap;
 use std::fmt::{Debug, Display};
@@ -13,34 +13,35 @@ use serde_json::{Map, Value, json};
 
 use cli::Failure;
 
-/// A benchmark, as its arguments ask for it.
+/// A benchmark, with its command-line arguments.
 pub(crate) trait Benchmark {
     /// Measures and reports.
     ///
     /// # Errors
-    /// What could not be set up, wrong bytes, or another path than the one to be measured.
+    /// Reports a set-up that failed, wrong bytes, or a path other than the one to be measured.
     fn run(&self, report: &mut Report) -> Result<(), Failure>;
 }
 
-/// What fills a table. `S` distinguishes runs, `F` is the result of one, or of all of a setting.
+/// A measured table. `S` is the setting of a run, `F` the result of one run, or of all runs of a
+/// setting.
 pub(crate) struct Experiment<'a, S, F> {
-    /// Settings, in groups of those that are compared. Runs of a group take turns, so that other
-    /// work on the machine meets all of them alike.
+    /// Settings, in groups that are compared. The runs of a group take turns, so that other load on
+    /// the machine affects all of them alike.
     pub(crate) groups: Vec<Vec<S>>,
     /// Runs of each setting.
     pub(crate) repeats: usize,
     /// Runs a setting once.
     pub(crate) measure: &'a mut dyn FnMut(S) -> Result<F, Failure>,
-    /// Returns whether a run took the path that its setting asks for: a silent fallback to software
-    /// is the characteristic bug.
+    /// Returns whether a run took the path of its setting. Silent fallback to software is the
+    /// characteristic bug of an offload.
     pub(crate) took_path: &'a dyn Fn(S, &F) -> bool,
-    /// Makes one result of the runs of a setting, of which there is at least one.
+    /// Combines the results of a setting's runs, of which there is at least one.
     pub(crate) combine: &'a dyn Fn(Vec<F>) -> F,
-    /// Returns a row's fields.
+    /// Returns the fields of a row.
     pub(crate) fields: ShowRow<'a, S, F>,
 }
 
-/// Shows a row; the second argument is the first row of its group.
+/// Returns the fields of a row; the second argument is the first row of its group.
 pub(crate) type ShowRow<'a, S, F> = &'a dyn Fn(&Row<S, F>, &Row<S, F>) -> Fields;
 
 /// A setting with its result.
@@ -50,18 +51,18 @@ pub(crate) struct Row<S, F> {
     pub(crate) figures: F,
 }
 
-/// Returns the result of the first setting that is wanted.
+/// Returns the result of the first setting that matches.
 pub(crate) fn find<S, F>(rows: &[Row<S, F>], is_wanted: impl Fn(&S) -> bool) -> Option<&F> {
     rows.iter().find(|row| is_wanted(&row.setting)).map(|row| &row.figures)
 }
 
-/// Returns the run in the middle when they are sorted by `key`.
+/// Returns the median run by `key`.
 pub(crate) fn median_by<F, K: PartialOrd>(mut runs: Vec<F>, key: impl Fn(&F) -> K) -> F {
     runs.sort_by(|a, b| key(a).partial_cmp(&key(b)).unwrap_or(std::cmp::Ordering::Equal));
     runs.swap_remove(runs.len() / 2)
 }
 
-/// Returns the median: of an even number of values the mean of the two in the middle, of none NaN.
+/// Returns the median: the mean of the middle two for an even number of values, NaN for none.
 pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut sorted: Vec<f64> = values.collect();
     sorted.sort_by(f64::total_cmp);
@@ -72,25 +73,25 @@ pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
     }
 }
 
-/// Returns the only run of a setting that is run once.
+/// Returns the run of a setting that is run once.
 pub(crate) fn only<F>(mut runs: Vec<F>) -> F {
     runs.swap_remove(0)
 }
 
-/// Returns the ratio of two numbers, if both are there.
+/// Returns the ratio of two numbers if both are present.
 pub(crate) fn ratio(a: Option<f64>, b: Option<f64>) -> Option<f64> {
     a.zip(b).map(|(a, b)| a / b)
 }
 
-/// A row of a report: fields for machines, of which some are columns for people.
+/// A row of a report: JSON fields, table columns, or both.
 #[derive(Debug, Default)]
 pub(crate) struct Fields(Vec<Field>);
 
 #[derive(Debug)]
 struct Field {
-    /// Its column's head, if it is one.
+    /// Heading of the table column; `None` if JSON only.
     head: Option<&'static str>,
-    /// Its name for machines, if it is for them.
+    /// JSON key; `None` if table only.
     name: Option<&'static str>,
     value: Value,
 }
@@ -106,7 +107,7 @@ impl Fields {
         self
     }
 
-    /// Adds a field that is a column too.
+    /// Adds a JSON field that is a table column too.
     pub(crate) fn show(
         self,
         head: &'static str,
@@ -116,22 +117,22 @@ impl Fields {
         self.with(Some(head), Some(name), value.into())
     }
 
-    /// Adds a field for machines only.
+    /// Adds a JSON field without a column.
     pub(crate) fn field(self, name: &'static str, value: impl Into<Value>) -> Self {
         self.with(None, Some(name), value.into())
     }
 
-    /// Adds a column for people only.
+    /// Adds a table column without a JSON field.
     pub(crate) fn column(self, head: &'static str, value: impl Into<Value>) -> Self {
         self.with(Some(head), None, value.into())
     }
 
-    /// Adds counters, for machines only.
+    /// Adds counters as a JSON field.
     pub(crate) fn counters(self, counters: &BTreeMap<&'static str, u64>) -> Self {
         self.field("counters", json!(counters))
     }
 
-    /// Adds the fields of another row behind its own.
+    /// Appends the fields of another row.
     pub(crate) fn and(mut self, other: Self) -> Self {
         self.0.extend(other.0);
         self
@@ -141,14 +142,14 @@ impl Fields {
         self.0.iter().filter_map(|field| Some((field.head?, &field.value)))
     }
 
-    /// Returns the fields for machines.
+    /// Returns the JSON fields.
     pub(crate) fn into_json(self) -> Value {
         let named = self.0.into_iter().filter_map(|f| Some((f.name?.to_owned(), f.value)));
         Value::Object(named.collect())
     }
 }
 
-/// Returns a column's text: of a fraction about four digits.
+/// Returns the text of a table cell. Fractions have about four significant digits.
 fn text(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
@@ -168,15 +169,15 @@ fn text(value: &Value) -> String {
     }
 }
 
-/// A table for people. Its columns are as wide as what they have shown.
+/// A printed table. Columns grow with their contents.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
-    /// Width of each column, and whether it is text.
+    /// Width of each column, and whether it holds text (aligned left).
     columns: Vec<(usize, bool)>,
 }
 
 impl Table {
-    /// Returns the lines of rows, the table's head above the first ones.
+    /// Returns the lines of rows; the heading comes before the first rows.
     pub(crate) fn lines(&mut self, rows: &[Fields]) -> Vec<String> {
         let Some(first) = rows.first() else { return Vec::new() };
         let heads: Vec<_> = first.columns().map(|(head, _)| head).collect();
@@ -204,21 +205,21 @@ impl Table {
     }
 }
 
-/// What a benchmark says: tables for people, one object for machines.
+/// Output of a benchmark: tables for people, or one JSON object.
 pub(crate) struct Report {
     json: bool,
     fields: Map<String, Value>,
-    /// Why its numbers prove nothing, if they do not.
+    /// Reason for which the numbers are invalid.
     void: Option<Failure>,
 }
 
 impl Report {
-    /// Returns an empty report, for machines or for people.
+    /// Returns an empty report, as JSON or as tables.
     pub(crate) fn new(json: bool) -> Self {
         Self { json, fields: Map::new(), void: None }
     }
 
-    /// Prints a line for people. If the report is for machines the line is progress.
+    /// Prints a line: on stdout, or with JSON on stderr, as progress.
     pub(crate) fn line(&self, text: impl Display) {
         if self.json {
             eprintln!("{text}");
@@ -227,15 +228,15 @@ impl Report {
         }
     }
 
-    /// Adds a field for machines.
+    /// Sets a field of the JSON object.
     pub(crate) fn set(&mut self, name: &str, value: impl Into<Value>) {
         self.fields.insert(name.to_owned(), value.into());
     }
 
-    /// Runs an experiment, shows its table and adds its rows as `field`.
+    /// Runs an experiment, prints its table and sets its rows as `field`.
     ///
     /// # Errors
-    /// A run that failed or took another path than the one to be measured.
+    /// Reports a run that failed, or that took a path other than the one to be measured.
     pub(crate) fn measure<S: Copy + Debug, F: Debug>(
         &mut self,
         field: &str,
@@ -254,21 +255,21 @@ impl Report {
         Ok(rows)
     }
 
-    /// Shows a table of rows that were measured, and adds them as `field`.
+    /// Prints a table of rows that were measured elsewhere, and sets them as `field`.
     pub(crate) fn table(&mut self, field: &str, rows: Vec<Fields>) {
         Table::default().lines(&rows).iter().for_each(|line| self.line(line));
         self.set(field, rows.into_iter().map(Fields::into_json).collect::<Vec<_>>());
     }
 
-    /// Notes that the numbers prove nothing. They are shown all the same; the first reason counts.
+    /// Marks the numbers as invalid. They are printed nevertheless; the first reason is kept.
     pub(crate) fn void(&mut self, why: Failure) {
         self.void.get_or_insert(why);
     }
 
-    /// Prints the object for machines, or the headline for people if there is one.
+    /// Prints the JSON object, or the headline if there is one.
     ///
     /// # Errors
-    /// The reason why the report is void.
+    /// Returns the reason for which the numbers are invalid.
     pub(crate) fn finish(self) -> Result<(), Failure> {
         if self.json {
             println!("{:#}", Value::Object(self.fields));
@@ -301,16 +302,15 @@ impl<S: Copy + Debug, F: Debug> Experiment<'_, S, F> {
     }
 }
 
-/// A folder for files of a benchmark. Nothing of it is left when this object goes.
+/// Temporary folder of a benchmark, removed with its contents when this is dropped.
 pub(crate) struct TempFolder(PathBuf);
 
 impl TempFolder {
-    /// Returns the path of a folder that a benchmark may make.
+    /// Returns a path in the system's temporary folder; the folder itself is not created.
     pub(crate) fn new() -> Self {
         Self(std::env::temp_dir().join(format!("outboard-bench-{}", std::process::id())))
     }
 
-    /// Returns where it is.
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }
@@ -347,7 +347,7 @@ mod tests {
                 },
             )
         };
-        // 11 22, 13 24, 15 26; 37 38 39.
+        // Results in order of the runs: 11 22, 13 24, 15 26; 37 38 39.
         let rows = measure(vec![vec![10, 20], vec![30]], 40).unwrap();
         assert_eq!(rows.iter().map(|row| row.figures).collect::<Vec<_>>(), [13, 24, 38]);
         assert_eq!(find(&rows, |&setting| setting == 20), Some(&24));

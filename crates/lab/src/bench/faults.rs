@@ -1,26 +1,26 @@
-//! Faults of packets that benchmarks measure under: late, lost, or both, at a rate.
+//! Packet faults of benchmarks: reordering, loss, or both, at a rate.
 
 use io::fault::FaultConfig;
 
-/// What happens to packets.
+/// A kind of packet fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     Loss,
     Reorder,
-    /// As many lost as late.
+    /// Loss and reordering, each at the full rate.
     Both,
 }
 
-/// A kind of fault, and how often it happens.
+/// A kind of fault and its rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Faults {
     pub(crate) fault: Fault,
-    /// Probability per packet, in thousandths.
+    /// Probability per packet, in per mille.
     pub(crate) rate: u32,
 }
 
 impl Faults {
-    /// Returns each of these faults at each of these rates.
+    /// Returns every combination of these faults and rates.
     pub(crate) fn all(faults: &[Fault], rates: &[u32]) -> Vec<Self> {
         let of = |&fault: &Fault| rates.iter().map(move |&rate| Self { fault, rate });
         faults.iter().flat_map(of).collect()
@@ -31,7 +31,7 @@ impl Faults {
         f64::from(self.rate) / 1000.0
     }
 
-    /// Returns the probabilities that a packet is lost, and that it is late.
+    /// Returns the probabilities that a packet is lost, and that it is reordered.
     pub(crate) fn lost_and_late(self) -> [f64; 2] {
         let p = self.probability();
         match self.fault {
@@ -41,8 +41,8 @@ impl Faults {
         }
     }
 
-    /// Returns the configuration of a wire with these faults. The least there is, is not none: so
-    /// every row has packets, and the same wire.
+    /// Returns the configuration of a link with these faults. A rate of zero becomes a tiny one, so
+    /// that every row has single packets and the same kind of link.
     pub(crate) fn config(self) -> FaultConfig {
         let least = |p: f64, has: bool| if has { p.max(1e-9) } else { p };
         let [lost, late] = self.lost_and_late();
@@ -55,7 +55,7 @@ impl Faults {
     }
 }
 
-/// Returns the shares of three numbers in their sum; zeros if there is nothing.
+/// Returns the shares of three numbers in their sum; zeros if all are zero.
 pub(crate) fn shares(of: [u64; 3]) -> [f64; 3] {
     let sum = of.iter().sum::<u64>().max(1) as f64;
     of.map(|n| n as f64 / sum)

@@ -1,10 +1,9 @@
 //! `outboard-lab bench io-tcp`: IO-TCP's evaluation, in accounted mode.
 //!
-//! Files of 10 KB to 1 MB to 64 to 4,000 connections, each asking for one after the other: host
-//! cycles per byte and per request where the device reads and sends the files, against the same
-//! stack where the host reads them (same TCP, checksums and segmentation by the device in both).
-//! Then what the echo and the correction of timestamps are worth on a slow disk (IO-TCP sections
-//! 3.5 and 5.3).
+//! 64 to 4,000 connections download files of 10 KB to 1 MB, one after another. Host cycles per byte
+//! and per request if the device reads and sends the files are compared with the same stack reading
+//! them on the host; TCP, checksums and segmentation by the device are the same in both. Then the
+//! effect of the echo and of timestamp correction on a slow disk (IO-TCP sections 3.5 and 5.3).
 
 use base::Duration;
 use clap::Args;
@@ -19,37 +18,37 @@ use super::experiment::{
 use super::testbed::FileSet;
 use cli::Failure;
 
-/// IO-TCP's sizes, and 10 KB of its figure 11b.
+/// File sizes of IO-TCP, and the 10 KB of its figure 11b.
 const SIZES: [u64; 5] = [10_000, 100_000, 300_000, 500_000, 1_000_000];
 /// Numbers of connections.
 const CONNECTIONS: [u32; 4] = [64, 256, 1_000, 4_000];
-/// A host core of IO-TCP's testbed, in cycles per second.
+/// Clock rate of a host core of IO-TCP's testbed, in cycles per second.
 const HOST_CORE_HZ: f64 = 2.2e9;
-/// Runs of a configuration, of which the one with the median host cycles counts.
+/// Runs of each setting; the run with the median host cycles counts.
 const REPEATS: usize = 3;
-/// Bytes of all files together: more than the device's memory, so that it reads.
+/// Total bytes of all files: more than the device's memory, so that it reads from disk.
 const WORKING_SET_BYTES: u64 = 192 << 20;
-/// Body bytes to measure over, at most.
+/// Limit of body bytes to measure over.
 const MEASURED_BYTES_MAX: u64 = 1_500_000_000;
-/// A disk whose queue is longer than a retransmission time-out at a thousand connections.
+/// A disk whose queueing delay exceeds a retransmission timeout at a thousand connections.
 const SLOW_DISK: DiskModel =
     DiskModel { latency: Duration::from_micros(80), bytes_per_s: 250_000_000 };
 
-/// `outboard-lab bench io-tcp`.
+/// Arguments of `outboard-lab bench io-tcp`.
 #[derive(Debug, Args)]
 pub(crate) struct IoTcpArgs {
-    /// One run of 300 KB with 64 and 1,000 connections: a minute's look
+    /// Run only 300 KB with 64 and 1,000 connections, which takes about a minute
     #[arg(long)]
     quick: bool,
-    /// File sizes to run, in bytes, instead of all
+    /// File sizes in bytes [default: all]
     #[arg(long, value_delimiter = ',', value_name = "BYTES")]
     sizes: Option<Vec<u64>>,
-    /// Numbers of connections to run, instead of all
+    /// Numbers of connections [default: all]
     #[arg(long, value_delimiter = ',', value_name = "N")]
     connections: Option<Vec<u32>>,
 }
 
-/// One run's configuration.
+/// Configuration of one run.
 #[derive(Clone, Copy, Debug)]
 struct Setting {
     size: u64,
@@ -57,7 +56,7 @@ struct Setting {
     sending: Sending,
 }
 
-/// One run's result.
+/// Result of one run.
 #[derive(Debug)]
 struct Figures {
     requests: u64,
@@ -74,12 +73,13 @@ impl Figures {
         self.server.cycles.host as f64 / self.bytes as f64
     }
 
-    /// Body bytes per second of virtual time: what the modelled link carried.
+    /// Returns body bytes per second of virtual time: the modeled link's throughput.
     fn link_rate(&self) -> f64 {
         self.bytes as f64 * 1e9 / self.server.elapsed.as_nanos() as f64
     }
 
-    /// Body bytes per second of a server with one host core of IO-TCP's testbed, on this link.
+    /// Returns body bytes per second of a server with one host core of IO-TCP's testbed on this
+    /// link.
     fn one_core_rate(&self) -> f64 {
         self.link_rate().min(HOST_CORE_HZ / self.host_per_byte())
     }
@@ -125,7 +125,7 @@ impl Benchmark for IoTcpArgs {
 }
 
 impl IoTcpArgs {
-    /// Files read by the device and by the host.
+    /// Returns the settings of the main table: files read by the device, and by the host.
     fn readings(&self) -> Vec<Vec<Setting>> {
         let all: (&[u64], &[u32]) =
             if self.quick { (&[300_000], &[64, 1_000]) } else { (&SIZES, &CONNECTIONS) };
@@ -141,8 +141,8 @@ impl IoTcpArgs {
     }
 }
 
-/// What echo and timestamp correction are worth: retransmissions, time-outs and the recorded round
-/// trip.
+/// Returns the settings with and without echo and timestamp correction, whose retransmissions,
+/// timeouts and round-trip times are compared.
 fn corrections() -> Vec<Vec<Setting>> {
     let setting = |(echo, correct_timestamps)| {
         let sending = Sending { offload: true, echo, correct_timestamps, disk: SLOW_DISK };
@@ -204,7 +204,7 @@ fn headline(rows: &[Row]) -> Value {
         })
     };
     let per_byte = |offload, connections| find(offload, connections).map(Figures::host_per_byte);
-    // IO-TCP's figure 9: of what a server with one host core delivers.
+    // IO-TCP's figure 9: throughput of a server with one host core.
     let rate = |connections| find(true, connections).map(Figures::one_core_rate);
     json!({
         "host_cycles_per_byte_300k": per_byte(true, 1_000),
@@ -215,7 +215,7 @@ fn headline(rows: &[Row]) -> Value {
     })
 }
 
-/// Mean of the smoothed round-trip times of the server's connections.
+/// Returns the mean smoothed round-trip time of the server's connections.
 fn mean_srtt(pair: &ContentPair) -> Duration {
     let host = &pair.server.host.host;
     let infos = host.sockets().filter_map(|socket| host.info(socket));
@@ -223,7 +223,7 @@ fn mean_srtt(pair: &ContentPair) -> Duration {
     Duration::from_nanos(srtts.iter().sum::<u64>() / srtts.len().max(1) as u64)
 }
 
-/// Jain's index of fairness over what each connection received.
+/// Returns Jain's fairness index over the bytes that each connection received.
 fn jain(shares: &[f64]) -> f64 {
     let sum: f64 = shares.iter().sum();
     let squares: f64 = shares.iter().map(|x| x * x).sum();

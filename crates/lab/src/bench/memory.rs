@@ -1,8 +1,9 @@
-//! `outboard-lab bench memory`: bytes of memory per idle established connection.
+//! `outboard-lab bench memory`: bytes of host memory per idle established connection.
 //!
-//! Opens so many connections, lets each fetch a file and then be idle for a while, takes everything
-//! away but the server's host stack and application, and counts what the heap loses when those go
-//! too: TCB, tables, timers, whatever holds them, and the allocator's own overhead.
+//! Opens connections, downloads a file on each, lets them idle for a while, then drops everything
+//! except the server's host stack and application. The result is the amount by which the heap
+//! shrinks when these are dropped too: TCBs, tables, timers, their containers, and the allocator's
+//! overhead.
 
 use std::path::Path;
 
@@ -17,13 +18,13 @@ use super::experiment::{Benchmark, Report, TempFolder};
 use super::testbed::FileSet;
 use cli::Failure;
 
-/// How long the connections are idle before they are counted: less than the server's keep-alive.
+/// Time for which connections idle before the measurement; less than the server's keep-alive.
 const IDLE: Duration = Duration::from_secs(10);
 
 /// `outboard-lab bench memory`.
 #[derive(Debug, Args)]
 pub(crate) struct MemoryArgs {
-    /// Connections to open
+    /// Number of connections to open
     #[arg(
         long,
         default_value_t = 10_000,
@@ -49,8 +50,8 @@ impl Benchmark for MemoryArgs {
     }
 }
 
-/// Host bytes per idle connection: what goes away with host and application once nothing else is
-/// left.
+/// Returns host bytes per idle connection: the heap that is freed with host and application after
+/// everything else was dropped.
 fn measure(connections: u32, folder: &Path) -> Result<f64, Failure> {
     let files = FileSet::new(folder, 0).of_size(10_000)?;
     let mut pair = content_pair(Sending::BY_DEVICE, connections, files, folder)?;

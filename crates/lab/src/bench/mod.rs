@@ -1,14 +1,19 @@
-//! `outboard-lab bench`: the papers' tables, and the comparisons with what people would run
-//! instead.
+//! `outboard-lab bench`: the papers' tables, and comparisons with other programs.
 //!
-//! A benchmark is one file, or a folder: it implements [`experiment::Benchmark`] and hands its
-//! tables to [`experiment::Report`]. Accounted benchmarks ([`io_tcp`], [`memory`], [`tls`] and its
-//! two, [`short_connections`], [`splice`], [`quic`], [`quic_reorder`], [`nvme`], [`nvme_loss`]) run
-//! client, link, device and host in one thread in turn ([`accounted`]) and sum each part's cycles
-//! apart; [`testbed`] and the modules that end in `_pair` have what several of them run. Live ones
-//! ([`serve_live`], [`proxy_live`], [`quic_live`], [`quic_relay`]) run the program as users do,
-//! beside other programs in turn ([`live::comparison`]). Every claim is a ratio measured in one
-//! run, because machines differ.
+//! A benchmark is a file or a folder: it implements [`experiment::Benchmark`] and hands its tables
+//! to [`experiment::Report`].
+//!
+//! - Accounted benchmarks ([`io_tcp`], [`memory`], [`tls`], [`tls_loss`], [`tls_scale`],
+//!   [`short_connections`], [`splice`], [`quic`], [`quic_reorder`], [`nvme`], [`nvme_loss`]) run
+//!   client, link, device and host in turn on one thread ([`accounted`]) and sum the cycles of
+//!   each. [`testbed`] and the modules whose names end in `_pair` build the machines that several
+//!   of them run.
+//! - Live benchmarks ([`serve_live`], [`proxy_live`], [`quic_live`], [`quic_relay`]) run the
+//!   program as users do, in turn with other programs ([`live::comparison`]).
+//! - [`connections`], [`tls_engine`] and [`timer_wheel`] measure a device or a data structure
+//!   alone.
+//!
+//! Every claim is a ratio measured within one run, because machines differ.
 
 mod accounted;
 mod client;
@@ -48,64 +53,65 @@ use clap::{Args, Subcommand};
 use cli::Failure;
 use experiment::{Benchmark, Report};
 
-/// `outboard-lab bench`.
+/// Arguments of `outboard-lab bench`.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
     bench: Bench,
-    /// For machines
+    /// Print JSON
     #[arg(long, global = true)]
     json: bool,
 }
 
-/// The benchmarks.
+/// Benchmarks.
 #[derive(Debug, Subcommand)]
 enum Bench {
-    /// Host and device cycles per byte and per request, against reading files on the host
+    /// Measure host and device cycles per byte and per request, against reading files on the host
     IoTcp(io_tcp::IoTcpArgs),
-    /// Host cycles per byte of plain TCP, of TLS by the host, and of TLS by the device
+    /// Measure host cycles per byte of plain TCP, of TLS by the host, and of TLS by the device
     Tls(tls::TlsArgs),
-    /// What the device's engine seals and opens per second, against aws-lc's one call
+    /// Measure the device's TLS encryption and decryption rates, against single calls of aws-lc
     TlsEngine(tls_engine::TlsEngineArgs),
-    /// What loss and reordering leave of the offload of TLS: the paper's algorithm and ours
+    /// Measure TLS offload under loss and reordering: the paper's algorithm and ours
     TlsLoss(tls_loss::TlsLossArgs),
-    /// The offload of TLS with 64 to 128 K flows and a small context memory
+    /// Measure TLS offload with 64 to 128 K flows and a small context memory
     TlsScale(tls_scale::TlsScaleArgs),
-    /// Host cycles and packets of small transactions: with connection set-up and tear-down by the
-    /// device, and without
+    /// Measure host cycles and packets of small transactions, with and without connection set-up
+    /// and tear-down by the device
     ShortConnections(short_connections::ShortConnectionsArgs),
-    /// Host cycles and packets of what a proxy relays: in software, and spliced by the device
+    /// Measure host cycles and packets of a proxy: relayed in software, and spliced by the device
     Splice(splice::SpliceArgs),
-    /// What the device does per connection: set-up, and forgers
+    /// Measure the device's connection set-up rate, and the cost of floods
     Connections(connections::ConnectionsArgs),
-    /// Host cycles per byte of QUIC: in software, and with what the device does of it
+    /// Measure host cycles per byte of QUIC: in software, and with offload to the device
     Quic(quic::QuicArgs),
-    /// QUIC's throughput under reordering and loss, with the device's order and without; the window
-    /// against a splay tree and a list
+    /// Measure QUIC throughput under reordering and loss, with and without reordering by the
+    /// device; compare its window with a splay tree and a list
     QuicReorder(quic_reorder::QuicReorderArgs),
-    /// `outboard serve --http3` against quinn over the kernel's UDP on one core
+    /// Compare `outboard serve --http3` with quinn over kernel UDP, on one core each
     QuicLive(quic_live::QuicLiveArgs),
-    /// `outboard serve --http3` against quic-go and ngtcp2 over a path that loses and reorders
+    /// Compare `outboard serve --http3` with quic-go and ngtcp2 over a path with loss and
+    /// reordering
     QuicRelay(quic_relay::QuicRelayArgs),
-    /// Host cycles of reads and writes over NVMe/TCP: in software, with digests and placement by
+    /// Measure host cycles of NVMe/TCP reads and writes: in software, with digests and placement by
     /// the device, over TLS, and from a target's file
     Nvme(nvme::NvmeArgs),
-    /// What loss and reordering leave of the offload of NVMe/TCP: the paper's algorithm and ours
+    /// Measure NVMe/TCP offload under loss and reordering: the paper's algorithm and ours
     NvmeLoss(nvme_loss::NvmeLossArgs),
-    /// The device's timer bitmap wheel against a hashed timing wheel, by 1 and 2 threads
+    /// Compare the device's timer bitmap wheel with a hashed timing wheel, with 1 and 2 threads
     TimerWheel(timer_wheel::TimerWheelArgs),
-    /// Bytes of host memory per idle established connection
+    /// Measure bytes of host memory per idle established connection
     Memory(memory::MemoryArgs),
-    /// `outboard proxy` against HAProxy and nginx on one core, with client and backend on another
+    /// Compare `outboard proxy` with HAProxy and nginx, on one core each
     ProxyLive(proxy_live::ProxyLiveArgs),
-    /// `outboard serve` against nginx on one core, asked by wrk on another
+    /// Compare `outboard serve` with nginx, on one core each, under load from wrk
     ServeLive(serve_live::ServeLiveArgs),
 }
 
 /// Runs a benchmark.
 ///
 /// # Errors
-/// What could not be set up, or went wrong while it ran.
+/// Reports a set-up that failed, or an error during the run.
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let benchmark: &dyn Benchmark = match &args.bench {
         Bench::IoTcp(args) => args,

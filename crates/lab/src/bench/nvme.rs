@@ -1,18 +1,19 @@
-//! `outboard-lab bench nvme`: NVMe over TCP by software and with the device's help, in accounted
-//! mode (Autonomous NIC Offloads, section 6, figure 10 and table 5).
+//! `outboard-lab bench nvme`: NVMe/TCP in software and with offload, in accounted mode (ANO section
+//! 6, figure 10 and table 5).
 //!
-//! Random reads of 4 to 256 KiB at depths of 1 to 256 on one connection with both digests. The
-//! initiator's host: in software, with data placed, with digests checked, with both; and over TLS
-//! in table 5's cumulative order. Then the target's: reads from memory and from a file, by host and
-//! device; writes copied and placed. The software path is the same stack over crc-fast and aws-lc.
+//! Random reads of 4 to 256 KiB at queue depths of 1 to 256 on one connection with both digests.
+//! First the initiator's host: in software, with data placed, with digests checked, with both, and
+//! over TLS in the cumulative order of table 5. Then the target's host: reads served from memory
+//! and from a file, by host and device; writes copied and placed. The software path is the same
+//! stack over crc-fast and aws-lc.
 //!
-//! No device places data without checking digests, so for "copy" what it says of digests is dropped
-//! before the host sees it. What the host reads of a file it also sums. Writes go to buffers only,
-//! and are not written to the disk.
+//! No device places data without checking digests, so "copy" discards the device's digest results
+//! before the host sees them. For data that the host reads from a file, the host computes the
+//! digests too. Writes end in buffers; they do not reach a disk.
 //!
-//! Ways that are compared run in turn, several times, and of the parts of all their runs the median
-//! counts: so other work on the machine meets all alike, and little of it is seen. What comes
-//! within [`MODERATION_US`] is seen together, as with a NIC's interrupts.
+//! Paths that are compared run in turn, several times, and the median over the slices of all their
+//! runs counts, so that other load on the machine affects all alike, and little. Interrupts are
+//! moderated: events within [`MODERATION_US`] are handled together.
 
 use base::Duration;
 use clap::Args;
@@ -23,21 +24,24 @@ use super::experiment::{self, Benchmark, Experiment, Fields, Report, TempFolder,
 use super::nvme_pair::{Commands, Figures, Method, Namespace, Run, Side, measure, took_path};
 use cli::Failure;
 
-/// Sizes of the paper's figure 10.
+/// Command sizes of the paper's figure 10.
 const SIZES: [u32; 4] = [4 << 10, 16 << 10, 64 << 10, 256 << 10];
 const DEPTHS: [u16; 4] = [1, 16, 64, 256];
-/// Depths of a target, and of a short run.
+/// Queue depth of a target.
 const TARGET_DEPTH: u16 = 64;
+/// Sizes, depths and a target's depth of `--quick`.
 const QUICK: ([u32; 2], [u16; 2], u16) = ([4 << 10, 256 << 10], [1, 32], 32);
-/// Runs of a configuration.
+/// Runs of each setting.
 const REPEATS: usize = 3;
-/// Microseconds for which an interrupt waits for more to happen, in every row alike. Drivers adapt
-/// it to the load, between none and tens.
+/// Interrupt moderation in microseconds, the same in every row. Drivers adapt it to the load,
+/// between zero and some tens.
 const MODERATION_US: u64 = 8;
-/// Bytes of the namespace: more than the device's memory for files, so that it reads.
+/// Size of the namespace in bytes: more than the device's memory for files, so that it reads from
+/// disk.
 const NAMESPACE_BYTES: usize = 128 << 20;
-/// What a run measures, at most.
+/// Limit of the bytes that a run measures.
 const BYTES_MAX: u64 = 192 << 20;
+/// Limit of the commands that a run measures.
 const COMMANDS_MAX: u64 = 10_000;
 
 const SOFTWARE: Method =
@@ -53,22 +57,22 @@ const HOST_READ: Method = Method { name: "host read", file: Some(false), ..SOFTW
 const FILE: Method =
     Method { name: "file to wire", crc: true, copy: true, file: Some(true), ..SOFTWARE };
 
-/// `outboard-lab bench nvme`.
+/// Arguments of `outboard-lab bench nvme`.
 #[derive(Debug, Args)]
 pub(crate) struct NvmeArgs {
-    /// Only 4 and 256 KiB, at depths of 1 and 32
+    /// Run only 4 and 256 KiB, at queue depths of 1 and 32
     #[arg(long)]
     quick: bool,
-    /// Paths to run, instead of all: `software`, `tls`, `file to wire` and so on
+    /// Paths, such as `software`, `tls` or `file to wire` [default: all]
     #[arg(long, value_delimiter = ',', value_name = "PATH")]
     paths: Option<Vec<String>>,
-    /// Bytes of reads and writes to run, instead of all
+    /// Sizes of reads and writes in bytes [default: all]
     #[arg(long, value_delimiter = ',', value_name = "BYTES")]
     sizes: Option<Vec<u32>>,
-    /// Depths of reads to run, instead of all
+    /// Queue depths of reads [default: all]
     #[arg(long, value_delimiter = ',', value_name = "COMMANDS")]
     depths: Option<Vec<u16>>,
-    /// Microseconds for which an interrupt waits for more to happen
+    /// Interrupt moderation in microseconds
     #[arg(long, default_value_t = MODERATION_US, value_name = "MICROS")]
     moderation: u64,
 }
@@ -124,7 +128,7 @@ fn measure_commands(
 }
 
 impl NvmeArgs {
-    /// What of all settings was asked for.
+    /// Returns the settings that the options select.
     fn chosen(&self, target_depth: u16) -> Result<Vec<Commands>, Failure> {
         let is_wanted = |setting: &Commands| {
             self.paths.as_ref().is_none_or(|paths| paths.iter().any(|p| p == setting.method.name))
@@ -142,7 +146,7 @@ impl NvmeArgs {
     }
 }
 
-/// All that is measured; what is compared stands together.
+/// Returns all settings; those that are compared are adjacent.
 fn settings(quick: bool, target_depth: u16) -> Vec<Commands> {
     let (sizes, depths): (&[u32], &[u16]) =
         if quick { (&QUICK.0, &QUICK.1) } else { (&SIZES, &DEPTHS) };
@@ -181,9 +185,8 @@ fn headline(rows: &[Row], depth: u16, shares: &[Share]) -> Value {
     })
 }
 
-/// Figure 10: of the cycles of a read in software, what copies and digests take. Digests are timed;
-/// the copy is what software costs beyond the row that differs from it in that alone, digests
-/// aside.
+/// Shares of copies and digests in the cycles of a read in software (figure 10). Digests are timed.
+/// The copy is the difference to the row that differs only in placement, digests excluded.
 struct Share {
     bytes: u32,
     depth: u16,
@@ -192,7 +195,7 @@ struct Share {
 }
 
 impl Share {
-    /// Returns the shares of a row, if it is a read in software.
+    /// Returns the shares of a row if it is a read in software.
     fn of(Row { setting, figures }: &Row, rows: &[Row]) -> Option<Self> {
         let Commands { side, method, bytes, depth } = *setting;
         if side != Side::Initiator || method != SOFTWARE {
@@ -248,7 +251,7 @@ mod tests {
         let moderation = Duration::from_micros(MODERATION_US);
         for commands in settings(true, QUICK.2) {
             let figures = measure_commands(commands, moderation, (1, 40), &namespace).unwrap();
-            // The path is checked by the counters that moved.
+            // Checked by the counters that moved.
             assert!(took_path(commands, &figures), "{commands:?}: {figures:?}");
         }
         std::fs::remove_dir_all(folder).unwrap();

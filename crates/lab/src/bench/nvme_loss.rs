@@ -1,11 +1,11 @@
-//! `outboard-lab bench nvme-loss`: what loss and reordering leave of the offload of NVMe over TCP
-//! (Autonomous NIC Offloads, section 6.4, for section 5.1's protocol).
+//! `outboard-lab bench nvme-loss`: NVMe/TCP offload under loss and reordering (ANO section 6.4,
+//! applied to the protocol of section 5.1).
 //!
-//! Reads of 16 KiB and of 256 KiB, a PDU each, with both digests; packets of a full
-//! segment each, for faults are per packet, on the initiator's wire in both directions. Of the PDUs
-//! with data that the initiator received: how many the device did whole (every byte placed, digest
-//! checked), in part and not at all, and the share of bytes placed, with the paper's algorithm and
-//! with ours.
+//! Reads of 16 KiB and of 256 KiB, one PDU each, with both digests. Packets are single full
+//! segments, because faults are per packet, and cross the initiator's link with faults in both
+//! directions. For the data PDUs that the initiator receives: the share that the device processed
+//! entirely (every byte placed, digest checked), partially and not at all, and the share of bytes
+//! placed, with the paper's algorithm and with ours.
 
 use base::Duration;
 use clap::Args;
@@ -18,27 +18,28 @@ use super::faults::{Fault, Faults, shares};
 use super::nvme_pair::{Commands, Figures, Method, Namespace, Run, Side, measure};
 use cli::Failure;
 
-/// Probabilities per packet, in thousandths.
+/// Probabilities per packet, in per mille.
 const RATES: [u32; 5] = [0, 10, 20, 30, 50];
 const SIZES: [u32; 2] = [16 << 10, 256 << 10];
 const CONNECTIONS: u32 = 32;
 const DEPTH: u16 = 4;
-/// Single packets come so fast that nobody looks at each alone.
+/// Single packets arrive so fast that interrupts are moderated.
 const MODERATION: Duration = Duration::from_micros(5);
 const NAMESPACE_BYTES: usize = 32 << 20;
-/// Bytes of reads that warm up, and that are measured.
+/// Bytes read before the measurement.
 const WARM_BYTES: u64 = 32 << 20;
+/// Bytes read during the measurement.
 const MEASURED_BYTES: u64 = 160 << 20;
 
-/// `outboard-lab bench nvme-loss`.
+/// Arguments of `outboard-lab bench nvme-loss`.
 #[derive(Debug, Args)]
 pub(crate) struct NvmeLossArgs {
-    /// Only 0 and 5 percent
+    /// Run only rates of 0 and 5 percent
     #[arg(long)]
     quick: bool,
 }
 
-/// How the device finds PDUs again.
+/// How the device continues after lost and reordered packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Algorithm {
     Paper,
@@ -105,7 +106,8 @@ fn took_path(figures: &Figures) -> bool {
     figures.moved("nvme_rx_pdus_full") + figures.moved("nvme_rx_pdus_partial") > 0
 }
 
-/// Returns the shares of the received PDUs that the device did whole, in part and not at all.
+/// Returns the shares of received PDUs that the device processed entirely, partially and not at
+/// all.
 fn shares_of(figures: &Figures) -> [f64; 3] {
     let names = ["nvme_rx_pdus_full", "nvme_rx_pdus_partial", "nvme_rx_pdus_none"];
     shares(names.map(|name| figures.moved(name)))
@@ -131,7 +133,7 @@ fn fields(Row { setting, figures }: &Row) -> Fields {
         .and(figures.fields())
 }
 
-/// At 5 %, relative to 0 %: bytes placed, and PDUs done whole.
+/// Returns results at 5 % relative to 0 %: bytes placed, and PDUs processed entirely.
 fn headline(rows: &[Row]) -> Value {
     let of = |algorithm| {
         let left = |fault, bytes, value: fn(&Figures) -> f64| {

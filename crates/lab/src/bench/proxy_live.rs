@@ -1,15 +1,15 @@
 //! `outboard-lab bench proxy-live`: wrk through `outboard proxy`, through HAProxy with
-//! `splice-auto`, and through nginx, each with one core, to an nginx that has the files.
+//! `splice-auto` and through nginx, on one core each, to an nginx that serves the files.
 //!
-//! All three stay up during the whole benchmark, each in a network namespace ([`lab`]), and take
-//! turns, so that what else the machine does hits all. Client and backend share the other core:
-//! what a proxy can do there is bounded by them, so the CPU time that a request costs says more
-//! than requests per second where the client's core is busy. A row's result is the median over
-//! rounds of the ratio within a round.
+//! All three proxies run during the whole benchmark, each in a network namespace ([`lab`]), and
+//! take turns, so that other load on the machine affects all alike. Client and backend share the
+//! other core and can be the bottleneck: if the client's core is busy, the CPU time per request
+//! says more than requests per second. A row's result is the median over rounds of the ratio within
+//! a round.
 //!
-//! `outboard proxy` looks at the first request of a connection and relays the rest, as the paper's
-//! proxies do; HAProxy and nginx look at every request. It needs root, for the namespaces'
-//! interfaces. What it starts it ends; nothing outlives it.
+//! `outboard proxy` reads the first request of a connection and relays the rest, like the paper's
+//! proxies; HAProxy and nginx parse every request. Needs root, for the namespaces' interfaces. All
+//! processes that it starts end with it.
 
 mod lab;
 
@@ -24,16 +24,16 @@ use super::live::{Row, named, tools};
 use cli::Failure;
 use lab::Lab;
 
-/// `outboard-lab bench proxy-live`.
+/// Arguments of `outboard-lab bench proxy-live`.
 #[derive(Debug, Args)]
 pub(crate) struct ProxyLiveArgs {
     #[command(flatten)]
     rounds: Rounds,
-    /// Rows to measure, instead of all
+    /// Rows to measure
     #[arg(long, value_delimiter = ',', value_parser = |name: &str| named(&ROWS, name),
         default_values_t = ROWS)]
     rows: Vec<Row>,
-    /// An option for `outboard proxy`, as `--proxy-option=--splice=off`; may be given several times
+    /// Pass an option to `outboard proxy`, such as `--proxy-option=--splice=off`; repeatable
     #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
     proxy_option: Vec<String>,
 }
@@ -45,9 +45,9 @@ const ROWS: [Row; 4] = [
     Row { close: true, ..Row::new("256k-close", 256 << 10, 64) },
 ];
 
-/// Seconds of a run that only warms up.
+/// Seconds of a warm-up run.
 const WARM_UP_S: u32 = 1;
-/// The proxies, in the order in which they are run.
+/// Proxies, in the order in which they run.
 const NAMES: [&str; 3] = ["outboard", "haproxy", "nginx"];
 
 impl Benchmark for ProxyLiveArgs {

@@ -1,20 +1,20 @@
-//! `outboard-lab bench quic-live`: HTTP/3 by `outboard serve`, and by quinn over the kernel's UDP
-//! with segmentation and merging (`UDP_SEGMENT`, `UDP_GRO`), each with one core.
+//! `outboard-lab bench quic-live`: HTTP/3 from `outboard serve` and from quinn over kernel UDP with
+//! segmentation and receive offload (`UDP_SEGMENT`, `UDP_GRO`), on one core each.
 //!
-//! Both servers stay up during the whole benchmark, each in a network namespace ([`lab`]), and take
-//! turns, so that what else the machine does hits both. Client, cipher suite, certificate,
-//! congestion control and the rest of the transport's parameters are the same. The client, quinn's
-//! too, has a core of its own. A row's result is the median over rounds of the ratio within a
-//! round.
+//! Both servers run during the whole benchmark, each in a network namespace ([`lab`]), and take
+//! turns, so that other load on the machine affects both. Client, cipher suite, certificate,
+//! congestion control and the other transport parameters are the same. The client, also quinn, has
+//! a core of its own. A row's result is the median over rounds of the ratio within a round.
 //!
-//! Both links' other ends are the kernel. What it does to take a packet in for the client is done
-//! on the server's core: with the TAP in our time, with the pair of virtual Ethernet interfaces in
-//! soft interrupts, which are nobody's. So the busy time of the core is what compares, beside the
-//! CPU time of the server's threads ([`crate::bench::live::load`]).
+//! The other end of both links is the kernel, whose receive processing for the client runs on the
+//! server's core: with the TAP, in our process's time; with the pair of virtual Ethernet
+//! interfaces, in soft interrupts, which are charged to no process. The core's busy time is
+//! therefore the value to compare, besides the CPU time of the server's threads
+//! ([`crate::bench::live::load`]).
 //!
-//! The reference and the client are programs of `interop`, since quinn, h3 and tokio are no part of
-//! the product; they are looked for beside this program. It needs root, for the namespaces'
-//! interfaces. What it starts it ends; nothing outlives it.
+//! Reference server and client are programs of crate `interop`, because quinn, h3 and tokio are not
+//! dependencies of the product; they are expected in this program's folder. Needs root, for the
+//! namespaces' interfaces. All processes that it starts end with it.
 
 mod lab;
 
@@ -29,17 +29,16 @@ use super::live::{Row, named, tools};
 use cli::Failure;
 use lab::{ByDevice, Lab};
 
-/// `outboard-lab bench quic-live`.
+/// Arguments of `outboard-lab bench quic-live`.
 #[derive(Debug, Args)]
 pub(crate) struct QuicLiveArgs {
     #[command(flatten)]
     rounds: Rounds,
-    /// Rows to measure, instead of all
+    /// Rows to measure
     #[arg(long, value_delimiter = ',', value_parser = |name: &str| named(&ROWS, name),
         default_values_t = ROWS)]
     rows: Vec<Row>,
-    /// An option for `outboard serve`, as `--serve-option=--threads=two`; may be given several
-    /// times
+    /// Pass an option to `outboard serve`, such as `--serve-option=--threads=two`; repeatable
     #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
     serve_option: Vec<String>,
 }
@@ -50,7 +49,7 @@ const ROWS: [Row; 3] = [
     Row { streams: 16, ..Row::over_tls("small", 4 << 10, 8) },
 ];
 
-/// Seconds of a run that only warms up.
+/// Seconds of a warm-up run.
 const WARM_UP_S: u32 = 1;
 
 impl Benchmark for QuicLiveArgs {

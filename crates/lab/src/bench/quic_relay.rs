@@ -1,13 +1,15 @@
-//! `outboard-lab bench quic-relay`: HTTP/3 by `outboard serve`, quic-go and ngtcp2 over the same
+//! `outboard-lab bench quic-relay`: HTTP/3 from `outboard serve`, quic-go and ngtcp2 over the same
 //! path with a round trip of 10 ms, loss and reordering.
 //!
-//! Each server has a network namespace and stays up; client and relay run in it for each run
-//! ([`lab`]). The client is quic-go's for all of them: quinn takes packets for duplicates that more
-//! than 128 others have overtaken. The relay delays both directions and does the rest to what the
-//! server sends; its randomness has a seed for each round, which all servers get.
+//! Each server runs in a network namespace during the whole benchmark; client and relay run there
+//! for each run ([`lab`]). The client is quic-go's for all servers, because quinn takes a packet
+//! for a duplicate if more than 128 others have overtaken it. The relay delays both directions, and
+//! drops and delays packets of the server; its seed depends on the round only, so that all servers
+//! get the same.
 //!
-//! The relay and quic-go's programs are of `interop`; they are looked for beside this program, and
-//! the latter is built there if Go is. It needs root, for the namespaces. What it starts it ends.
+//! The relay and quic-go's programs are part of `interop`. They are expected in this program's
+//! folder; quic-go's is built there if Go is installed. Needs root, for the namespaces. All
+//! processes that it starts end with it.
 
 mod lab;
 
@@ -23,30 +25,29 @@ use super::live::{named, tools};
 use cli::Failure;
 use lab::{Got, Lab, SERVERS};
 
-/// `outboard-lab bench quic-relay`.
+/// Arguments of `outboard-lab bench quic-relay`.
 #[derive(Debug, Args)]
 pub(crate) struct QuicRelayArgs {
     #[command(flatten)]
     rounds: Rounds,
-    /// Paths to measure, instead of all
+    /// Paths to measure
     #[arg(long, value_delimiter = ',', value_parser = |name: &str| named(&PATHS, name),
         default_values_t = PATHS)]
     paths: Vec<TestPath>,
-    /// An option for `outboard serve`, as `--serve-option=--threads=two`; may be given several
-    /// times
+    /// Pass an option to `outboard serve`, such as `--serve-option=--threads=two`; repeatable
     #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
     serve_option: Vec<String>,
 }
 
-/// A path between client and server, and what is downloaded over it.
+/// A network path between client and server, and the downloads over it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct TestPath {
     name: &'static str,
-    /// Numbers for the relay.
+    /// Arguments of the relay.
     relay: &'static [&'static str],
-    /// Downloads of 200 MB at one time.
+    /// Number of concurrent downloads of 200 MB.
     downloads: u32,
-    /// True if one of 300 KB is begun beside them.
+    /// True if a download of 300 KB starts beside them.
     small: bool,
     what: &'static str,
 }
@@ -108,13 +109,13 @@ impl Benchmark for QuicRelayArgs {
     }
 }
 
-/// Outboard's rate to the better one's of the others.
+/// Returns the ratio of Outboard's rate to that of the faster of the others.
 fn ratio(m: &Measured) -> f64 {
     let others = (1..SERVERS.len()).map(|server| m.median(server, Got::bytes_per_s));
     m.median(0, Got::bytes_per_s) / others.fold(0.0, f64::max)
 }
 
-/// A path's rates; and how long the 300 KB took, if they are fetched beside.
+/// Returns the lines of a path: rates, and with `small` the time that the 300 KB took.
 fn lines(m: &Measured) -> Vec<Fields> {
     let line = |unit, value: &dyn Fn(usize) -> f64, ratio: Option<f64>, what: &str| {
         let start = Fields::new().column("path", m.row.name);
@@ -125,7 +126,7 @@ fn lines(m: &Measured) -> Vec<Fields> {
     let rate = |at| m.median(at, Got::bytes_per_s) / 1e6;
     let mut lines = vec![line("MB/s", &rate, Some(ratio(m)), m.row.what)];
     if m.row.small {
-        // None: it was not complete when the run ended.
+        // Infinite if the download was not complete at the end of the run.
         let small = |at| m.median(at, Got::small_ms);
         lines.push(line("ms", &small, None, "until the 300 KB are there"));
     }

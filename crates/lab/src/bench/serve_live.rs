@@ -1,14 +1,14 @@
 //! `outboard-lab bench serve-live`: wrk against `outboard serve` and against nginx with sendfile,
-//! each with one core.
+//! on one core each.
 //!
-//! Both servers stay up during the whole benchmark, each in a network namespace ([`lab`]), and take
-//! turns: a run of one, a run of the other, so that what else the machine does hits both. The
-//! client has a core of its own. A row's result is the median over rounds of the ratio within a
-//! round. What a run costs is read from /proc ([`crate::bench::live::load`]): the server's CPU time
-//! over all its threads, and the busy time of its core, since the kernel does part of a server's
-//! network work in soft interrupts, in whosever time they happen to come.
+//! Both servers run during the whole benchmark, each in a network namespace ([`lab`]), and take
+//! turns, so that other load on the machine affects both. The client has a core of its own. A row's
+//! result is the median over rounds of the ratio within a round. The cost of a run is read from
+//! /proc ([`crate::bench::live::load`]): the CPU time of all the server's threads, and the busy
+//! time of its core, because the kernel does part of the network processing in soft interrupts,
+//! which are charged to whichever process they interrupt.
 //!
-//! It needs root, for the namespaces' interfaces. What it starts it ends; nothing outlives it.
+//! Needs root, for the namespaces' interfaces. All processes that it starts end with it.
 
 mod lab;
 
@@ -25,17 +25,16 @@ use super::live::{Row, named, tools};
 use cli::Failure;
 use lab::Lab;
 
-/// `outboard-lab bench serve-live`.
+/// Arguments of `outboard-lab bench serve-live`.
 #[derive(Debug, Args)]
 pub(crate) struct ServeLiveArgs {
     #[command(flatten)]
     rounds: Rounds,
-    /// Rows to measure, instead of all
+    /// Rows to measure
     #[arg(long, value_delimiter = ',', value_parser = |name: &str| named(&ROWS, name),
         default_values_t = ROWS)]
     rows: Vec<Row>,
-    /// An option for `outboard serve`, as `--serve-option=--threads=two`; may be given several
-    /// times
+    /// Pass an option to `outboard serve`, such as `--serve-option=--threads=two`; repeatable
     #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
     serve_option: Vec<String>,
 }
@@ -50,12 +49,12 @@ const ROWS: [Row; 7] = [
     Row::over_tls("https-10m", 10 << 20, 16),
 ];
 
-/// Seconds of a run that only warms up or compares nginx's settings.
+/// Seconds of a run that warms up, or compares settings of nginx.
 const WARM_UP_S: u32 = 1;
-/// Congestion control that nginx is tried with besides the system's own.
+/// Congestion control that nginx is tried with, besides the system's default.
 const ALTERNATIVE: &str = "cubic";
 
-/// nginx's congestion control in each row.
+/// nginx's congestion control for each row.
 type Congestion = BTreeMap<&'static str, String>;
 
 impl Benchmark for ServeLiveArgs {
@@ -107,7 +106,7 @@ fn fields(m: &Measured<2>, congestion: &Congestion) -> Value {
     })
 }
 
-/// Warms up, and finds the congestion control with which nginx is faster, for each row.
+/// Warms up, and selects for each row the congestion control with which nginx is faster.
 fn choose(lab: &Lab, rows: &[Row]) -> Result<Congestion, Failure> {
     let mut chosen = Congestion::new();
     for &row in rows {
@@ -117,7 +116,7 @@ fn choose(lab: &Lab, rows: &[Row]) -> Result<Congestion, Failure> {
         let mut best = (f64::MIN, system);
         for name in [system, ALTERNATIVE] {
             if lab.nginx.set_congestion(name).is_err() {
-                continue; // this kernel does not have it
+                continue; // the kernel does not have it
             }
             let rate = load::run(lab.nginx.server(), &lab.bed, row, WARM_UP_S)?.requests_per_s();
             if rate > best.0 {

@@ -1,8 +1,9 @@
-//! Transactions of one small request and one small response, for accounted benchmarks: the
-//! message server and client of AccelTCP's evaluation (section 6.1).
+//! Transactions of one small request and one small response, for accounted benchmarks: the message
+//! server and client of AccelTCP's evaluation (section 6.1).
 //!
-//! A client keeps so many transactions going at one time. Each has a connection of its own, or so
-//! many follow each other on one. Every byte that comes is compared.
+//! The client keeps a number of transactions open. Each has a connection of its own, or several
+//! follow each other on one connection. Every byte is compared by the client, and the first and
+//! last byte of every piece by the server.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,40 +17,40 @@ use wire::Endpoint;
 use super::accounted::{BenchApp, Usage};
 use super::experiment::Fields;
 
-/// Half-open and unaccepted connections that a port may have.
+/// Limit of half-open and not yet accepted connections per port.
 const BACKLOG: usize = 65_536;
-/// Ports of the server: a client has 16,384 of its own for each.
+/// Server ports: a client has 16,384 local ports for each.
 pub(crate) const PORTS: u16 = 8;
-/// Connections being opened at first.
+/// Connections opened at the start.
 const OPENING_MAX: u32 = 32;
-/// Slots of the transmit ring: more than are ever needed.
+/// Slots of the transmit ring, more than are ever needed.
 pub(crate) const TRANSMIT_RING: usize = 65_536;
-/// What happens within this time is seen together, as with interrupt moderation.
+/// Interrupt moderation: events within this time are handled together.
 pub(crate) const MODERATION: Duration = Duration::from_micros(10);
-/// Byte that messages are made of.
+/// Value of all bytes of messages.
 const FILL: u8 = 0x5a;
 
-/// What both ends of a run agree on.
+/// Parameters that both ends of a run share.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Agreed {
-    /// Transactions going at one time.
+    /// Concurrent transactions.
     pub(crate) concurrent: u32,
-    /// Bytes of a request, and of a response.
+    /// Bytes of a request and of a response.
     pub(crate) message_bytes: usize,
-    /// Transactions of a connection; [`u32::MAX`] where it persists.
+    /// Transactions per connection; [`u32::MAX`] for persistent connections.
     pub(crate) per_connection: u32,
-    /// Who closes after the last one.
+    /// The end that closes after the last transaction.
     pub(crate) closes: Closes,
 }
 
-/// Who closes a connection.
+/// The end that closes a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closes {
     Server,
     Client,
 }
 
-/// Transactions of a run, and what the machine that is measured used for them.
+/// Transactions of a run, and the resources that the measured machine used for them.
 #[derive(Debug)]
 pub(crate) struct Transactions {
     pub(crate) count: u64,
@@ -57,7 +58,7 @@ pub(crate) struct Transactions {
 }
 
 impl Transactions {
-    /// Returns the host's cycles for each.
+    /// Returns host cycles per transaction.
     pub(crate) fn host_cycles(&self) -> f64 {
         self.used.cycles.host as f64 / self.count as f64
     }
@@ -73,17 +74,17 @@ impl Transactions {
     }
 }
 
-/// The server: answers each request, and closes after it where connections have one.
+/// The server: answers each request, and closes after it if connections have only one.
 pub(crate) struct ShortServer {
     agreed: Agreed,
     response: Bytes,
-    /// Bytes of requests that are not whole, on connections that are.
+    /// Bytes of incomplete requests that have arrived so far.
     partial: BTreeMap<SocketId, usize>,
     errors: Vec<String>,
 }
 
 impl ShortServer {
-    /// A server on `host`, with these options on its ports.
+    /// Returns a server that listens on `host` with these options.
     pub(crate) fn new(agreed: Agreed, host: &mut Host, options: &[ListenerOption]) -> Self {
         let mut errors = Vec::new();
         for port in 0..PORTS {
@@ -121,7 +122,7 @@ impl ShortServer {
             if here == 0 {
                 return;
             }
-            // A request in more than one segment.
+            // The request spans several segments.
             let before = self.partial.entry(socket).or_default();
             *before += here;
             if *before < wanted {
@@ -153,11 +154,11 @@ impl Application for ShortServer {
     }
 }
 
-/// Clients and the backend of a proxy, on one machine.
+/// The clients and the backend of a proxy, on one machine.
 pub(crate) struct Peers {
     pub(crate) client: ShortClient,
     backend: ShortServer,
-    /// The backend's connections.
+    /// Connections that the backend accepted.
     accepted: BTreeSet<SocketId>,
 }
 
@@ -191,27 +192,27 @@ impl Application for Peers {
     }
 }
 
-/// A connection on which a response is waited for.
+/// A connection that waits for a response.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
-    /// Bytes of it that have come.
+    /// Bytes of the response that have arrived.
     received: usize,
-    /// The request was written.
+    /// The request was sent.
     asked: bool,
-    /// Transactions left, this one included.
+    /// Remaining transactions, the present one included.
     left: u32,
 }
 
-/// The client.
+/// The client: opens connections and sends requests.
 pub(crate) struct ShortClient {
     agreed: Agreed,
     server: Endpoint,
     request: Bytes,
     waiting: BTreeMap<SocketId, Waiting>,
     opened: u64,
-    /// Transactions going, or about to.
+    /// Transactions open, or about to be.
     going: u32,
-    /// Responses received whole.
+    /// Complete responses received.
     pub(crate) transactions: u64,
     errors: Vec<String>,
 }
@@ -231,14 +232,14 @@ impl ShortClient {
         }
     }
 
-    /// Whether as many transactions are going as are to.
+    /// Returns whether the number of open transactions has been reached.
     pub(crate) const fn is_full(&self) -> bool {
         self.going == self.agreed.concurrent
     }
 
-    /// One transaction more at a time: of those that are there each begins another, so that there
-    /// are soon as many as are wanted, and no SYN is lost to a limit and comes again a second
-    /// later.
+    /// Starts one more transaction unless there are enough. It is called for every connection that
+    /// is established, so that the number doubles each round trip, and no SYN is lost to a limit
+    /// and repeated a second later.
     fn begin(&mut self, now: Instant, host: &mut Host) {
         if !self.is_full() {
             self.going += 1;
@@ -297,7 +298,7 @@ impl ShortClient {
             return;
         }
         self.waiting.remove(&socket);
-        // Where the server's FIN came with the response ours goes with the acknowledgment.
+        // If the server's FIN came with the response, our FIN goes out with the acknowledgment.
         if self.agreed.closes == Closes::Client || host.readiness(socket).peer_closed {
             host.close(now, socket);
         }

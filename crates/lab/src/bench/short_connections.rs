@@ -1,9 +1,9 @@
-//! `outboard-lab bench short-connections`: what a small transaction costs the host (AccelTCP
-//! section 6.1.1: figures 10 and 11, table 3).
+//! `outboard-lab bench short-connections`: host cost of small transactions (AccelTCP section 6.1.1:
+//! figures 10 and 11, table 3).
 //!
-//! 16,000 transactions at one time of 64 bytes each way, each on a connection of its own: without
-//! offload, with set-up by the device, with tear-down, with both, and with quasi-TCBs and
-//! zero-copy beside them; and persistent connections, which need neither. Then messages up to 8 KB.
+//! 16,000 concurrent transactions of 64 bytes in each direction, on a connection each: without
+//! offload, with connection set-up by the device, with tear-down, with both, and with quasi-TCBs in
+//! addition; and persistent connections, which need neither. Then messages up to 8 KB.
 
 use clap::{Args, ValueEnum};
 use host::ListenerOption;
@@ -20,41 +20,41 @@ use cli::Failure;
 
 /// Message sizes of the paper's figure 11.
 const SIZES: [usize; 5] = [64, 256, 1024, 4096, 8192];
-/// Transactions at one time.
+/// Concurrent transactions.
 const CONCURRENT: u32 = 16_000;
-/// Runs of a configuration, of which the one with the median host cycles counts.
+/// Runs of each setting; the run with the median host cycles counts.
 const REPEATS: usize = 3;
-/// `outboard-lab bench short-connections`.
+/// Arguments of `outboard-lab bench short-connections`.
 #[derive(Debug, Args)]
 pub(crate) struct ShortConnectionsArgs {
-    /// One run of each, of 64 bytes only
+    /// Run only 64 bytes, once
     #[arg(long)]
     quick: bool,
-    /// Message sizes to run, in bytes, instead of all
+    /// Message sizes in bytes [default: all]
     #[arg(long, value_delimiter = ',', value_name = "BYTES")]
     sizes: Option<Vec<usize>>,
-    /// What to measure, instead of all
+    /// Paths to measure [default: all]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PATH")]
     paths: Option<Vec<Mode>>,
-    /// Transactions at one time
+    /// Number of concurrent transactions
     #[arg(long, default_value_t = CONCURRENT, value_name = "N")]
     concurrent: u32,
 }
 
-/// What the server has done by the device.
+/// Offloads that the server uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Mode {
-    /// Nothing
+    /// No offload
     Baseline,
-    /// Set-up
+    /// Connection set-up
     Setup,
-    /// Tear-down
+    /// Connection tear-down
     Teardown,
-    /// Set-up and tear-down
+    /// Connection set-up and tear-down
     Both,
-    /// Both, and the host begins without a TCB
+    /// Connection set-up and tear-down, with quasi-TCBs on the host
     All,
-    /// Connections persist
+    /// No offload, persistent connections
     Persistent,
 }
 
@@ -79,7 +79,7 @@ impl Mode {
     }
 }
 
-/// One run's configuration.
+/// Configuration of one run.
 #[derive(Clone, Copy, Debug)]
 struct Setting {
     mode: Mode,
@@ -133,13 +133,13 @@ fn measure(
     Ok(Transactions { count: done(&pair) - from, used: pair.server_usage().since(&before) })
 }
 
-/// For all but a few connections.
+/// Checks at least nine in ten connections.
 fn took_path(Setting { mode, message_bytes }: Setting, figures: &Transactions) -> bool {
     let moved = |name: &str| figures.used.moved(name);
     let most = figures.count * 9 / 10;
     let ran = |count: u64, wanted: bool| if wanted { count >= most } else { count == 0 };
     let whole = moved("quasi_made_whole") <= figures.count / 10;
-    // An answer of more than an initial window, or in several segments, is no quasi-TCB's.
+    // A response of several segments, or of more than an initial window, promotes the quasi-TCB.
     let quasi = mode != Mode::All || message_bytes > 1024 || whole;
     ran(moved("setup_accepted"), mode.sets_up())
         && ran(moved("handed_over"), mode.tears_down())

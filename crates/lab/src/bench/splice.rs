@@ -1,10 +1,10 @@
-//! `outboard-lab bench splice`: what relaying costs a proxy's host, in software and by the device
-//! (AccelTCP section 6.1.2: figures 12 and 13).
+//! `outboard-lab bench splice`: host cost of a proxy, relaying in software and spliced by the
+//! device (AccelTCP section 6.1.2: figures 12 and 13).
 //!
-//! The product's proxy in TCP mode between 8,000 clients and as many connections to a backend, with
-//! messages of 64 bytes to 8 KB each way and 1 to 128 transactions on each connection. Clients and
-//! backend are one machine. Then connections that persist: what is left for the host once all of
-//! them are spliced, and what a packet costs the device.
+//! The product's proxy in TCP mode, between 8,000 clients and as many connections to a backend,
+//! with messages of 64 bytes to 8 KB in each direction and 1 to 128 transactions per connection.
+//! Clients and backend are on one machine. Then persistent connections: the host's remaining work
+//! once all of them are spliced, and the device's cost per packet.
 
 use apps::proxy::{self, Listener, Mode, Pool, Proxy, Table};
 use base::Duration;
@@ -18,26 +18,26 @@ use super::short::{Agreed, Closes, MODERATION, PORTS, Peers, TRANSMIT_RING, Tran
 use super::testbed::{self, Machine};
 use cli::Failure;
 
-/// Message sizes.
+/// Message sizes in bytes.
 const SIZES: [usize; 5] = [64, 256, 1024, 4096, 8192];
-/// Transactions of a connection: the paper's figure 13.
+/// Transactions per connection, as in the paper's figure 13.
 const TRANSACTIONS: [u32; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
-/// Clients at one time.
+/// Concurrent clients.
 const CONCURRENT: u32 = 8_000;
-/// Runs of a configuration, of which the one with the median host cycles counts.
+/// Runs of each setting; the run with the median host cycles counts.
 const REPEATS: usize = 3;
-/// `outboard-lab bench splice`.
+/// Arguments of `outboard-lab bench splice`.
 #[derive(Debug, Args)]
 pub(crate) struct SpliceArgs {
-    /// One run of 64 bytes with 1 and 128 transactions, and of connections that persist
+    /// Run only 64 bytes, once, with 1 and 128 transactions and on persistent connections
     #[arg(long)]
     quick: bool,
-    /// Clients at one time
+    /// Number of concurrent clients
     #[arg(long, default_value_t = CONCURRENT, value_name = "N")]
     concurrent: u32,
 }
 
-/// One run's configuration.
+/// Configuration of one run.
 #[derive(Clone, Copy, Debug)]
 struct Setting {
     splice: bool,
@@ -50,11 +50,11 @@ impl Setting {
     }
 }
 
-/// One run's result.
+/// Result of one run.
 #[derive(Debug)]
 struct Figures {
     transactions: Transactions,
-    /// Pairs that are spliced at the end.
+    /// Pairs that are spliced at the end of the run.
     open: u64,
 }
 
@@ -67,7 +67,7 @@ impl Figures {
         cycles as f64 / self.used().device_packets as f64
     }
 
-    /// Host cycles of a transaction, and beside them the device's of all.
+    /// Sort key: host cycles per transaction, then the device's cycles.
     fn cost(&self) -> (u64, u64) {
         let cycles = self.used().cycles;
         (cycles.host / self.transactions.count, cycles.device)
@@ -95,8 +95,8 @@ impl Benchmark for SpliceArgs {
 }
 
 impl SpliceArgs {
-    /// Every size with the most transactions, and every number of transactions with the least
-    /// bytes; then all sizes on connections that persist.
+    /// Returns the settings: the largest number of transactions with every size, every number of
+    /// transactions with the smallest size, and every size on persistent connections.
     fn groups(&self, counts: &[u32], most: u32) -> Vec<Vec<Setting>> {
         let sizes = if self.quick { &SIZES[..1] } else { &SIZES };
         let by_count = counts.iter().map(|&count| (SIZES[0], count));
@@ -121,7 +121,7 @@ fn measure(setting: Setting) -> Result<Figures, Failure> {
     let full = done(&pair);
     pair.run_until(|p| done(p) >= full + 3 * clients)?;
     if setting.persists() && setting.splice {
-        // Until the last of them is spliced, a few transactions at a time.
+        // Until the last pair is spliced, a few transactions at a time.
         while spliced(&pair) < clients && done(&pair) < full + 20 * clients {
             let next = done(&pair) + clients / 4;
             pair.run_until(|p| done(p) >= next)?;
@@ -142,8 +142,8 @@ fn took_path(setting: Setting, figures: &Figures) -> bool {
     let began = figures.used().moved("splice_begun");
     match (setting.splice, setting.persists()) {
         (false, _) => began == 0 && figures.open == 0,
-        // A few may still shake hands: a SYN that was lost comes again after a second, which is
-        // many thousand transactions.
+        // A few connections may still be in the handshake: a lost SYN is repeated after a second,
+        // which is the time of many thousand transactions.
         (true, true) => figures.open >= u64::from(setting.agreed.concurrent) * 95 / 100,
         (true, false) => {
             let connections = figures.transactions.count / u64::from(setting.agreed.per_connection);

@@ -1,8 +1,9 @@
-//! A stream of messages for accounted benchmarks: one end sends as fast as it may, the other reads.
+//! Streams of messages for accounted benchmarks: one end sends as fast as it may, and the other
+//! reads.
 //!
-//! Each connection sends messages of one size, one after the other, from memory or from a file; the
-//! other end looks at a byte of every piece that it reads. With keys both ends speak TLS, without a
-//! handshake: what is measured are records.
+//! Each connection sends messages of one size from memory or from a file; the other end compares
+//! one byte of every piece that it reads. With a cipher suite, both ends use TLS with fixed keys
+//! and without a handshake: only records are measured.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,39 +18,40 @@ use wire::Endpoint;
 
 use super::accounted::BenchApp;
 
-/// Bytes of the buffer that messages are cut from.
+/// Bytes of the buffer from which messages are cut.
 const SOURCE_BYTES: usize = 1 << 20;
-/// Bytes that all connections together have queued at least while they may send.
+/// Target for the bytes queued by all connections together; each connection queues between two
+/// messages and 2 MiB.
 const QUEUED_BYTES: u64 = 256 << 20;
 
-/// The file that a sender sends.
+/// Name of the file that a sender sends.
 pub(crate) const CONTENT: &str = "content";
 
-/// Where the sender has its messages.
+/// Source of the sender's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// Memory that is sent as it lies there.
+    /// Memory that is sent without a copy.
     Memory,
-    /// Memory that is copied first, as `send` of a kernel does.
+    /// Memory that is copied first, as `send` to a kernel does.
     Copied,
-    /// A file.
+    /// A file that the device reads.
     File,
 }
 
-/// What both ends of a run agree on.
+/// Parameters that both ends of a run share.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Agreed {
     pub(crate) connections: u32,
     pub(crate) message_bytes: usize,
     pub(crate) source: Source,
-    /// TLS, or none.
+    /// TLS version and cipher suite; `None` for plain TCP.
     pub(crate) suite: Option<(TlsVersion, Suite)>,
 }
 
-/// An end of the streams.
+/// The application of either end.
 pub(crate) struct Stream {
     agreed: Agreed,
-    /// Whom to connect to; the listening end has nobody.
+    /// Address to connect to; `None` at the listening end.
     server: Option<Endpoint>,
     sends: bool,
     content: Bytes,
@@ -58,19 +60,19 @@ pub(crate) struct Stream {
     done: BTreeMap<SocketId, u64>,
     established: u32,
     prng: Prng,
-    /// Bytes read.
+    /// Bytes read by all connections.
     pub(crate) bytes: u64,
-    /// What went wrong, if anything did.
+    /// Errors; the first one ends the run.
     errors: Vec<String>,
 }
 
-/// What the port of the nth connection is above the first: a client has so many of its own for
-/// each.
+/// Returns the offset of the nth connection's server port from the first one: the client has a
+/// limited number of local ports for each.
 pub(crate) fn port_of(nth: u32) -> u16 {
     u16::try_from(nth / 16_000).unwrap_or(0)
 }
 
-/// Byte at a position of the content: no page is like another.
+/// Returns the byte at a position of the content, in which no two pages are equal.
 pub(crate) fn byte_at(position: u64) -> u8 {
     let at = position % SOURCE_BYTES as u64;
     #[expect(clippy::cast_possible_truncation, reason = "a byte is wanted")]
@@ -78,7 +80,7 @@ pub(crate) fn byte_at(position: u64) -> u8 {
     byte
 }
 
-/// What the file holds.
+/// Returns the content of the file.
 pub(crate) fn content() -> Vec<u8> {
     (0..SOURCE_BYTES as u64).map(byte_at).collect()
 }
@@ -99,16 +101,16 @@ impl Stream {
         }
     }
 
-    /// Whether every connection stands.
+    /// Returns whether every connection is established.
     pub(crate) const fn is_up(&self) -> bool {
         self.established == self.agreed.connections
     }
 
-    /// The connection stands: TLS begins, where there is any.
+    /// Handles an established connection: attaches TLS, if it is used.
     fn establish(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         self.established += 1;
         let Some((version, suite)) = self.agreed.suite else { return };
-        // One key for all streams of a measurement: nothing of it is a secret.
+        // One key for all streams of a measurement: nothing here is secret.
         let direction = |which: u8| TlsDirection::new(&[which; 32], [which; 12], 0);
         let (tx, rx) = if self.server.is_some() { (1, 2) } else { (2, 1) };
         let (tx, rx) = (direction(tx), direction(rx));
@@ -132,7 +134,7 @@ impl Stream {
         let share = QUEUED_BYTES / u64::from(self.agreed.connections);
         let queued = share.clamp(2 * message as u64, 2 << 20);
         while host.send_queue(socket) < queued && host.readiness(socket).writable {
-            // To the end of a message: the last one may have found no room for all of it.
+            // To the end of the present message, of which the socket may have accepted only a part.
             #[expect(clippy::cast_possible_truncation, reason = "less than the source")]
             let at = *done as usize % SOURCE_BYTES;
             let end = (at / message + 1) * message;

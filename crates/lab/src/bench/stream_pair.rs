@@ -1,7 +1,7 @@
-//! Two machines with streams of messages between them, plain or over TLS: what `bench tls`,
-//! `bench tls-loss` and `bench tls-scale` measure.
+//! Two machines with streams of messages between them, plain or over TLS, for `bench tls`, `bench
+//! tls-loss` and `bench tls-scale`.
 //!
-//! One end's host is measured. The other end speaks TLS by its host in every run.
+//! The host of one end is measured. The other end processes TLS on its host in every run.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,14 +19,14 @@ use super::stream::{self, Agreed, Source, Stream};
 use super::testbed::{self, FAST_DISK, Machine, TRANSMIT_RING};
 use cli::Failure;
 
-/// Which end is measured.
+/// Direction in which the measured machine transfers data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Transmit,
     Receive,
 }
 
-/// Who does the records.
+/// Where the measured machine processes TLS records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
     Nobody,
@@ -34,7 +34,7 @@ pub(crate) enum By {
     Device,
 }
 
-/// What is sent, and by whom.
+/// Streams of a run: direction, TLS, source, and sizes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Streams {
     pub(crate) side: Side,
@@ -46,7 +46,7 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    /// Returns the name of the path that is measured.
+    /// Returns the name of the measured path.
     pub(crate) const fn path(&self) -> &'static str {
         match (self.by, self.source) {
             (By::Nobody, Source::File) => "plain file",
@@ -59,21 +59,21 @@ impl Streams {
     }
 }
 
-/// One run's result.
+/// Result of one run.
 #[derive(Debug)]
 pub(crate) struct Figures {
     bytes: u64,
-    /// Of the measured machine.
+    /// Resources that the measured machine used.
     pub(crate) used: Usage,
 }
 
 impl Figures {
-    /// Returns bytes per second of virtual time: what the modelled link carried.
+    /// Returns bytes per second of virtual time: the modeled link's throughput.
     pub(crate) fn link_rate(&self) -> f64 {
         self.bytes as f64 * 1e9 / self.used.elapsed.as_nanos() as f64
     }
 
-    /// Returns the host's cycles for each byte.
+    /// Returns host cycles per byte.
     pub(crate) fn host_per_byte(&self) -> f64 {
         self.used.cycles.host as f64 / self.bytes as f64
     }
@@ -96,19 +96,19 @@ impl Figures {
     }
 }
 
-/// Makes the file that is sent.
+/// Writes the file that is sent.
 ///
 /// # Errors
-/// What the file system says.
+/// Reports an error of the file system.
 pub(crate) fn make_content(folder: &Path) -> Result<(), Failure> {
     testbed::write_file(folder, stream::CONTENT, &stream::content())
 }
 
-/// Runs streams with faults of the packets of the measured machine's wire, over so many bytes that
-/// warm up and that are measured. The device opens messages in any order, or as the paper has it.
-/// The content is in `folder`.
+/// Runs streams with faults of the packets on the measured machine's link, and measures
+/// `measured_bytes` after `warm_bytes`. With `out_of_order`, the device decrypts records in any
+/// order; otherwise it follows the paper's algorithm. The content is in `folder`.
 ///
-/// # Errors
+/// Reports wrong bytes, or a run that cannot continue.
 /// Wrong bytes, or nothing left to happen.
 pub(crate) fn measure(
     streams: Streams,
@@ -137,7 +137,7 @@ fn build(
     folder: &Path,
 ) -> Result<StreamPair, Failure> {
     let Streams { side, by, source, suite, message_bytes, connections } = streams;
-    // Faults are per packet: then no run crosses whole, either way.
+    // Faults are per packet, so segments cross the link one by one in both directions.
     let segmentation = !faults.is_active();
     let (near, far) = link(&LinkConfig { segmentation, ..testbed::link_config(TRANSMIT_RING) });
     let near = testbed::with_faults(near, faults);
@@ -162,11 +162,11 @@ fn build(
     let mut client = node(2);
     client.device.file = None;
     client.host.file_offload = testbed::offload(false);
-    // The far end's memory is its own business.
+    // The far end always sends from memory.
     let agreed = Agreed { source: Source::Memory, ..agreed };
     let app = Stream::new(agreed, Some(testbed::endpoint(1, 80)), !sends);
     let client = client.start(Box::new(far), |_| Ok(app))?;
-    // Single packets come so fast that nobody looks at each alone.
+    // Single packets arrive so fast that interrupts are moderated.
     let moderation = if segmentation { Duration::ZERO } else { Duration::from_micros(5) };
     Ok(Pair::new(server, client, moderation))
 }
@@ -174,7 +174,7 @@ fn build(
 fn node(number: u8) -> Machine {
     let mut machine = Machine::new(number);
     machine.device.transmit_bytes_max = LONG_TRANSMIT_BYTES;
-    // Many streams begin at one time.
+    // All streams are opened at the same time.
     machine.host.connections_max = 1 << 18;
     machine
 }

@@ -1,7 +1,8 @@
-//! The machines of accounted benchmarks, as far as they are alike: addresses, link, device, host,
-//! disk, files to serve.
+//! Common parts of the machines of accounted benchmarks: addresses, link, device, host, disk, files
+//! to serve.
 //!
-//! Machine 1, 10.0.0.1, serves; machine 2, 10.0.0.2, asks. A benchmark changes what it compares.
+//! Machine 1 (10.0.0.1) is the server, machine 2 (10.0.0.2) the client. A benchmark changes the
+//! properties that it compares.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -20,17 +21,17 @@ use super::accounted::{BenchApp, Node};
 use super::disk::{DiskModel, ModelledDisk};
 use cli::Failure;
 
-/// The device's memory for files.
+/// Size of the device's memory for files, in bytes.
 const DEVICE_MEMORY_BYTES: usize = 96 << 20;
-/// Frames that a NIC's ring holds.
+/// Slots of a NIC's transmit ring.
 pub(crate) const TRANSMIT_RING: usize = 512;
-/// A disk that is never what is waited for.
+/// A disk that is never the bottleneck.
 pub(crate) const FAST_DISK: DiskModel =
     DiskModel { latency: Duration::from_micros(20), bytes_per_s: 20_000_000_000 };
 
-/// Returns a link of 100 Gb/s, 25 us each way, that carries a run of segments whole, as it comes to
-/// a receiver that merges. As at a real NIC, what is too much for the rate waits for one of
-/// `frames_max` slots of the transmit ring: nothing is lost.
+/// Returns a link of 100 Gb/s with a delay of 25 us in each direction, which carries a run of
+/// segments whole, as a receiver that merges would get it. As in a real NIC, frames above the rate
+/// wait for one of `frames_max` slots of the transmit ring: nothing is lost.
 pub(crate) fn link_config(frames_max: usize) -> LinkConfig {
     LinkConfig {
         delay: Duration::from_micros(25),
@@ -46,7 +47,7 @@ pub(crate) fn with_faults(wire: MemWire, faults: FaultConfig) -> Box<dyn Wire> {
     if faults.is_active() { Box::new(FaultWire::new(wire, faults)) } else { Box::new(wire) }
 }
 
-/// Returns a port of a machine.
+/// Returns the endpoint of a machine's port.
 pub(crate) fn endpoint(machine: u8, port: u16) -> Endpoint {
     Endpoint { addr: [10, 0, 0, machine].into(), port }
 }
@@ -56,7 +57,7 @@ pub(crate) fn file_config() -> FileConfig {
     FileConfig { memory_bytes_max: DEVICE_MEMORY_BYTES, ..FileConfig::default() }
 }
 
-/// A machine that is set up: what a benchmark compares is changed before it starts.
+/// Configuration of a machine, which a benchmark changes before it starts the machine.
 pub(crate) struct Machine {
     number: u8,
     pub(crate) device: DeviceConfig,
@@ -84,7 +85,7 @@ impl Machine {
     /// Starts device, host and application.
     ///
     /// # Errors
-    /// What the application says.
+    /// Returns the error of `app`.
     pub(crate) fn start<A: BenchApp>(
         self,
         wire: Box<dyn Wire>,
@@ -97,7 +98,7 @@ impl Machine {
     }
 }
 
-/// Returns what a host's configuration says of an offload that is wanted or not.
+/// Returns the value of a host's `*_offload` option.
 pub(crate) const fn offload(wanted: bool) -> Result<(), Refusal> {
     if wanted { Ok(()) } else { Err(Refusal::Disabled) }
 }
@@ -105,7 +106,7 @@ pub(crate) const fn offload(wanted: bool) -> Result<(), Refusal> {
 /// Listens on a port.
 ///
 /// # Errors
-/// A port that is taken.
+/// Reports a port that is in use.
 pub(crate) fn listen(host: &mut Host, port: u16, backlog: usize) -> Result<(), Failure> {
     let listened = host.listen(Listen { addr: None, port, backlog });
     listened.map(drop).map_err(cannot_listen)
@@ -116,54 +117,54 @@ pub(crate) fn cannot_listen(error: impl Display) -> Failure {
     Failure::System(format!("cannot listen: {error}"))
 }
 
-/// Opens the files in a folder as a modelled disk.
+/// Opens the files in a folder as a modeled disk.
 ///
 /// # Errors
-/// A folder that cannot be opened.
+/// Reports a folder that cannot be opened.
 pub(crate) fn disk(folder: &Path, model: DiskModel) -> Result<Option<ModelledDisk>, Failure> {
     let files = open_disk(folder, DiskKind::Sync).map_err(|e| Failure::NoInput(e.to_string()))?;
     Ok(Some(ModelledDisk::new(files, model)))
 }
 
-/// Writes a file into a folder, which is made if it is not there.
+/// Writes a file into a folder, which is created if it does not exist.
 ///
 /// # Errors
-/// What the file system says.
+/// Reports an error of the file system.
 pub(crate) fn write_file(folder: &Path, name: &str, content: &[u8]) -> Result<(), Failure> {
     std::fs::create_dir_all(folder)
         .and_then(|()| std::fs::write(folder.join(name), content))
         .map_err(|e| Failure::System(format!("cannot write a temporary file: {e}")))
 }
 
-/// Files to serve: named by number, of one size.
+/// Files to serve, all of one size, with numbers as names.
 #[derive(Clone, Debug)]
 pub(crate) struct Files {
-    /// How many.
+    /// Number of files.
     pub(crate) count: u32,
-    /// Bytes of each.
+    /// Bytes of each file.
     pub(crate) size: u64,
-    /// Byte at a position of a file.
+    /// Returns the byte at a position of a file.
     pub(crate) byte: fn(u32, u64) -> u8,
 }
 
-/// Files of one size at a time, the only ones in their folder.
+/// Files of one size at a time; the folder contains nothing else.
 pub(crate) struct FileSet<'a> {
     pub(crate) folder: &'a Path,
-    /// Bytes that all have together at least, if 4,096 files suffice; 16 there are at least.
+    /// Target for the total bytes; the number of files is 16 to 4,096.
     set_bytes: u64,
     files: Option<Files>,
 }
 
 impl<'a> FileSet<'a> {
-    /// Returns a set that has no files yet.
+    /// Returns a set without files.
     pub(crate) const fn new(folder: &'a Path, set_bytes: u64) -> Self {
         Self { folder, set_bytes, files: None }
     }
 
-    /// Returns the files, made anew unless they have that size.
+    /// Returns files of this size, which are created unless they exist.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Reports an error of the file system.
     pub(crate) fn of_size(&mut self, size: u64) -> Result<Files, Failure> {
         if let Some(files) = self.files.as_ref().filter(|files| files.size == size) {
             return Ok(files.clone());
@@ -178,17 +179,18 @@ impl<'a> FileSet<'a> {
     }
 }
 
-/// Byte at a position of a file: cheap to compute, different for every file, no page like another.
+/// Returns the byte at a position of a file: cheap to compute, different for every file, and no two
+/// pages are equal.
 fn byte_of(file: u32, position: u64) -> u8 {
     #[expect(clippy::cast_possible_truncation, reason = "a byte is wanted")]
     let byte = (position ^ (position >> 8) ^ (position >> 16) ^ (u64::from(file) * 37)) as u8;
     byte
 }
 
-/// Checks a counter of a device.
+/// Checks that a counter of a device has this value.
 ///
 /// # Errors
-/// A counter that is not what it should be.
+/// Reports a counter with another value.
 pub(crate) fn check_counter(device: &Device, counter: &str, wanted: u64) -> Result<(), Failure> {
     let mut seen = 0;
     device.visit(&mut |name, value| seen += if name == counter { value } else { 0 });

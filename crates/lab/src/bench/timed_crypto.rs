@@ -1,6 +1,5 @@
-//! A crypto provider that counts the cycles of the one that it wraps: for the breakdown by what
-//! the host's time goes into. Reading the counter costs some cycles itself, so runs that are
-//! compared do without.
+//! A crypto provider that counts the cycles of the product's provider, for breakdowns of the host's
+//! time. Reading the cycle counter costs some cycles, so runs that are compared do not use this.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,12 +10,12 @@ use abi::crypto::{
 };
 use io::clock::cycles;
 
-/// What was counted. Clones count together.
+/// Counted cycles, shared by all clones.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Meter(Arc<AtomicU64>);
 
 impl Meter {
-    /// Cycles so far.
+    /// Returns the cycles counted so far.
     pub(crate) fn cycles(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -29,7 +28,7 @@ impl Meter {
     }
 }
 
-/// The product's crypto, measured.
+/// The product's crypto provider, with a meter.
 #[derive(Debug)]
 pub(crate) struct Timed(pub(crate) Meter);
 

@@ -1,16 +1,15 @@
 //! `outboard-lab bench timer-wheel`: the device's timer bitmap wheel (AccelTCP section 4.2, figure
 //! 6) against a hashed timing wheel, in the same run.
 //!
-//! Each of 64 K or 256 K flows sets a timer, stops it, sets it again and lets it run out, in an
-//! order that has nothing to do with the flows' numbers. With two threads these have the flows of
-//! a NIC without affinity: any flow may come to any thread, so that they work on the same words of
-//! the bitmaps.
+//! Each of 64 K or 256 K flows sets a timer, cancels it, sets it again and lets it expire, in an
+//! order that is unrelated to flow numbers. Two threads share the flows like those of a NIC without
+//! affinity: any thread may handle any flow, so both modify the same words of the bitmaps.
 //!
-//! The other wheel is `hierarchical_hash_wheel_timer`'s. The one that can stop timers is built of
-//! `Rc`s and cannot be shared, so with two threads each has one of its own, which needs the
-//! affinity that the bitmaps do without: its best case. What threads could share is the crate's
-//! simpler wheel behind a mutex; a timer is stopped there by a generation beside it, and found
-//! stale when it comes up.
+//! The other wheel is the one of `hierarchical_hash_wheel_timer`. Its cancellable wheel is built of
+//! `Rc`s and cannot be shared, so with two threads each has its own, which requires the affinity
+//! that the bitmaps do without: its best case. For sharing between threads there is the crate's
+//! simpler wheel behind a mutex; canceling increments the flow's generation, and a timer of an
+//! older generation is ignored when it expires.
 
 use std::hint::black_box;
 use std::ops::Range;
@@ -34,22 +33,22 @@ use structures::TimerBitmapWheel;
 use super::experiment::{Benchmark, Experiment, Fields, Report, Row, median_by};
 use cli::Failure;
 
-/// Bitmaps, and ticks until every timer has run out: as the device has it.
+/// Slots of the wheel, with a bitmap each: as many as in the device.
 const SLOTS: u16 = 256;
-/// Time-outs in ticks: 200 ms to 4 s at 16 ms a tick.
+/// Timeouts in ticks: 200 ms to 4 s at 16 ms per tick.
 const TICKS: (u64, u64) = (13, 250);
-/// Timers set at one time.
+/// Concurrent timers.
 const FLOWS: [u32; 2] = [64 << 10, 256 << 10];
-/// Runs, of which the median counts for each step: the best of two threads is the one in which the
-/// machine let them run after one another.
+/// Runs. The median counts for each operation: in the fastest run with two threads, the machine may
+/// have run them one after the other.
 const ROUNDS: usize = 7;
-/// What is measured, in nanoseconds and cycles of an operation.
+/// Measured operations, in nanoseconds and in cycles.
 const STEPS: [&str; 3] = ["insert", "cancel", "expire"];
 
-/// `outboard-lab bench timer-wheel`.
+/// Arguments of `outboard-lab bench timer-wheel`.
 #[derive(Debug, Args)]
 pub(crate) struct TimerWheelArgs {
-    /// One round, and 64 K flows only
+    /// Run one round with 64 K flows only
     #[arg(long)]
     quick: bool,
 }
@@ -60,10 +59,10 @@ impl Benchmark for TimerWheelArgs {
             groups: groups(if self.quick { &FLOWS[..1] } else { &FLOWS }),
             repeats: if self.quick { 1 } else { ROUNDS },
             measure: &mut measure,
-            // That every timer comes up once is checked as it is measured.
+            // The measurement checks that every timer expires once.
             took_path: &|_, _| true,
             combine: &|runs: Vec<Figures>| {
-                // The middle of each step's figures.
+                // The median of each operation by itself.
                 let step = |nth: usize| {
                     let of = runs.iter().map(|run| run.steps[nth]).collect();
                     median_by(of, |&(ns, _): &(f64, f64)| ns)
@@ -87,7 +86,7 @@ fn groups(counts: &[u32]) -> Vec<Vec<Setting>> {
 
 fn fields(row: &Row<Setting, Figures>) -> Fields {
     let Setting { kind, flows, threads } = row.setting;
-    // Of more than one thread's heaps only one is known.
+    // With several threads, only the heap of one is known.
     let per_flow = (threads == 1).then(|| row.figures.memory as f64 / f64::from(flows));
     let start = Fields::new()
         .show("wheel", "wheel", kind.name())
@@ -100,7 +99,7 @@ fn fields(row: &Row<Setting, Figures>) -> Fields {
     })
 }
 
-/// The wheels.
+/// Timer wheels under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Bitmaps,
@@ -127,17 +126,17 @@ struct Setting {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Figures {
-    /// Time and cycles of an operation, by step.
+    /// Nanoseconds and cycles per operation.
     steps: [(f64, f64); 3],
     /// Bytes of heap with all timers set.
     memory: usize,
 }
 
-/// A thread's way to a wheel.
+/// A thread's access to a wheel.
 trait Worker {
     fn insert(&mut self, flow: u32, ticks: u32);
     fn cancel(&mut self, flow: u32);
-    /// Lets all time-outs pass; gives how many timers came up.
+    /// Lets all timeouts pass; returns the number of timers that expired.
     fn expire(&mut self) -> usize;
 }
 
@@ -169,7 +168,7 @@ fn measure(setting: Setting) -> Result<Figures, Failure> {
     .map(|figures| Figures { memory: figures.memory.saturating_sub(before), ..figures })
 }
 
-/// Flows and time-outs, in no order.
+/// Returns flows with their timeouts, in random order.
 fn shuffled(flows: u32) -> Vec<(u32, u32)> {
     let mut prng = Prng::new(5);
     let mut ticks = || u32::try_from(prng.range(TICKS.0, TICKS.1)).unwrap_or(1);
@@ -181,7 +180,7 @@ fn shuffled(flows: u32) -> Vec<(u32, u32)> {
     all
 }
 
-/// Has `threads` workers do each step on their shares of the flows, all at once.
+/// Makes `threads` workers do each operation on their shares of the flows, all at the same time.
 fn work<W: Worker>(
     order: &[(u32, u32)],
     threads: usize,
@@ -210,7 +209,8 @@ fn work<W: Worker>(
     };
     let shares = order.chunks(order.len().div_ceil(threads));
     let all: Vec<_> = std::thread::scope(|scope| {
-        // The first works here, for the allocator tells of this thread's heap only.
+        // The first share runs on this thread, because the allocator reports only this thread's
+        // heap.
         let mut shares = (0..).zip(shares);
         let first = shares.next();
         let others: Vec<_> =
@@ -234,7 +234,7 @@ fn work<W: Worker>(
 
 struct Bitmaps<'a> {
     wheel: &'a TimerBitmapWheel,
-    /// The state of the flows: where their timers are.
+    /// State of the flows: the slots of their timers.
     slots: Vec<u32>,
     region: Range<u32>,
 }
@@ -248,7 +248,8 @@ impl Worker for Bitmaps<'_> {
         black_box(self.wheel.cancel(flow, self.slots[flow as usize]));
     }
 
-    /// Each worker scans its region of each bitmap; who turns the wheel does nothing else.
+    /// Scans this worker's region of each bitmap. Rotating the wheel would add one atomic increment
+    /// per tick.
     fn expire(&mut self) -> usize {
         let mut expired = 0;
         for slot in 0..u32::from(SLOTS) {
@@ -274,7 +275,7 @@ impl CancellableTimerEntry for Entry {
 
 struct Own(OwnWheel<Entry>);
 
-/// The crate's ticks are milliseconds.
+/// Converts ticks to the crate's milliseconds.
 fn delay(ticks: u32) -> StdDuration {
     StdDuration::from_millis(ticks.into())
 }
@@ -309,7 +310,7 @@ impl Worker for &Locked {
         self.generations[flow as usize].fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Each worker takes what comes up in the ticks that it gets hold of.
+    /// Counts the timers that expire in the ticks which this worker takes.
     fn expire(&mut self) -> usize {
         let live = |&(flow, generation): &(u32, u32)| {
             self.generations[flow as usize].load(Ordering::Acquire) == generation
@@ -334,8 +335,9 @@ mod tests {
         expired
     }
 
-    /// Two workers set and stop timers of neighbouring flows while a third turns the wheel: every
-    /// timer that was set is stopped or comes up, once, and never a revolution late.
+    /// Two workers set and cancel timers of neighboring flows while a third thread rotates the
+    /// wheel: every timer that was set is either canceled or expires, once, and never a revolution
+    /// late.
     #[test]
     fn workers_share_words() {
         const ROUNDS: usize = 20_000;
@@ -348,7 +350,7 @@ mod tests {
                     let mut stopped = 0;
                     for round in 0..ROUNDS {
                         let flow = u32::try_from(round).unwrap() % 32 * 2 + parity;
-                        // Each in a slot of its own: a bit that is set twice is one timer.
+                        // Each timer in a slot of its own: setting a bit twice makes one timer.
                         let slot = wheel.insert(flow, 1 + u32::try_from(round).unwrap() / 32 % 8);
                         stopped += usize::from(wheel.cancel(flow, slot));
                     }

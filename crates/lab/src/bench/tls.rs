@@ -1,10 +1,10 @@
-//! `outboard-lab bench tls`: the autonomous offload of TLS against TLS by the host and plain TCP,
-//! in accounted mode (Autonomous NIC Offloads, section 6.1).
+//! `outboard-lab bench tls`: autonomous TLS offload against TLS by the host and plain TCP, in
+//! accounted mode (ANO section 6.1).
 //!
-//! Streams of messages of 4 to 256 KiB over a memory link. What is measured is one end's host:
-//! sending from memory, from memory that is copied first, from a file; and receiving. TLS by the
-//! host is this stack's own record layer over aws-lc with whole records, with every instruction
-//! that the CPU has. The other end speaks TLS by its host in every run.
+//! Streams of messages of 4 to 256 KiB over a memory link. The host of one end is measured: sending
+//! from memory, from memory that is copied first and from a file; and receiving. TLS by the host is
+//! this stack's record layer over aws-lc, with whole records and all instructions of the CPU. The
+//! other end processes TLS on its host in every run.
 
 use abi::crypto::Suite;
 use clap::Args;
@@ -18,24 +18,25 @@ use cli::Failure;
 
 /// Message sizes of the paper's figure 11 and beyond.
 const SIZES: [usize; 4] = [4 << 10, 16 << 10, 64 << 10, 256 << 10];
-/// Bytes that warm up, of those that are measured.
+/// Ratio of measured bytes to the bytes before the measurement.
 const WARM_SHARE: u64 = 10;
-/// Runs of a configuration, of which the median counts.
+/// Runs of each setting; the median counts.
 const REPEATS: usize = 3;
 
-/// `outboard-lab bench tls`.
+/// Arguments of `outboard-lab bench tls`.
 #[derive(Debug, Args)]
 pub(crate) struct TlsArgs {
-    /// Only 256 KiB
+    /// Run only messages of 256 KiB
     #[arg(long)]
     quick: bool,
-    /// Paths to run, instead of all: `plain`, `host`, `device`, `device file`
+    /// Paths: `plain`, `plain file`, `host`, `device`, `device copied`, `device file` [default:
+    /// all]
     #[arg(long, value_delimiter = ',', value_name = "PATH")]
     paths: Option<Vec<String>>,
-    /// Mebibytes that each run measures
+    /// Mebibytes to measure in each run
     #[arg(long, default_value_t = 400, value_name = "N")]
     mebibytes: u64,
-    /// Streams at one time
+    /// Number of concurrent streams
     #[arg(long, default_value_t = 16, value_name = "N")]
     connections: u32,
 }
@@ -94,7 +95,7 @@ fn took_path(streams: Streams, figures: &Figures) -> bool {
     }
 }
 
-/// Returns what is measured for one size of message: senders, receivers.
+/// Returns the settings of one message size, in two groups: sending and receiving.
 fn settings(message_bytes: usize, connections: u32) -> [Vec<Streams>; 2] {
     let suites = [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305];
     let make =

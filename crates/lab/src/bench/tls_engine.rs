@@ -1,9 +1,9 @@
-//! `outboard-lab bench tls-engine`: the device's engine on its own, against aws-lc's one call for a
-//! whole record, in the same run.
+//! `outboard-lab bench tls-engine`: the device's TLS engine alone, against single calls of aws-lc
+//! for whole records, in the same run.
 //!
-//! A device is handed operations and frames in a loop, with nothing around it: no host, no ring, no
-//! wire. The reference is the provider's [`Aead::seal`] and [`Aead::open`] of 16 KiB, which are
-//! aws-lc's own calls, in place and with everything in the cache. Then how fast contexts are made.
+//! A device gets operations and frames in a loop, without host, rings or link. The reference is the
+//! provider's [`Aead::seal`] and [`Aead::open`] on 16 KiB, which call aws-lc directly, in place and
+//! with all data in the cache. Then the rate at which contexts are created.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -30,23 +30,24 @@ use super::stream;
 use super::testbed::check_counter;
 use cli::Failure;
 
-/// Content of a full record.
+/// Content of a full record in bytes.
 const RECORD: u32 = 16 << 10;
-/// Bytes that a record is longer than its content.
+/// Bytes that a record adds to its content: header, content type and tag.
 const OVERHEAD: u32 = 22;
-/// Records of a transmit.
+/// Records per transmit.
 const RECORDS: u32 = 16;
-/// Payload of a packet.
+/// Payload of a packet in bytes.
 const SEGMENT: u16 = 1448;
-/// Frames that are handed in between two looks at the clock.
+/// Frames that are handed in between two readings of the clock.
 const BATCH: usize = 64;
-/// How long each figure is measured, and how often; the best counts.
+/// Duration of a round.
 const ROUND: Duration = Duration::from_millis(150);
+/// Rounds of each figure; the best counts.
 const ROUNDS: usize = 5;
-/// Contexts that are made in a row.
+/// Contexts created in a row.
 const CONTEXTS: u64 = 20_000;
 
-/// `outboard-lab bench tls-engine`.
+/// Arguments of `outboard-lab bench tls-engine`.
 #[derive(Debug, Args)]
 pub(crate) struct TlsEngineArgs {}
 
@@ -64,7 +65,7 @@ impl Benchmark for TlsEngineArgs {
                 last = Some((suite, [seal, open]));
                 work.measure(&clock, suite, [seal, open])
             },
-            // Records that were sealed or verified are counted as they are measured.
+            // The measurement counts the records that were encrypted or verified.
             took_path: &|_, _| true,
             combine: &only,
             fields: &|row, _| {
@@ -86,13 +87,13 @@ impl Benchmark for TlsEngineArgs {
     }
 }
 
-/// What the engine does to records.
+/// Work of the engine.
 #[derive(Clone, Copy, Debug)]
 enum Work {
     Seal,
-    /// In frames of several records.
+    /// Decryption of frames that hold several records.
     OpenMerged,
-    /// In packets, in that order.
+    /// Decryption of packets, in this order.
     Open(Order),
 }
 
@@ -124,27 +125,28 @@ impl Work {
     }
 }
 
-/// Bytes per second.
+/// Result in bytes per second.
 #[derive(Debug)]
 struct Figures {
     engine: f64,
     reference: f64,
 }
 
-/// The order in which packets arrive.
+/// Order in which packets arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     As,
-    /// Those of each 32 KiB shuffled.
+    /// The packets of each 32 KiB are shuffled.
     Shuffled,
 }
 
-/// Bytes per second.
+/// Returns bytes per second.
 fn per_second(bytes: usize, took: Duration) -> f64 {
     bytes as f64 * 1e9 / took.as_nanos() as f64
 }
 
-/// Bytes per second, the best of some rounds; `work` gives how many it did.
+/// Returns bytes per second of the best round; `work` returns the number of bytes that it
+/// processed.
 fn rate(clock: &Clock, mut work: impl FnMut() -> usize) -> f64 {
     let mut best = 0.0_f64;
     for _ in 0..ROUNDS {
@@ -161,7 +163,7 @@ fn key(suite: Suite) -> Box<dyn Aead> {
     crypto::Provider.aead(suite, &[1; 32][..suite.key_bytes()]).expect("the length is the suite's")
 }
 
-/// Sealing and opening a record by one call of aws-lc.
+/// Returns the rates of encrypting and decrypting a record by one call of aws-lc.
 fn reference(clock: &Clock, suite: Suite) -> [f64; 2] {
     let key = key(suite);
     let (nonce, header, text) = ([5; 12], [23, 3, 3, 0x40, 0x11], RECORD as usize + 1);
@@ -214,7 +216,7 @@ fn tuple(port: u16) -> Tuple {
     }
 }
 
-/// Headers of what the peer sends to [`tuple`].
+/// Returns the headers of a packet from the peer of [`tuple`].
 fn header(seq: u32) -> Header {
     let Tuple { local, remote } = tuple(40_000);
     let ip = IpHeader {
@@ -239,7 +241,7 @@ fn header(seq: u32) -> Header {
     header
 }
 
-/// A transmit of [`RECORDS`] whole records.
+/// Returns a transmit of `records` whole records.
 fn sealed(number: u64, seq: u32, content: &Bytes, records: u32) -> Op {
     let bytes = records * RECORD;
     let run = Run { content: bytes.into(), record_content: RECORD, overhead: OVERHEAD };
@@ -284,14 +286,15 @@ fn transmit(clock: &Clock, suite: Suite) -> Result<f64, Failure> {
     Ok(rate)
 }
 
-/// Frames of four records each, as one that merges or as packets; the last number and its end.
+/// Returns frames that contain at least `records` records: merged frames of three records each if
+/// `segment_size` is 0, otherwise packets.
 fn frames(suite: Suite, segment_size: u16, records: u64) -> Vec<Vec<u8>> {
     let merged = segment_size == 0;
     let mut device = device(1500, merged);
     device.handle_op(Instant::ZERO, 0, create(suite, 1, Direction::Transmit));
     let content = Bytes::from(stream::content());
     let (mut all, mut number, mut seq) = (Vec::new(), 0, 0_u32);
-    // Three records fit a frame of 64 KiB; packets are cut across transmits as TCP cuts them.
+    // Three records fit a frame of 64 KiB. Packets are cut across transmits, as TCP does.
     let per_frame = if merged { 3 } else { RECORDS };
     while number < records {
         device.handle_op(Instant::ZERO, 0, sealed(number, seq, &content, per_frame));
@@ -306,8 +309,8 @@ fn frames(suite: Suite, segment_size: u16, records: u64) -> Vec<Vec<u8>> {
     all
 }
 
-/// Numbers never come back in a context's life, so each round has a device of its own, and the time
-/// to make it does not count.
+/// Returns the rate of decryption. A record number does not recur during a context's life, so each
+/// round uses a new device, whose creation is not counted.
 fn receive(clock: &Clock, suite: Suite, segment_size: u16, order: Order) -> Result<f64, Failure> {
     let mut all = frames(suite, segment_size, 960);
     if order == Order::Shuffled {
@@ -326,7 +329,7 @@ fn receive(clock: &Clock, suite: Suite, segment_size: u16, order: Order) -> Resu
         device.handle_op(Instant::ZERO, 0, create(suite, 1, Direction::Receive(tuple(40_000))));
         let (mut took, mut verified) = (Duration::ZERO, 0);
         let (mut packets, mut done) = (Vec::new(), Vec::new());
-        // Some at a time, out of buffers that go around as those of a ring do.
+        // A batch at a time, from buffers that are recycled like those of a ring.
         for some in all.chunks(BATCH) {
             packets.extend(some.iter().filter_map(|frame| device.pool().copy(frame)));
             let from = clock.now();
@@ -351,7 +354,7 @@ fn receive(clock: &Clock, suite: Suite, segment_size: u16, order: Order) -> Resu
     Ok(best)
 }
 
-/// How many contexts are made per second, and how long one takes.
+/// Returns the rate of context creation, and the duration of one.
 fn contexts(clock: &Clock) -> Result<Value, Failure> {
     let mut rows = serde_json::Map::new();
     for suite in SUITES {

@@ -1,11 +1,11 @@
-//! `outboard-lab bench tls-loss`: what loss and reordering leave of the offload of TLS
-//! (Autonomous NIC Offloads, section 6.4).
+//! `outboard-lab bench tls-loss`: TLS offload under loss and reordering (ANO section 6.4).
 //!
-//! 128 streams of 256 KiB messages, records of 16 KiB, AES-128-GCM; packets of a full segment each,
-//! for faults are per packet. Receiving: how many records the device opened whole, in part and not
-//! at all, with the paper's algorithm and with ours. Sending: what recovering contexts costs, as a
-//! share of the bytes that cross the modelled PCIe. Rates are those of a server with one core of
-//! the paper's testbed, or of the link, whichever is less.
+//! 128 streams of 256 KiB messages in records of 16 KiB with AES-128-GCM. Packets are single full
+//! segments, because faults are per packet. Receiving: the shares of records that the device
+//! decrypted entirely, partially and not at all, with the paper's algorithm and with ours. Sending:
+//! the cost of context recovery, as a share of the bytes that cross the modeled PCIe bus.
+//! Throughput is the lesser of the link's and that of a server with one core of the paper's
+//! testbed.
 
 use abi::crypto::Suite;
 use clap::Args;
@@ -17,24 +17,24 @@ use super::stream::Source;
 use super::stream_pair::{By, Figures, Side, Streams, make_content, measure};
 use cli::Failure;
 
-/// Probabilities per packet, in thousandths.
+/// Probabilities per packet, in per mille.
 const RATES: [u32; 6] = [0, 5, 10, 20, 30, 50];
-/// The paper's streams.
+/// Number of streams, as in the paper.
 const CONNECTIONS: u32 = 128;
 const WARM_BYTES: u64 = 24 << 20;
 const MEASURED_BYTES: u64 = 240 << 20;
-/// A core of the paper's testbed (section 6), in cycles per second.
+/// Clock rate of a core of the paper's testbed (section 6), in cycles per second.
 const CORE_HZ: f64 = 2.0e9;
 
-/// `outboard-lab bench tls-loss`.
+/// Arguments of `outboard-lab bench tls-loss`.
 #[derive(Debug, Args)]
 pub(crate) struct TlsLossArgs {
-    /// Only 2 and 5 percent
+    /// Run only rates of 2 and 5 percent
     #[arg(long)]
     quick: bool,
 }
 
-/// Who does the records, and how.
+/// Where and how TLS records are processed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Algorithm {
     Plain,
@@ -103,7 +103,7 @@ fn groups(rates: &[u32]) -> Vec<Vec<Setting>> {
     for side in [Side::Receive, Side::Transmit] {
         let mut algorithms =
             vec![Algorithm::Plain, Algorithm::Host, Algorithm::Paper, Algorithm::Ours];
-        // The sender recovers in one way only.
+        // The sender has one recovery algorithm only.
         algorithms.retain(|&a| side == Side::Receive || a != Algorithm::Paper);
         for faults in Faults::all(&[Fault::Loss, Fault::Reorder], rates) {
             let setting = |&algorithm| Setting { side, faults, algorithm };
@@ -122,7 +122,8 @@ fn took_path(setting: Setting, figures: &Figures) -> bool {
     (setting.algorithm.by() == By::Device) == (by_device > 0)
 }
 
-/// Returns the shares of the received records that the device opened whole, in part and not at all.
+/// Returns the shares of received records that the device decrypted entirely, partially and not at
+/// all.
 fn shares_of(figures: &Figures) -> [f64; 3] {
     let names = ["tls_rx_records_full", "tls_rx_records_partial", "tls_rx_records_none"];
     shares(names.map(|name| figures.used.moved(name)))
@@ -130,7 +131,7 @@ fn shares_of(figures: &Figures) -> [f64; 3] {
 
 fn fields(Row { setting, figures }: &Row) -> Fields {
     let [full, partial, none] = shares_of(figures);
-    // Of the bytes that the device fetched from the host.
+    // As a share of the bytes that the device fetched from the host.
     let recovered = figures.used.moved("dma_recover_bytes") as f64;
     let sealed = figures.used.moved("tx_tls_encrypted_bytes").max(1) as f64;
     // Bytes per second of one core, or of the link.

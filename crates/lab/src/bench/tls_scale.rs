@@ -1,9 +1,9 @@
-//! `outboard-lab bench tls-scale`: the offload of TLS with many flows and a small context memory
-//! (Autonomous NIC Offloads, section 6.5, figure 19).
+//! `outboard-lab bench tls-scale`: TLS offload with many flows and a small context memory (ANO
+//! section 6.5, figure 19).
 //!
-//! 64 to 128 K streams of 64 KiB messages, sent from memory, AES-128-GCM; the device models 4 MiB
-//! of context memory with 208 bytes per context. Host cycles against plain TCP, and how often a
-//! context had to be fetched.
+//! 64 to 128 K streams of 64 KiB messages, sent from memory with AES-128-GCM. The device models 4
+//! MiB of context memory with 208 bytes per context. Results are host cycles relative to plain TCP,
+//! and how often a context had to be fetched.
 
 use abi::crypto::Suite;
 use clap::Args;
@@ -15,18 +15,19 @@ use super::stream::Source;
 use super::stream_pair::{By, Figures, Side, Streams, make_content, measure};
 use cli::Failure;
 
-/// Streams at one time.
+/// Concurrent streams.
 const FLOWS: [u32; 6] = [64, 512, 4 << 10, 16 << 10, 64 << 10, 128 << 10];
-/// Bytes of a message: what a stream has queued at least is a multiple of it.
+/// Bytes of a message; a stream queues at least two messages.
 const MESSAGE_BYTES: usize = 64 << 10;
-/// What each stream carries before and while it is measured, and the least of all.
+/// Bytes per stream, before and during the measurement.
 const FLOW_BYTES: u64 = 16 << 10;
+/// Least bytes of all streams together, before and during the measurement.
 const LEAST_BYTES: u64 = 200 << 20;
 
-/// `outboard-lab bench tls-scale`.
+/// Arguments of `outboard-lab bench tls-scale`.
 #[derive(Debug, Args)]
 pub(crate) struct TlsScaleArgs {
-    /// Numbers of flows to run, instead of all
+    /// Numbers of flows [default: all]
     #[arg(long, value_delimiter = ',', value_name = "N")]
     flows: Option<Vec<u32>>,
 }
@@ -74,7 +75,7 @@ fn group(connections: u32) -> Vec<Streams> {
     [By::Nobody, By::Host, By::Device].map(streams).into()
 }
 
-/// A row's host cycles against those of plain TCP.
+/// Returns a row's host cycles relative to those of plain TCP.
 fn over_plain(row: &Row, plain: &Row) -> f64 {
     row.figures.host_per_byte() / plain.figures.host_per_byte()
 }

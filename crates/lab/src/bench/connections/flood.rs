@@ -1,9 +1,9 @@
-//! What a frame of a flood costs, device and host apart: SYNs, forged acknowledgments and forged
-//! resets, against connections wherever they can be.
+//! Cost of a frame in a flood, for device and host separately: SYNs, forged acknowledgments and
+//! forged resets, against connections in each of the places that can hold one.
 //!
-//! A device and a host take turns on one core, a batch at a time, without rings between them; what
-//! the host answers goes back through the device, and counts. The clock stands still, so that the
-//! limits on answers per second are reached at once and what is measured is the long run.
+//! A device and a host take turns on one core, a batch at a time, without rings between them. The
+//! host's answers go back through the device, and count. The clock stands still, so that rate
+//! limits on answers are reached at once and the steady state is measured.
 
 use std::hint::black_box;
 
@@ -20,28 +20,29 @@ use super::{BATCH, LOCAL_MAC, NOW, TUPLES, WIRE, frame, memory, per_piece, segme
 use crate::bench::experiment::Fields;
 use cli::Failure;
 
-/// Connections that forged segments aim at.
+/// Connections that forged segments are aimed at.
 const AIMS: u16 = 64;
-/// An ARP request of the peers' address for ours, without padding: RFC 826.
+/// An ARP request for our address from the peers' address, without padding (RFC 826).
 const ARP: [u8; 42] = [
     0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 2, 8, 6, 0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0,
     0, 2, 10, 0, 0, 2, 0, 0, 0, 0, 0, 0, 10, 0, 0, 1,
 ];
 
-/// What one frame costs.
+/// Cost of one frame of a kind.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cost {
     pub(super) key: &'static str,
     pub(super) what: &'static str,
-    /// Cycles of the device, and of the host.
+    /// Cycles of the device per frame.
     pub(super) device: f64,
+    /// Cycles of the host per frame.
     pub(super) host: f64,
-    /// Frames per second that one core takes, if it does the work of both.
+    /// Frames per second that one core handles if it does the work of both.
     pub(super) per_s: f64,
 }
 
 impl Cost {
-    /// Returns the row.
+    /// Returns the row of the report.
     pub(super) fn fields(&self) -> Fields {
         Fields::new()
             .column("frame", self.what)
@@ -64,11 +65,11 @@ struct Target {
 /// Measures each kind of flood.
 ///
 /// # Errors
-/// Where a frame did not end where its kind has to.
+/// Reports a frame that did not take the path of its kind.
 pub(super) fn costs(time: Duration) -> Result<Vec<Cost>, Failure> {
     let mut prng = Prng::new(1);
     let syns: Vec<_> = (0..TUPLES).map(|i| frame(&tuple(4, i), &syn(), b"")).collect();
-    // The epoch is right, so that they get as far as forgeries get.
+    // With a current epoch, so that they are checked as far as a forgery can be.
     let mut acks = |from: u16, to: u16| -> Vec<Vec<u8>> {
         let ack = |number: u32| SeqNum(number & 0x07ff_ffff | 2 << 27);
         let mut one = |i| {
@@ -137,7 +138,7 @@ impl Target {
         target
     }
 
-    /// The host has sent cookies: acknowledgments may bring one back.
+    /// Sends SYN cookies, so that the host checks acknowledgments for them.
     fn with_cookies_sent(mut self, syns: &[Vec<u8>]) -> Self {
         for syn in syns.iter().take(2) {
             self.exchange(syn);
@@ -145,7 +146,7 @@ impl Target {
         self
     }
 
-    /// Connections of the host.
+    /// Establishes connections that the host keeps.
     fn connected(mut self) -> Result<Self, Failure> {
         for i in 0..AIMS {
             let answer = self.exchange(&frame(&tuple(4, i), &syn(), b""));
@@ -162,19 +163,19 @@ impl Target {
         }
     }
 
-    /// Connections that the device tears down.
+    /// Adds connections that the device tears down.
     fn torn_down(mut self) -> Self {
         memory::hand_over(&mut self.device, 0, AIMS.into());
         self
     }
 
-    /// Connections that the device splices.
+    /// Adds connections that the device splices.
     fn spliced(mut self) -> Self {
         memory::splice(&mut self.device, 0, AIMS.into());
         self
     }
 
-    /// A frame in; what comes out for it.
+    /// Handles one frame and returns the frames sent in response.
     fn exchange(&mut self, bytes: &[u8]) -> Vec<Vec<u8>> {
         self.device_takes(std::slice::from_ref(&bytes.to_vec()));
         self.host_works();
@@ -226,7 +227,7 @@ impl Target {
     }
 }
 
-/// The medians over batches. Every frame has to move the counter, but for the SYNs of one peer.
+/// Measures medians over batches. Every frame must move the counter, except the SYNs of one peer.
 fn measure(
     mut target: Target,
     frames: &[Vec<u8>],
@@ -252,7 +253,7 @@ fn measure(
         }
     }
     let (sent, moved) = ((took.len() * BATCH) as u64, target.count(counter) - counted);
-    // A backlog of one takes the first SYN, and that peer's come again.
+    // A backlog of one accepts the first SYN; that peer's SYNs recur in each cycle.
     if moved + 1 + sent / u64::from(TUPLES) < sent || moved > sent {
         return Err(Failure::System(format!("{counter} is {moved} and should be {sent}")));
     }

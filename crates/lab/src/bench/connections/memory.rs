@@ -1,5 +1,5 @@
-//! What a connection costs the device in memory while it is torn down, and while it is spliced: the
-//! growth of the heap over many of them.
+//! Device memory per connection that is torn down, and per pair that is spliced: the growth of the
+//! heap over many of them.
 
 use abi::splice::{Splice, SpliceId, SpliceSide, SpliceTimestamps};
 use abi::teardown::{ClosingState, LateData, Teardown};
@@ -17,14 +17,14 @@ use super::{LOCAL_MAC, NOW, PAYLOAD, PEER_MAC, WIRE, segment};
 use crate::bench::testbed::check_counter;
 use cli::Failure;
 
-/// Connections, and pairs of them.
+/// Connections, or pairs of connections.
 const CONNECTIONS: u32 = 60_000;
 
-/// Bytes of the device's heap for each connection that waits for the acknowledgment of a response
-/// of 64 bytes and its FIN, the response included.
+/// Returns the bytes of the device's heap per connection that waits for the acknowledgment of its
+/// FIN and of a response of 64 bytes, the response included.
 pub(super) fn torn_down() -> Result<f64, Failure> {
     let mut device = Device::new(DeviceConfig::new(LOCAL_MAC), WIRE);
-    // What is made for the first connection is there for all: wheel and queues.
+    // Timer wheel and queues are allocated with the first connections, before the measurement.
     hand_over(&mut device, CONNECTIONS, CONNECTIONS + 64);
     let before = allocated_bytes();
     hand_over(&mut device, 0, CONNECTIONS);
@@ -33,7 +33,7 @@ pub(super) fn torn_down() -> Result<f64, Failure> {
     Ok(growth as f64 / f64::from(CONNECTIONS))
 }
 
-/// Has the device tear connections down, `from` to `to` of them.
+/// Hands connections `from..to` to the device for tear-down.
 pub(super) fn hand_over(device: &mut Device, from: u32, to: u32) {
     for i in from..to {
         device.handle_op(NOW, 0, Op::Teardown(Box::new(teardown(i))));
@@ -79,7 +79,7 @@ fn teardown(i: u32) -> Teardown {
     }
 }
 
-/// Bytes of the device's heap for each pair of spliced connections.
+/// Returns the bytes of the device's heap per pair of spliced connections.
 pub(super) fn spliced() -> Result<f64, Failure> {
     let mut device = Device::new(DeviceConfig::new(LOCAL_MAC), WIRE);
     splice(&mut device, CONNECTIONS, CONNECTIONS + 64);
@@ -90,7 +90,7 @@ pub(super) fn spliced() -> Result<f64, Failure> {
     Ok(growth as f64 / f64::from(CONNECTIONS))
 }
 
-/// Has the device splice pairs, `from` to `to` of them.
+/// Makes the device splice pairs `from..to`.
 pub(super) fn splice(device: &mut Device, from: u32, to: u32) {
     for i in from..to {
         let id = SpliceId(i.into());

@@ -1,10 +1,10 @@
-//! `outboard-lab bench connections`: what the device does per connection, alone on one core, and
-//! what a connection costs it in memory (`memory`).
+//! `outboard-lab bench connections`: connection set-up by the device alone, on one core; the cost
+//! of floods (`flood`), and memory per connection (`memory`).
 //!
-//! Frames are handed to a [`Device`] in batches, and what comes out is taken away, as its driver
-//! would; building and freeing them is not counted. The device verifies and computes all checksums
+//! Frames are handed to a [`Device`] in batches and its output is drained, as its driver would do;
+//! building and freeing frames is not counted. The device verifies and computes all checksums
 //! itself. Each figure is a rate and the time-stamp counter's cycles, of the median batch. A frame
-//! that no engine wants is measured beside, so that the engines' own share can be told.
+//! that no engine handles is measured too, so that the engines' own share can be told.
 
 mod flood;
 mod memory;
@@ -30,29 +30,29 @@ use cli::Failure;
 
 const LOCAL_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
-/// A wire that does nothing for the device.
+/// A link without any offload.
 const WIRE: WireCaps =
     WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
-/// The device's clock: it stands still, so that cookies made beforehand count.
+/// Time on the device's clock. It stands still, so that cookies made earlier remain valid.
 const NOW: Instant = Instant::from_millis(100_000);
-/// Peers.
+/// Number of peers.
 const TUPLES: u16 = 4096;
-/// Frames that are handed in between two looks at the clock.
+/// Frames that are handed in between two readings of the clock.
 const BATCH: usize = 64;
-/// AccelTCP section 6.1: messages of 64 bytes.
+/// Payload of AccelTCP section 6.1: messages of 64 bytes.
 const PAYLOAD: [u8; 64] = [b'x'; 64];
-/// SYNs, and forged acknowledgments, after which the heap is looked at.
+/// SYNs, and forged acknowledgments, after which the heap's growth is read.
 const FLOOD: u32 = 1_000_000;
 
-/// `outboard-lab bench connections`.
+/// Arguments of `outboard-lab bench connections`.
 #[derive(Debug, Args)]
 pub(crate) struct ConnectionsArgs {
-    /// A shorter time for each figure: a second's look
+    /// Measure each figure for 0.1 seconds instead of 1.5
     #[arg(long)]
     quick: bool,
 }
 
-/// What was measured of one kind of work.
+/// Measurement of one kind of work.
 #[derive(Clone, Copy, Debug)]
 struct Figure {
     what: &'static str,
@@ -105,14 +105,15 @@ impl Figure {
     }
 }
 
-/// Connections set up, SYNs answered, forged acknowledgments absorbed, each under its name.
+/// Measures connections set up, SYNs answered and forged acknowledgments handled; each with its
+/// key.
 fn set_up(version: u8, time: Duration) -> Result<Vec<(&'static str, Figure)>, Failure> {
     let mut device = listening();
     let syns: Vec<Vec<u8>> = (0..TUPLES).map(|i| frame(&tuple(version, i), &syn(), b"")).collect();
     let acks = acknowledgments(version, &mut device, &syns)?;
     let both: Vec<_> = syns.iter().zip(&acks).flat_map(|(a, b)| [a.clone(), b.clone()]).collect();
     let mut prng = Prng::new(1);
-    // With a right epoch and timestamps, so that they get as far as forgeries get.
+    // With a current epoch and timestamps, so that they are checked as far as a forgery can be.
     let mut forged = |port: u16| -> Vec<Vec<u8>> {
         let mut number = || SeqNum(prng.next_u32());
         let forged = |i| {
@@ -142,7 +143,7 @@ fn set_up(version: u8, time: Duration) -> Result<Vec<(&'static str, Figure)>, Fa
     Ok(figures)
 }
 
-/// How much the heap grows by floods from ever new peers: not at all.
+/// Returns the growth of the heap in floods from ever new peers, which must be none.
 fn set_up_memory() -> Result<usize, Failure> {
     let mut device = listening();
     let frames = |i: u32| {
@@ -167,15 +168,15 @@ fn set_up_memory() -> Result<usize, Failure> {
     let growth = allocated_bytes().saturating_sub(before);
     check_counter(&device, "setup_syns_answered", FLOOD.into())?;
     check_counter(&device, "setup_passed_acks", FLOOD.into())?;
-    // The allocator's own caches move a little.
+    // The allocator's caches vary a little.
     if growth > FLOOD as usize / 100 {
         return Err(Failure::System(format!("the heap has grown by {growth} bytes")));
     }
     Ok(growth)
 }
 
-/// Hands frames in until the time is up, `each` of them for one piece of work; gives how many
-/// pieces there were, and what the median batch took: other processes come in between some.
+/// Hands in frames until the time is up, `each` of them per unit of work. Returns the number of
+/// units, and the figures of the median batch: other processes interrupt some batches.
 fn measure(device: &mut Device, frames: &[Vec<u8>], each: usize, time: Duration) -> (u64, Figure) {
     let clock = Clock::new();
     let mut events = Vec::with_capacity(BATCH);
@@ -198,12 +199,12 @@ fn measure(device: &mut Device, frames: &[Vec<u8>], each: usize, time: Duration)
     ((took.len() * pieces) as u64, Figure { what: "", per_s, cycles })
 }
 
-/// Returns the share of one piece in the median batch.
+/// Returns the share of one unit of work in the median batch.
 fn per_piece(batches: &[u64], pieces: usize) -> f64 {
     median(batches.iter().map(|&batch| batch as f64)) / pieces as f64
 }
 
-/// What is measured: frames in, frames and events out.
+/// Runs the measured part: frames in, frames and events out.
 fn hand_over(device: &mut Device, packets: Vec<abi::PacketBuf>, events: &mut Vec<Event>) {
     for packet in packets {
         let checksum = Checksum::Unchecked;
@@ -215,7 +216,7 @@ fn hand_over(device: &mut Device, packets: Vec<abi::PacketBuf>, events: &mut Vec
     events.extend(std::iter::from_fn(|| device.poll_queue_event(0)));
 }
 
-/// As the host does when it has read them.
+/// Returns packets to the pool, as the host does after reading them.
 fn recycle(device: &mut Device, events: &mut Vec<Event>) {
     for event in events.drain(..) {
         if let Event::Received(received) = event {
@@ -224,7 +225,7 @@ fn recycle(device: &mut Device, events: &mut Vec<Event>) {
     }
 }
 
-/// A device that answers the SYNs of port 80.
+/// Returns a device that answers SYNs to port 80.
 fn listening() -> Device {
     let mut config = DeviceConfig::new(LOCAL_MAC);
     config.file = None;
@@ -244,7 +245,8 @@ fn listening() -> Device {
     device
 }
 
-/// The peers' first payloads, with the cookies that the device gives them.
+/// Returns the peers' first segments with payload, which carry the cookies of the device's
+/// SYN-ACKs.
 fn acknowledgments(
     version: u8,
     device: &mut Device,
@@ -291,7 +293,7 @@ fn syn() -> Segment {
     syn
 }
 
-/// What a peer sends, but for its ports.
+/// Returns a peer's segment without ports.
 fn segment(flags: Flags, seq: SeqNum, ack: SeqNum, echo: u32) -> Segment {
     let mut segment = Segment { seq, ack, flags, window: 502, ..Segment::default() };
     segment.options.timestamps = Some(Timestamps { value: 5000, echo });

@@ -1,7 +1,7 @@
-//! The comparison of servers in turn: rounds, ratios within a round, and the report of them.
+//! Comparison of servers that run in turn: rounds, ratios within a round, and their report.
 //!
-//! All live benchmarks measure by [`Rounds::compare`]; those whose client reports as wrk does
-//! report by [`report`]. Ours is always the first server.
+//! All live benchmarks measure with [`Rounds::compare`]; those whose client prints wrk's numbers
+//! report with [`report`]. The first server is always ours.
 
 use std::fmt::Display;
 
@@ -13,26 +13,26 @@ use super::load::Run;
 use crate::bench::experiment::{Fields, Report, Table, median};
 use cli::Failure;
 
-/// How long and how often live benchmarks measure.
+/// Length and number of the runs of a live benchmark.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Rounds {
-    /// Seconds of each run
+    /// Length of each run in seconds
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=600))]
     seconds: u32,
-    /// Rounds: in each, every row is measured with every server
+    /// Number of rounds; each round runs every row with every server
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// Only whether it works: one round of one second
+    /// Run one round of one second, to check that everything works
     #[arg(long, conflicts_with_all = ["seconds", "rounds"])]
     quick: bool,
 }
 
 impl Rounds {
-    /// Runs every row with each server in turn, round after round. `run` gets the row, the server,
-    /// the seconds and the round.
+    /// Runs every row with each server in turn, round after round. The arguments of `run` are the
+    /// row, the server's index, the seconds and the round's number, counted from 1.
     ///
     /// # Errors
-    /// That of a run.
+    /// Returns the error of the first run that failed.
     pub(crate) fn compare<T: Copy + Display, R, const N: usize>(
         self,
         rows: &[T],
@@ -53,19 +53,19 @@ impl Rounds {
     }
 }
 
-/// A row's runs of each server, in the order of rounds.
+/// A row's runs of each server, in the order of the rounds.
 pub(crate) struct Compared<T, R, const N: usize> {
     pub(crate) row: T,
     pub(crate) runs: [Vec<R>; N],
 }
 
 impl<T, R, const N: usize> Compared<T, R, N> {
-    /// Returns the median of a server's rounds.
+    /// Returns the median over a server's rounds.
     pub(crate) fn median(&self, server: usize, value: fn(&R) -> f64) -> f64 {
         median(self.runs[server].iter().map(value))
     }
 
-    /// Returns our value over that of another server, for each round.
+    /// Returns the ratio of our value to another server's, for each round.
     pub(crate) fn ratios(&self, other: usize, value: fn(&R) -> f64) -> Vec<f64> {
         let theirs = self.runs[other].iter().map(value);
         self.runs[0].iter().map(value).zip(theirs).map(|(ours, theirs)| ours / theirs).collect()
@@ -77,14 +77,14 @@ impl<T, R, const N: usize> Compared<T, R, N> {
     }
 }
 
-/// A row of a benchmark whose client reports as wrk does.
+/// A row of a benchmark whose client prints wrk's numbers.
 pub(crate) type Measured<const N: usize> = Compared<Row, Run, N>;
 
-/// A value of runs that is compared, and what it is called.
+/// Name of a compared value, and the function that reads it from a run.
 pub(crate) type RunValue = (&'static str, fn(&Run) -> f64);
 
 impl<const N: usize> Measured<N> {
-    /// Returns what went wrong in any run.
+    /// Returns the errors of all runs, or `None`.
     fn errors(&self, names: [&str; N]) -> Option<String> {
         let runs = names.iter().zip(&self.runs).flat_map(|(name, runs)| {
             runs.iter().filter(|run| !run.errors.is_empty()).map(move |run| (name, run))
@@ -94,8 +94,8 @@ impl<const N: usize> Measured<N> {
     }
 }
 
-/// Reports rows of servers with these names, with the ratios of these values. `fields` says what a
-/// row has beside for machines. A row with errors makes the report void: its numbers prove nothing.
+/// Reports the rows of servers with these names, and the ratios of these values. `fields` returns
+/// further JSON fields of a row. Errors in a row make the report void: its numbers are invalid.
 pub(crate) fn report<const N: usize>(
     report: &mut Report,
     names: [&'static str; N],
@@ -140,7 +140,7 @@ pub(crate) fn report<const N: usize>(
     );
 }
 
-/// Medians of one server's runs in a row.
+/// Returns the medians of one server's runs in a row.
 fn summary(runs: &[Run]) -> Fields {
     let of = |value: fn(&Run) -> f64| median(runs.iter().map(value));
     let bytes_per_s = of(Run::bytes_per_s);

@@ -1,8 +1,8 @@
-//! What live benchmarks stand on: processes in network namespaces, on cores of their own, and a
-//! folder.
+//! Environment of live benchmarks: processes in network namespaces, pinned to cores, and a
+//! temporary folder.
 //!
-//! A namespace lives as long as a process in it; every process here is killed when its object goes,
-//! and by the kernel (PR_SET_PDEATHSIG) should this program be killed.
+//! A namespace exists as long as a process in it. Every process started here is killed when its
+//! object is dropped, and by the kernel (`PR_SET_PDEATHSIG`) if this program is killed.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -20,15 +20,15 @@ use super::Row;
 use super::tools::{output, program};
 use cli::Failure;
 
-/// How long a server may take until it is ready.
+/// Time limit for a server to become ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
-/// The certificate's file in the folder.
+/// Name of the certificate's file in the folder.
 pub(crate) const CERT: &str = "cert.pem";
-/// The file of its key.
+/// Name of the key's file in the folder.
 pub(crate) const KEY: &str = "key.pem";
-/// How often we look.
+/// Polling interval of [`wait_until`].
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
-/// A Lua script for wrk that does nothing while it runs, and prints numbers instead of prose.
+/// Lua script for wrk that does nothing during the run and prints one line of numbers at its end.
 const WRK_SCRIPT: &str = r#"done = function(s, l)
   local e = s.errors
   io.write(string.format("numbers %d %d %d %d %d %d %d %d %d %d\n", s.duration, s.requests, s.bytes,
@@ -36,18 +36,18 @@ const WRK_SCRIPT: &str = r#"done = function(s, l)
 end
 "#;
 
-/// A process that ends with this object.
+/// A process that is killed when this is dropped.
 pub(crate) struct Process(pub(crate) Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // An error means that it has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// The folder of the files and of everything else that the benchmark writes.
+/// Temporary folder of everything that the benchmark writes; removed when this is dropped.
 struct Folder(PathBuf);
 
 impl Drop for Folder {
@@ -60,7 +60,7 @@ impl Drop for Folder {
 pub(crate) struct Server {
     pub(crate) process: Process,
     pub(crate) addr: Ipv4Addr,
-    /// A process in the namespace that the client runs in.
+    /// A process in the client's network namespace.
     pub(crate) client_namespace: u32,
 }
 
@@ -70,7 +70,7 @@ impl Server {
     }
 }
 
-/// The folder, and who runs where.
+/// Temporary folder, and the cores of server and client.
 pub(crate) struct Bed {
     folder: Folder,
     pub(crate) server_core: usize,
@@ -78,7 +78,7 @@ pub(crate) struct Bed {
 }
 
 impl Bed {
-    /// Makes the folder, with the site and the script for wrk in it.
+    /// Creates the folder, with the served files and the script for wrk.
     pub(crate) fn new(rows: &[Row]) -> Result<Self, Failure> {
         let (client_core, server_core) = cores()?;
         let bed = Self { folder: make_folder()?, server_core, client_core };
@@ -88,31 +88,32 @@ impl Bed {
         Ok(bed)
     }
 
-    /// The folder.
+    /// Returns the temporary folder.
     pub(crate) fn path(&self) -> &Path {
         &self.folder.0
     }
 
-    /// The files to serve.
+    /// Returns the folder of the served files.
     pub(crate) fn site(&self) -> PathBuf {
         self.folder.0.join("site")
     }
 
-    /// The script for wrk.
+    /// Returns the path of the script for wrk.
     pub(crate) fn script(&self) -> PathBuf {
         self.folder.0.join("wrk.lua")
     }
 }
 
-/// The program, in the network namespace of the process.
+/// Returns a command that runs a program in the network namespace of a process.
 pub(crate) fn inside(pid: u32, name: &str) -> Command {
     let mut command = program("nsenter");
     command.arg(format!("--net=/proc/{pid}/ns/net")).arg(name);
     command
 }
 
-/// A program in a new network namespace, on one core, that dies with us. All of these replace
-/// themselves by the next one, so that the process that we start is the program itself.
+/// Returns a command that runs a program in a new network namespace, on one core, and is killed if
+/// we die. Each of the wrappers executes the next one, so that the child process is the program
+/// itself.
 pub(crate) fn in_new_namespace(core: usize, name: &Path) -> Command {
     let mut command = program("setpriv");
     command.args(["--pdeathsig", "KILL", "unshare", "--net", "taskset", "--cpu-list"]);
@@ -126,7 +127,8 @@ pub(crate) fn spawn(command: &mut Command) -> Result<Process, Failure> {
     child.map(Process).map_err(|e| Failure::System(format!("cannot run {name}: {e}")))
 }
 
-/// A core for the client and one for the server: the first and the last that we may use.
+/// Returns a core for the client and one for the server: the first and the last that this process
+/// may use.
 fn cores() -> Result<(usize, usize), Failure> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let list = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:")).unwrap_or("");
@@ -146,12 +148,12 @@ pub(crate) fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
 fn make_folder() -> Result<Folder, Failure> {
     use std::os::unix::fs::DirBuilderExt;
     let path = std::env::temp_dir().join(format!("outboard-live-{}", std::process::id()));
-    // Fails where it is there already, so nobody can have prepared it.
+    // Fails if the path exists, so that no other user can have prepared it.
     fs::DirBuilder::new().mode(0o700).create(&path).map_err(|e| cannot_write(&path, &e))?;
     Ok(Folder(path))
 }
 
-/// A file for each row, named after it.
+/// Writes a file of random bytes for each row, named after the row.
 fn write_files(site: &Path, rows: &[Row]) -> std::io::Result<()> {
     fs::create_dir(site)?;
     let mut prng = base::Prng::new(1);
@@ -165,7 +167,8 @@ fn write_files(site: &Path, rows: &[Row]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Writes a certificate and its key, ECDSA over P-256, for all servers alike: their paths.
+/// Writes a self-signed certificate (ECDSA, P-256) and its key, for all servers; returns their
+/// paths.
 pub(crate) fn write_certificate(folder: &Path) -> Result<(String, String), Failure> {
     let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()])
         .map_err(|e| Failure::System(format!("cannot make a certificate: {e}")))?;
@@ -177,8 +180,8 @@ pub(crate) fn write_certificate(folder: &Path) -> Result<(String, String), Failu
     Ok((write(CERT, made.cert.pem())?, write(KEY, made.signing_key.serialize_pem())?))
 }
 
-/// Starts this program in a namespace of its own, on the server's core, and waits until it says
-/// what to try. `name` is that of its control socket.
+/// Starts `outboard` in a network namespace of its own on the server's core, and waits until it
+/// prints its `try:` line. `name` is the name of its control socket.
 pub(crate) fn start_outboard(
     bed: &Bed,
     name: &str,
@@ -191,14 +194,14 @@ pub(crate) fn start_outboard(
     command.args(arguments).arg("--control").arg(bed.path().join(name));
     command.stdout(Stdio::piped()).stderr(log_file(&log)?);
     let mut process = spawn(&mut command)?;
-    // Its last line before it serves says what to try.
+    // The `try:` line is the last one that it prints before it serves.
     wait_for_line(&mut process, "try:", "outboard", &log)?;
     let client_namespace = process.0.id();
     Ok(Server { process, addr, client_namespace })
 }
 
-/// Starts `outboard serve` with HTTP/3 and these options, as [`start_outboard`] does; the paths of
-/// its certificate and key come with it.
+/// Starts `outboard serve` with HTTP/3 and these options, like [`start_outboard`]. Also returns the
+/// paths of its certificate and key.
 pub(crate) fn start_http3(
     bed: &Bed,
     name: &str,
@@ -212,7 +215,7 @@ pub(crate) fn start_http3(
     Ok((start_outboard(bed, name, &arguments, addr)?, [cert, key]))
 }
 
-/// The server: the program that OUTBOARD_BIN names, or that lies beside this one.
+/// Returns the path of `outboard`: `OUTBOARD_BIN`, or else the file beside this program.
 pub(crate) fn our_program() -> Result<PathBuf, Failure> {
     let path = match std::env::var_os("OUTBOARD_BIN") {
         Some(path) => PathBuf::from(path),
@@ -229,14 +232,15 @@ pub(crate) fn our_program() -> Result<PathBuf, Failure> {
     )))
 }
 
-/// What `outboard stat` says of a server of ours; `name` is that of its control socket.
+/// Returns the output of `outboard stat` for one of our servers; `name` is the name of its control
+/// socket.
 pub(crate) fn counters(bed: &Bed, server: &Server, name: &str) -> Result<Value, Failure> {
     let mut stat = inside(server.pid(), &our_program()?.to_string_lossy());
     let text = output(stat.args(["stat", "--json", "--control"]).arg(bed.path().join(name)))?;
     serde_json::from_str(&text).map_err(|e| Failure::System(format!("outboard stat: {e}")))
 }
 
-/// A program of `interop`, which is built beside ours.
+/// Returns the path of a program of crate `interop`, which is built into the folder of ours.
 pub(crate) fn program_of_interop(name: &str) -> Result<PathBuf, Failure> {
     let path = our_program()?.with_file_name(name);
     if path.is_file() {
@@ -248,7 +252,7 @@ pub(crate) fn program_of_interop(name: &str) -> Result<PathBuf, Failure> {
     )))
 }
 
-/// Waits until a process has printed a line that begins so. What it says later nobody reads.
+/// Waits until a process prints a line that begins with `start`. Later output is not read.
 pub(crate) fn wait_for_line(
     process: &mut Process,
     start: &str,
@@ -263,8 +267,8 @@ pub(crate) fn wait_for_line(
     Err(not_ready(what, log))
 }
 
-/// Starts another server than ours in a namespace of its own, on the server's core, and waits until
-/// it is ready, which `is_ready` says of its process.
+/// Starts another program than ours in a network namespace of its own on the server's core, and
+/// waits until `is_ready`, called with its process number, returns true.
 pub(crate) fn start_other(
     bed: &Bed,
     program: &Path,
@@ -281,7 +285,7 @@ pub(crate) fn start_other(
     Ok(process)
 }
 
-/// Joins a server to a namespace for its client, which lives as long as the second process.
+/// Links a server to a new namespace for its client, which exists as long as the second process.
 pub(crate) fn with_client(
     bed: &Bed,
     process: Process,
@@ -296,14 +300,14 @@ pub(crate) fn with_client(
     Ok((Server { process, addr: link.server, client_namespace }, client))
 }
 
-/// A link between the namespaces of two processes: their addresses, of one network of 24 bits.
+/// Addresses of a link between two namespaces, in one /24 network.
 #[derive(Clone, Copy)]
 pub(crate) struct Link {
     pub(crate) client: Ipv4Addr,
     pub(crate) server: Ipv4Addr,
 }
 
-/// Joins the namespaces of two processes by a pair of virtual Ethernet interfaces.
+/// Links the namespaces of two processes by a pair of virtual Ethernet interfaces.
 fn join(client: u32, server: u32, link: Link) -> Result<(), Failure> {
     let ip = |pid: u32, words: &str| output(inside(pid, "ip").args(words.split(' '))).map(drop);
     ip(client, &format!("link add client type veth peer name server netns {server}"))?;
@@ -331,27 +335,27 @@ pub(crate) fn wait_until(what: &str, log: &Path, ready: impl Fn() -> bool) -> Re
         if clock.now().since(base::Instant::ZERO) > READY_TIMEOUT {
             return Err(not_ready(what, log));
         }
-        // Nothing tells us when: look again after a while.
+        // Readiness raises no event to wait for: poll.
         let _ = Poller::new().wait(Some(LOOK_AGAIN));
     }
     Ok(())
 }
 
-/// Whether a process has left our network namespace.
+/// Returns whether a process is in a network namespace other than ours.
 fn has_own_namespace(pid: u32) -> bool {
     let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
     of(&pid.to_string()).is_some_and(|namespace| Some(namespace) != of("self"))
 }
 
-/// Returns whether a TCP port is listened on in the network namespace of this process.
+/// Returns whether a process listens on a TCP port in the network namespace of `pid`.
 pub(crate) fn is_listening(pid: u32, port: u16) -> bool {
     let sockets = fs::read_to_string(format!("/proc/{pid}/net/tcp")).unwrap_or_default();
-    // Local address, remote address, state; 0A is LISTEN.
+    // Fields: local address, remote address, state; 0A is LISTEN.
     sockets.contains(&format!(":{port:04X} 00000000:0000 0A"))
 }
 
-/// Writes a configuration of nginx as it is set up to be fast: one worker, connections that stay,
-/// no log. Returns its path. Its own files are beside it; `http` is what it does.
+/// Writes an nginx configuration tuned for speed: one worker, keep-alive, no access log. `http` is
+/// the content of its `http` block. nginx's own files go to the same folder. Returns the path.
 pub(crate) fn write_nginx_config(folder: &Path, http: &str) -> Result<PathBuf, Failure> {
     let (at, path) = (folder.display(), folder.join("nginx.conf"));
     let config = format!(
@@ -370,10 +374,10 @@ http {{
     Ok(path)
 }
 
-/// What nginx needs to serve files fast: sendfile, metadata and descriptors cached.
+/// nginx settings for serving files fast: sendfile, and a cache of descriptors and metadata.
 ///
-/// `sendfile_max_chunk` is left alone: its default of 2 MiB is there so that one connection does
-/// not keep a worker to itself.
+/// `sendfile_max_chunk` keeps its default of 2 MiB, which prevents one connection from occupying a
+/// worker.
 pub(crate) const NGINX_FILES: &str = "
   default_type application/octet-stream; sendfile on; tcp_nopush on;
   open_file_cache max=1000 inactive=600s; open_file_cache_valid 600s; open_file_cache_min_uses 1;

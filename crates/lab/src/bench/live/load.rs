@@ -1,6 +1,7 @@
-//! One run of a client, wrk or one that reports as it does, against one server, and what it cost.
+//! One run of a client against one server, and the CPU time it cost. The client is wrk, or a
+//! program that prints the same numbers.
 //!
-//! The counters of /proc tick a hundred times a second, which is fine for runs of seconds.
+//! The counters in /proc advance 100 times a second, which is precise enough for runs of seconds.
 
 use std::fs;
 use std::process::Command;
@@ -10,31 +11,32 @@ use super::lab::{Bed, Server, inside};
 use super::tools::output;
 use cli::Failure;
 
-/// Ticks per second of the times in /proc: USER_HZ, 100 on every architecture that Linux has left.
+/// Ticks per second of the times in /proc: USER_HZ, which is 100 on the supported architectures.
 const TICKS_PER_S: f64 = 100.0;
 
-/// What one run did and cost.
+/// Result and cost of one run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Run {
-    /// Seconds that it took.
+    /// Duration in seconds.
     pub(crate) seconds: f64,
-    /// Responses.
+    /// Number of responses.
     pub(crate) requests: f64,
-    /// Bytes that the client read, response heads among them.
+    /// Bytes that the client read, header sections included.
     pub(crate) bytes: f64,
-    /// Latency of the middle request and of the one at 99 %, in microseconds.
+    /// Median and 99th percentile of the latency, in microseconds.
     pub(crate) latency_us: (f64, f64),
-    /// What went wrong, in words; empty where nothing did.
+    /// Description of errors; empty if there are none.
     pub(crate) errors: String,
     /// CPU seconds of the server, all threads.
     pub(crate) server_s: f64,
-    /// Seconds that the server's core was busy, with whatever.
+    /// Seconds during which the server's core was busy with any work.
     pub(crate) core_s: f64,
-    /// Seconds of them that are accounted to interrupts.
+    /// Seconds of `core_s` that were spent in interrupts.
     pub(crate) interrupts_s: f64,
-    /// Part of the time that the client's core was busy: near 1 the client is the limit.
+    /// Fraction of the time during which the client's core was busy; near 1, the client is the
+    /// bottleneck.
     pub(crate) client_busy: f64,
-    /// Context switches of the server's threads, wanted and forced.
+    /// Context switches of the server's threads, voluntary and involuntary.
     pub(crate) switches: f64,
 }
 
@@ -64,7 +66,7 @@ impl Run {
     }
 }
 
-/// Runs wrk for so many seconds.
+/// Runs wrk for a number of seconds.
 pub(crate) fn run(server: &Server, bed: &Bed, row: Row, seconds: u32) -> Result<Run, Failure> {
     let mut wrk = inside(server.client_namespace, "taskset");
     wrk.arg("--cpu-list").arg(bed.client_core.to_string()).args(["wrk", "--threads", "1"]);
@@ -78,7 +80,7 @@ pub(crate) fn run(server: &Server, bed: &Bed, row: Row, seconds: u32) -> Result<
     measure(&mut wrk, server, bed, row)
 }
 
-/// Runs a client that prints what our script for wrk prints.
+/// Runs a client that prints the line of our wrk script.
 pub(crate) fn measure(
     client: &mut Command,
     server: &Server,
@@ -98,7 +100,7 @@ pub(crate) fn measure(
     Ok(run)
 }
 
-/// The line that our script for wrk prints.
+/// Parses the line of our wrk script.
 fn parse_wrk(said: &str, row: Row) -> Option<Run> {
     let line = said.lines().find_map(|line| line.strip_prefix("numbers "))?;
     let numbers: Vec<f64> = line.split(' ').filter_map(|n| n.parse().ok()).collect();
@@ -161,15 +163,15 @@ impl Snapshot {
     }
 }
 
-/// utime and stime of /proc/PID/stat: of all threads, those that have ended among them.
+/// Parses utime + stime of /proc/PID/stat: all threads, including those that have ended.
 fn process_time(stat: &str) -> Option<f64> {
-    // The name, in parentheses, may contain anything; the fields behind it are counted from 3.
+    // The name, in parentheses, may contain any character; the field after it has number 3.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = |field: usize| fields.get(field - 3)?.parse::<f64>().ok();
     Some((ticks(14)? + ticks(15)?) / TICKS_PER_S)
 }
 
-/// A core's line of /proc/stat: user nice system idle iowait irq softirq steal.
+/// Parses a core's line of /proc/stat: user nice system idle iowait irq softirq steal.
 fn core_time(stat: &str, core: usize) -> Option<Core> {
     let name = format!("cpu{core} ");
     let line = stat.lines().find_map(|line| line.strip_prefix(&name))?;

@@ -1,16 +1,16 @@
-//! What live benchmarks were measured on and with.
+//! Description of the machine and the programs of a live benchmark.
 
 use serde_json::{Value, json};
 
 use super::lab::Bed;
 use super::tools::program;
 
-/// Returns processor, kernel, cores and the versions of programs.
+/// Returns processor, kernel, cores and the programs' versions.
 pub(crate) fn machine(bed: &Bed, programs: &[&str]) -> Value {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let cpuinfo = read("/proc/cpuinfo");
     let model = cpuinfo.lines().find_map(|l| l.strip_prefix("model name")?.split_once(": "));
-    // nginx says its version on stderr, wrk on stdout, and fails.
+    // nginx prints its version on stderr; wrk prints it on stdout and exits with an error.
     let version = |name: &str| {
         let said = program(name).arg("-v").output().ok()?;
         let text = [said.stdout, said.stderr].concat();

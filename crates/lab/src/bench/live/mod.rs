@@ -1,8 +1,8 @@
-//! What live benchmarks share: programs as users run them, each in a network namespace, asked by
-//! wrk, or by another client, in turns.
+//! Common parts of the live benchmarks: programs as users run them, each in a network namespace,
+//! take turns under load from wrk or another client.
 //!
-//! [`super::serve_live`], [`super::proxy_live`] and [`super::quic_live`] say which programs, and
-//! what is asked for.
+//! [`super::serve_live`], [`super::proxy_live`], [`super::quic_live`] and [`super::quic_relay`]
+//! define the programs and the requests.
 
 pub(crate) mod comparison;
 pub(crate) mod lab;
@@ -12,30 +12,30 @@ pub(crate) mod tools;
 
 use std::fmt::{self, Display};
 
-/// What the client asks for.
+/// A client's requests: which file, and over which connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
-    /// Its name on the command line and in the report; the file's name too.
+    /// Name on the command line and in the report, and the name of the file.
     pub(crate) name: &'static str,
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     pub(crate) bytes: u64,
-    /// Connections at one time.
+    /// Concurrent connections.
     pub(crate) connections: u32,
-    /// Whether each request has a connection of its own.
+    /// True if each request has a connection of its own.
     pub(crate) close: bool,
-    /// Over TLS.
+    /// Use TLS.
     pub(crate) tls: bool,
-    /// Requests at one time on a connection: more than one with HTTP/3 only.
+    /// Concurrent requests on a connection; more than one with HTTP/3 only.
     pub(crate) streams: u32,
 }
 
 impl Row {
-    /// Over plain TCP, with keep-alive.
+    /// Returns a row over plain TCP with keep-alive.
     pub(crate) const fn new(name: &'static str, bytes: u64, connections: u32) -> Self {
         Self { name, bytes, connections, close: false, tls: false, streams: 1 }
     }
 
-    /// Over TLS.
+    /// Returns a row over TLS.
     pub(crate) const fn over_tls(name: &'static str, bytes: u64, connections: u32) -> Self {
         Self { tls: true, ..Self::new(name, bytes, connections) }
     }
@@ -47,10 +47,10 @@ impl Display for Row {
     }
 }
 
-/// Returns the one with that name.
+/// Returns the item with this name.
 ///
 /// # Errors
-/// A line with the names that there are.
+/// Returns a message that lists the valid names.
 pub(crate) fn named<T: Copy + Display>(all: &[T], name: &str) -> Result<T, String> {
     all.iter().copied().find(|one| one.to_string() == name).ok_or_else(|| {
         let names: Vec<String> = all.iter().map(T::to_string).collect();

@@ -1,4 +1,4 @@
-//! The programs that live benchmarks need: whether they are there, and running them.
+//! Programs that live benchmarks need: checks that they are installed, and runs them.
 //! `scripts/setup.sh bench` installs them.
 
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use cli::Failure;
 
-/// A program and the Debian package that has it.
+/// Programs, and the Debian packages that contain them.
 const PROGRAMS: [(&str, &str); 8] = [
     ("haproxy", "haproxy"),
     ("nginx", "nginx-light"),
@@ -17,13 +17,13 @@ const PROGRAMS: [(&str, &str); 8] = [
     ("taskset", "util-linux"),
     ("unshare", "util-linux"),
 ];
-/// Where system programs are that a user's PATH may leave out.
+/// Folders of system programs that a user's PATH may lack.
 const MORE_PATH: &str = "/usr/local/sbin:/usr/sbin:/sbin";
 
-/// Says what to do where we are not root.
+/// Fails with advice unless the effective user is root.
 pub(crate) fn check_root() -> Result<(), Failure> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    // Real, effective, saved, file system.
+    // Fields: real, effective, saved, file system.
     let effective = status.lines().find_map(|l| l.strip_prefix("Uid:")?.split_whitespace().nth(1));
     if effective == Some("0") {
         return Ok(());
@@ -33,7 +33,7 @@ pub(crate) fn check_root() -> Result<(), Failure> {
     ))
 }
 
-/// A program, looked for where system programs are too.
+/// Returns a command; the program is searched for in the folders of system programs too.
 pub(crate) fn program(name: &str) -> Command {
     let mut command = Command::new(name);
     command.env("PATH", path()).stdin(Stdio::null());
@@ -48,12 +48,12 @@ fn is_there(name: &str) -> bool {
     path().split(':').any(|folder| !folder.is_empty() && Path::new(folder).join(name).is_file())
 }
 
-/// Checks that what most benchmarks need is there.
+/// Checks that the programs which most benchmarks need are installed.
 pub(crate) fn check_programs() -> Result<(), Failure> {
     check(&PROGRAMS)
 }
 
-/// Checks that programs are there, each of which comes with that Debian package.
+/// Checks that programs are installed; each comes with its Debian package.
 pub(crate) fn check(programs: &[(&str, &str)]) -> Result<(), Failure> {
     let missing = programs.iter().filter(|(program, _)| !is_there(program));
     let mut packages: Vec<&str> = missing.map(|&(_, package)| package).collect();
@@ -67,10 +67,10 @@ pub(crate) fn check(programs: &[(&str, &str)]) -> Result<(), Failure> {
     )))
 }
 
-/// Runs a program to its end; gives what it printed.
+/// Runs a program to its end and returns its standard output.
 ///
 /// # Errors
-/// Where it does not start or says that it failed, with its own words.
+/// Reports a program that does not start, or the first line of its standard error if it fails.
 pub(crate) fn output(command: &mut Command) -> Result<String, Failure> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output =

@@ -1,10 +1,9 @@
-//! Both ends of reads and writes over NVMe/TCP, for accounted benchmarks.
+//! NVMe/TCP applications of accounted benchmarks: an initiator and a target.
 //!
-//! Each is the least that can be above
-//! [`Transport`]: the initiator keeps so many commands open on every connection, at random places,
-//! and the target answers them from memory or from a file. Commands have an opcode, an identifier,
-//! a place and a length, and nothing else of NVMe, so that the host's cycles are those of transport
-//! and TCP. A byte of every buffer is compared.
+//! Each is a minimal user of [`Transport`]. The initiator keeps a number of commands open on every
+//! connection, at random offsets; the target serves them from memory or from a file. Commands
+//! consist of an opcode, an identifier, an offset and a length, and nothing else of NVMe, so that
+//! the host's cycles are those of transport and TCP. One byte of every buffer is compared.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -20,37 +19,37 @@ use wire::Endpoint;
 use crate::bench::accounted::BenchApp;
 use crate::bench::timed_crypto::{Meter, Timed};
 
-/// Where the target listens.
+/// TCP port of the target.
 pub(crate) const PORT: u16 = 4420;
-/// The file that a target reads.
+/// Name of the file that a target reads.
 pub(crate) const FILE: &str = "namespace";
 
-/// What both ends of a run agree on.
+/// Parameters that both ends of a run share.
 #[derive(Clone, Debug)]
 pub(crate) struct Agreed {
-    /// Commands write; else they read.
+    /// Commands are writes; otherwise reads.
     pub(crate) write: bool,
-    /// Bytes of each.
+    /// Bytes of each command.
     pub(crate) bytes: u32,
-    /// Open at one time on each connection.
+    /// Open commands per connection.
     pub(crate) depth: u16,
     pub(crate) connections: u32,
     pub(crate) tls: bool,
-    /// What the namespace holds.
+    /// Content of the namespace.
     pub(crate) content: Bytes,
 }
 
-/// An end.
+/// The application of either end.
 pub(crate) struct NvmeEnd {
     agreed: Agreed,
     role: Role,
     links: BTreeMap<SocketId, Link>,
     prng: Prng,
-    /// Cycles of digests that the host computed.
+    /// Cycles of the digests that the host computed.
     pub(crate) digests: Meter,
-    /// Commands that ended, as this end sees it.
+    /// Commands completed at this end.
     pub(crate) commands: u64,
-    /// What went wrong, if anything did.
+    /// Errors; the first one ends the run.
     errors: Vec<String>,
 }
 
@@ -61,22 +60,22 @@ enum Role {
 
 /// A connection.
 struct Link {
-    /// None until the connection stands.
+    /// `None` until the connection is established.
     transport: Option<Transport>,
     /// Commands by identifier.
     commands: Vec<Command>,
     spare: Vec<AlignedBuf>,
-    /// Identifiers that are free.
+    /// Command identifiers that are not in use.
     free: VecDeque<u16>,
 }
 
-/// A command under way.
+/// An open command.
 #[derive(Clone, Copy, Debug, Default)]
 struct Command {
     at: u64,
-    /// The target is done with it.
+    /// The target has completed it.
     ended: bool,
-    /// Its buffer is not back.
+    /// Its buffer has not come back from the transport.
     lent: bool,
 }
 
@@ -96,12 +95,12 @@ impl Link {
 }
 
 impl NvmeEnd {
-    /// Who asks `target`.
+    /// Returns an initiator that connects to `target`.
     pub(crate) fn initiator(agreed: Agreed, target: Endpoint) -> Self {
         Self::new(agreed, Role::Initiator(target))
     }
 
-    /// Who answers, from a file or from memory.
+    /// Returns a target that reads from a file or from memory.
     pub(crate) fn target(agreed: Agreed, reads_file: bool) -> Self {
         Self::new(agreed, Role::Target { reads_file, file: None })
     }
@@ -118,7 +117,7 @@ impl NvmeEnd {
         }
     }
 
-    /// The connection stands: TLS begins, where there is any, and NVMe/TCP on it.
+    /// Attaches TLS, if it is used, and starts NVMe/TCP on an established connection.
     fn establish(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         let initiator = matches!(self.role, Role::Initiator(_));
         if self.agreed.tls {
@@ -188,7 +187,7 @@ impl NvmeEnd {
         }
     }
 
-    /// All data of a command is in its buffer.
+    /// Handles a buffer that holds all data of a command.
     fn take_buffer(
         &mut self,
         now: Instant,
@@ -216,7 +215,7 @@ impl NvmeEnd {
         self.check(same, "a wrong byte");
     }
 
-    /// The initiator's command has come further: it has ended when the target says so and its
+    /// Updates an initiator's command. The command ends when the target has completed it and its
     /// buffer is back.
     fn end(&mut self, socket: SocketId, cid: u16, note: impl FnOnce(&mut Command)) {
         let Some(link) = self.links.get_mut(&socket) else { return };
@@ -228,7 +227,7 @@ impl NvmeEnd {
         }
     }
 
-    /// Sends commands until enough are open.
+    /// Submits commands up to the queue depth.
     fn submit(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         let Agreed { write, bytes, ref content, .. } = self.agreed;
         let Some(link) = self.links.get_mut(&socket) else { return };
@@ -256,7 +255,7 @@ impl NvmeEnd {
         }
     }
 
-    /// Answers a command.
+    /// Serves a command.
     fn serve(&mut self, now: Instant, host: &mut Host, socket: SocketId, sqe: &[u8; 64]) {
         let cid = u16::from_le_bytes([sqe[2], sqe[3]]);
         let at = sqe[8..16].try_into().map_or(0, u64::from_le_bytes);
@@ -307,7 +306,7 @@ impl Application for NvmeEnd {
 }
 
 impl BenchApp for NvmeEnd {
-    /// Opens file and connections.
+    /// Opens the file or the connections.
     fn start(&mut self, now: Instant, host: &mut Host) {
         match &mut self.role {
             Role::Target { reads_file, file } if *reads_file => {
@@ -332,13 +331,13 @@ impl BenchApp for NvmeEnd {
     }
 }
 
-/// A range of the namespace.
+/// Returns a range of the namespace.
 fn slice(content: &Bytes, at: u64, len: u32) -> Bytes {
     let from = usize::try_from(at).unwrap_or(usize::MAX).min(content.len());
     content.slice(from..content.len().min(from + len as usize))
 }
 
-/// One key each way for all connections of a measurement: nothing of it is a secret.
+/// Returns fixed keys, one per direction for all connections: nothing here is secret.
 fn keys(initiator: bool) -> TlsKeys {
     let direction = |which: u8| TlsDirection::new(&[which; 32], [which; 12], 0);
     let (tx, rx) = if initiator { (1, 2) } else { (2, 1) };

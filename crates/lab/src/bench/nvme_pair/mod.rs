@@ -1,7 +1,8 @@
-//! Two machines that speak NVMe/TCP, target and initiator, and how a run is measured: what
-//! `bench nvme` and `bench nvme-loss` measure.
+//! Two machines that speak NVMe/TCP, a target and an initiator, and the measurement of a run, for
+//! `bench nvme` and `bench nvme-loss`.
 //!
-//! One machine is measured, and has what its [`Method`] says; the other's device does everything.
+//! One machine is measured, with the offloads of its [`Method`]; the other machine's device does
+//! everything.
 
 mod ends;
 
@@ -20,7 +21,7 @@ use super::testbed::{self, FAST_DISK, Machine, TRANSMIT_RING};
 use cli::Failure;
 use ends::{Agreed, FILE, NvmeEnd};
 
-/// Which machine is measured, at what.
+/// The measured machine and its commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     /// The initiator, which reads.
@@ -31,22 +32,23 @@ pub(crate) enum Side {
     TargetWrites,
 }
 
-/// What the measured machine's device does.
+/// Work that the measured machine's device does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Method {
-    /// What it is called.
+    /// Name in the report and on the command line.
     pub(crate) name: &'static str,
-    /// There is TLS, done by the host (no) or by the device (yes).
+    /// TLS: `None` without, `Some(false)` by the host, `Some(true)` by the device.
     pub(crate) tls: Option<bool>,
-    /// Data digests.
+    /// The device computes data digests.
     pub(crate) crc: bool,
-    /// Data to its buffers.
+    /// The device places data in its buffers.
     pub(crate) copy: bool,
-    /// The target has its data in a file, read by the host (no) or by the device (yes).
+    /// The target's data is in a file: `Some(false)` if the host reads it, `Some(true)` if the
+    /// device does.
     pub(crate) file: Option<bool>,
 }
 
-/// Reads or writes, how many at one time, and how they are done.
+/// Commands of a run: kind, method, size and queue depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Commands {
     pub(crate) side: Side,
@@ -55,58 +57,58 @@ pub(crate) struct Commands {
     pub(crate) depth: u16,
 }
 
-/// A run.
+/// Parameters of a run.
 pub(crate) struct Run<'a> {
     pub(crate) commands: Commands,
     pub(crate) connections: u32,
-    /// What happens to the packets of the initiator's wire.
+    /// Faults of the packets on the initiator's link.
     pub(crate) faults: FaultConfig,
-    /// The device follows PDUs out of order too; else in order only, as the paper's does.
+    /// The device follows PDUs out of order too; otherwise in order only, like the paper's.
     pub(crate) out_of_order: bool,
-    /// What happens within this time is seen together.
+    /// Interrupt moderation: events within this time are handled together.
     pub(crate) moderation: Duration,
-    /// Commands that warm up.
+    /// Commands before the measurement.
     pub(crate) warm: u64,
     /// Commands to measure.
     pub(crate) measured: u64,
     pub(crate) namespace: &'a Namespace<'a>,
 }
 
-/// The namespace that is read and written.
+/// The namespace that is read and written, in memory and in a file.
 pub(crate) struct Namespace<'a> {
     folder: &'a Path,
     content: Bytes,
 }
 
-/// The result of a run, or of several of one setting.
+/// Result of a run, or of several runs of one setting.
 #[derive(Debug)]
 pub(crate) struct Figures {
     commands: Commands,
     count: u64,
-    /// Parts of the runs, one after the other.
+    /// Slices of the runs, in order.
     slices: Vec<Slice>,
-    /// Of the measured machine.
+    /// Counters of the measured machine.
     counters: Counted,
 }
 
-/// Cycles of a part of a run, per command.
+/// Cycles of a slice of a run, per command.
 #[derive(Clone, Copy, Debug)]
 struct Slice {
     host: f64,
-    /// Of these, digests.
+    /// Cycles of digests, a part of `host`.
     digests: f64,
     device: f64,
 }
 
-/// Parts of a run: of a machine with other work the thread is stopped now and then, which falls to
-/// whatever part it happens in, so that a median of short ones is of those in which it did not.
+/// Slices of a run. Other load interrupts the thread now and then, and the interrupted slice is
+/// charged; the median over short slices is one without an interruption.
 const SLICES: u64 = 16;
 
 impl<'a> Namespace<'a> {
-    /// Makes a namespace of this number of bytes, in memory and in a file.
+    /// Creates a namespace of this number of bytes, in memory and in a file.
     ///
     /// # Errors
-    /// Where the file cannot be written.
+    /// Reports a file that cannot be written.
     pub(crate) fn new(folder: &'a Path, bytes: usize) -> Result<Self, Failure> {
         let content: Vec<u8> = (0..bytes)
             .map(|at| (at ^ (at >> 8) ^ (at >> 16) ^ (at >> 24)).to_le_bytes()[0])
@@ -117,12 +119,12 @@ impl<'a> Namespace<'a> {
 }
 
 impl Figures {
-    /// Returns by how much a counter of the measured machine moved.
+    /// Returns how much a counter of the measured machine moved.
     pub(crate) fn moved(&self, name: &str) -> u64 {
         self.counters.get(name).copied().unwrap_or_default()
     }
 
-    /// Returns the figures of several runs of one setting.
+    /// Combines the figures of several runs of one setting.
     pub(crate) fn of_all(mut runs: Vec<Self>) -> Self {
         let mut all = runs.swap_remove(0);
         for run in runs {
@@ -147,7 +149,7 @@ impl Figures {
         self.host_per_command() / f64::from(self.commands.bytes)
     }
 
-    /// Host cycles of data digests, per command.
+    /// Returns host cycles of data digests per command.
     pub(crate) fn digests_per_command(&self) -> f64 {
         self.median(|slice| slice.digests)
     }
@@ -173,10 +175,10 @@ impl Figures {
     }
 }
 
-/// Runs it.
+/// Executes a run.
 ///
 /// # Errors
-/// Wrong bytes, or nothing left to happen.
+/// Reports wrong bytes, or a run that cannot continue.
 pub(crate) fn measure(run: &Run<'_>) -> Result<Figures, Failure> {
     let mut pair = build(run)?;
     pair.start();
@@ -235,7 +237,7 @@ type NvmePair = Pair<NvmeEnd, NvmeEnd>;
 /// Returns the two machines of a run.
 fn build(run: &Run<'_>) -> Result<NvmePair, Failure> {
     let Commands { side, method, bytes, depth } = run.commands;
-    // Faults are per packet: then no run crosses whole, either way.
+    // Faults are per packet, so segments cross the link one by one in both directions.
     let segmentation = !run.faults.is_active();
     let (near, far) = link(&LinkConfig { segmentation, ..testbed::link_config(TRANSMIT_RING) });
     let near = testbed::with_faults(near, run.faults.clone());

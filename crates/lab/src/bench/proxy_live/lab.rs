@@ -1,8 +1,9 @@
 //! The three proxies, each with a client and a backend of its own.
 //!
-//! Outboard's namespace holds the TAP, its kernel's end, the client and the backend. The other
-//! proxies' namespaces are each joined to one with a client and a backend by a pair of virtual
-//! Ethernet interfaces. Clients and backends run on one core, the proxies on the other.
+//! Outboard's namespace contains the TAP, the kernel's end of it, the client and the backend. Each
+//! of the other proxies' namespaces is linked by a pair of virtual Ethernet interfaces to a
+//! namespace with a client and a backend. Clients and backends run on one core, the proxies on the
+//! other.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -22,19 +23,19 @@ const HAPROXY: Link =
     Link { client: Ipv4Addr::new(10, 78, 0, 1), server: Ipv4Addr::new(10, 78, 0, 2) };
 const NGINX: Link =
     Link { client: Ipv4Addr::new(10, 79, 0, 1), server: Ipv4Addr::new(10, 79, 0, 2) };
-/// The backends' port.
+/// TCP port of the backends.
 const BACKEND_PORT: u16 = 8080;
 
-/// Everything that is set up.
+/// All processes, and the folder.
 pub(super) struct Lab {
-    // In this order they end: proxies, what is around them, the folder.
+    // Dropped in this order: proxies, then clients and backends, then the folder.
     servers: [Server; 3],
     _others: Vec<Process>,
     pub(super) bed: Bed,
 }
 
 impl Lab {
-    /// Makes the files, starts everything and waits until it listens.
+    /// Writes the files, starts all processes and waits until they listen.
     pub(super) fn start(rows: &[Row], options: &[String]) -> Result<Self, Failure> {
         let bed = Bed::new(rows)?;
         let backend = format!("{}:{BACKEND_PORT}", OUTBOARD.client);
@@ -42,7 +43,7 @@ impl Lab {
         let arguments = [&arguments[..], options].concat();
         let ours = start_outboard(&bed, "proxy", &arguments, OUTBOARD.server)?;
         let mut others = vec![start_backend(&bed, "outboard", ours.pid())?];
-        // In the foreground; the file comes behind.
+        // In the foreground; the configuration file's path follows.
         let config = bed.path().join("haproxy.conf");
         fs::write(&config, haproxy_config()).map_err(|e| cannot_write(&config, &e))?;
         let haproxy = start_proxy(&bed, ["haproxy", "-db", "-f"], &config, HAPROXY, &mut others)?;
@@ -51,12 +52,12 @@ impl Lab {
         Ok(Self { servers: [ours, haproxy, nginx], _others: others, bed })
     }
 
-    /// The proxies.
+    /// Returns the proxies.
     pub(super) const fn servers(&self) -> &[Server; 3] {
         &self.servers
     }
 
-    /// How many connections of ours the device and the host have relayed.
+    /// Returns the numbers of connections of `outboard proxy` that the device and the host relayed.
     pub(super) fn relayed(&self) -> Result<[u64; 2], Failure> {
         let all = counters(&self.bed, &self.servers[0], "proxy")?;
         let count = |name: &str| all["host"]["q0"][name].as_u64().unwrap_or(0);
@@ -64,7 +65,7 @@ impl Lab {
     }
 }
 
-/// nginx with the files, on the client's core, in the namespace of a process.
+/// Starts nginx with the files as a backend, on the client's core, in the namespace of a process.
 fn start_backend(bed: &Bed, name: &str, namespace: u32) -> Result<Process, Failure> {
     let folder = bed.path().join(format!("backend-{name}"));
     fs::create_dir(&folder).map_err(|e| cannot_write(&folder, &e))?;
@@ -87,7 +88,7 @@ fn start_proxy(
     others: &mut Vec<Process>,
 ) -> Result<Server, Failure> {
     let arguments = options.map(Path::new).into_iter().chain([config]);
-    // They listen on any address, so they are ready before their interfaces are there.
+    // The proxies listen on any address, so they are ready before their interfaces exist.
     let process = start_other(bed, Path::new(name), arguments, |pid| is_listening(pid, 80))?;
     let (server, client) = with_client(bed, process, link)?;
     others.push(start_backend(bed, name, server.client_namespace)?);
@@ -95,7 +96,8 @@ fn start_proxy(
     Ok(server)
 }
 
-/// HAProxy on one thread, which moves bytes inside the kernel where it thinks that it pays.
+/// Returns a configuration of HAProxy with one thread, which splices in the kernel if it expects a
+/// gain.
 fn haproxy_config() -> String {
     format!(
         "global
@@ -115,7 +117,7 @@ listen proxy
     )
 }
 
-/// nginx with connections to the backend that are kept.
+/// Returns a configuration of nginx that keeps connections to the backend open.
 fn nginx_config() -> String {
     let backend = NGINX.client;
     format!(
@@ -132,7 +134,7 @@ fn nginx_config() -> String {
     )
 }
 
-/// The files, as cheaply as they can be had.
+/// Returns a configuration of nginx that serves the files at the least cost.
 fn backend_config(site: &Path) -> String {
     let site = site.display();
     format!(

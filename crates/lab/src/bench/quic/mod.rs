@@ -1,12 +1,12 @@
-//! `outboard-lab bench quic`: what QUIC costs a host, with and without the device (NiQUIC section
-//! 2.2; IO-TCP appendix A), in accounted mode.
+//! `outboard-lab bench quic`: host cycles of QUIC, with and without the device (NiQUIC section 2.2;
+//! IO-TCP appendix A), in accounted mode.
 //!
 //! Downloads of 50 MB and of 10 KB on 1 to 64 connections. Server and client are the same program,
-//! quinn-proto over our stack, and are measured both: a server seals and sends files, a client
-//! opens, puts in order and acknowledges. Four paths, each with what the one before has: all in
-//! software; packets protected by the device; put in order by it; files read by it. Then, for the
-//! path in software, what the cycles are spent for, as NiQUIC's figure 2 has it; and from how many
-//! bytes on a connection is worth an offload ([`threshold`]).
+//! quinn-proto over our stack, and both are measured: the server encrypts and sends files; the
+//! client decrypts, reorders and acknowledges. Four paths, each of which adds to the one before:
+//! all in software; packet protection by the device; reordering by the device; files read by the
+//! device. Then the breakdown of cycles on the software path, as in NiQUIC's figure 2, and the
+//! number of bytes from which offload of a connection pays ([`threshold`]).
 
 mod threshold;
 
@@ -26,41 +26,41 @@ use super::quic_pair::{Answer, QuicPair, Spec, Spent, client, server, tls};
 use super::testbed::{self, FileSet, Files};
 use cli::Failure;
 
-/// Bytes of an object: NiQUIC's transfer, and many small ones.
+/// Object sizes in bytes: NiQUIC's transfer, and many small ones.
 const SIZES: [u64; 2] = [50_000_000, 10_000];
-/// Connections.
+/// Numbers of connections.
 const CONNECTIONS: [u32; 4] = [1, 4, 16, 64];
-/// Runs of a configuration, of which the one with the median host cycles counts.
+/// Runs of each setting; the run with the median host cycles counts.
 const REPEATS: usize = 3;
 /// Object bytes to measure over.
 const MEASURED_BYTES: u64 = 200_000_000;
-/// Bytes that all files have together, at least.
+/// Target of the total bytes of all files.
 const SET_BYTES: u64 = 1_000_000;
 /// Slots of the transmit ring.
 const TRANSMIT_RING: usize = 4096;
-/// What happens within this time is seen together, as with interrupt moderation.
+/// Interrupt moderation: events within this time are handled together.
 const MODERATION: Duration = Duration::from_micros(10);
-/// Bytes of a datagram that the link carries, at most.
+/// Largest UDP payload that the link carries, in bytes.
 const DATAGRAM_BYTES_MAX: u64 = 1472;
 
-/// `outboard-lab bench quic`.
+/// Arguments of `outboard-lab bench quic`.
 #[derive(Debug, Args)]
 pub(crate) struct QuicArgs {
-    /// One run each of 50 MB on 1 and 16 connections
+    /// Run only 50 MB on 1 and 16 connections, once each
     #[arg(long)]
     quick: bool,
-    /// Object sizes to run, in bytes, instead of all
+    /// Object sizes in bytes [default: all]
     #[arg(long, value_delimiter = ',', value_name = "BYTES")]
     sizes: Option<Vec<u64>>,
-    /// Numbers of connections to run, instead of all
+    /// Numbers of connections [default: all]
     #[arg(long, value_delimiter = ',', value_name = "N")]
     connections: Option<Vec<u32>>,
-    /// Measure one path alone, as for a profile; there are no ratios then
+    /// Measure only one path, without ratios, such as for profiling
     #[arg(long, value_enum, value_name = "PATH")]
     path: Option<Path>,
 }
 
-/// What the device does.
+/// Work that the device does; each path includes the ones before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 enum Path {
     Software,
@@ -80,26 +80,27 @@ impl Path {
     }
 }
 
-/// One run's configuration.
+/// Configuration of one run.
 #[derive(Clone, Copy, Debug)]
 struct Setting {
     path: Path,
     connections: u32,
     object_bytes: u64,
-    /// Whether cycles are told apart by what they are spent for.
+    /// True if cycles are attributed to kinds of work.
     breakdown: bool,
-    /// Whether each object has a connection of its own, which the device has from its first byte
-    /// on.
+    /// True if each object has a connection of its own, offloaded to the device from its first
+    /// byte.
     once: bool,
 }
 
 impl Setting {
-    /// Connections that stay, measured as a whole.
+    /// Returns a setting with persistent connections, without a breakdown.
     const fn new(path: Path, connections: u32, object_bytes: u64) -> Self {
         Self { path, connections, object_bytes, breakdown: false, once: false }
     }
 
-    /// Object bytes until the device has what it is to have, and windows are open.
+    /// Returns the object bytes before the measurement: until offload has begun and windows are
+    /// open.
     fn warm_bytes(&self) -> u64 {
         match self.once {
             true => self.object_bytes * u64::from(self.connections),
@@ -107,13 +108,13 @@ impl Setting {
         }
     }
 
-    /// Object bytes to measure over.
+    /// Returns the object bytes to measure over.
     const fn measured_bytes(&self) -> u64 {
         if self.once { self.object_bytes * threshold::CONNECTIONS } else { MEASURED_BYTES }
     }
 }
 
-/// One run's result.
+/// Result of one run.
 #[derive(Debug)]
 struct Figures {
     bytes: u64,
@@ -123,7 +124,7 @@ struct Figures {
     lost: u64,
 }
 
-/// What one end of a run used.
+/// Resources that one end of a run used.
 #[derive(Debug)]
 struct Used {
     machine: Usage,
@@ -141,7 +142,7 @@ impl Figures {
         self.server.machine.cycles.host as f64 / self.objects.max(1) as f64
     }
 
-    /// Datagrams with content.
+    /// Returns the number of packets that the server's device sent.
     fn packets(&self) -> u64 {
         self.server.machine.moved("tx_packets")
     }
@@ -158,7 +159,7 @@ impl Figures {
 }
 
 impl Used {
-    /// Returns what server and client have used by now.
+    /// Returns the resources that server and client have used until now.
     fn by_now(pair: &QuicPair) -> [Self; 2] {
         [
             Self { machine: pair.server_usage(), spent: pair.server.app.spent },
@@ -171,7 +172,8 @@ impl Used {
         Self { machine, spent: self.spent.since(before.spent) }
     }
 
-    /// Shares of the host's cycles: crypto, packet I/O, formatting, acknowledgments and order.
+    /// Returns the shares of host cycles: crypto, packet I/O, formatting, acknowledgments and
+    /// ordering.
     fn shares(&self) -> Value {
         let Spent { receiving, formatting, crypto } = self.spent;
         let host = self.machine.cycles.host;
@@ -237,7 +239,7 @@ impl QuicArgs {
         Ok((sizes, counts))
     }
 
-    /// All paths for each size and number of connections.
+    /// Returns all paths for each size and number of connections.
     fn groups(&self, sizes: &[u64], counts: &[u32]) -> Vec<Vec<Setting>> {
         let paths = Path::value_variants().iter().copied();
         let paths: Vec<Path> = paths.filter(|&p| self.path.is_none_or(|path| path == p)).collect();
@@ -284,7 +286,7 @@ fn measure(setting: Setting, files: &mut FileSet<'_>) -> Result<Figures, Failure
         objects: pair.client.app.received().0 - objects,
         server: server.since(&before[0]),
         client: client.since(&before[1]),
-        // Of connections that are gone it is not known any more.
+        // The losses of connections that have ended are no longer known.
         lost: lost(&pair).saturating_sub(lost_before),
     })
 }
@@ -295,12 +297,12 @@ fn took_path(setting: Setting, figures: &Figures) -> bool {
     let files = moved("quic_file_bytes_offloaded");
     let protected = match setting.path >= Path::Protect {
         false => sealed == 0 && opened == 0,
-        // The packets of handshakes are the host's.
+        // The host protects the packets of handshakes.
         true if setting.once => sealed * DATAGRAM_BYTES_MAX >= figures.bytes && opened > 0,
         true => sealed * 10 >= figures.packets() * 9 && opened > 0,
     };
     let read = match setting.path {
-        // A connection begins on the host, and its first bytes were read there.
+        // A connection begins on the host, which reads its first bytes.
         Path::File => files * 10 >= figures.bytes * 8,
         _ => files == 0,
     };
@@ -329,7 +331,7 @@ fn fields(Row { setting, figures }: &Row, software: &Row) -> Fields {
         .field("client", figures.json(client))
 }
 
-/// Packets that the server took for lost.
+/// Returns the number of packets that the server declared lost.
 fn lost(pair: &QuicPair) -> u64 {
     let paths = pair.server.app.endpoint.infos().map(|info| info.stats.path);
     paths.map(|path| path.lost_packets).sum()

@@ -1,8 +1,9 @@
-//! From how many bytes on a connection is worth an offload: `Config::offload_bytes_min`, measured.
+//! Number of bytes from which offload of a connection pays: a measurement for
+//! `Config::offload_bytes_min`.
 //!
-//! Each object is fetched on a connection of its own, of which the server's host does all, or the
-//! device has it from its first byte on. What is saved grows with the bytes; what it costs to add a
-//! connection to the device and to take it away again does not.
+//! Each object is downloaded on a connection of its own. Either the server's host does all the
+//! work, or the connection is offloaded from its first byte. The saving grows with the object's
+//! size; the cost of adding a connection to the device and removing it does not.
 
 use serde_json::{Value, json};
 
@@ -10,9 +11,9 @@ use super::{Path, Row, Setting};
 
 /// Connections to measure over.
 pub(super) const CONNECTIONS: u64 = 400;
-/// Connections at one time.
+/// Concurrent connections.
 const CONCURRENT: u32 = 8;
-/// Bytes of an object.
+/// Object sizes in bytes.
 const SIZES: [u64; 5] = [4096, 16_384, 65_536, 262_144, 1_048_576];
 
 /// Returns the settings: each size by the host and by the device.
@@ -24,7 +25,7 @@ pub(super) fn groups() -> Vec<Vec<Setting>> {
     SIZES.map(group).into()
 }
 
-/// Returns what a connection costs, and where the lines cross.
+/// Returns the cost per connection of each size, and the break-even size.
 pub(super) fn find(rows: &[Row]) -> Value {
     let pairs = rows.chunks_exact(2);
     let points: Vec<(u64, f64, f64)> = pairs
@@ -47,7 +48,8 @@ pub(super) fn find(rows: &[Row]) -> Value {
     json!({ "break_even_bytes": break_even(&points), "rows": rows })
 }
 
-/// Where the offload begins to be cheaper, on a line between two sizes; none where it never is.
+/// Returns the size from which offload is cheaper, interpolated between two measured sizes; `None`
+/// if it never is.
 fn break_even(points: &[(u64, f64, f64)]) -> Option<f64> {
     let saved =
         |&(bytes, software, offloaded): &(u64, f64, f64)| (bytes as f64, software - offloaded);

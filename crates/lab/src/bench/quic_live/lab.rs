@@ -1,8 +1,8 @@
 //! The two servers in their network namespaces, and the client.
 //!
-//! Outboard's namespace holds the TAP, its kernel's end and the client. quinn's is joined to its
-//! client's by a pair of virtual Ethernet interfaces, with whatever offloads and MTU the kernel
-//! gives them.
+//! Outboard's namespace contains the TAP, the kernel's end of it and the client. quinn's namespace
+//! is linked to its client's by a pair of virtual Ethernet interfaces, with the kernel's default
+//! offloads and MTU.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -19,12 +19,12 @@ use cli::Failure;
 const OUTBOARD_ADDR: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 const QUINN: Link =
     Link { client: Ipv4Addr::new(10, 78, 0, 1), server: Ipv4Addr::new(10, 78, 0, 2) };
-/// The name of our control socket.
+/// Name of our server's control socket.
 const NAME: &str = "http3";
 
-/// Everything that is set up.
+/// All processes, and the folder.
 pub(super) struct Lab {
-    // In this order they end: the servers before their folder.
+    // Dropped in this order: the servers before their folder.
     pub(super) outboard: Server,
     pub(super) quinn: Server,
     /// Holds the namespace of quinn's client.
@@ -33,21 +33,21 @@ pub(super) struct Lab {
     client: PathBuf,
 }
 
-/// What our device did for QUIC.
+/// QUIC work that our device has done.
 #[derive(Clone, Copy)]
 pub(super) struct ByDevice {
-    /// Datagrams that it sealed.
+    /// Datagrams that it encrypted.
     pub(super) sealed: u64,
-    /// Datagrams that it opened.
+    /// Datagrams that it decrypted.
     pub(super) opened: u64,
-    /// Bytes of files that it put into datagrams.
+    /// File bytes that it put into datagrams.
     pub(super) file_bytes: u64,
-    /// Datagrams that we sent, whoever sealed them.
+    /// All datagrams that our server sent, encrypted by device or host.
     pub(super) datagrams: u64,
 }
 
 impl Lab {
-    /// Makes the files, starts both servers and waits until they listen.
+    /// Writes the files, starts both servers and waits until they listen.
     pub(super) fn start(rows: &[Row], options: &[String]) -> Result<Self, Failure> {
         let [server, client] = [program_of_interop("h3serve")?, program_of_interop("h3load")?];
         let bed = Bed::new(rows)?;
@@ -62,7 +62,7 @@ impl Lab {
         Ok(Self { outboard, quinn, _client: holder, bed, client })
     }
 
-    /// Runs the client for so many seconds.
+    /// Runs the client for a number of seconds.
     pub(super) fn run(&self, server: &Server, row: Row, seconds: u32) -> Result<Run, Failure> {
         let mut command = inside(server.client_namespace, "taskset");
         command.arg("--cpu-list").arg(self.bed.client_core.to_string()).arg(&self.client);
@@ -71,7 +71,7 @@ impl Lab {
         load::measure(&mut command, server, &self.bed, row)
     }
 
-    /// What our device has done by now.
+    /// Returns the work that our device has done until now.
     pub(super) fn by_device(&self) -> Result<ByDevice, Failure> {
         let all = counters(&self.bed, &self.outboard, NAME)?;
         let count = |side: &str, name: &str| all[side]["q0"][name].as_u64().unwrap_or(0);

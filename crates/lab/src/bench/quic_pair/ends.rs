@@ -1,8 +1,8 @@
-//! Both ends of downloads over QUIC, for accounted benchmarks.
+//! QUIC applications of accounted benchmarks: a client that downloads, and a server.
 //!
-//! A client opens so many connections and asks for one object after the other on each, a stream
-//! for each object, or for each a connection too; the server answers with a file. Its content is
-//! sampled as it comes, and its length compared.
+//! The client opens a number of connections and downloads one object after another on each: on a
+//! stream of its own, or on a connection of its own. The server answers with a file, or from
+//! memory. The client samples the content and compares its length.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -19,37 +19,38 @@ use crate::bench::accounted::BenchApp;
 use crate::bench::testbed::Files;
 use crate::bench::timed_crypto::Meter;
 
-/// Bytes taken from a stream at a time.
+/// Bytes read from a stream at a time.
 const READ_BYTES: usize = 1 << 20;
-/// One byte in so many is compared.
+/// One of this many bytes is compared.
 const SAMPLE: usize = 509;
 
-/// An end: the endpoint, and what it does with it.
+/// The application of either end: an endpoint and its role.
 pub(crate) struct QuicEnd {
     pub(crate) endpoint: Endpoint,
     role: Role,
-    /// What went wrong, if anything did.
+    /// Errors; the first one ends the run.
     errors: Vec<String>,
-    /// Cycles of what this end does, where they are asked for.
+    /// Cycles by kind of work; kept apart from crypto only with a meter.
     pub(crate) spent: Spent,
-    /// Something was received since the last packets were made.
+    /// Something was received since packets were last sent.
     received: bool,
     meter: Option<Meter>,
 }
 
-/// Cycles by what they were spent for.
+/// Cycles by kind of work.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Spent {
-    /// Packets that came in: acknowledgments, order, flow control, streams, without crypto.
+    /// Processing received packets: acknowledgments, ordering, flow control, streams; without
+    /// crypto.
     pub(crate) receiving: u64,
-    /// Packets made, without crypto.
+    /// Building packets, without crypto.
     pub(crate) formatting: u64,
-    /// Sealing, opening, header protection.
+    /// Encryption, decryption and header protection.
     pub(crate) crypto: u64,
 }
 
 impl Spent {
-    /// Returns the difference to what it was before.
+    /// Returns the difference to an earlier value.
     pub(crate) const fn since(self, before: Self) -> Self {
         Self {
             receiving: self.receiving - before.receiving,
@@ -59,11 +60,11 @@ impl Spent {
     }
 }
 
-/// What a server answers with.
+/// Content of a server's responses.
 pub(crate) enum Answer {
-    /// The file of the number that was asked for.
+    /// The file with the requested number.
     Files(Vec<FileId>),
-    /// So many bytes: these, again and again.
+    /// A response of this many bytes, made of repetitions of these.
     Memory(Bytes, u64),
 }
 
@@ -76,7 +77,7 @@ struct Client {
     server: SocketAddr,
     tls: Arc<rustls::ClientConfig>,
     connections: u32,
-    /// A connection ends with its first object, and another begins.
+    /// A connection is closed after its first object, and a new one is opened.
     once: bool,
     files: Files,
     asked: u32,
@@ -92,7 +93,7 @@ struct Download {
 }
 
 impl Answer {
-    /// Answers a request for object `number`; says no where there is none.
+    /// Answers a request for object `number`; returns false if there is none.
     fn write(
         &self,
         endpoint: &mut Endpoint,
@@ -121,12 +122,13 @@ impl Answer {
 }
 
 impl QuicEnd {
-    /// Answers with that.
+    /// Returns a server with this content.
     pub(crate) fn server(endpoint: Endpoint, answer: Answer, meter: Option<Meter>) -> Self {
         Self::new(endpoint, Role::Server { answer, requests: BTreeMap::new() }, meter)
     }
 
-    /// Asks for files of `server` on that many connections, which end with an object or stay.
+    /// Returns a client of `server`. `connections` is the number of connections, and whether each
+    /// ends after one object.
     pub(crate) fn client(
         endpoint: Endpoint,
         server: SocketAddr,
@@ -153,7 +155,7 @@ impl QuicEnd {
         Self { endpoint, role, errors: Vec::new(), spent: Spent::default(), received: false, meter }
     }
 
-    /// Objects that have come whole, and bytes of objects.
+    /// Returns the number of complete objects, and the bytes of objects, that were received.
     pub(crate) const fn received(&self) -> (u64, u64) {
         match &self.role {
             Role::Client(client) => (client.objects, client.bytes),
@@ -168,7 +170,7 @@ impl QuicEnd {
         }
     }
 
-    /// Does work that counts as receiving, but for the crypto in it.
+    /// Does `work` and charges its cycles to receiving, except those of crypto.
     fn receive(&mut self, work: impl FnOnce(&mut Self)) {
         let (from, sealed) = (cycles(), self.sealed());
         self.received = true;
@@ -178,7 +180,7 @@ impl QuicEnd {
         self.spent.crypto += crypto;
     }
 
-    /// Cycles spent in crypto so far.
+    /// Returns the cycles of crypto so far.
     fn sealed(&self) -> u64 {
         self.meter.as_ref().map_or(0, Meter::cycles)
     }
@@ -203,14 +205,14 @@ impl QuicEnd {
             Event::Stream(handle, StreamEvent::Readable { id }) => {
                 self.read(now, host, (handle, id));
             }
-            // The client ends it where it is good for one object.
+            // The client closes a connection that is used for one object.
             Event::Lost(_, ConnectionError::ApplicationClosed(_)) => {}
             Event::Lost(_, why) => self.errors.push(why.to_string()),
             _ => {}
         }
     }
 
-    /// Asks for the next object.
+    /// Requests the next object.
     fn ask(&mut self, handle: Handle) {
         let Role::Client(client) = &mut self.role else { return };
         let Some(stream) = self.endpoint.open_stream(handle, Dir::Bi) else {
@@ -228,7 +230,7 @@ impl QuicEnd {
         loop {
             match self.endpoint.read(handle, stream, READ_BYTES) {
                 Ok(bytes) => self.take(handle, stream, &bytes),
-                // It may have been read to its end since it became readable.
+                // The stream may have been read to its end since it became readable.
                 Err(ReadEnd::Blocked | ReadEnd::Gone) => return,
                 Err(ReadEnd::Finished) => return self.whole(now, host, (handle, stream)),
                 Err(ReadEnd::Reset(_)) => {
@@ -257,7 +259,7 @@ impl QuicEnd {
         }
     }
 
-    /// A stream has been read to its end.
+    /// Handles the end of a stream.
     fn whole(&mut self, now: Instant, host: &mut Host, (handle, stream): (Handle, StreamId)) {
         match &mut self.role {
             Role::Server { answer, requests } => {
@@ -309,7 +311,7 @@ impl Application for QuicEnd {
         }
         let (from, sealed) = (cycles(), self.sealed());
         self.endpoint.flush(now, host);
-        // A turn in which nothing came does not count.
+        // A call without received packets or events is not charged.
         if core::mem::take(&mut self.received) || worked {
             let crypto = self.sealed() - sealed;
             self.spent.formatting += (cycles() - from) - crypto;

@@ -1,8 +1,8 @@
-//! Two machines that speak QUIC, server and client, and the TLS of both: what `bench quic` and
-//! `bench quic-reorder` measure.
+//! Two machines that speak QUIC, a server and a client, and their TLS configuration, for `bench
+//! quic` and `bench quic-reorder`.
 //!
-//! The benchmarks say in a [`Spec`] what they compare. All else is the same in every machine: one
-//! cipher, one certificate.
+//! A benchmark states what it compares in a [`Spec`]. Everything else is the same in every machine:
+//! one cipher suite, one kind of certificate.
 
 mod ends;
 
@@ -25,46 +25,45 @@ pub(crate) use ends::{Answer, QuicEnd, Spent};
 /// A server and a client.
 pub(crate) type QuicPair = super::accounted::Pair<QuicEnd, QuicEnd>;
 
-/// Where the server listens.
+/// UDP port of the server.
 const PORT: u16 = 443;
 
-/// What is different between machines.
+/// Properties in which machines differ.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Spec<'a> {
     /// The device encrypts and decrypts packets.
     pub(crate) protect: bool,
-    /// The bounds within which it puts decrypted packets in order; none if it does not.
+    /// Bounds within which the device puts decrypted packets in order; `None` if it does not.
     pub(crate) reorder: Option<Reorder>,
-    /// Folder of the files that the server has.
+    /// Folder of the files that the server serves.
     pub(crate) files: Option<&'a Path>,
-    /// The device reads files, not the host.
+    /// The device reads files; otherwise the host.
     pub(crate) device_reads: bool,
-    /// Bytes that the peer may send on a stream and on a connection before they are read; none for
-    /// the endpoint's default.
+    /// Receive windows of a stream and of a connection in bytes; `None` for the endpoint's default.
     pub(crate) receive_windows: Option<[u32; 2]>,
-    /// Whether cycles are told apart by what they are spent for.
+    /// True if cycles are attributed to kinds of work.
     pub(crate) breakdown: bool,
-    /// Whether the device has a connection from its first byte on.
+    /// True if connections are offloaded from their first byte.
     pub(crate) at_once: bool,
 }
 
-/// TLS of both ends, with a certificate of its own.
+/// TLS configuration of both ends, with a self-signed certificate.
 pub(crate) struct Tls {
     provider: rustls::crypto::CryptoProvider,
     server: Arc<rustls::ServerConfig>,
     client: Arc<rustls::ClientConfig>,
 }
 
-/// Makes the TLS of both ends.
+/// Makes the TLS configuration of both ends.
 ///
 /// # Errors
-/// Where a library does not know what is asked for.
+/// Reports an error of rustls or rcgen.
 pub(crate) fn tls() -> Result<Tls, Failure> {
     let wrong = |e: &dyn std::fmt::Display| Failure::System(format!("cannot set TLS up: {e}"));
     let mut provider = rustls::crypto::aws_lc_rs::default_provider();
-    // What every client and server prefers where there are instructions for it.
+    // The suite that clients and servers prefer on CPUs with AES instructions.
     provider.cipher_suites.retain(|s| s.suite() == rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
-    // Its signatures have one length, so that the packets of two runs do.
+    // Ed25519 signatures have a fixed length, so that the packets of all runs have equal lengths.
     let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).map_err(|e| wrong(&e))?;
     let cert = rcgen::CertificateParams::new(["server".to_owned()])
         .and_then(|params| params.self_signed(&key))
@@ -86,10 +85,10 @@ pub(crate) fn tls() -> Result<Tls, Failure> {
     Ok(Tls { provider, server: Arc::new(server), client: Arc::new(client) })
 }
 
-/// Starts a machine that answers with what `answer` makes.
+/// Starts a server whose content is made by `answer`.
 ///
 /// # Errors
-/// Files that cannot be opened, or a port that is taken.
+/// Reports files that cannot be opened, or a port that is in use.
 pub(crate) fn server(
     spec: &Spec<'_>,
     tls: &Tls,
@@ -101,10 +100,11 @@ pub(crate) fn server(
     })
 }
 
-/// Starts a machine that asks for files on that many connections, which end with an object or stay.
+/// Starts a client. `connections` is the number of connections, and whether each ends after one
+/// object.
 ///
 /// # Errors
-/// A port that is taken.
+/// Reports a port that is in use.
 pub(crate) fn client(
     spec: &Spec<'_>,
     tls: &Tls,
@@ -134,7 +134,7 @@ fn start(
     machine.host.quic_offload = testbed::offload(spec.protect);
     machine.host.udp_segmentation = true;
     if let Some(folder) = spec.files {
-        // The host reads what a connection sends before the device has it.
+        // The host reads files for a connection until it is offloaded.
         machine.host_disk = testbed::disk(folder, FAST_DISK)?;
         if spec.device_reads {
             machine.device_disk = testbed::disk(folder, FAST_DISK)?;

@@ -14,9 +14,9 @@ use crate::bench::live::lab::{
 use crate::bench::live::tools::{output, program};
 use cli::Failure;
 
-/// The servers' names, ours first.
+/// Names of the servers; the first is ours.
 pub(super) const SERVERS: [&str; 3] = ["outboard", "quic-go", "ngtcp2"];
-/// Programs that are needed, and the Debian packages that have them.
+/// Programs that the benchmark needs, and the Debian packages that contain them.
 pub(super) const PROGRAMS: [(&str, &str); 6] = [
     ("gtlsserver", "ngtcp2-server"),
     ("ip", "iproute2"),
@@ -27,36 +27,36 @@ pub(super) const PROGRAMS: [(&str, &str); 6] = [
 ];
 
 const OUTBOARD_ADDR: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
-/// The name of our control socket.
+/// Name of our server's control socket.
 const NAME: &str = "relay";
 const FILES: [Row; 2] =
     [Row::over_tls("large", 200_000_000, 1), Row::over_tls("small", 300_000, 1)];
-/// Sources of quic-go's programs.
+/// Folder with the sources of quic-go's programs.
 const GO_SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../interop/clients/h3go");
 
-/// The result of a client.
+/// Result of a client's run.
 pub(super) struct Got {
     us: f64,
     bytes: f64,
-    /// Infinite if it was not complete at the end.
+    /// Infinite if the download was not complete at the end.
     small_us: f64,
 }
 
 impl Got {
-    /// The rate of the large downloads.
+    /// Returns the rate of the large downloads.
     pub(super) fn bytes_per_s(&self) -> f64 {
         self.bytes / self.us * 1e6
     }
 
-    /// The time that the small one took.
+    /// Returns the duration of the small download.
     pub(super) fn small_ms(&self) -> f64 {
         self.small_us / 1000.0
     }
 }
 
-/// Everything that is set up.
+/// All processes, and the folder.
 pub(super) struct Lab {
-    // In this order they end: the servers before their folder.
+    // Dropped in this order: the servers before their folder.
     servers: [Server; SERVERS.len()],
     bed: Bed,
     relay: PathBuf,
@@ -64,7 +64,7 @@ pub(super) struct Lab {
 }
 
 impl Lab {
-    /// Makes the files, starts the servers and waits until they listen.
+    /// Writes the files, starts the servers and waits until they listen.
     pub(super) fn start(options: &[String]) -> Result<Self, Failure> {
         let (relay, client) = (program_of_interop("udprelay")?, program_in_go()?);
         let bed = Bed::new(&FILES)?;
@@ -84,7 +84,8 @@ impl Lab {
         &self.bed
     }
 
-    /// A program in a server's namespace, on the client's core, that dies with us.
+    /// Returns a command that runs a program in a server's namespace, on the client's core, and is
+    /// killed if we die.
     fn inside(&self, server: &Server, program: &Path) -> std::process::Command {
         let mut command = inside(server.pid(), "setpriv");
         command.args(["--pdeathsig", "KILL", "taskset", "--cpu-list"]);
@@ -92,7 +93,7 @@ impl Lab {
         command
     }
 
-    /// Runs relay and client for that number of seconds.
+    /// Runs relay and client for a number of seconds.
     pub(super) fn run(
         &self,
         server: usize,
@@ -103,7 +104,7 @@ impl Lab {
         let server = &self.servers[server];
         let mut command = self.inside(server, &self.relay);
         command.arg(format!("{}:443", server.addr)).args(path.relay).arg(format!("seed={seed}"));
-        // It ends at the end of its input.
+        // The relay exits at the end of its input.
         let relay = spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
         let (port, _relay) = first_line(relay)?;
         let mut command = self.inside(server, &self.client);
@@ -117,7 +118,7 @@ impl Lab {
     }
 }
 
-/// The first line that a process prints, and the process.
+/// Returns the first line that a process prints, and the process.
 fn first_line(mut process: Process) -> Result<(String, Process), Failure> {
     let mut line = String::new();
     let read = process.0.stdout.as_mut().map(|out| BufReader::new(out).read_line(&mut line));
@@ -135,21 +136,22 @@ fn parse(said: &str) -> Option<Got> {
     Some(Got { us, bytes, small_us })
 }
 
-/// Starts a server over the kernel's UDP, whose client runs in its namespace.
+/// Starts a server over kernel UDP; its client runs in the same namespace.
 fn start_udp(bed: &Bed, name: &Path, words: &[&str]) -> Result<Server, Failure> {
     let process = start_other(bed, name, words, has_udp_port)?;
     let client_namespace = process.0.id();
     Ok(Server { process, addr: Ipv4Addr::LOCALHOST, client_namespace })
 }
 
-/// Returns whether port 443 is taken in the namespace of a process.
+/// Returns whether UDP port 443 is in use in the namespace of a process.
 fn has_udp_port(pid: u32) -> bool {
     let sockets = fs::read_to_string(format!("/proc/{pid}/net/udp")).unwrap_or_default();
     let both = sockets + &fs::read_to_string(format!("/proc/{pid}/net/udp6")).unwrap_or_default();
     both.contains(":01BB ")
 }
 
-/// quic-go's client and server, which Go builds beside ours in versions that `go.sum` names.
+/// Returns the path of quic-go's client and server, which Go builds there if it is missing;
+/// `go.sum` pins the versions.
 fn program_in_go() -> Result<PathBuf, Failure> {
     let path = our_program()?.with_file_name("h3go");
     if !path.is_file() {

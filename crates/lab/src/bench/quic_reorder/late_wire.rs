@@ -1,9 +1,10 @@
-//! A wire some of whose packets are late, and some never arrive.
+//! A link that delivers some packets late and drops others, in front of the receiver's end of a
+//! link.
 //!
-//! Around the receiver's end of a link. A late packet has come a longer way, as many packets' time
-//! on the link longer as it says; what follows it on the short way overtakes it. So a packet is
-//! never late for longer than its way is, however little follows, and what crosses the other way is
-//! left alone. Equal seeds and equal arrivals give equal fates.
+//! A late packet takes a longer path: its extra delay is a random number of packet times, and
+//! packets on the short path overtake it. A packet is therefore never later than its path is long,
+//! however few packets follow. The other direction is not changed. The same seed and the same
+//! arrivals give the same result.
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
@@ -13,51 +14,52 @@ use abi::port::{RxFrame, TxFrame, WireCaps};
 use base::{Duration, Instant, Prng};
 use io::wire::{TxStatus, Wire};
 
-/// How late packets are, and how many.
+/// Rates and lengths of delays and losses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LateWireConfig {
-    /// Probability that a packet is lost.
+    /// Probability that a packet is dropped.
     pub(crate) lost: f64,
-    /// Probability that it comes a longer way.
+    /// Probability that a packet takes a longer path.
     pub(crate) late: f64,
-    /// A longer way is longer by one to so many packets, each as likely.
+    /// Longest extra delay in packet times; the delay is uniform between 1 and this.
     pub(crate) packets_max: u64,
-    /// Time of a packet on the link.
+    /// Transmission time of a packet on the link.
     pub(crate) packet_time: Duration,
-    /// Start of the random sequence.
+    /// Seed of the random numbers.
     pub(crate) seed: u64,
 }
 
 base::counters! {
-    /// What became of packets.
+    /// Packets dropped and delayed.
     pub(crate) struct LateWireCounters {
-        /// Packets lost.
+        /// Packets dropped.
         ways_lost,
-        /// Packets that came a longer way.
+        /// Packets that took a longer path.
         ways_late,
     }
 }
 
-/// The wire.
+/// A link with delayed and dropped packets.
 pub(crate) struct LateWire<W> {
     inner: W,
     config: LateWireConfig,
     prng: Prng,
-    /// On a longer way, and when they arrive.
+    /// Packets on a longer path, with their times of arrival.
     late: Vec<(Instant, RxFrame)>,
     ready: VecDeque<RxFrame>,
     counters: LateWireCounters,
 }
 
 impl<W: Wire> LateWire<W> {
-    /// Longer ways and losses for what arrives by `inner`.
+    /// Returns a link that delays and drops packets received from `inner`.
     pub(crate) fn new(inner: W, config: LateWireConfig) -> Self {
         let (prng, counters) = (Prng::new(config.seed), LateWireCounters::default());
         Self { inner, config, prng, late: Vec::new(), ready: VecDeque::new(), counters }
     }
 
-    /// Which way a packet takes that has arrived by the short one. Both fates are drawn for every
-    /// packet, so that one rate does not change whom the other meets.
+    /// Handles a packet that arrived on the short path. All random numbers are drawn for every
+    /// packet, so that a change of one rate does not change the packets that the other rate
+    /// affects.
     fn arrive(&mut self, now: Instant, frame: RxFrame, pool: &mut PacketPool) {
         let lost = self.prng.chance(self.config.lost);
         let late = self.prng.chance(self.config.late);
@@ -74,7 +76,7 @@ impl<W: Wire> LateWire<W> {
         }
     }
 
-    /// What has come a longer way by now.
+    /// Moves packets that have arrived on a longer path to `ready`.
     fn take_late(&mut self, now: Instant) {
         while let Some(first) = (0..self.late.len()).min_by_key(|&at| self.late[at].0) {
             if self.late[first].0 > now {

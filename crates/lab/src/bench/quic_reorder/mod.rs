@@ -1,9 +1,9 @@
-//! `outboard-lab bench quic-reorder`: what reordering and loss leave of QUIC's throughput, with the
-//! device's reordering and without (NiQUIC section 2.2, figures 3 and 4).
+//! `outboard-lab bench quic-reorder`: QUIC's throughput under reordering and loss, with and without
+//! reordering by the device (NiQUIC section 2.2, figures 3 and 4).
 //!
 //! First transfers on virtual time ([`transfer`]), whose results do not depend on the machine; then
-//! the structures that packets wait in, the device's direct-mapped window against those that the
-//! paper compares, in cycles ([`orders`]).
+//! the data structures in which packets wait, in cycles: the device's direct-mapped window against
+//! those that the paper compares ([`orders`]).
 
 mod late_wire;
 mod orders;
@@ -17,28 +17,28 @@ use super::faults::{Fault, Faults};
 use cli::Failure;
 use transfer::{By, LATE_PACKETS_MAX, LINKS, Link, Setting, Transfer, measure};
 
-/// Probabilities per packet, in thousandths.
+/// Probabilities per packet, in per mille.
 const RATES: [u32; 6] = [0, 5, 10, 20, 30, 50];
 /// Bytes to measure each transfer over.
 const BYTES: u64 = 100_000_000;
 const QUICK_BYTES: u64 = 30_000_000;
-/// Runs of a setting, each with other packets late and lost, over which is summed.
+/// Runs of a setting with different random losses and delays; the results are summed.
 const SEEDS: u64 = 3;
 
-/// `outboard-lab bench quic-reorder`.
+/// Arguments of `outboard-lab bench quic-reorder`.
 #[derive(Debug, Args)]
 pub(crate) struct QuicReorderArgs {
-    /// Only 0, 1 and 5 percent, one run each, and few structures
+    /// Run only rates of 0, 1 and 5 percent, one seed, and fewer data structure settings
     #[arg(long)]
     quick: bool,
 }
 
-/// The transfers of a setting.
+/// Transfers of one setting.
 #[derive(Debug)]
 struct Figures {
-    /// One for each seed.
+    /// One transfer per seed.
     transfers: Vec<Transfer>,
-    /// Bits per second on the same link without faults, of hosts that get along without a device.
+    /// Bits per second on the same link without faults, with all work on the hosts.
     without_faults: f64,
 }
 
@@ -47,7 +47,7 @@ impl Figures {
         self.transfers.iter().map(of).sum()
     }
 
-    /// Bits per second of virtual time.
+    /// Returns bits per second of virtual time.
     fn rate(&self) -> f64 {
         let bytes = self.sum(|t| t.bytes) as f64;
         bytes * 8e9 / self.sum(|t| t.used.elapsed.as_nanos()) as f64
@@ -57,7 +57,7 @@ impl Figures {
         self.sum(|t| t.used.moved(name))
     }
 
-    /// Datagrams that the receiver's device got.
+    /// Returns the number of datagrams that the receiver's device received.
     fn packets(&self) -> u64 {
         self.sum(|t| t.used.device_packets)
     }
@@ -101,7 +101,7 @@ impl Benchmark for QuicReorderArgs {
     }
 }
 
-/// The first one of a link is of hosts without faults.
+/// Returns the settings. The first one of each link is that of hosts without faults, the reference.
 fn groups(rates: &[u32]) -> Vec<Vec<Setting>> {
     let mut all = Faults::all(&[Fault::Reorder, Fault::Loss, Fault::Both], rates);
     all.retain(|faults| faults.rate > 0 || faults.fault == Fault::Reorder);
@@ -148,7 +148,7 @@ fn fields(Row { setting, figures }: &Row) -> Fields {
         .field("given_up_full", given_up("full"))
 }
 
-/// Throughput at 5 percent, as a share of that without any.
+/// Returns throughput at 5 percent as a share of that without faults.
 fn headline(rows: &[Row]) -> Value {
     let of = |link: Link, fault: Fault, by: By| {
         let wanted = Setting { link, faults: Faults { fault, rate: 50 }, by };

@@ -1,12 +1,11 @@
-//! What packets wait in for those before them: the device's direct-mapped window against a splay
-//! tree and a linear list, as NiQUIC's figure 4 has them, and against the binary heap that
-//! quinn-proto keeps the parts of a stream in.
+//! Data structures in which packets wait for earlier ones: the device's direct-mapped window
+//! against a splay tree and a linear list, as in NiQUIC's figure 4, and against the binary heap in
+//! which quinn-proto keeps the chunks of a stream.
 //!
-//! Each gets the same packet numbers, in an order in which some are late (by less than the window)
-//! or never come (until the window is full and gives them up), and gives them out in order. A
-//! packet is a number of 32 bits here: nothing is moved but what orders it. What is measured is the
-//! cycles of all of that for a packet, of those that come in order too, and the memory of a full
-//! window.
+//! Each gets the same packet numbers, some of which are late (by less than the window) or missing
+//! (until the window is full and gives them up), and delivers them in order. A packet is a number
+//! of 32 bits here: only the ordering data moves. Measured are cycles per packet, packets in order
+//! included, and the memory of a full window.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -29,29 +28,29 @@ const RATES: [u32; 3] = [0, 1, 5];
 /// Packets of a round.
 const PACKETS: u64 = 1 << 18;
 const QUICK_PACKETS: u64 = 1 << 15;
-/// Rounds, of which the median counts.
+/// Rounds; the median counts.
 const ROUNDS: usize = 9;
 /// Full windows over which memory is averaged.
 const FULL: usize = 256;
 
-/// What happens to packets.
+/// Fault of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Late,
     Lost,
 }
 
-/// What holds numbers that wait, and has the lowest of them first.
+/// A collection of waiting packets, sorted by number.
 trait Sorted: Default {
     fn insert(&mut self, number: u64, value: u32);
     fn first(&mut self) -> Option<u64>;
     fn pop(&mut self) -> Option<u32>;
 }
 
-/// What puts packets in order.
+/// A reordering buffer.
 trait Order {
     fn new(size: u16) -> Self;
-    /// A packet comes; `out` gets those that are to be delivered.
+    /// Takes in a packet and calls `out` with each packet that is delivered.
     fn take(&mut self, number: u64, value: u32, out: &mut impl FnMut(u32));
 }
 
@@ -82,7 +81,7 @@ impl Order for ReorderWindow {
     }
 }
 
-/// The same with what waits in something else.
+/// Reordering buffer whose waiting packets are in another collection.
 struct Waiting<S> {
     waiting: S,
     next: u64,
@@ -116,7 +115,7 @@ impl<S: Sorted> Order for Waiting<S> {
 }
 
 impl<S: Sorted> Waiting<S> {
-    /// Those that follow without a gap.
+    /// Delivers the packets that follow without a gap.
     fn follow(&mut self, out: &mut impl FnMut(u32)) {
         while self.waiting.first() == Some(self.next) {
             self.waiting.pop().into_iter().for_each(&mut *out);
@@ -139,7 +138,7 @@ impl Sorted for SplayMap<u64, u32> {
     }
 }
 
-/// In order, and searched from the oldest on.
+/// List in ascending order, searched from the oldest packet.
 #[derive(Default)]
 struct List(VecDeque<(u64, u32)>);
 
@@ -172,7 +171,7 @@ impl Sorted for BinaryHeap<Reverse<(u64, u32)>> {
     }
 }
 
-/// Packet numbers as they come.
+/// Returns packet numbers in order of arrival.
 fn arrivals(packets: u64, size: u16, fault: Fault, percent: u32) -> Vec<u64> {
     let mut prng = Prng::new(7);
     let p = f64::from(percent) / 100.0;
@@ -182,7 +181,7 @@ fn arrivals(packets: u64, size: u16, fault: Fault, percent: u32) -> Vec<u64> {
         let by = prng.range(1, u64::from(size) - 1);
         match fault {
             Fault::Lost if hit => {}
-            // Behind those that have overtaken it.
+            // Just behind the packets that have overtaken it.
             Fault::Late if hit => all.push((2 * (number + by) + 1, number)),
             _ => all.push((2 * number, number)),
         }
@@ -191,7 +190,7 @@ fn arrivals(packets: u64, size: u16, fault: Fault, percent: u32) -> Vec<u64> {
     all.into_iter().map(|(_, number)| number).collect()
 }
 
-/// Cycles for each packet, and bytes of memory of a full window.
+/// Returns cycles per packet, and bytes of memory of a full window.
 fn measure<O: Order>(size: u16, arrivals: &[u64], rounds: usize) -> Result<(f64, usize), Failure> {
     let mut all = Vec::new();
     for _ in 0..rounds {
@@ -206,7 +205,7 @@ fn measure<O: Order>(size: u16, arrivals: &[u64], rounds: usize) -> Result<(f64,
             });
         }
         all.push(cycles() - from);
-        // The last may wait for one that never comes.
+        // The last packets may wait for one that was lost.
         if !ascending || delivered + usize::from(size) <= arrivals.len() {
             return Err(Failure::System(format!("{delivered} packets, in order: {ascending}")));
         }
@@ -216,7 +215,7 @@ fn measure<O: Order>(size: u16, arrivals: &[u64], rounds: usize) -> Result<(f64,
     Ok((median as f64 / arrivals.len() as f64, full_bytes::<O>(size)))
 }
 
-/// Bytes on the heap of a window in which all wait for the first.
+/// Returns the bytes of a window in which all packets wait for the first, heap included.
 fn full_bytes<O: Order>(size: u16) -> usize {
     let before = allocated_bytes();
     let full = || {
@@ -248,10 +247,10 @@ struct Setting {
     percent: u32,
 }
 
-/// Measures all structures, with the same arrivals.
+/// Measures all structures with the same arrivals.
 ///
 /// # Errors
-/// A structure that gave packets out in another order.
+/// Reports a structure that did not deliver packets in order.
 pub(super) fn run(report: &mut Report, quick: bool) -> Result<(), Failure> {
     let (packets, rounds) = if quick { (QUICK_PACKETS, 3) } else { (PACKETS, ROUNDS) };
     let experiment = Experiment {
@@ -262,7 +261,7 @@ pub(super) fn run(report: &mut Report, quick: bool) -> Result<(), Failure> {
             let figures = KINDS.iter().map(|(_, measure)| measure(size, &arrivals, rounds));
             figures.collect::<Result<Vec<_>, _>>()
         },
-        // The order is checked as it is measured.
+        // The order is checked during the measurement.
         took_path: &|_, _| true,
         combine: &only,
         fields: &|row, _| {

@@ -1,9 +1,9 @@
-//! One download over QUIC on virtual time, past reordering and loss: what the sender makes of it,
-//! and what it costs the receiver.
+//! One download over QUIC on virtual time, under reordering and loss: the sender's rate and the
+//! receiver's cost.
 //!
 //! The sender is quinn-proto with its defaults (CUBIC, a packet threshold of three) on a host
-//! without a device for QUIC. The receiver's device does what the setting says. The content comes
-//! from memory, one stream, one connection; faults meet the data, not the acknowledgments.
+//! without QUIC offload. The receiver's device does the work of the setting. The content comes from
+//! memory, on one stream of one connection; faults affect the data, not the acknowledgments.
 
 use base::Duration;
 use bytes::Bytes;
@@ -17,30 +17,30 @@ use crate::bench::quic_pair::{Answer, QuicPair, Spec, client, server, tls};
 use crate::bench::testbed::Files;
 use cli::Failure;
 
-/// A late packet comes as many packets' time later, at most. quinn-proto takes a packet for lost
-/// that three others have overtaken (RFC 9002, section 6.1.1).
+/// Largest delay of a late packet in packet times. quinn-proto declares a packet lost if one that
+/// was sent three packets later is acknowledged (RFC 9002 section 6.1.1).
 pub(crate) const LATE_PACKETS_MAX: u64 = 10;
-/// Bytes received before anything is counted: the device has had the connection for so long that
-/// what went before, when packets late were packets lost, is made up for.
+/// Bytes received before the measurement: offload has then lasted long enough to make up for the
+/// time before it, when late packets were declared lost.
 const WARM_BYTES: u64 = 50_000_000;
-/// A frame of a full datagram.
+/// Bytes of a frame with a full datagram.
 const FRAME_BYTES: u64 = 1494;
-/// What a stream and a connection may receive ahead: neither is to be the limit.
+/// Receive windows of a stream and of a connection: neither limits the transfer.
 const RECEIVE_WINDOWS: [u32; 2] = [8 << 20, 8 << 20];
-/// Length of the pattern: its bytes repeat after 251.
+/// Length of the pattern, a multiple of its period of 251 bytes.
 const PATTERN_BYTES: u64 = 251 * 4096;
 
-/// A link. Its queue takes as much as is on the way.
+/// A link whose queue holds one bandwidth-delay product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Link {
-    /// As it is shown.
+    /// Name in the report.
     pub(crate) name: &'static str,
     pub(crate) bytes_per_s: u64,
-    /// Without waiting in the queue.
+    /// Round-trip time without queueing.
     pub(crate) round_trip: Duration,
 }
 
-/// NiQUIC's delay (section 2.2), and a way through the Internet.
+/// A link with NiQUIC's delay (section 2.2), and a path through the Internet.
 pub(crate) const LINKS: [Link; 2] = [
     Link { name: "1 Gb/s, 1 ms", bytes_per_s: 125_000_000, round_trip: Duration::from_millis(1) },
     Link {
@@ -50,18 +50,18 @@ pub(crate) const LINKS: [Link; 2] = [
     },
 ];
 
-/// Who opens the receiver's packets and puts them in order.
+/// Which side decrypts the receiver's packets and puts them in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
     /// The host does both.
     Host,
-    /// The device opens.
+    /// The device decrypts; the host orders.
     Opening,
     /// The device does both.
     Device,
 }
 
-/// One transfer.
+/// Setting of one transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Setting {
     pub(crate) link: Link,
@@ -69,34 +69,36 @@ pub(crate) struct Setting {
     pub(crate) by: By,
 }
 
-/// What came of it.
+/// Result of a transfer.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     pub(crate) bytes: u64,
-    /// The receiver's.
+    /// Resources that the receiver used.
     pub(crate) used: Usage,
-    /// Packets that the sender took for lost, and how often it gave way.
+    /// Packets that the sender declared lost.
     pub(crate) lost: u64,
+    /// Times that the sender reduced its congestion window.
     pub(crate) congestion_events: u64,
-    /// Packets that were lost, at random and by the link's full queue.
+    /// Packets dropped, at random and in the link's full queue.
     pub(crate) dropped: u64,
-    /// The sender's round-trip time at the end.
+    /// The sender's round-trip time at the end of the transfer.
     pub(crate) rtt: Duration,
 }
 
 impl Transfer {
-    /// Returns how many packets were taken for lost and were not. Both are counted over the same
-    /// time, but a loss is noticed later than it happens: a few are missed or counted too much at
-    /// the ends.
+    /// Returns the number of packets that were declared lost and were not. Both counts cover the
+    /// same time, but a loss is detected later than it happens, so the result may be off by a few
+    /// packets.
     pub(crate) const fn spurious(&self) -> u64 {
         self.lost.saturating_sub(self.dropped)
     }
 
-    /// Returns whether the receiver's packets were opened and ordered as the setting says.
+    /// Returns whether the receiver's packets were decrypted and ordered by the side of the
+    /// setting.
     pub(crate) fn took_path(&self, setting: Setting) -> bool {
         let names = ["udp_in_datagrams", "quic_rx_opened", "quic_waited"];
         let [datagrams, opened, waited] = names.map(|name| self.used.moved(name));
-        // Long headers are seen in a handshake only, but for one that loss makes drag on.
+        // Long headers occur in the handshake only, which loss may prolong.
         let opens = opened * 1000 >= datagrams * 999;
         match setting.by {
             By::Host => opened == 0 && waited == 0,
@@ -110,7 +112,7 @@ fn byte_at(_: u32, at: u64) -> u8 {
     u8::try_from(at % 251).unwrap_or(0)
 }
 
-/// A moment of a transfer.
+/// State of a transfer at a moment.
 struct Moment {
     bytes: u64,
     receiver: Usage,
@@ -119,7 +121,7 @@ struct Moment {
 }
 
 impl Moment {
-    /// Returns this moment, if the connection is there.
+    /// Returns the present state, or an error if the connection has ended.
     fn now(pair: &QuicPair) -> Result<Self, Failure> {
         let path = pair.server.app.endpoint.infos().next().map(|info| info.stats.path);
         Ok(Self {
@@ -145,10 +147,10 @@ impl Moment {
     }
 }
 
-/// Runs a transfer of this number of bytes.
+/// Runs a transfer and measures it over a number of bytes.
 ///
 /// # Errors
-/// Wrong bytes, or nothing left to happen.
+/// Reports wrong bytes, or a run that cannot continue.
 pub(crate) fn measure(setting: Setting, bytes: u64, seed: u64) -> Result<Transfer, Failure> {
     let mut pair = build(setting, bytes, seed)?;
     pair.start();
@@ -163,9 +165,9 @@ fn build(setting: Setting, bytes: u64, seed: u64) -> Result<QuicPair, Failure> {
     let (server_wire, client_wire) = link(&LinkConfig {
         delay: Duration::from_nanos(round_trip.as_nanos() / 2),
         bytes_per_s: Some(bytes_per_s),
-        // As much as is on the way.
+        // One bandwidth-delay product.
         queue_bytes_max: bytes_per_s / 1000 * round_trip.as_micros() / 1000,
-        // Each datagram is a packet of its own, with a fate of its own.
+        // Every datagram crosses the link as a packet of its own, with a fault of its own.
         segmentation: false,
         ..LinkConfig::default()
     });
@@ -205,9 +207,10 @@ mod tests {
         transfer
     }
 
-    /// A twentieth of all packets come late. The sender takes back the reductions for them, so that
-    /// they cost little; packets that the device puts in order cost nothing, and none is taken for
-    /// lost. Virtual time, so this is the same on every machine.
+    /// Five percent of all packets are late. Without reordering by the device, the sender later
+    /// takes back its congestion window reductions, so that they cost little. With it, late packets
+    /// cost nothing, and none is declared lost. The time is virtual, so the result is the same on
+    /// every machine.
     #[test]
     fn reordering_costs_nothing_with_the_device() {
         let none = run(Fault::Reorder, 0, By::Opening);
@@ -223,14 +226,14 @@ mod tests {
         let [late, waited, reordered, time, behind] =
             ["ways_late", "quic_waited", "quic_reordered", "quic_gap_given_up_time", "quic_behind"]
                 .map(|name| with.used.moved(name));
-        // What comes while a gap is waited for in vain, half a millisecond at 1 Gb/s, is not put in
-        // order by it: behind a packet that the link's full queue dropped, or one that is too late.
+        // While a gap is waited for in vain (half a millisecond at 1 Gb/s), packets wait without
+        // being reordered: behind a packet that the link's full queue dropped, or one that is too
+        // late.
         let in_vain = 43 * (with.used.moved("quic_gap_given_up_packets") + time) + 20;
         assert!(late > 200 && waited > 3 * late && reordered + in_vain > waited, "{with:?}");
         assert!(time <= 3 && behind <= 3, "{with:?}");
     }
 
-    /// Equal seeds, equal runs.
     #[test]
     fn transfers_repeat() {
         let both = [0, 1].map(|_| {

@@ -1,8 +1,8 @@
-//! The two servers in their network namespaces, and the files they serve.
+//! The two servers in their network namespaces, and the files that they serve.
 //!
-//! Outboard's namespace holds the TAP, its kernel's end and the client. nginx's namespace is joined
-//! to its client's by a pair of virtual Ethernet interfaces, with whatever offloads and MTU the
-//! kernel gives them.
+//! Outboard's namespace contains the TAP, the kernel's end of it and the client. nginx's namespace
+//! is linked to its client's by a pair of virtual Ethernet interfaces, with the kernel's default
+//! offloads and MTU.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -19,10 +19,10 @@ const OUTBOARD_ADDR: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 const NGINX: Link =
     Link { client: Ipv4Addr::new(10, 78, 0, 1), server: Ipv4Addr::new(10, 78, 0, 2) };
 
-/// nginx, and the end of its link.
+/// nginx and its link.
 pub(super) struct Nginx {
     server: Server,
-    /// Congestion control of the system.
+    /// The system's default congestion control.
     congestion: String,
     /// Holds the client's namespace.
     _client: Process,
@@ -33,12 +33,12 @@ impl Nginx {
         &self.server
     }
 
-    /// The system's congestion control.
+    /// Returns the system's default congestion control.
     pub(super) fn congestion(&self) -> &str {
         &self.congestion
     }
 
-    /// Sets the congestion control of connections to come.
+    /// Sets the congestion control of new connections, by the route to the client.
     pub(super) fn set_congestion(&self, name: &str) -> Result<(), Failure> {
         let net = "10.78.0.0/24";
         let route = ["route", "replace", net, "dev", "server", "proto", "kernel", "scope", "link"];
@@ -48,18 +48,18 @@ impl Nginx {
     }
 }
 
-/// Everything that is set up.
+/// All processes, and the folder.
 pub(super) struct Lab {
-    // In this order they end: the servers before their folder.
+    // Dropped in this order: the servers before their folder.
     plain: Server,
-    /// A second instance, in a namespace of its own, that speaks HTTPS.
+    /// A second instance, in a namespace of its own, that serves HTTPS.
     secure: Server,
     pub(super) nginx: Nginx,
     pub(super) bed: Bed,
 }
 
 impl Lab {
-    /// Makes the files, starts both servers and waits until they listen.
+    /// Writes the files, starts all servers and waits until they listen.
     pub(super) fn start(rows: &[Row], serve_options: &[String]) -> Result<Self, Failure> {
         let bed = Bed::new(rows)?;
         let (cert, key) = write_certificate(bed.path())?;
@@ -75,14 +75,14 @@ impl Lab {
         Ok(Self { plain, secure, nginx, bed })
     }
 
-    /// Our server for a row.
+    /// Returns our server for a row.
     pub(super) const fn outboard(&self, row: Row) -> &Server {
         if row.tls { &self.secure } else { &self.plain }
     }
 }
 
-/// Over TLS sendfile is not to be had without the kernel's TLS; so files are read in pieces of 256
-/// KiB and sealed in records of 16 KiB.
+/// Starts nginx over HTTP and HTTPS. Without kernel TLS it cannot use sendfile over TLS, so it
+/// reads files in chunks of 256 KiB and sends records of 16 KiB.
 fn start_nginx(bed: &Bed) -> Result<Nginx, Failure> {
     let (folder, site) = (bed.path().display(), bed.site());
     let site = site.display();
@@ -97,7 +97,7 @@ fn start_nginx(bed: &Bed) -> Result<Nginx, Failure> {
     let config = write_nginx_config(bed.path(), &http)?;
     let log = bed.path().join("nginx.log");
     let arguments = [Path::new("-e"), &log, Path::new("-c"), &config];
-    // It listens on any address, so it is ready before its interface is there.
+    // It listens on any address, so it is ready before its interface exists.
     let process = start_other(bed, Path::new("nginx"), arguments, |pid| is_listening(pid, 80))?;
     let (server, client) = with_client(bed, process, NGINX)?;
     let sysctl = "/proc/sys/net/ipv4/tcp_congestion_control";
