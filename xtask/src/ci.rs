@@ -1,7 +1,7 @@
-//! Runs the checks and prints what they say.
+//! Runs the checks and prints their reports.
 //!
-//! Called by `main`. One line per check with what it looked at and how long it took, after its
-//! findings; all checks run even where an early one fails, so that one run shows everything.
+//! Called by `main`. Prints the findings of each check, then one line with the amount checked and
+//! the time taken. All checks run even if an early one fails, so that one run shows everything.
 
 use crate::report::Report;
 use crate::{deps, docs, imports, mutants, noos, tidy};
@@ -10,12 +10,12 @@ use std::time::Instant;
 
 /// One check.
 pub(crate) struct Step {
-    /// Its name on the command line.
+    /// Name on the command line.
     pub(crate) name: &'static str,
     run: fn() -> Result<Report, String>,
 }
 
-/// All checks, cheapest first.
+/// All checks in the order of `ci`.
 pub(crate) const STEPS: [Step; 6] = [
     Step { name: "tidy", run: tidy::run },
     Step { name: "deps", run: deps::run },

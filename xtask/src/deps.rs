@@ -1,18 +1,18 @@
-//! Which crate may depend on which: the architecture as one table, checked against the manifests.
+//! Permitted dependencies between crates: the architecture as one table, checked against the
+//! manifests.
 //!
-//! Called by `ci`. Looks at `[dependencies]` (for every target); what a crate's tests use is its
-//! own business. It reads only what a crate names itself: what comes with a library is `noos`'s
-//! question.
+//! Called by `ci`. Reads `[dependencies]` for every target; dependencies of tests are not
+//! restricted, and neither are indirect ones (see `noos` for these).
 
 use crate::report::Report;
 use crate::tree;
 
-/// Which dependencies a crate may have.
+/// Dependencies that a crate may have.
 #[derive(Clone, Copy, Debug)]
 enum May {
-    /// These and no others.
+    /// Only these.
     Only(&'static [&'static str]),
-    /// Any but these.
+    /// Any except these.
     AllBut(&'static [&'static str]),
 }
 
@@ -130,7 +130,7 @@ const RULES: &[Rule] = &[
 /// Runs the check on the tree.
 ///
 /// # Errors
-/// A line to show where the tree cannot be read.
+/// Reports a tree that cannot be read.
 pub(crate) fn run() -> Result<Report, String> {
     let crates = tree::crates(&tree::files()?);
     let mut report = Report::default();
@@ -164,7 +164,7 @@ fn check(name: &str, path: &str, dependencies: &[Dependency], report: &mut Repor
     }
 }
 
-/// One dependency that a manifest names.
+/// A dependency that a manifest names.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Dependency {
     package: String,
@@ -172,8 +172,7 @@ struct Dependency {
     from_workspace: bool,
 }
 
-/// Reads the dependencies out of a manifest: enough TOML for the ways in which cargo lets one write
-/// them.
+/// Reads the dependencies of a manifest. Parses just enough TOML for the forms that cargo accepts.
 fn dependencies(manifest: &str) -> Vec<Dependency> {
     let mut found = Vec::<Dependency>::new();
     let mut section = Section::Other;
@@ -214,7 +213,7 @@ enum Section {
 
 impl Section {
     fn of(header: &str) -> Self {
-        // `[target.'cfg(..)'.dependencies]` counts as well; `[dev-dependencies]` does not.
+        // `[target.'cfg(..)'.dependencies]` counts too; `[dev-dependencies]` does not.
         let table = match header.rsplit_once("'.") {
             Some((target, rest)) if target.starts_with("target.") => rest,
             _ => header,
@@ -233,7 +232,7 @@ fn dependency(key: &str, value: &str, line: usize) -> Dependency {
         Some((name, _)) => (name, false),
         None => (key, value.replace(' ', "").contains("workspace=true")),
     };
-    // A renamed dependency is known by its package's name.
+    // A renamed dependency is identified by its package name.
     let package = value
         .split_once("package")
         .and_then(|(_, rest)| rest.split('"').nth(1))

@@ -1,21 +1,22 @@
-//! README.md and ARCHITECTURE.md name only what exists, and every crate is described.
+//! Checks that README.md and ARCHITECTURE.md name only existing paths, and that ARCHITECTURE.md
+//! mentions every crate.
 //!
-//! Called by `ci`. Looks at what stands in backticks and at the targets of links, outside code
-//! blocks. A name counts as a path where it has a folder of this tree in front or the ending of a
-//! source file; commands, types and options are not its business.
+//! Called by `ci`. Reads text in backticks and link targets outside code blocks. A name counts as a
+//! path if it begins with a folder of the tree or has the extension of a source file. Commands,
+//! types and options are not checked.
 
 use crate::report::Report;
 use crate::tree;
 
-/// The documents that are checked; both must be there.
+/// Documents that are checked; both must exist.
 const DOCUMENTS: [&str; 2] = ["README.md", "ARCHITECTURE.md"];
-/// Endings that make a single word a file's name.
+/// Extensions by which a single word is taken for a file name.
 const ENDINGS: [&str; 6] = [".rs", ".md", ".toml", ".sh", ".txt", ".lock"];
 
 /// Runs the check on the tree.
 ///
 /// # Errors
-/// A line to show where the tree cannot be read.
+/// Reports a tree that cannot be read.
 pub(crate) fn run() -> Result<Report, String> {
     let files = tree::files()?;
     let mut report = Report::default();
@@ -58,7 +59,7 @@ fn check_crates(document: &str, text: &str, crates: &[String], report: &mut Repo
     }
 }
 
-/// What stands in backticks or is a link's target, with its line, outside code blocks.
+/// Returns texts in backticks and link targets outside code blocks, with their lines.
 fn names(text: &str) -> Vec<(usize, String)> {
     let mut names = Vec::new();
     let mut in_block = false;
@@ -77,25 +78,25 @@ fn names(text: &str) -> Vec<(usize, String)> {
     names
 }
 
-/// The path that a name stands for, where it stands for one.
+/// Returns the path that a name denotes; `None` if it is not a path of the tree.
 fn path(name: &str, files: &[String]) -> Option<String> {
     let no_path = |c: char| c.is_whitespace() || "*<>{}$|=,\"'()".contains(c);
     if name.is_empty() || name.contains(no_path) || name.contains("://") || name.starts_with('#') {
         return None;
     }
     let name = name.split('#').next().unwrap_or_default();
-    // `crates/abi/src/op.rs:12` names a line of a file.
+    // `crates/abi/src/op.rs:12` denotes a line of a file.
     let name = name.split(':').next().unwrap_or_default();
     let name = name.trim_start_matches("./").trim_end_matches('/');
     let first = name.split_once('/').map(|(first, _)| format!("{first}/"));
     let is_in_tree = first.is_some_and(|first| files.iter().any(|file| file.starts_with(&first)));
-    // Absolute paths are another machine's.
+    // Absolute paths do not belong to the tree.
     let is_file = !name.starts_with('/') && ENDINGS.iter().any(|ending| name.ends_with(ending));
     (is_in_tree || is_file).then(|| name.to_owned())
 }
 
-/// Whether a file or folder of the tree has this path, or one ends with it (`tcp/rack.rs` for
-/// `crates/host/src/tcp/rack.rs`).
+/// Returns whether a file or folder of the tree has this path, or a file's path ends with it
+/// (`tcp/rack.rs` for `crates/host/src/tcp/rack.rs`).
 fn exists(path: &str, files: &[String]) -> bool {
     files.iter().any(|file| {
         file == path

@@ -1,9 +1,9 @@
-//! Checks that belong to no crate: `cargo run -p xtask -- VERB`.
+//! Checks of the whole tree: `cargo run -p xtask -- VERB`.
 //!
-//! Called by `make test` and by whoever wants one check alone. Each verb reads the working tree and
-//! prints one line per finding; the exit code says whether there were any. It changes nothing but
-//! the build folders of `noos` and `mutants`. It does not format, lint or test: cargo does that,
-//! see the `Makefile`.
+//! Called by `make test`, and by hand for single checks. Each verb reads the working tree and
+//! prints one line per finding; the exit code tells if there were any. Only the build folders of
+//! `noos` and `mutants` are written. Formatting, lints and tests are left to cargo; see the
+//! `Makefile`.
 #![forbid(unsafe_code)]
 
 mod ci;
@@ -57,6 +57,6 @@ fn main() -> ExitCode {
 
 fn usage() -> ExitCode {
     eprint!("{USAGE}");
-    // EX_USAGE of sysexits.
+    // `EX_USAGE` of sysexits.h.
     ExitCode::from(64)
 }

@@ -1,11 +1,11 @@
 //! Proves that the crates which claim to need no operating system need none.
 //!
-//! Called by `ci`. Builds the program in `xtask/noos`: it has no standard library, no C library and
-//! its own `_start`, uses every such crate, and is linked statically with nothing else. A crate
-//! that pulls in `std` fails with a duplicate lang item; one that calls the C library fails with an
-//! undefined symbol. The program has its own workspace, so that features which other crates switch
-//! on in the libraries do not reach it, but the main workspace's versions. Building for a target
-//! without an OS would prove the same; such a target has to be downloaded first.
+//! Called by `ci`. Builds the program in `xtask/noos`, which has its own `_start` and no standard
+//! or C library, uses every such crate, and is linked statically with nothing else. A crate that
+//! pulls in `std` fails with a duplicate lang item; one that calls the C library fails with an
+//! undefined symbol. The program is a workspace of its own, so that features which other crates
+//! enable in libraries do not reach it; the versions are those of the main workspace. Building for
+//! a target without an OS would prove the same, but such a target must be downloaded first.
 
 use crate::report::Report;
 use crate::tree;
@@ -14,11 +14,11 @@ use std::process::Command;
 
 const CRATE: &str = "xtask/noos";
 
-/// Packages that mean an operating system. The link would not tell for them: they ask for the C
-/// library themselves.
+/// Packages that imply an operating system. Linking does not reveal them, because they request the
+/// C library themselves.
 const OS_PACKAGES: [&str; 6] = ["errno", "getrandom", "libc", "mio", "rustix", "tokio"];
 
-/// No start files, no libraries.
+/// Linker options: no start files, no libraries.
 const LINK: [&str; 8] = [
     "-C",
     "link-arg=-nostartfiles",
@@ -33,11 +33,11 @@ const LINK: [&str; 8] = [
 /// Builds and links the program.
 ///
 /// # Errors
-/// A line to show where cargo cannot be run or the files cannot be written.
+/// Reports that cargo cannot be run, or that a file cannot be written.
 pub(crate) fn run() -> Result<Report, String> {
     let folder = tree::root().join(CRATE);
     let lock = |path: &Path| path.join("Cargo.lock");
-    // The same versions as everywhere else; cargo takes out what is not used here.
+    // The same versions as in the main workspace; cargo removes unused entries.
     std::fs::copy(lock(&tree::root()), lock(&folder))
         .map_err(|e| format!("cannot copy Cargo.lock to {CRATE}: {e}"))?;
 
@@ -65,13 +65,14 @@ fn cargo(folder: &Path) -> Command {
     cargo
 }
 
-/// A folder of its own below the caller's: features and panic strategy differ here.
+/// Returns a build folder of its own below the caller's, because features and panic strategy
+/// differ.
 fn target_dir() -> PathBuf {
     let outer = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
     tree::root().join(outer).join("noos")
 }
 
-/// Names of all packages that the program is built from.
+/// Returns the names of all packages that the program is built from.
 fn packages(folder: &Path) -> Result<Vec<String>, String> {
     let tree = cargo(folder)
         .args(["tree", "--quiet", "--edges", "normal", "--prefix", "none", "--format", "{p}"])

@@ -1,17 +1,17 @@
-//! What a check found: errors that fail it and warnings that do not.
+//! Findings of a check: errors, which fail it, and warnings, which do not.
 //!
 //! Every check returns one [`Report`]; only `ci` prints.
 
 use std::fmt;
 
-/// One thing that is wrong, and where.
+/// A problem and its location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
     /// File, relative to the repository's root.
     pub(crate) path: String,
-    /// Line, counted from 1; zero where the whole file is meant.
+    /// Line, counted from 1; zero for the whole file.
     pub(crate) line: usize,
-    /// What is wrong and what to do instead.
+    /// The problem, and how to solve it.
     pub(crate) message: String,
 }
 
@@ -24,14 +24,14 @@ impl fmt::Display for Finding {
     }
 }
 
-/// The outcome of one check.
+/// Outcome of one check.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
-    /// What fails the check.
+    /// Findings that fail the check.
     pub(crate) errors: Vec<Finding>,
-    /// What only deserves a look.
+    /// Findings that do not.
     pub(crate) warnings: Vec<Finding>,
-    /// What was looked at, for the summary line.
+    /// Amount checked, for the summary line.
     pub(crate) looked_at: String,
 }
 

@@ -1,8 +1,8 @@
-//! A scanner for Rust source that knows comments, literals and braces, and nothing else.
+//! A scanner for Rust source that knows comments, literals and braces only.
 //!
-//! [`mask`] blanks out comments and the contents of literals without moving anything, so that the
-//! checks of `tidy` can search plain text. [`functions`] and [`test_lines`] match braces in masked
-//! text. It does not expand macros: code that a macro makes is checked where the macro is written.
+//! [`mask`] blanks out comments and the contents of literals without moving anything, so that
+//! checks can search plain text. [`functions`] and [`test_lines`] match braces in masked text.
+//! Macros are not expanded: generated code is checked in the macro's definition.
 
 use std::ops::Range;
 
@@ -11,26 +11,27 @@ use std::ops::Range;
 pub(crate) struct Function {
     /// Its name.
     pub(crate) name: String,
-    /// The line with `fn`, counted from 1.
+    /// Line of the `fn`, counted from 1.
     pub(crate) line: usize,
-    /// Lines from `fn` to the closing brace, both included.
+    /// Number of lines from `fn` to the closing brace, inclusive.
     pub(crate) lines: usize,
 }
 
-/// `text` with comments and the contents of string and character literals replaced by spaces; lines
-/// and columns (in characters) stay where they are.
+/// Returns `text` with comments and the contents of string and character literals replaced by
+/// spaces. Lines and columns (in characters) do not change.
 pub(crate) fn mask(text: &str) -> String {
     Masker { chars: text.chars().collect(), at: 0, out: String::with_capacity(text.len()) }.run()
 }
 
-/// All functions with bodies in masked text, nested ones included, in order of their beginnings.
+/// Returns all functions with bodies in masked text, nested ones included, in order of their
+/// starts.
 pub(crate) fn functions(code: &str) -> Vec<Function> {
     let mut found = Vec::new();
     for at in words(code, "fn") {
         let rest = &code[at + 2..];
         let name: String =
             rest.trim_start().chars().take_while(|&c| is_word(c) || c == '#').collect();
-        // A function pointer's type has no name.
+        // The type of a function pointer has no name.
         if name.is_empty() || !rest.starts_with(char::is_whitespace) {
             continue;
         }
@@ -42,7 +43,8 @@ pub(crate) fn functions(code: &str) -> Vec<Function> {
     found
 }
 
-/// For each line of masked text, whether it belongs to an item that is only compiled for tests.
+/// Returns, for each line of masked text, whether it belongs to an item that is compiled for tests
+/// only.
 pub(crate) fn test_lines(code: &str) -> Vec<bool> {
     let mut test = vec![false; code.lines().count()];
     for (at, _) in code.match_indices("cfg(") {
@@ -67,8 +69,8 @@ pub(crate) fn test_lines(code: &str) -> Vec<bool> {
     test
 }
 
-/// Names of modules that are only compiled for tests and live in files of their own (`#[cfg(test)]
-/// mod name;`).
+/// Returns the names of modules that are compiled for tests only and have files of their own
+/// (`#[cfg(test)] mod name;`).
 pub(crate) fn test_modules(code: &str) -> Vec<String> {
     let test = test_lines(code);
     words(code, "mod")
@@ -81,7 +83,7 @@ pub(crate) fn test_modules(code: &str) -> Vec<String> {
         .collect()
 }
 
-/// Modules with bodies in masked text, by name and extent, outer ones first.
+/// Returns modules with bodies in masked text, by name and byte range, outer ones first.
 pub(crate) fn inline_modules(code: &str) -> Vec<(String, Range<usize>)> {
     let body = |at: usize| {
         let rest = code[at + 3..].trim_start();
@@ -97,21 +99,21 @@ pub(crate) fn inline_modules(code: &str) -> Vec<(String, Range<usize>)> {
     words(code, "mod").filter_map(body).collect()
 }
 
-/// Where `pattern` occurs in `code` and is not the tail or head of a longer word.
+/// Returns the positions of `pattern` in `code` that are not part of a longer word.
 pub(crate) fn words<'a>(code: &'a str, pattern: &'a str) -> impl Iterator<Item = usize> + 'a {
     let head_is_word = pattern.starts_with(is_word);
     let tail_is_word = pattern.ends_with(is_word);
     code.match_indices(pattern).map(|(at, _)| at).filter(move |&at| {
         let before = code[..at].chars().next_back();
         let after = code[at + pattern.len()..].chars().next();
-        // An apostrophe: `'static mut` is a lifetime and not a mutable static.
+        // With an apostrophe before it, `'static mut` is a lifetime and not a mutable static.
         let longer_before = head_is_word && before.is_some_and(|c| is_word(c) || c == '\'');
         let longer_after = tail_is_word && after.is_some_and(is_word);
         !longer_before && !longer_after
     })
 }
 
-/// The line, counted from 1, of byte `at`.
+/// Returns the line of byte `at`, counted from 1.
 pub(crate) fn line_of(text: &str, at: usize) -> usize {
     text[..at].matches('\n').count() + 1
 }
@@ -120,7 +122,7 @@ const fn is_word(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_'
 }
 
-/// `(..)` at the start of `code`, with its parentheses.
+/// Returns `(..)` at the start of `code`, with its parentheses.
 fn parenthesised(code: &str) -> &str {
     let mut depth = 0_usize;
     for (at, c) in code.char_indices() {
@@ -146,8 +148,8 @@ enum ItemEnd {
     None,
 }
 
-/// Where the item that begins at `from` ends: at the brace that closes its first one, or at a
-/// semicolon before any.
+/// Finds the end of the item that begins at `from`: the brace that closes its first one, or a
+/// semicolon before any brace.
 fn item_end(code: &str, from: usize) -> ItemEnd {
     let mut braces = 0_usize;
     let mut nested = 0_usize;
@@ -240,7 +242,7 @@ impl Masker {
         self.escaped_until('"');
     }
 
-    /// A character literal, or the apostrophe of a lifetime or label.
+    /// Handles a character literal, or the apostrophe of a lifetime or label.
     fn quote(&mut self) {
         self.keep(1);
         if self.peek(0) == Some('\\') || self.peek(1) == Some('\'') {
@@ -305,7 +307,7 @@ mod tests {
         assert_eq!(mask("\"two\nlines\""), "\"   \n     \"");
         assert_eq!(mask("let r#fn = for_r; r\"x\""), "let r#fn = for_r; r\" \"");
         assert_eq!(mask("\"ü{\" x").chars().count(), 6);
-        // Not closed: everything up to the end is inside.
+        // An unclosed literal or comment extends to the end.
         assert_eq!(mask("\"abc"), "\"   ");
         assert_eq!(mask("/* abc"), "      ");
     }

@@ -1,21 +1,21 @@
-//! The working tree: its root and the files that belong to it.
+//! The working tree: its root and its files.
 //!
-//! Used by every check. Files are what git tracks plus what it would track (untracked and not
-//! ignored), so that a check sees new files before they are committed and never sees build output.
+//! Used by every check. Files are those that git tracks, and untracked files that are not ignored,
+//! so that a check sees new files before they are committed and never sees build output.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The repository's root folder: the parent of this crate's folder.
+/// Returns the repository's root: the parent of this crate's folder.
 pub(crate) fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().unwrap_or(here).to_path_buf()
 }
 
-/// Paths of all files of the tree, relative to its root, sorted.
+/// Returns the paths of all files of the tree, relative to its root, sorted.
 ///
 /// # Errors
-/// A line to show where git cannot be run or refuses.
+/// Reports that git cannot be run, or fails.
 pub(crate) fn files() -> Result<Vec<String>, String> {
     let output = Command::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
@@ -37,15 +37,16 @@ pub(crate) fn files() -> Result<Vec<String>, String> {
     Ok(files)
 }
 
-/// The text of one file of the tree.
+/// Returns the text of a file of the tree.
 ///
 /// # Errors
-/// A line to show where it cannot be read or is not UTF-8.
+/// Reports a file that cannot be read, or is not UTF-8.
 pub(crate) fn read(path: &str) -> Result<String, String> {
     std::fs::read_to_string(root().join(path)).map_err(|e| format!("{path}: {e}"))
 }
 
-/// Names of the folders directly under `crates/` that hold a manifest, sorted.
+/// Returns the names of the folders directly below `crates/` that contain a manifest, in order of
+/// `files`.
 pub(crate) fn crates(files: &[String]) -> Vec<String> {
     files
         .iter()
@@ -55,12 +56,12 @@ pub(crate) fn crates(files: &[String]) -> Vec<String> {
         .collect()
 }
 
-/// Returns the folder of a package of the workspace below `crates`.
+/// Returns the folder below `crates` of a package of the workspace.
 pub(crate) fn folder(package: &str) -> &str {
     package.strip_prefix("outboard-").unwrap_or(package)
 }
 
-/// Returns the package in a folder below `crates`.
+/// Returns the name of the package in a folder below `crates`.
 pub(crate) fn package(folder: &str) -> String {
     if folder == "outboard" { folder.to_owned() } else { format!("outboard-{folder}") }
 }

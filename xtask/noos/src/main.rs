@@ -1,8 +1,8 @@
-//! A program without an operating system that uses every crate which claims to need none.
+//! A program without an operating system that links every crate which claims to need none.
 //!
-//! Built and linked by `xtask noos`, never run: that it links is the proof. It brings what such a
-//! program has to bring (a start, a panic handler, an allocator, the memory functions that the
-//! compiler calls) and nothing else.
+//! Built and linked by `xtask noos`, never run: linking is the proof. It provides what such a
+//! program must provide (an entry point, a panic handler, an allocator, and the memory functions
+//! that the compiler calls) and nothing else.
 #![no_std]
 #![no_main]
 
@@ -14,11 +14,11 @@ use alloc::boxed::Box;
 use base::{Prng, SeqNum};
 use core::hint::black_box;
 
-// Linking a crate brings in its whole graph, used or not: a second panic handler from `std` would
-// be an error.
+// Naming a crate links its whole dependency graph, used or not. If a dependency needed `std`, its
+// panic handler would conflict with ours.
 use {host as _, nic as _, node as _, tcp_rules as _, wire as _};
 
-/// Where a machine without an operating system begins.
+/// Entry point.
 #[unsafe(no_mangle)]
 extern "C" fn _start() -> ! {
     let mut prng = Prng::new(1);

@@ -1,8 +1,8 @@
-//! What the compiler and `alloc` expect from below: a panic handler, an allocator, memory
+//! Items that the compiler and `alloc` require: a panic handler, an allocator, and memory
 //! functions.
 //!
-//! Nothing here is clever. The memory functions are plain byte loops that read and write volatile,
-//! so that the compiler does not turn them into calls of themselves.
+//! The memory functions are plain byte loops with volatile accesses, so that the compiler does not
+//! turn them into calls of themselves.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr;
@@ -13,20 +13,20 @@ const HEAP_BYTES: usize = 1 << 20;
 #[repr(align(4096))]
 struct Heap(core::cell::UnsafeCell<[u8; HEAP_BYTES]>);
 
-// SAFETY: the allocator hands out each byte once.
+// SAFETY: the allocator hands out each byte at most once.
 unsafe impl Sync for Heap {}
 
 static HEAP: Heap = Heap(core::cell::UnsafeCell::new([0; HEAP_BYTES]));
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Hands out memory and never takes it back.
+/// Allocates from a fixed heap and never frees.
 struct Bump;
 
 #[global_allocator]
 static ALLOCATOR: Bump = Bump;
 
-// SAFETY: `alloc` returns memory inside the heap that no earlier call returned, aligned as asked
-// for up to the heap's own alignment, or null.
+// SAFETY: `alloc` returns null, or memory inside the heap that no earlier call returned, with the
+// requested alignment, which is at most the heap's.
 unsafe impl GlobalAlloc for Bump {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let take = |used: usize| {
@@ -55,11 +55,12 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     }
 }
 
-/// Named by the tables of the ready-made `core` and `alloc`; never called, since nothing unwinds.
+/// Referenced by the tables of the precompiled `core` and `alloc`; never called, since nothing
+/// unwinds.
 #[unsafe(no_mangle)]
 extern "C" fn rust_eh_personality() {}
 
-/// As [`rust_eh_personality`].
+/// Like [`rust_eh_personality`].
 #[unsafe(no_mangle)]
 extern "C" fn _Unwind_Resume() -> ! {
     loop {
@@ -72,7 +73,7 @@ extern "C" fn _Unwind_Resume() -> ! {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, bytes: usize) -> *mut u8 {
     for at in 0..bytes {
-        // SAFETY: the caller vouches for `bytes` bytes at both ends.
+        // SAFETY: the caller guarantees `bytes` bytes at both addresses.
         unsafe { to.add(at).write_volatile(from.add(at).read_volatile()) };
     }
     to
@@ -83,11 +84,12 @@ unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, bytes: usize) -> *mut 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, bytes: usize) -> *mut u8 {
     if to.cast_const() <= from {
-        // SAFETY: as the caller vouches; going up does not overwrite what is still to be read.
+        // SAFETY: guaranteed by the caller; copying upwards does not overwrite bytes that are still
+        // to be read.
         return unsafe { memcpy(to, from, bytes) };
     }
     for at in (0..bytes).rev() {
-        // SAFETY: the caller vouches for `bytes` bytes at both ends.
+        // SAFETY: the caller guarantees `bytes` bytes at both addresses.
         unsafe { to.add(at).write_volatile(from.add(at).read_volatile()) };
     }
     to
@@ -99,7 +101,7 @@ unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, bytes: usize) -> *mut
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "C says so")]
 unsafe extern "C" fn memset(to: *mut u8, byte: i32, bytes: usize) -> *mut u8 {
     for at in 0..bytes {
-        // SAFETY: the caller vouches for `bytes` bytes.
+        // SAFETY: the caller guarantees `bytes` bytes.
         unsafe { to.add(at).write_volatile(byte as u8) };
     }
     to
@@ -110,7 +112,7 @@ unsafe extern "C" fn memset(to: *mut u8, byte: i32, bytes: usize) -> *mut u8 {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memcmp(a: *const u8, b: *const u8, bytes: usize) -> i32 {
     for at in 0..bytes {
-        // SAFETY: the caller vouches for `bytes` bytes of both.
+        // SAFETY: the caller guarantees `bytes` bytes at both addresses.
         let (x, y) = unsafe { (a.add(at).read_volatile(), b.add(at).read_volatile()) };
         if x != y {
             return i32::from(x) - i32::from(y);
@@ -132,7 +134,7 @@ unsafe extern "C" fn bcmp(a: *const u8, b: *const u8, bytes: usize) -> i32 {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn strlen(text: *const u8) -> usize {
     let mut bytes = 0;
-    // SAFETY: the caller vouches for a zero byte at the end.
+    // SAFETY: the caller guarantees a terminating zero byte.
     while unsafe { text.add(bytes).read_volatile() } != 0 {
         bytes += 1;
     }

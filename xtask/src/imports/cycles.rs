@@ -1,12 +1,12 @@
-//! Files that import each other in a circle.
+//! Import cycles between files.
 //!
-//! Used by the check and by the drawing in layers. Crates have some hundred files: which file can
-//! be reached from which is simply computed for all of them.
+//! Used by the check and by the drawing in layers. A crate has some hundred files, so reachability
+//! is computed for every pair.
 
 use super::graph::Graph;
 
-/// The sets of files that import each other in a circle, each sorted. Imports between a module and
-/// its descendants do not count.
+/// Returns the sets of files that import each other in a cycle, each sorted. Imports between a
+/// module and its descendants do not count.
 pub(crate) fn find(graph: &Graph) -> Vec<Vec<usize>> {
     let strangers = graph.imports.keys().copied();
     let edges: Vec<_> =
@@ -16,7 +16,7 @@ pub(crate) fn find(graph: &Graph) -> Vec<Vec<usize>> {
     sets
 }
 
-/// Splits the nodes into sets of those that can reach each other.
+/// Returns the strongly connected components of a graph.
 pub(crate) fn components(nodes: usize, edges: &[(usize, usize)]) -> Vec<Vec<usize>> {
     let reach: Vec<Vec<bool>> = (0..nodes).map(|from| reachable(from, nodes, edges)).collect();
     let mut sets = Vec::<Vec<usize>>::new();

@@ -1,8 +1,9 @@
-//! Drawings of a crate's modules: for Graphviz, or as a picture.
+//! Drawings of a crate's modules: Graphviz input, or an SVG picture.
 //!
-//! Called by `imports --dot` and `imports --svg`. The picture has a box for each module of up to
-//! `depth` names, with all below it inside, and those that import above those that they import;
-//! modules in a circle share a layer. It is for documents: its bytes depend on the imports alone.
+//! Called by `imports --dot`, `--svg` and `--folders`. The picture has a box for each module path
+//! of up to `depth` names, which stands for everything below it. Importing modules are above
+//! imported ones; modules in a cycle share a layer. The pictures are for documents: their bytes
+//! depend on the imports alone.
 
 use super::cycles;
 use super::graph::Graph;
@@ -16,7 +17,7 @@ const GAP: usize = 16;
 const LAYER_GAP: usize = 48;
 const WIDTH: usize = 1200;
 
-/// All files as a directed graph in the language of Graphviz.
+/// Returns all files as a directed graph in the Graphviz language.
 pub(crate) fn dot(graph: &Graph) -> String {
     let mut out = String::from("digraph modules {\n  node [shape=box, fontname=\"monospace\"];\n");
     for module in &graph.modules {
@@ -35,7 +36,7 @@ fn label(module: &[String]) -> String {
     if module.is_empty() { "crate".to_owned() } else { module.join("::") }
 }
 
-/// A box of the picture.
+/// A box of the picture, in pixels.
 struct Place {
     name: String,
     x: usize,
@@ -43,7 +44,7 @@ struct Place {
     width: usize,
 }
 
-/// The modules as a picture, without the root, which imports everything.
+/// Returns the modules as a picture, without the root module, which imports everything.
 pub(crate) fn svg(graph: &Graph, depth: usize) -> String {
     let (names, edges) = fold(graph, depth);
     let (places, width, height) = lay_out(&names, &edges);
@@ -79,7 +80,7 @@ pub(crate) fn svg(graph: &Graph, depth: usize) -> String {
     out + "</svg>\n"
 }
 
-/// Returns the modules of up to `depth` names, sorted, and which imports from which.
+/// Returns the modules of up to `depth` names, sorted, and the imports between them.
 pub(crate) fn fold(graph: &Graph, depth: usize) -> (Vec<String>, Vec<(usize, usize)>) {
     let folded = |module: &Vec<String>| label(&module[..module.len().min(depth)]);
     let all: BTreeSet<String> =
@@ -96,8 +97,8 @@ pub(crate) fn fold(graph: &Graph, depth: usize) -> (Vec<String>, Vec<(usize, usi
     (names, edges.into_iter().collect())
 }
 
-/// Puts each box into the layer below all that import it, in the order of those and in the middle,
-/// and gives the size of the whole.
+/// Puts each box into the layer below all boxes that import it, ordered by their positions and
+/// centered. Returns the boxes, and width and height of the picture.
 fn lay_out(names: &[String], edges: &[(usize, usize)]) -> (Vec<Place>, usize, usize) {
     let layers = layers(names.len(), edges);
     let width = |name: &String| name.len() * CHARACTER + GAP;
@@ -127,7 +128,7 @@ fn lay_out(names: &[String], edges: &[(usize, usize)]) -> (Vec<Place>, usize, us
     (places, WIDTH, y)
 }
 
-/// Splits the nodes of a layer into rows that fit.
+/// Splits the nodes of a layer into rows that fit the width.
 fn rows(nodes: &[usize], places: &[Place]) -> Vec<Vec<usize>> {
     let mut rows = vec![Vec::new()];
     let mut left = WIDTH;
@@ -145,13 +146,14 @@ fn rows(nodes: &[usize], places: &[Place]) -> Vec<Vec<usize>> {
     rows
 }
 
-/// The layer of each node: one below the lowest that imports it, circles being one node.
+/// Returns the layer of each node: one below the lowest node that imports it. A cycle counts as one
+/// node.
 fn layers(nodes: usize, edges: &[(usize, usize)]) -> Vec<usize> {
     let sets = cycles::components(nodes, edges);
     let set_of = |node: usize| sets.iter().position(|set| set.contains(&node)).unwrap_or(0);
     let of: Vec<usize> = (0..nodes).map(set_of).collect();
     let mut layers = vec![0; sets.len()];
-    // As many rounds as the longest chain can be.
+    // As many rounds as the longest chain has nodes.
     for _ in 0..sets.len() {
         for &(from, to) in edges.iter().filter(|&&(from, to)| of[from] != of[to]) {
             layers[of[to]] = layers[of[to]].max(layers[of[from]] + 1);

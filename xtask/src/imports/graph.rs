@@ -1,9 +1,10 @@
-//! What the files of a crate import from each other.
+//! Imports between the files of a crate.
 //!
 //! Used by the check and by the drawings. Reads paths that begin with `crate` or `super`, in `use`
-//! and anywhere else; each leads to the file of the longest part of it that names a module. A path
-//! that begins with a module's child leads to a descendant, which is no business of the check, and
-//! is not read. A re-export is not followed: it counts as the file that has it.
+//! declarations and elsewhere. A path is resolved to the file of its longest prefix that is a
+//! module. Paths that begin with a child module are not read, because they lead to a descendant,
+//! which the check ignores. Re-exports are not followed: an import of one counts for the file that
+//! contains it.
 
 use crate::scan;
 use crate::tidy::Source;
@@ -14,14 +15,14 @@ use std::collections::BTreeMap;
 pub(crate) struct Graph {
     /// Paths of the files, relative to the repository's root, sorted.
     pub(crate) files: Vec<String>,
-    /// The module of each file: its name and those of its ancestors, outermost first.
+    /// Module path of each file, without the crate's name, outermost module first.
     pub(crate) modules: Vec<Vec<String>>,
-    /// Which file imports which, and the lines that do.
+    /// Pairs of importing and imported file, with the lines of the imports.
     pub(crate) imports: BTreeMap<(usize, usize), Vec<usize>>,
 }
 
 impl Graph {
-    /// Reads the files below `folder`, a crate's `src`.
+    /// Reads the files below `folder`, the `src` folder of a crate.
     pub(crate) fn new(sources: &[Source], folder: &str) -> Self {
         let has_lib = sources.iter().any(|source| source.path == format!("{folder}/lib.rs"));
         let mut files: Vec<(&Source, Vec<String>)> = sources
@@ -47,14 +48,15 @@ impl Graph {
         Self { files, modules, imports }
     }
 
-    /// Whether an import joins files of which neither is the other's ancestor.
+    /// Returns whether neither file's module is an ancestor of the other's.
     pub(crate) fn is_import_between_strangers(&self, from: usize, to: usize) -> bool {
         let (from, to) = (&self.modules[from], &self.modules[to]);
         !from.starts_with(to) && !to.starts_with(from)
     }
 }
 
-/// The module of a file; none if it is not of the library, or of the program if there is none.
+/// Returns the module path of a file; `None` if the file is not part of the library, or of the
+/// program if the crate has no library.
 fn module(path: &str, folder: &str, has_lib: bool) -> Option<Vec<String>> {
     let name = path.strip_prefix(folder)?.strip_prefix('/')?.strip_suffix(".rs")?;
     if name == "lib" || (name == "main" && !has_lib) {
@@ -67,23 +69,23 @@ fn module(path: &str, folder: &str, has_lib: bool) -> Option<Vec<String>> {
     Some(name.split('/').map(str::to_owned).collect())
 }
 
-/// A path in a file.
+/// A path in the source code.
 #[derive(Debug, PartialEq, Eq)]
 struct Path {
-    /// From `crate` or `super` to its last name.
+    /// Names from `crate` or `super` to the last one.
     names: Vec<String>,
-    /// Modules of the file itself in which it stands, outermost first.
+    /// Inline modules that contain the path, outermost first.
     inside: Vec<String>,
     line: usize,
 }
 
-/// All paths in masked code that begin with `crate` or `super`, those of groups one by one.
+/// Returns all paths in masked code that begin with `crate` or `super`; groups are expanded.
 fn paths(code: &str) -> Vec<Path> {
     let inline = scan::inline_modules(code);
     let mut found = Vec::new();
     for start in ["crate", "super"] {
         for at in scan::words(code, start) {
-            // `super::super`: the first of them begins the path.
+            // In `super::super`, the first `super` begins the path.
             if code[..at].trim_end().ends_with("::") {
                 continue;
             }
@@ -103,16 +105,16 @@ fn paths(code: &str) -> Vec<Path> {
     found
 }
 
-/// Reads one path, which may have groups.
+/// Reads one path, which may contain groups.
 struct Reader<'a> {
     code: &'a str,
     at: usize,
-    /// The paths, and where each ends.
+    /// Complete paths, with the position of the end of each.
     ends: Vec<(Vec<String>, usize)>,
 }
 
 impl Reader<'_> {
-    /// Reads on behind the last name of `path`.
+    /// Continues after the last name of `path`.
     fn rest(&mut self, path: &mut Vec<String>) {
         let end = self.at;
         if !self.skip("::") {
@@ -127,7 +129,7 @@ impl Reader<'_> {
                     self.at += 1;
                 }
                 path.truncate(depth);
-                // A new name for it, or an attribute: not read.
+                // Skips a new name (`as`) or an attribute.
                 while self.at < self.code.len() && !self.code[self.at..].starts_with([',', '}']) {
                     self.at += self.code[self.at..].chars().next().map_or(1, char::len_utf8);
                 }
@@ -137,7 +139,7 @@ impl Reader<'_> {
             self.rest(path);
             path.pop();
         } else {
-            // `*`, or the types of a generic item.
+            // `*`, or generic arguments.
             self.ends.push((path.clone(), end));
         }
     }
@@ -172,7 +174,7 @@ impl Reader<'_> {
     }
 }
 
-/// The file that a path leads to.
+/// Returns the file that a path leads to.
 fn resolve(module: &[String], path: &Path, modules: &[Vec<String>]) -> Option<usize> {
     let mut names = path.names.iter().map(String::as_str).peekable();
     let mut full: Vec<&str> = match names.peek() {

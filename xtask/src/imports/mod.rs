@@ -1,10 +1,10 @@
-//! Which file of a crate may import which: no circles, and some directions never.
+//! Import rules within a crate: no cycles between files, and no imports in forbidden directions.
 //!
-//! Called by `ci`, and by `main` to draw a crate's modules. Looks at what the files below a crate's
-//! `src` import from each other (`graph`), and finds files that import each other in a circle
-//! (`cycles`). A module and its descendants may import each other: they are one thing in several
-//! files. What a module re-exports counts as its own. Code for tests is not looked at, and neither
-//! are imports from other crates: those are `deps`' business.
+//! Called by `ci`, and by `main` to draw a crate's modules. Reads the imports between the files
+//! below a crate's `src` (`graph`) and finds cycles (`cycles`). A module and its descendants may
+//! import each other, because they are one unit in several files. A re-exported item counts as part
+//! of the module that re-exports it. Test code is ignored, and so are imports from other crates,
+//! which `deps` checks.
 
 mod cycles;
 mod draw;
@@ -16,10 +16,10 @@ use crate::tree;
 use graph::Graph;
 use std::process::ExitCode;
 
-/// A crate that still has files in circles.
+/// Exception for a crate that still has files in cycles.
 struct Allowance {
     krate: &'static str,
-    /// How many; they may become fewer, and never more.
+    /// Number of files in cycles; may decrease, never increase.
     files: usize,
     why: &'static str,
 }
@@ -28,7 +28,7 @@ const fn allow(krate: &'static str, files: usize, why: &'static str) -> Allowanc
     Allowance { krate, files, why }
 }
 
-/// A crate that is not listed has none.
+/// Crates that are not listed must have no cycles.
 const ALLOWANCES: &[Allowance] = &[
     allow("abi", 2, "NVMe over TCP is a protocol above TCP, whose contexts name their protocol"),
     allow("apps", 12, "parts of the NVMe target and initiator use each other's types"),
@@ -39,14 +39,14 @@ const ALLOWANCES: &[Allowance] = &[
     allow("stack", 4, "what a builder makes knows it"),
 ];
 
-/// Crates whose top modules, with all below them, are layers: none imports another in a circle.
+/// Crates whose top-level modules, with everything below them, are layers without import cycles.
 const LAYERED: &[&str] = &["host"];
 
-/// Files that must not import others of their crate, directly.
+/// A forbidden direction of direct imports between files of a crate.
 struct Direction {
-    /// The module, as a path below `crates`, without `.rs`: it and all below it.
+    /// Importing module and everything below it, as a path below `crates` without `.rs`.
     from: &'static str,
-    /// The module that it must not import, nor anything below it.
+    /// Module that must not be imported, and everything below it.
     to: &'static str,
     why: &'static str,
 }
@@ -67,7 +67,7 @@ const DIRECTIONS: &[Direction] = &[
 /// Runs the check on the tree.
 ///
 /// # Errors
-/// A line to show if the tree cannot be read.
+/// Reports a tree that cannot be read.
 pub(crate) fn run() -> Result<Report, String> {
     let files = tree::files()?;
     let sources = tidy::sources(&files)?;
@@ -86,8 +86,8 @@ pub(crate) fn run() -> Result<Report, String> {
     Ok(report)
 }
 
-/// Draws the modules of a crate: `--dot CRATE` each file, `--svg CRATE` modules of two names,
-/// `--folders CRATE` those of one.
+/// Draws the modules of a crate: `--dot CRATE` each file, `--svg CRATE` modules of up to two names,
+/// `--folders CRATE` top-level modules.
 pub(crate) fn draw(args: &[&str]) -> Result<ExitCode, String> {
     let (format, krate) = match args {
         [format @ ("--dot" | "--svg" | "--folders"), krate] => (*format, tree::folder(krate)),
@@ -115,7 +115,7 @@ fn allowance(krate: &str) -> usize {
     ALLOWANCES.iter().find(|allowance| allowance.krate == krate).map_or(0, |a| a.files)
 }
 
-/// Compares the files in circles with how many the crate may have.
+/// Compares the number of files in cycles with the crate's allowance.
 fn check_cycles(krate: &str, graph: &Graph, allowed: usize, report: &mut Report) {
     let cycles = cycles::find(graph);
     let found: usize = cycles.iter().map(Vec::len).sum();
@@ -164,7 +164,7 @@ fn check_directions(graph: &Graph, rules: &[Direction], report: &mut Report) {
     }
 }
 
-/// Finds top modules that import each other in a circle.
+/// Finds cycles between top-level modules.
 fn check_folders(krate: &str, graph: &Graph, report: &mut Report) {
     let (names, edges) = draw::fold(graph, 1);
     for circle in cycles::components(names.len(), &edges).iter().filter(|set| set.len() > 1) {
@@ -177,7 +177,7 @@ fn check_folders(krate: &str, graph: &Graph, report: &mut Report) {
     }
 }
 
-/// Whether a file is that of a module, or of one below it.
+/// Returns whether a file belongs to a module or to a descendant of it.
 fn is_below(file: &str, module: &str) -> bool {
     let rest = file.strip_prefix("crates/").and_then(|file| file.strip_prefix(module));
     rest.is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
@@ -187,7 +187,7 @@ fn is_below(file: &str, module: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// The graph of a crate `a` with these files.
+    /// Returns the import graph of a crate `a` with these files.
     pub(super) fn graph(files: &[(&str, &str)]) -> Graph {
         let source = |&(path, text): &(&str, &str)| {
             Source::new(&format!("crates/a/src/{path}"), text.to_owned(), false)
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn circles_are_errors_above_what_is_allowed() {
-        // `c` does not import `b`, and what lies below `c` is not imported by `b`.
+        // `c` itself does not import `b`; its descendant `d` does, but `b` does not import `d`.
         let mut report = Report::default();
         check_cycles("a", &circle(), 0, &mut report);
         assert_eq!(report.errors, []);

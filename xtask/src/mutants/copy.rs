@@ -1,9 +1,9 @@
-//! A copy of the tree with all faults in it, and the programs that are built from it.
+//! A copy of the tree that contains all planted faults, and the programs built from it.
 //!
-//! Used by `mutants`. The copy lies below the build folder: the product has no trace of the switch,
-//! a crate `planted` that only the copy has. Files are written only if they differ, so that a
-//! second run builds only the crates that changed. As in `make sim`, the product's crates are built
-//! without assertions: a fault has to be found by its effect.
+//! Used by `mutants`. The copy is below the build folder. The switch is a crate `planted` that
+//! exists only in the copy, so the product has no trace of it. Files are written only if they
+//! differ, so that a second run rebuilds only changed crates. As in `make sim`, the product's
+//! crates are built without assertions: a fault must be found by its effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -14,7 +14,7 @@ use super::list::{Fault, Test};
 use super::plant::{self, Anchor};
 use crate::tree;
 
-/// The switch, but for the names of the faults.
+/// Source code of the switch, without the list of fault names.
 const SWITCH: &str = r#"
 use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -56,10 +56,10 @@ fn reached() -> bool {
 }
 "#;
 
-/// The line on standard error of a program that runs the code of its fault.
+/// Line that a program prints on standard error when it executes the code of its fault.
 pub(crate) const REACHED: &str = "planted fault reached";
 
-/// The copy.
+/// Folders of the copy and of its build.
 #[derive(Debug)]
 pub(crate) struct Copy {
     tree: PathBuf,
@@ -69,9 +69,9 @@ pub(crate) struct Copy {
 /// Programs built from the copy.
 #[derive(Debug, Default)]
 pub(crate) struct Programs {
-    /// The simulator.
+    /// Path of the simulator.
     pub(crate) sim: PathBuf,
-    /// Executables with tests, by package and file.
+    /// Test executables by package and test file; the file is `None` for unit tests.
     pub(crate) tests: BTreeMap<(String, Option<String>), PathBuf>,
 }
 
@@ -79,7 +79,7 @@ impl Copy {
     /// Writes the copy.
     ///
     /// # Errors
-    /// A line to show if a file cannot be read or written, or two faults overlap.
+    /// Reports a file that cannot be read or written, or two faults that overlap.
     pub(crate) fn write(
         files: &[String],
         faults: &[Fault],
@@ -104,7 +104,7 @@ impl Copy {
         Ok(copy)
     }
 
-    /// Writes a file of the copy if it differs, and returns its path.
+    /// Writes a file of the copy if it differs; returns its path.
     fn put(&self, path: &str, bytes: &[u8]) -> Result<PathBuf, String> {
         let path = self.tree.join(path);
         let write = || {
@@ -121,7 +121,7 @@ impl Copy {
     /// Builds the simulator and the executables of `tests`.
     ///
     /// # Errors
-    /// A line to show if something does not compile; cargo has told why.
+    /// Reports a compile error; cargo has printed it.
     pub(crate) fn build(&self, tests: &BTreeSet<Test>) -> Result<Programs, String> {
         let mut programs = Programs::default();
         for built in self.cargo(&["build", "-p", "outboard-lab"])? {
@@ -161,7 +161,7 @@ impl Copy {
         let messages: Vec<serde_json::Value> =
             text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         if !output.status.success() {
-            // Warnings are of no interest: code that a fault replaces looks odd.
+            // Warnings are not shown, since replaced code causes many.
             for message in messages.iter().filter(|m| m["message"]["level"] == "error") {
                 eprint!("{}", message["message"]["rendered"].as_str().unwrap_or_default());
             }
@@ -171,7 +171,7 @@ impl Copy {
     }
 }
 
-/// An artefact that cargo tells of.
+/// An artifact that cargo reported.
 #[derive(Debug)]
 struct Built {
     name: String,
@@ -195,7 +195,7 @@ fn error(what: &str, e: &std::io::Error) -> String {
     format!("{what}: {e}")
 }
 
-/// A file as it is in the copy.
+/// Returns the content of a file in the copy.
 fn planted(
     path: &str,
     bytes: Vec<u8>,
@@ -227,7 +227,7 @@ fn planted(
     Ok(text.into_bytes())
 }
 
-/// Profiles of the crates with faults.
+/// Returns cargo profiles that switch assertions off for the crates with faults.
 fn without_assertions(faults: &[Fault]) -> String {
     let crates: BTreeSet<&str> = faults.iter().map(|fault| fault.krate.as_str()).collect();
     let profile = |krate| {

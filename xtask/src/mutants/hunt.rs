@@ -1,55 +1,57 @@
-//! Runs the simulator, or a test, with one fault and says whether it was found.
+//! Runs the simulator or a test with one fault, and reports whether the fault was found.
 //!
-//! Used by `mutants`. Programs run under `timeout` and with bounded memory: a fault may keep a run
-//! from ending. The simulator runs a few seeds at a time, so that the first that fails ends it, and
-//! so that a limit can tell a seed that never ends from a slow machine.
+//! Used by `mutants`. Programs run under `timeout` and with bounded memory, because a fault may
+//! cause an endless run. The simulator runs a few seeds at a time: the first failure ends the
+//! search, and the time limit distinguishes an endless seed from a slow machine.
 
 use std::process::{Command, Output};
 
 use super::copy::{Programs, REACHED};
 use super::list::{Fault, Test};
 
-/// Seconds for a test, or for [`SEEDS_AT_ONCE`] seeds, which take less than a tenth of it.
+/// Time limit in seconds for a test, or for [`SEEDS_AT_ONCE`] seeds, which take less than a tenth
+/// of it.
 const SECONDS: &str = "150";
-/// Address space of a program.
+/// Limit of a program's address space.
 const MEMORY_KIB: &str = "6291456";
+/// Seeds per run of the simulator.
 const SEEDS_AT_ONCE: u64 = 25;
-/// Longest description of a failure.
+/// Longest description of a failure, in characters.
 const TEXT_MAX: usize = 90;
 
-/// The outcome for one fault.
+/// Outcome for one fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// The simulator found it.
     Seed {
         /// The first seed that failed.
         seed: u64,
-        /// The checker and its message.
+        /// Name of the checker, and its message.
         said: String,
     },
     /// The test found it.
     Test,
-    /// Nothing failed, though its code ran.
+    /// Nothing failed, although the code of the fault ran.
     Missed,
-    /// Nothing failed, and its code never ran.
+    /// Nothing failed, and the code of the fault never ran.
     NotReached,
-    /// It could not be tried.
+    /// The fault could not be tried, for this reason.
     Untried(String),
 }
 
-/// Looks for one fault, or for none.
+/// Search for one fault, or a run without a fault.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hunt<'a> {
     /// The programs to run.
     pub(crate) programs: &'a Programs,
-    /// Seeds of the simulator.
+    /// Number of the first seed that is not run.
     pub(crate) seeds: u64,
-    /// The fault; absent to see that all is well without one.
+    /// The fault; `None` for the check that nothing fails without one.
     pub(crate) fault: Option<&'a Fault>,
 }
 
 impl Hunt<'_> {
-    /// Runs the simulator over the seeds from `first` on.
+    /// Runs the simulator with the seeds from `first` up to the limit.
     pub(crate) fn simulate(&self, first: u64) -> Verdict {
         let mut reached = false;
         let mut at = first;
@@ -95,7 +97,7 @@ impl Hunt<'_> {
         }
     }
 
-    /// A failure is the fault's only if its code ran.
+    /// Accepts a failure only if the code of the fault ran.
     fn believed(&self, reached: bool, verdict: Verdict) -> Verdict {
         if reached || self.fault.is_none() {
             return verdict;
@@ -115,7 +117,7 @@ impl Hunt<'_> {
     }
 }
 
-/// Returns the first failed seed that the simulator reported, with the checker's message.
+/// Returns the first failed seed that the simulator reported, and the checker's message.
 fn first_failure(said: &str) -> Option<(u64, String)> {
     said.lines().find_map(|line| {
         let (seed, rest) = line.strip_prefix("seed ")?.split_once(" failed at ")?;
@@ -124,7 +126,7 @@ fn first_failure(said: &str) -> Option<(u64, String)> {
     })
 }
 
-/// How a program ended that told of no seed.
+/// Describes the end of a program that failed without reporting a seed.
 fn ended(output: &Output) -> String {
     match output.status.code() {
         Some(124 | 137) => "does not end".to_owned(),

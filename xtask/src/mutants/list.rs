@@ -1,7 +1,7 @@
 //! The list of faults: `xtask/faults/*.toml`.
 //!
-//! Each entry names the code that it changes by that code, with the part that is replaced between
-//! `«` and `»`, or all of it; see `xtask/faults/README.md`. It must occur exactly once in the
+//! An entry contains the code that it changes; the part that is replaced stands between `«` and
+//! `»`, or is all of it (see `xtask/faults/README.md`). The code must occur exactly once in the
 //! crate, outside tests, in any file.
 
 use serde::Deserialize;
@@ -10,27 +10,27 @@ use crate::tree;
 
 const FOLDER: &str = "xtask/faults/";
 
-/// A fault.
+/// An entry of the list.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Fault {
-    /// The word that switches it on.
+    /// Name by which the fault is switched on.
     pub(crate) name: String,
-    /// Its effect, in a few words.
+    /// Short description of its effect.
     pub(crate) what: String,
-    /// Folder below `crates`.
+    /// Folder of the crate below `crates`.
     #[serde(rename = "crate")]
     pub(crate) krate: String,
-    /// The code as it stands.
+    /// Present code.
     pub(crate) code: String,
     /// The code that replaces the marked part.
     pub(crate) faulty: String,
-    /// Arguments of `cargo test` for the test that finds it, if the simulator does not.
+    /// Arguments of `cargo test` for the test that finds it; `None` if the simulator does.
     pub(crate) test: Option<String>,
-    /// The area that it breaks, from the head of the file.
+    /// Area of the product, from the head of the list file.
     #[serde(skip)]
     pub(crate) area: String,
-    /// The file of the list that it stands in.
+    /// List file that contains the entry.
     #[serde(skip)]
     pub(crate) listed_in: String,
 }
@@ -42,22 +42,22 @@ struct File {
     fault: Vec<Fault>,
 }
 
-/// A test, as `-p PACKAGE --lib|--test FILE NAME` names it.
+/// A test, written as `-p PACKAGE --lib|--test FILE NAME`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Test {
     /// The package.
     pub(crate) package: String,
-    /// The file below `tests` without `.rs`; absent for a unit test.
+    /// Test file below `tests` without `.rs`; `None` for a unit test.
     pub(crate) file: Option<String>,
-    /// The test's path.
+    /// Path of the test function.
     pub(crate) name: String,
 }
 
 impl Fault {
-    /// The test that finds it, if the simulator does not.
+    /// Returns the test that finds the fault; `None` if the simulator does.
     ///
     /// # Errors
-    /// A line to show if it is not written as such.
+    /// Reports a test that is not written in the required form.
     pub(crate) fn test(&self) -> Result<Option<Test>, String> {
         let Some(text) = &self.test else { return Ok(None) };
         let words: Vec<&str> = text.split_whitespace().collect();
@@ -70,10 +70,10 @@ impl Fault {
     }
 }
 
-/// Reads the whole list.
+/// Reads all list files.
 ///
 /// # Errors
-/// A line to show if a file cannot be read or is not a list.
+/// Reports a file that cannot be read or is not a list.
 pub(crate) fn read(files: &[String]) -> Result<Vec<Fault>, String> {
     let mut faults = Vec::new();
     let is_list = |path: &&String| path.starts_with(FOLDER) && path.ends_with(".toml");

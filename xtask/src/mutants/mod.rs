@@ -1,9 +1,9 @@
-//! Planted faults: whether the simulator, or a test, would see them (`make mutants`).
+//! Planted faults: whether the simulator or a test finds them (`make mutants`).
 //!
-//! Called by `main`. [`check`] says whether each fault of the list still applies. [`run`] plants
-//! all of them in a copy of the tree, each behind a switch; builds the simulator and the named
-//! tests once; checks that they pass without a fault; and tries one fault after the other. It
-//! prints a table with the finder of each fault, and fails if one has none.
+//! Called by `main`. [`check`] checks that each fault of the list still applies. [`run`] plants all
+//! faults in a copy of the tree, each behind a switch, builds the simulator and the named tests
+//! once, checks that they pass without a fault, and then tries one fault after another. It prints a
+//! table that shows how each fault was found, and fails if one was not.
 
 mod copy;
 mod hunt;
@@ -23,21 +23,21 @@ use hunt::{Hunt, Verdict};
 use list::{Fault, Test};
 use plant::{Anchor, Tokenised};
 
-/// Fewest faults that the list may have.
+/// Least number of faults in the list.
 const FAULTS_MIN: usize = 40;
 
-/// The options of the command line.
+/// Command-line options.
 #[derive(Debug)]
 struct Args {
-    /// Faults whose name contains this.
+    /// Only faults whose names contain this.
     only: String,
     seeds: u64,
     json: bool,
-    /// Asks the simulator first also about those that a test finds.
+    /// Runs the simulator first for faults that have a test, too.
     simulate: bool,
 }
 
-/// A fault that was tried.
+/// Outcome of a fault that was tried.
 #[derive(Debug)]
 struct Tried<'a> {
     fault: &'a Fault,
@@ -48,7 +48,7 @@ struct Tried<'a> {
 /// Checks that each fault of the list applies.
 ///
 /// # Errors
-/// A line to show if the tree or the list cannot be read.
+/// Reports a tree or list that cannot be read.
 pub(crate) fn check() -> Result<Report, String> {
     let files = tree::files()?;
     let faults = list::read(&files)?;
@@ -117,7 +117,7 @@ fn missing_test(fault: &Fault, sources: &[tidy::Source]) -> Option<String> {
     is_missing.then(|| format!("there is no test {} below {folder}", test.name))
 }
 
-/// Runs `mutants`.
+/// Runs the verb `mutants`.
 pub(crate) fn run(args: &[&str]) -> ExitCode {
     let Some(args) = parse(args) else {
         eprintln!(
@@ -150,7 +150,7 @@ fn parse(args: &[&str]) -> Option<Args> {
     Some(parsed)
 }
 
-/// Tries the faults that are asked for, and says whether all of them were found.
+/// Tries the selected faults; returns whether all of them were found.
 fn try_all(args: &Args) -> Result<bool, String> {
     let files = tree::files()?;
     let faults = list::read(&files)?;
@@ -185,7 +185,7 @@ const fn is_found(verdict: &Verdict) -> bool {
     matches!(verdict, Verdict::Seed { .. } | Verdict::Test)
 }
 
-/// Sees that nothing fails without a fault.
+/// Checks that nothing fails without a fault.
 fn baseline(programs: &Programs, tests: &BTreeSet<Test>, args: &Args) -> Result<(), String> {
     const PART: u64 = 50;
     let firsts: Vec<u64> = (0..args.seeds.div_ceil(PART)).map(|part| part * PART).collect();
@@ -221,7 +221,7 @@ fn try_one<'a>(fault: &'a Fault, programs: &Programs, args: &Args) -> Tried<'a> 
     tried
 }
 
-/// Does one thing for each item, on all processors, and keeps their order.
+/// Maps each item on all processors, and returns the results in the order of the items.
 fn each<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::new());
@@ -253,7 +253,7 @@ fn words(verdict: &Verdict) -> String {
     }
 }
 
-/// The table for people, in Markdown.
+/// Returns the results as a Markdown table.
 fn table(tried: &[Tried<'_>]) -> String {
     let mut text = String::from("| area | fault | what is wrong | found by |\n|---|---|---|---|\n");
     for Tried { fault, verdict, .. } in tried {
@@ -269,7 +269,7 @@ fn table(tried: &[Tried<'_>]) -> String {
     text
 }
 
-/// The table for programs.
+/// Returns the results as JSON.
 fn json(tried: &[Tried<'_>]) -> String {
     let row = |Tried { fault, verdict, seconds }: &Tried<'_>| {
         let seed = match verdict {

@@ -1,9 +1,9 @@
-//! Finds the code of each fault, and writes the fault beside it behind a switch.
+//! Finds the code of each fault, and inserts the faulty code behind a switch.
 //!
-//! Used by `mutants` and by the check that all of them still apply. All faults stand in one tree,
-//! so that the simulator and each test are built once: the marked code becomes
-//! `if planted::fault(N) { faulty } else { code }`. Two faults may stand at the same code, but not
-//! overlap.
+//! Used by `mutants` and by the check that all faults still apply. All faults are in one tree, so
+//! that the simulator and each test are built only once: the marked code becomes `if
+//! planted::fault(N) { faulty } else { code }`. Several faults may replace the same code, but must
+//! not overlap.
 
 use std::ops::Range;
 
@@ -11,16 +11,16 @@ use super::list::Fault;
 use super::tokens::{self, Token};
 use crate::tidy::Source;
 
-/// The place of a fault.
+/// Location of a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Anchor {
-    /// The file, relative to the repository's root.
+    /// File, relative to the repository's root.
     pub(crate) path: String,
-    /// The bytes of it that are replaced.
+    /// Byte range that is replaced.
     pub(crate) at: Range<usize>,
 }
 
-/// A source file and its tokens, split once for all faults.
+/// A source file and its tokens, computed once for all faults.
 #[derive(Debug)]
 pub(crate) struct Tokenised<'a> {
     source: &'a Source,
@@ -28,7 +28,7 @@ pub(crate) struct Tokenised<'a> {
 }
 
 impl<'a> Tokenised<'a> {
-    /// Splits all sources that may hold faults.
+    /// Tokenizes all sources that may contain faults.
     pub(crate) fn all(sources: &'a [Source]) -> Vec<Self> {
         let is_shipped = |source: &&Source| source.path.contains("/src/");
         let split = |source: &'a Source| Self { source, tokens: tokens::tokens(&source.text) };
@@ -39,7 +39,7 @@ impl<'a> Tokenised<'a> {
 /// Finds the code of a fault.
 ///
 /// # Errors
-/// A line to show if it is not there exactly once.
+/// Reports code that does not occur exactly once.
 pub(crate) fn locate(fault: &Fault, files: &[Tokenised<'_>]) -> Result<Anchor, String> {
     let folder = format!("crates/{}/src/", fault.krate);
     let (wanted, marked) = marked(&fault.code)?;
@@ -67,7 +67,7 @@ pub(crate) fn locate(fault: &Fault, files: &[Tokenised<'_>]) -> Result<Anchor, S
     }
 }
 
-/// The tokens of a fault's code, and which of them are marked.
+/// Returns the tokens of a fault's code, and the range of those that are marked.
 fn marked(code: &str) -> Result<(Vec<&str>, Range<usize>), String> {
     let mut wanted: Vec<&str> = tokens::tokens(code).into_iter().map(|t| t.text).collect();
     let mut cut = |mark: &str| {
@@ -86,10 +86,10 @@ fn marked(code: &str) -> Result<(Vec<&str>, Range<usize>), String> {
     Ok((wanted, range))
 }
 
-/// Writes all faults of one file into its text. Each has a number, by which it is switched on.
+/// Inserts all faults of one file into its text. Each fault is switched on by its number.
 ///
 /// # Errors
-/// A line to show if two overlap.
+/// Reports two faults that overlap.
 pub(crate) fn plant(text: &str, faults: &[(usize, Range<usize>, &str)]) -> Result<String, String> {
     let mut faults = faults.to_vec();
     faults.sort_by_key(|(number, at, _)| (at.start, at.end, *number));
@@ -109,18 +109,18 @@ pub(crate) fn plant(text: &str, faults: &[(usize, Range<usize>, &str)]) -> Resul
     Ok(not_const(&planted))
 }
 
-/// One `if` for all faults that take the place of the same code.
+/// Returns one `if` for all faults that replace the same code.
 fn switched(code: &str, faults: &[(usize, Range<usize>, &str)]) -> String {
     let mut text = String::new();
     for (number, _, faulty) in faults {
         text.push_str(&format!("if ::planted::fault({number}) {{ {} }} else ", faulty.trim()));
     }
     text.push_str(&format!("{{ {code} }}"));
-    // Statements stay statements; an expression may stand within a larger one.
+    // Statements remain statements; an expression may be part of a larger one.
     if code.ends_with([';', '}']) { text } else { format!("({text})") }
 }
 
-/// Takes `const` from functions with a fault: the switch is read when the program runs.
+/// Removes `const` from functions with a fault, because the switch is read at run time.
 fn not_const(text: &str) -> String {
     let found = tokens::tokens(text);
     let mut blank = Vec::new();

@@ -1,19 +1,19 @@
-//! Rust source as tokens, so that code is found again after it was reformatted or moved.
+//! Rust source as tokens, so that code is found after it was reformatted or moved.
 //!
-//! Used by `plant`. White space and comments are no tokens, nor is the comma that rustfmt writes
-//! before a closing bracket when it breaks a line. It knows no grammar: operators are single
-//! characters.
+//! Used by `plant`. White space and comments are not tokens, and neither is the comma that rustfmt
+//! writes before a closing bracket when it breaks a line. No grammar is applied: operators are
+//! single characters.
 
 use std::ops::Range;
 
 use crate::scan;
 
-/// A token and the bytes of the text that it takes.
+/// A token and its byte range in the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Token<'a> {
-    /// As it is written.
+    /// Source text of the token.
     pub(crate) text: &'a str,
-    /// Its place, in bytes.
+    /// Byte range.
     pub(crate) at: Range<usize>,
 }
 
@@ -39,10 +39,11 @@ pub(crate) fn tokens(text: &str) -> Vec<Token<'_>> {
     found
 }
 
-/// Characters of the token that `masked` begins with.
+/// Returns the length in characters of the token at the start of `masked`.
 fn length(masked: &[char]) -> usize {
     let is_word = |c: &char| c.is_ascii_alphanumeric() || *c == '_';
-    // The content of a literal is blank, and the apostrophe of a lifetime is followed by its name.
+    // The content of a literal is blank in masked text; the apostrophe of a lifetime is followed by
+    // its name.
     let is_literal = masked[0] == '"' || masked[0] == '\'' && masked.get(1) == Some(&' ');
     if is_literal {
         let end = masked[1..].iter().position(|c| *c == masked[0]);
@@ -51,7 +52,7 @@ fn length(masked: &[char]) -> usize {
     masked.iter().take_while(|c| is_word(c)).count().max(1)
 }
 
-/// Returns, for each occurrence of `wanted` in `text`, the index of its first token.
+/// Returns the index of the first token of each occurrence of `wanted` in `text`.
 pub(crate) fn find(text: &[Token<'_>], wanted: &[&str]) -> Vec<usize> {
     let is_here = |at: &usize| {
         let here = &text[*at..*at + wanted.len()];

@@ -1,10 +1,10 @@
-//! What the root of each crate must declare: `#![forbid(unsafe_code)]`, and `#![no_std]` where
-//! there is no OS.
+//! Attributes that the root of a crate must declare: `#![forbid(unsafe_code)]`, and `#![no_std]` in
+//! crates for machines without an OS.
 
 use super::Source;
 use crate::report::Report;
 
-/// The crates that are written for machines without an operating system.
+/// Crates for machines without an operating system.
 pub(crate) const NO_STD: [&str; 7] = [
     "crates/abi",
     "crates/base",
@@ -15,14 +15,14 @@ pub(crate) const NO_STD: [&str; 7] = [
     "crates/wire",
 ];
 
-/// The crates that may hold `unsafe`: the memory shared by host and NIC, the system calls, and the
-/// callbacks of a TLS library in C; and the program without an operating system, which must bring
-/// its own start and allocator.
+/// Crates that may contain `unsafe`, for memory shared by host and NIC, for system calls, and for
+/// callbacks of a TLS library in C.
 pub(crate) const UNSAFE: [&str; 3] = ["crates/abi", "crates/io", "crates/tls-psk"];
-/// The shim of `xtask noos`.
+/// The shim of `xtask noos`, which provides its own entry point and allocator, and may contain
+/// `unsafe` too.
 pub(crate) const UNSAFE_SHIM: &str = "xtask/noos/";
 
-/// Checks one file; only crate roots have anything to declare.
+/// Checks one file; only crate roots must declare attributes.
 pub(crate) fn check(source: &Source, report: &mut Report) {
     let is_root = source
         .path

@@ -1,11 +1,11 @@
-//! Idioms that are banned, each with what to write instead: one table.
+//! Banned idioms, each with its replacement, as one table.
 
 use super::Source;
 use super::attributes::{UNSAFE, UNSAFE_SHIM};
 use crate::report::Report;
 use crate::scan;
 
-/// The crates whose time, randomness and I/O all come in from outside.
+/// Crates that get time, randomness and I/O from their callers only.
 const SANS_IO: [&str; 9] = [
     "crates/abi",
     "crates/apps",
@@ -18,19 +18,19 @@ const SANS_IO: [&str; 9] = [
     "crates/wire",
 ];
 
-/// Where an idiom is banned.
+/// Code in which an idiom is banned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Where {
     /// In every file.
     Everywhere,
-    /// In code that is compiled for tests, and in the crates that only serve tests.
+    /// Test code, and crates that only serve tests.
     Tests,
-    /// In [`SANS_IO`] crates; the tests of `abi` may use threads and clocks (they test a ring
-    /// between threads).
+    /// [`SANS_IO`] crates. Tests of `abi` may use threads and clocks, because they test a ring
+    /// between threads.
     SansIo,
-    /// In [`SANS_IO`] crates and in the simulator, whose runs must not depend on the machine.
+    /// [`SANS_IO`] crates, and the simulator, whose runs must not depend on the machine.
     SansIoAndSim,
-    /// In all crates but [`UNSAFE`].
+    /// All crates except [`UNSAFE`].
     SafeCrates,
 }
 
@@ -96,7 +96,8 @@ fn applies(place: Where, source: &Source, line: usize) -> bool {
     }
 }
 
-/// `#[allow(..)]` stays when its reason is gone; `#[expect(..)]` tells. Either must give a reason.
+/// Checks that `#[allow]` and `#[expect]` have a reason. `#[expect]` is preferred, because it warns
+/// when it is no longer needed.
 fn allows(source: &Source, report: &mut Report) {
     for attribute in ["allow", "expect"] {
         for at in scan::words(&source.code, attribute) {

@@ -1,14 +1,14 @@
-//! Rules about single lines and whole files: width, tabs, trailing spaces, the module's head, the
-//! file's length.
+//! Rules for single lines and whole files: width, tabs, trailing spaces, module head, file length.
 
 use super::Source;
 use crate::report::Report;
 
-/// Widest line, in characters. A line with a URL may be wider: a URL cannot be broken.
+/// Limit of a line's width in characters. Lines with a URL are exempt, because a URL cannot be
+/// broken.
 const WIDTH_MAX: usize = 100;
-/// A file above this deserves a look: does it have one purpose?
+/// Number of lines above which a file causes a warning: it may have more than one purpose.
 const FILE_LINES_SOFT: usize = 600;
-/// A file above this must be cut.
+/// Number of lines above which a file must be split.
 const FILE_LINES_HARD: usize = 1200;
 
 /// Checks one file.
@@ -38,7 +38,7 @@ pub(crate) fn check(source: &Source, report: &mut Report) {
 }
 
 fn length(source: &Source, report: &mut Report) {
-    // Tests do not count: a module is not worse for being tested well.
+    // Tests do not count, so that thorough tests are not discouraged.
     let lines = source.test_lines.iter().filter(|&&test| !test).count();
     if lines > FILE_LINES_HARD {
         let message =

@@ -1,9 +1,8 @@
-//! The house rules that neither rustc nor clippy checks: lengths, module heads, banned idioms,
-//! crate attributes, the language of comments, names of types.
+//! House rules that neither rustc nor clippy checks: lengths, module heads, banned idioms, crate
+//! attributes, the language of comments, names of types.
 //!
-//! Called by `ci`. Reads every Rust file of the tree, and the documents for their language. A rule that is broken for a good reason is
-//! changed here, in its table, with the reason; there is no way to switch one off from inside a
-//! file.
+//! Called by `ci`. Reads every Rust file of the tree, and the documents for their language. A justified exception is added to the rule's
+//! table here, with a reason; a file cannot switch a rule off for itself.
 
 mod attributes;
 mod banned;
@@ -20,16 +19,16 @@ use crate::{scan, tree};
 pub(crate) struct Source {
     /// Path relative to the repository's root.
     pub(crate) path: String,
-    /// The text as it is.
+    /// The original text.
     pub(crate) text: String,
-    /// The text with comments and literals blanked out.
+    /// The text with comments and the contents of literals blanked out.
     pub(crate) code: String,
-    /// For each line, whether it is compiled for tests only.
+    /// True for each line that is compiled for tests only.
     pub(crate) test_lines: Vec<bool>,
 }
 
 impl Source {
-    /// Scans one file. `test_file` says that all of it is for tests.
+    /// Scans a file. `test_file` marks all of it as test code.
     pub(crate) fn new(path: &str, text: String, test_file: bool) -> Self {
         let code = scan::mask(&text);
         let mut test_lines = scan::test_lines(&code);
@@ -39,12 +38,12 @@ impl Source {
         Self { path: path.to_owned(), text, code, test_lines }
     }
 
-    /// Whether line `line` (from 1) is for tests.
+    /// Returns whether a line, counted from 1, is test code.
     pub(crate) fn is_test(&self, line: usize) -> bool {
         line.checked_sub(1).and_then(|at| self.test_lines.get(at)).copied().unwrap_or(false)
     }
 
-    /// The crate's folder: `crates/NAME`, or the first folder of the path.
+    /// Returns the crate's folder: `crates/NAME`, or the first folder of the path.
     pub(crate) fn krate(&self) -> &str {
         let depth = if self.path.starts_with("crates/") { 2 } else { 1 };
         self.path.match_indices('/').nth(depth - 1).map_or(&self.path, |(at, _)| &self.path[..at])
@@ -54,7 +53,7 @@ impl Source {
 /// Runs all rules on the tree.
 ///
 /// # Errors
-/// A line to show where the tree cannot be read.
+/// Reports a tree that cannot be read.
 pub(crate) fn run() -> Result<Report, String> {
     let files = tree::files()?;
     let sources = sources(&files)?;
@@ -77,7 +76,7 @@ pub(crate) fn run() -> Result<Report, String> {
 /// Reads and scans all Rust files among `files`.
 ///
 /// # Errors
-/// A line to show if one cannot be read.
+/// Reports a file that cannot be read.
 pub(crate) fn sources(files: &[String]) -> Result<Vec<Source>, String> {
     let mut texts = Vec::new();
     for path in files.iter().filter(|path| path.ends_with(".rs")) {
@@ -90,8 +89,8 @@ pub(crate) fn sources(files: &[String]) -> Result<Vec<Source>, String> {
     Ok(scanned.collect())
 }
 
-/// Paths without `.rs` of modules that other files declare for tests only: the file itself and the
-/// folder under it.
+/// Returns the paths, without `.rs`, of modules that other files declare for tests only. Each
+/// stands for its file and the folder below it.
 fn test_roots(texts: &[(&str, String)]) -> Vec<String> {
     let mut roots = Vec::new();
     for (path, text) in texts.iter().filter(|(_, text)| text.contains("cfg(")) {
