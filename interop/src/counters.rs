@@ -1,21 +1,21 @@
-//! The counters of a running instance, and the names that several tests expect to find.
+//! Counters of a running instance, and the names that several tests use.
 //!
-//! A counter that is not there at all fails a test: a renamed counter
-//! must not look like one that did not move.
+//! Reading a counter that does not exist fails the test, so that a renamed counter is not mistaken
+//! for one that did not move.
 
 use std::collections::BTreeMap;
 
-/// The device: file bytes that left, retransmissions included.
+/// Device: file bytes sent, retransmissions included.
 pub const FILE_BYTES: &str = "file_bytes";
-/// The host: file bytes that the device was asked to send; there also where it has no file engine.
+/// Host: file bytes that the device was asked to send. Exists without a file engine too.
 pub const FILE_OFFLOAD_BYTES: &str = "file_offload_bytes";
-/// The device: reads that found the file changed.
+/// Device: reads that found the file changed.
 pub const FILE_CHANGED: &str = "file_changed";
-/// The host: connections that ended because of their file.
+/// Host: connections that ended because of their file.
 pub const FILE_ABORTS: &str = "file_aborts";
-/// The host: file bytes that it read itself because the device did not.
+/// Host: file bytes that the host read itself instead of the device.
 pub const FILE_FALLBACK_BYTES: &str = "file_fallback_bytes";
-/// The host: retransmits handed to the device.
+/// Host: retransmitted segments.
 pub const TCP_RETRANS: &str = "tcp_retrans";
 
 /// All counters of an instance at one moment.
@@ -23,11 +23,11 @@ pub const TCP_RETRANS: &str = "tcp_retrans";
 pub struct Counters(BTreeMap<String, u64>);
 
 impl Counters {
-    /// Reads what `outboard stat --json` prints: one object, of numbers or of objects of numbers,
-    /// whose names are then joined by dots.
+    /// Parses the output of `outboard stat --json`: an object of numbers, or of nested objects,
+    /// whose names are joined by dots.
     ///
     /// # Errors
-    /// What is wrong with the text.
+    /// Describes what is wrong with the text.
     pub fn parse(json: &str) -> Result<Self, String> {
         let value: serde_json::Value =
             serde_json::from_str(json).map_err(|e| format!("not JSON: {e}: {json}"))?;
@@ -36,11 +36,11 @@ impl Counters {
         Ok(Self(all))
     }
 
-    /// The value of the counter `name`; where several parts count it (`nic.q0.NAME`,
-    /// `nic.q1.NAME`), the sum.
+    /// Returns the value of the counter `name`, or the sum if several parts count it
+    /// (`nic.q0.NAME`, `nic.q1.NAME`).
     ///
     /// # Panics
-    /// Where nobody counts it.
+    /// If the counter does not exist.
     #[must_use]
     pub fn get(&self, name: &str) -> u64 {
         let is_it = |full: &str| {
@@ -52,10 +52,10 @@ impl Counters {
         values.iter().sum()
     }
 
-    /// Each of `names` is above zero.
+    /// Asserts that each of `names` is above zero.
     ///
     /// # Panics
-    /// Where one is not.
+    /// If one is zero.
     #[track_caller]
     pub fn expect_moved(&self, names: &[&str]) {
         for name in names {
@@ -63,10 +63,10 @@ impl Counters {
         }
     }
 
-    /// Each of `names` is zero.
+    /// Asserts that each of `names` is zero.
     ///
     /// # Panics
-    /// Where one is not.
+    /// If one is not zero.
     #[track_caller]
     pub fn expect_still(&self, names: &[&str]) {
         for name in names {
@@ -74,10 +74,10 @@ impl Counters {
         }
     }
 
-    /// There are counters, and all are zero.
+    /// Asserts that there are counters, and that all are zero.
     ///
     /// # Panics
-    /// Where one is not.
+    /// If there are none, or one is not zero.
     #[track_caller]
     pub fn expect_moved_none(&self) {
         assert!(!self.0.is_empty(), "no counters");
@@ -85,10 +85,10 @@ impl Counters {
         assert!(moved.is_empty(), "{moved:?}");
     }
 
-    /// How far `name` moved since `before`.
+    /// Returns how much `name` moved since `before`.
     ///
     /// # Panics
-    /// Where nobody counts it, or it went back.
+    /// If the counter does not exist, or decreased.
     #[must_use]
     pub fn moved(&self, before: &Self, name: &str) -> u64 {
         let (old, new) = (before.get(name), self.get(name));

@@ -1,4 +1,4 @@
-//! curl as the client: whole responses, and downloads that are summed as they arrive.
+//! curl as a client: whole responses, and downloads that are hashed as they arrive.
 
 use crate::files::first_word;
 use crate::server::{ADDR, Server};
@@ -7,21 +7,21 @@ use std::fmt;
 use std::io::Read;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
 
-/// Seconds after which curl gives up: only keeps a broken server from blocking forever.
+/// Time limit of curl in seconds, so that a broken server does not block a test forever.
 const WATCHDOG_S: &str = "240";
 
-/// An address to fetch.
+/// A URL to fetch.
 #[derive(Clone, Debug)]
 pub struct Url(String);
 
 impl Url {
-    /// The server over IPv4.
+    /// Returns the URL of a path over IPv4.
     #[must_use]
     pub fn v4(path: &str) -> Self {
         Self(format!("http://{ADDR}{path}"))
     }
 
-    /// The server over IPv6 at `addr`.
+    /// Returns the URL of a path over IPv6 at `addr`.
     #[must_use]
     pub fn v6(addr: &str, path: &str) -> Self {
         Self(format!("http://[{addr}]{path}"))
@@ -39,23 +39,23 @@ impl fmt::Display for Url {
 pub struct Response {
     /// The status code.
     pub status: u16,
-    /// The header's fields in order, names in lower case.
+    /// Header fields in order, names in lower case.
     pub fields: Vec<(String, String)>,
     /// The body.
     pub body: Vec<u8>,
 }
 
 impl Response {
-    /// The value of the field `name` (lower case), empty where there is none.
+    /// Returns the value of the field `name` (lower case), or an empty string.
     #[must_use]
     pub fn field(&self, name: &str) -> &str {
         self.fields.iter().find(|(n, _)| n == name).map_or("", |(_, value)| value)
     }
 
-    /// Reads the first response in `bytes`; what follows its header is all body.
+    /// Parses the response in `bytes`; everything after its header section is body.
     ///
     /// # Panics
-    /// Where there is no response in them.
+    /// If `bytes` contains no response.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Self {
         let shown = || String::from_utf8_lossy(&bytes[..bytes.len().min(500)]).into_owned();
@@ -80,15 +80,15 @@ impl Server {
     /// Runs curl with `args` in the server's namespace.
     ///
     /// # Panics
-    /// Where curl is not there.
+    /// If curl cannot be run.
     pub fn curl(&self, args: &[&str]) -> Output {
         tool::run(curl(self).args(args))
     }
 
-    /// Fetches `path` over IPv4 with `args` added, and demands that curl is content.
+    /// Fetches `path` over IPv4 with additional `args`.
     ///
     /// # Panics
-    /// Where curl fails, or what it prints is no response.
+    /// If curl fails, or does not print a response.
     #[must_use]
     pub fn get(&self, path: &str, args: &[&str]) -> Response {
         let url = Url::v4(path).to_string();
@@ -102,10 +102,10 @@ impl Server {
         Response::parse(&output.stdout)
     }
 
-    /// Sends `request` as it is and gives what comes back until the server closes.
+    /// Sends `request` unchanged, and returns all bytes received until the server closes.
     ///
     /// # Panics
-    /// Where the connection cannot be made, or stays open longer than the watchdog allows.
+    /// If the connection cannot be opened, or is not closed within the time limit.
     #[must_use]
     pub fn raw(&self, request: &[u8]) -> Vec<u8> {
         let mut child = self
@@ -117,8 +117,8 @@ impl Server {
             .spawn()
             .unwrap_or_else(|e| panic!("cannot run bash: {e}"));
         if let Some(mut stdin) = child.stdin.take() {
-            // The server may answer and close before it has read everything: what counts is the
-            // answer.
+            // The server may answer and close before it has read everything; only the answer
+            // counts.
             let _ = std::io::Write::write_all(&mut stdin, request);
         }
         let output = child.wait_with_output().unwrap_or_else(|e| panic!("bash: {e}"));
@@ -126,10 +126,10 @@ impl Server {
         output.stdout
     }
 
-    /// Begins to fetch `url` and to sum it.
+    /// Starts a download of `url` that is hashed as it arrives.
     ///
     /// # Panics
-    /// Where the programs are not there.
+    /// If a program cannot be run.
     #[must_use]
     pub fn download(&self, url: &Url) -> Download {
         let mut curl = spawn(curl(self).args(["--fail", &url.to_string()]).stdout(Stdio::piped()));
@@ -138,11 +138,11 @@ impl Server {
         Download { url: url.clone(), curl, sum }
     }
 
-    /// Begins to fetch `path`; the caller reads the body, and as long as it does not, the
-    /// connection stands still.
+    /// Starts a download of `path` whose body the caller reads. While the caller does not read, the
+    /// transfer stalls.
     ///
     /// # Panics
-    /// Where curl is not there.
+    /// If curl cannot be run.
     #[must_use]
     pub fn paused_download(&self, path: &str) -> Paused {
         let url = Url::v4(path).to_string();
@@ -152,7 +152,7 @@ impl Server {
     }
 }
 
-/// A download whose body is summed as it arrives.
+/// A download whose body is hashed as it arrives.
 #[derive(Debug)]
 pub struct Download {
     url: Url,
@@ -161,10 +161,10 @@ pub struct Download {
 }
 
 impl Download {
-    /// Waits for the end and gives the body's SHA-256.
+    /// Waits for the end, and returns the body's SHA-256.
     ///
     /// # Panics
-    /// Where curl fails.
+    /// If curl fails.
     #[must_use]
     pub fn sha256(mut self) -> String {
         let status = self.curl.wait().unwrap_or_else(|e| panic!("curl: {e}"));
@@ -174,7 +174,7 @@ impl Download {
     }
 }
 
-/// A download that goes on only as far as its body is read.
+/// A download that stalls until its body is read.
 #[derive(Debug)]
 pub struct Paused {
     curl: Child,
@@ -183,20 +183,20 @@ pub struct Paused {
 }
 
 impl Paused {
-    /// Reads until `bytes` bytes of the body have arrived.
+    /// Reads until `bytes` bytes of the body have arrived in total.
     ///
     /// # Panics
-    /// Where it ends before.
+    /// If the body ends earlier.
     pub fn read(&mut self, bytes: usize) {
         let mut part = vec![0; bytes - self.received.len()];
         self.body.read_exact(&mut part).unwrap_or_else(|e| panic!("the body ended: {e}"));
         self.received.extend(part);
     }
 
-    /// Reads to the end; gives all that arrived, and how curl ended.
+    /// Reads to the end. Returns everything that arrived, and curl's exit status.
     ///
     /// # Panics
-    /// Where the pipe breaks.
+    /// If reading from curl fails.
     #[must_use]
     pub fn finish(mut self) -> (Vec<u8>, ExitStatus) {
         self.body.read_to_end(&mut self.received).unwrap_or_else(|e| panic!("curl's pipe: {e}"));
@@ -204,10 +204,10 @@ impl Paused {
         (self.received, status)
     }
 
-    /// Kills the client in the middle, as a user does who closes the window.
+    /// Kills the client during the transfer, like a user who closes the window.
     ///
     /// # Panics
-    /// Where it has ended by itself.
+    /// If curl has already ended.
     pub fn vanish(mut self) {
         self.curl.kill().unwrap_or_else(|e| panic!("curl: {e}"));
         let _ = self.curl.wait();
@@ -216,7 +216,7 @@ impl Paused {
 
 fn curl(server: &Server) -> Command {
     let mut command = server.command("curl");
-    // --disable: not the user's own settings. --globoff: brackets of IPv6 are not ranges.
+    // `--disable`: ignore the user's settings. `--globoff`: IPv6 brackets are not ranges.
     command.args(["--disable", "--silent", "--show-error", "--globoff", "--max-time", WATCHDOG_S]);
     command.env_remove("http_proxy").env_remove("all_proxy").stdin(Stdio::null());
     command

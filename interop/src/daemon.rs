@@ -1,10 +1,10 @@
-//! Servers that we did not write, as backends: they run in a namespace until they are dropped.
+//! Third-party servers, used as backends: each runs in a namespace until it is dropped.
 
 use crate::{Netns, tool};
 use std::path::Path;
 use std::process::{Child, Stdio};
 
-/// A server of somebody else's in a namespace.
+/// A third-party server in a namespace.
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
@@ -14,14 +14,14 @@ impl Daemon {
     /// Runs `program` with `args`, and waits until it listens on `port`.
     ///
     /// # Panics
-    /// Where it does not start, or does not listen within seconds.
+    /// If it does not start, or does not listen within 30 seconds.
     #[must_use]
     pub fn start(netns: &Netns, program: &str, args: &[&str], port: u16) -> Self {
         let mut command = netns.command(program);
         command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn();
         let child = child.unwrap_or_else(|e| panic!("cannot run {program}: {e}"));
-        // Nothing tells us when: a shell of its own looks again and again.
+        // Readiness raises no event to wait for: a shell polls the port.
         let script =
             format!("until (exec 3<>/dev/tcp/127.0.0.1/{port}) 2>/dev/null; do sleep 0.05; done");
         let waited = tool::run(netns.command("timeout").args(["30", "bash", "-c", &script]));
@@ -29,11 +29,12 @@ impl Daemon {
         Self { child }
     }
 
-    /// nginx that serves `folder` on each of `ports`, and says in a header field `X-Backend` which
-    /// it was; its own files go to `scratch`. `more` goes into each server's block.
+    /// Starts an nginx that serves `folder` on each of `ports`, with the port in a field
+    /// `X-Backend` and forwarding fields of the request in `X-Seen`. nginx's own files go to
+    /// `scratch`; `more` is added to each server block.
     ///
     /// # Panics
-    /// As [`Self::start`].
+    /// Like [`Self::start`].
     #[must_use]
     pub fn nginx(netns: &Netns, scratch: &Path, folder: &Path, ports: &[u16], more: &str) -> Self {
         let (at, site) = (scratch.display(), folder.display());
@@ -66,13 +67,13 @@ http {{
         Self::start(netns, "nginx", &["-e", &log, "-c", &path], first)
     }
 
-    /// Kills it, as a crash would.
+    /// Kills the server, like a crash.
     pub fn kill(mut self) {
         self.end();
     }
 
     fn end(&mut self) {
-        // An error means that it is gone already.
+        // An error means that it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,5 +1,4 @@
-//! Files to serve: a folder that goes with the test, filled with a pattern that repeats from a
-//! seed.
+//! Files to serve: a temporary folder, filled with a pattern that depends on a seed.
 
 use crate::tool;
 use base::Prng;
@@ -8,44 +7,44 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// A folder of files to serve.
+/// A folder of files to serve, removed when this is dropped.
 #[derive(Debug)]
 pub struct Files {
     folder: TempDir,
 }
 
 impl Files {
-    /// An empty folder inside `parent`, which tests give as `env!("CARGO_TARGET_TMPDIR")`: on the
-    /// disk that the build uses, where `/tmp` may be memory and refuse direct I/O.
+    /// Creates an empty folder inside `parent`, which is `env!("CARGO_TARGET_TMPDIR")` in tests: on
+    /// the disk of the build, since `/tmp` may be in memory and refuse direct I/O.
     ///
     /// # Panics
-    /// Where it cannot be made.
+    /// If it cannot be created.
     #[must_use]
     pub fn new(parent: &str) -> Self {
         let folder = tempfile::Builder::new().prefix("site-").tempdir_in(parent);
         Self { folder: folder.unwrap_or_else(|e| panic!("no folder in {parent}: {e}")) }
     }
 
-    /// The folder.
+    /// Returns the folder's path.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Writes a file of `text`, with the folders above it.
+    /// Writes a file with this content, and the folders above it. Returns its path.
     ///
     /// # Panics
-    /// Where it cannot be written.
+    /// If it cannot be written.
     pub fn write(&self, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
         let path = self.prepare(name);
         fs::write(&path, text).unwrap_or_else(|e| panic!("cannot write {name}: {e}"));
         path
     }
 
-    /// Writes a file of `bytes` bytes of [`pattern`], seeded by its length.
+    /// Writes a file of `bytes` bytes of [`pattern`], seeded by its length. Returns its path.
     ///
     /// # Panics
-    /// Where it cannot be written.
+    /// If it cannot be written.
     pub fn fill(&self, name: &str, bytes: u64) -> PathBuf {
         let path = self.prepare(name);
         let written = File::create(&path).and_then(|file| {
@@ -64,10 +63,10 @@ impl Files {
         path
     }
 
-    /// Makes a file of `bytes` zeros that takes no room, as an empty disk.
+    /// Creates a sparse file of `bytes` zeros, such as an empty disk. Returns its path.
     ///
     /// # Panics
-    /// Where it cannot be made.
+    /// If it cannot be created.
     pub fn sparse(&self, name: &str, bytes: u64) -> PathBuf {
         let path = self.prepare(name);
         let made = File::create(&path).and_then(|file| file.set_len(bytes));
@@ -84,7 +83,7 @@ impl Files {
     }
 }
 
-/// The bytes that [`Files::fill`] writes for a file of `bytes` bytes.
+/// Returns the bytes that [`Files::fill`] writes to a file of `bytes` bytes.
 #[must_use]
 pub fn pattern(bytes: usize) -> Vec<u8> {
     let mut prng = Prng::new(bytes as u64);
@@ -96,10 +95,10 @@ pub fn pattern(bytes: usize) -> Vec<u8> {
     all
 }
 
-/// The SHA-256 of a file as `sha256sum` prints it: not our code, and not the code under test.
+/// Returns the SHA-256 of a file, computed by `sha256sum`, independently of our code.
 ///
 /// # Panics
-/// Where the file cannot be read.
+/// If the file cannot be read.
 #[must_use]
 pub fn sha256(path: &Path) -> String {
     let file = File::open(path).unwrap_or_else(|e| panic!("cannot open {}: {e}", path.display()));
@@ -108,7 +107,7 @@ pub fn sha256(path: &Path) -> String {
     first_word(&output.stdout)
 }
 
-/// The sum in what `sha256sum` printed.
+/// Returns the hash in the output of `sha256sum`.
 pub(crate) fn first_word(printed: &[u8]) -> String {
     String::from_utf8_lossy(printed).split(' ').next().unwrap_or_default().to_owned()
 }

@@ -1,16 +1,16 @@
-//! What the tests against real programs share: namespaces, the server as a child, curl, files, and
-//! Linux in a virtual machine.
+//! Common parts of the tests with real programs: network namespaces, the server as a child process,
+//! curl, files, and Linux in a virtual machine.
 //!
-//! Called by `interop/tests`. The tests run the program as users get it and talk to it with
-//! programs that we did not write, over a TAP device and the kernel's TCP. Each test has a network
-//! namespace of its own, so that all of them run side by side and none needs the machine's network;
-//! without root they get a user namespace as well. Every process that is started here is ended by
-//! its id, or ends by itself when the test's process does; every file lies in a folder that goes
-//! with the test.
+//! Called by `interop/tests`. The tests run the program as users do, and talk to it with
+//! third-party programs over a TAP device and the kernel's TCP. Each test has a network namespace
+//! of its own, so that all can run at the same time and none needs the machine's network; without
+//! root, it has a user namespace too. Every process that is started here is killed by its process
+//! number, or ends with the test's process; every file is in a folder that is removed with the
+//! test.
 //!
-//! Helpers panic where something is wrong: a test has nobody to give an error to. Nothing here
-//! sleeps: what is waited for is a line, an end of file or a child, and time-outs only keep a
-//! broken program from blocking forever.
+//! Helpers panic on errors. Nothing here sleeps for a fixed time: helpers wait for a line of
+//! output, an end of file or the end of a child, and time limits only prevent that a broken program
+//! blocks forever.
 #![forbid(unsafe_code)]
 
 pub mod counters;

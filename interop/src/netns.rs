@@ -1,16 +1,17 @@
-//! A private network namespace, and commands inside it.
+//! A private network namespace, and commands in it.
 //!
-//! A thread of a process with several threads cannot enter a user namespace, and moving test
-//! threads about would need `unsafe`. So a child holds the namespace and commands join it through
-//! the child's entry under `/proc` (`nsenter`). The holder reads a pipe that we keep open: however
-//! we end, it reads an end of file and ends too, and with the last process the namespace goes.
+//! A thread of a multithreaded process cannot enter a user namespace, and moving test threads into
+//! namespaces would need `unsafe`. Instead, a child process holds the namespace, and commands join
+//! it through the child's entry in `/proc` (`nsenter`). The holder reads from a pipe that this
+//! process keeps open: when this process ends for any reason, the holder reads an end of file and
+//! exits, and the namespace ends with its last process.
 
 use crate::tool;
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-/// A network namespace of a test's own; without root inside a user namespace of its own.
+/// A network namespace of a test; without root, in a user namespace of its own.
 #[derive(Debug)]
 pub struct Netns {
     holder: Child,
@@ -18,11 +19,10 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// Makes a namespace whose loopback device is up.
+    /// Creates a namespace whose loopback interface is up.
     ///
     /// # Panics
-    /// Where the system refuses: in a container without the right, or where user namespaces are
-    /// off.
+    /// If the system refuses: in a container without the right, or if user namespaces are disabled.
     #[must_use]
     pub fn new() -> Self {
         let has_user_namespace = !tool::is_root();
@@ -43,16 +43,17 @@ impl Netns {
         Self { holder, has_user_namespace }
     }
 
-    /// Has the kernel of the namespace carry packets from device to device.
+    /// Enables IPv4 forwarding in the namespace's kernel.
     ///
     /// # Panics
-    /// Where it will not.
+    /// If that fails.
     pub fn forward(&self) {
         tool::printed(self.command("sh").args(["-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"]));
     }
 
-    /// A command that will run inside. Its process id is the program's own: every step replaces the
-    /// one before. It is killed where the thread that spawned it ends first.
+    /// Returns a command that runs in the namespace. The child's process number is that of the
+    /// program, because each wrapper executes the next one. The child is killed if the thread that
+    /// spawned it ends.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = tool::command("nsenter");
         command.args(["--target", &self.holder.id().to_string(), "--net"]);
@@ -72,9 +73,9 @@ impl Default for Netns {
 
 impl Drop for Netns {
     fn drop(&mut self) {
-        // The end of file that the holder waits for.
+        // The holder waits for this end of file.
         drop(self.holder.stdin.take());
-        // An error means that it is gone already.
+        // An error means that it has ended already.
         let _ = self.holder.wait();
     }
 }
@@ -94,7 +95,7 @@ mod tests {
         let inside = namespace(&mut netns.command("readlink"));
         assert!(inside.starts_with("net:["), "{inside}");
         assert_ne!(inside, namespace(&mut tool::command("readlink")));
-        // The administrator of this network, whoever runs the tests.
+        // Only the owner of the network namespace may do this, whichever user runs the tests.
         let link = netns.command("ip").args(["tuntap", "add", "t0", "mode", "tap"]).status();
         assert!(link.is_ok_and(|status| status.success()));
         let links = printed(netns.command("ip").args(["-o", "link"]));

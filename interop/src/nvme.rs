@@ -1,4 +1,4 @@
-//! `outboard nvme` at both ends: targets, and initiators beside them in the same namespace.
+//! `outboard nvme` at both ends: targets, and initiators in the same namespace.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::{Counters, Netns, PEER, Server, outboard};
 
-/// The initiator's end of the network, with the kernel between it and the target
+/// Network options of an initiator; the kernel forwards between it and the target
 /// ([`Netns::forward`]).
 const INITIATOR: [&str; 8] = [
     "--wire",
@@ -19,17 +19,17 @@ const INITIATOR: [&str; 8] = [
     "10.78.0.1",
 ];
 
-/// A target on a file, that answers by the kernel's end of its TAP device.
+/// Starts a target on a file; its gateway is the kernel's end of its TAP device.
 ///
 /// # Panics
-/// As [`Server::start`].
+/// Like [`Server::start`].
 #[must_use]
 pub fn nvme_target(netns: Arc<Netns>, disk: &Path, options: &[&str]) -> Server {
     let all = ["--gateway", PEER, "--namespace", disk.to_str().expect("UTF-8")];
     Server::nvme_target(netns, &[&all, options].concat())
 }
 
-/// A verb of an initiator with a TAP device and a control socket of its own.
+/// Returns a command for an initiator's verb, with a TAP device and a control socket of its own.
 #[must_use]
 pub fn nvme_initiator(netns: &Netns, verb: &str, target: &str, control: &Path) -> Command {
     let mut command = outboard(netns);
@@ -37,10 +37,10 @@ pub fn nvme_initiator(netns: &Netns, verb: &str, target: &str, control: &Path) -
     command
 }
 
-/// How many reads `fio` has compared with what it wrote, and its own end's counters.
+/// Returns the number of reads that `fio` verified, and the counters of its end.
 ///
 /// # Panics
-/// Where `printed` is no such report.
+/// If `printed` is not a report of `fio`.
 #[must_use]
 pub fn fio_report(printed: &str) -> (u64, Counters) {
     let report: serde_json::Value = serde_json::from_str(printed).expect("JSON");

@@ -1,5 +1,5 @@
-//! HTTP/3 by quinn and h3, for the programs in `src/bin`: connections, by a client that believes
-//! every certificate, since tests and benchmarks make their own.
+//! HTTP/3 over quinn and h3 for the programs in `src/bin`: client connections. Every certificate is
+//! accepted, because tests and benchmarks make their own.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,13 +8,13 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{DigitallySignedStruct, SignatureScheme};
 
-/// What goes wrong in a client or a server.
+/// Error of a client or a server.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Sends requests on one connection.
+/// Sender of requests on one connection.
 pub type Requests = h3::client::SendRequest<h3_quinn::OpenStreams, bytes::Bytes>;
 
-/// Believes every certificate: the tests make their own.
+/// Accepts every certificate.
 #[derive(Debug)]
 struct Any(Arc<rustls::crypto::CryptoProvider>);
 
@@ -66,21 +66,21 @@ fn config() -> Result<quinn::ClientConfig, Failure> {
     Ok(quinn::ClientConfig::new(Arc::new(quic)))
 }
 
-/// A socket for a client, with quinn's defaults.
+/// Returns a client endpoint with quinn's defaults.
 ///
 /// # Errors
-/// What rustls or the system says.
+/// Returns an error of rustls or of the system.
 pub fn client() -> Result<quinn::Endpoint, Failure> {
     let mut endpoint = quinn::Endpoint::client(SocketAddr::from(([0, 0, 0, 0], 0)))?;
     endpoint.set_default_client_config(config()?);
     Ok(endpoint)
 }
 
-/// Connects, and keeps the connection going until the requests' object is dropped; the task ends
-/// with the connection.
+/// Connects to a server. The connection stays open until the returned sender is dropped; the task
+/// ends with the connection.
 ///
 /// # Errors
-/// What happened to the connection.
+/// Returns the reason for which the connection failed.
 pub async fn connect(
     endpoint: &quinn::Endpoint,
     addr: SocketAddr,
@@ -88,16 +88,16 @@ pub async fn connect(
     let connection = endpoint.connect(addr, "localhost")?.await?;
     let (mut driver, send) = h3::client::new(h3_quinn::Connection::new(connection)).await?;
     let drive = tokio::spawn(async move {
-        // How it ended shows in what the requests got.
+        // An error shows in the results of the requests.
         let _ = std::future::poll_fn(|cx| driver.poll_close(cx)).await;
     });
     Ok((send, drive))
 }
 
-/// Runs a future to its end, on this thread alone.
+/// Runs a future to its end on this thread.
 ///
 /// # Errors
-/// The future's own, or that there is no runtime.
+/// Returns the future's error, or that the runtime could not be created.
 pub fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(future)

@@ -1,43 +1,43 @@
-//! One direction of the link that the program `udprelay` puts between a client and a server: a
-//! fixed delay, loss, reordering, and a bottleneck with a bounded queue. Time and randomness come
-//! from outside, so equal seeds give equal links.
+//! One direction of the link between a client and a server that the program `udprelay` emulates: a
+//! fixed delay, loss, reordering, and a bottleneck with a bounded queue. Time and random numbers
+//! come from the caller's clock and seed, so that equal inputs give equal results.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use base::{Duration, Instant, Prng};
 
-/// What a link does to datagrams.
+/// Properties of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkConfig {
-    /// Time from one end to the other.
+    /// One-way delay.
     pub delay: Duration,
-    /// Datagrams lost, of a million.
+    /// Datagrams lost, per million.
     pub loss_ppm: u64,
-    /// Datagrams that arrive late, of a million; others overtake them.
+    /// Datagrams delayed by `late`, per million; others overtake them.
     pub late_ppm: u64,
-    /// How much later those arrive.
+    /// Additional delay of late datagrams.
     pub late: Duration,
-    /// Bytes per second of the bottleneck; zero for none.
+    /// Bytes per second of the bottleneck; zero for no bottleneck.
     pub rate: u64,
-    /// Bytes that wait before the bottleneck at most; those that find it full are dropped.
+    /// Limit of the bytes queued at the bottleneck; datagrams beyond it are dropped.
     pub queue: u64,
 }
 
-/// What became of the datagrams that entered a link.
+/// Counters of the datagrams that entered a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkCounts {
-    /// All that entered.
+    /// All datagrams that entered.
     pub entered: u64,
-    /// Lost at random.
+    /// Datagrams lost at random.
     pub lost: u64,
-    /// Delayed further than the others.
+    /// Datagrams delayed by `late`.
     pub late: u64,
-    /// Dropped before the bottleneck.
+    /// Datagrams dropped at the full bottleneck queue.
     pub dropped: u64,
 }
 
-/// A datagram on the link, ordered by its arrival, then by its number.
+/// A datagram on the link, ordered by arrival, then by number.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Flying {
     arrives: Instant,
@@ -45,13 +45,13 @@ struct Flying {
     datagram: Vec<u8>,
 }
 
-/// A direction of a link.
+/// One direction of a link.
 #[derive(Debug)]
 pub struct Link {
     config: LinkConfig,
     prng: Prng,
     flying: BinaryHeap<Reverse<Flying>>,
-    /// When the bottleneck has sent all that waits before it.
+    /// Time at which the bottleneck has sent everything that is queued.
     idle_at: Instant,
     counts: LinkCounts,
 }
@@ -111,7 +111,7 @@ impl Link {
         self.flying.peek().map(|Reverse(flying)| flying.arrives)
     }
 
-    /// Returns what became of the datagrams so far.
+    /// Returns the counters.
     #[must_use]
     pub const fn counts(&self) -> LinkCounts {
         self.counts

@@ -1,7 +1,7 @@
-//! The program under test as a child in a namespace of its own.
+//! The program under test, as a child process in a namespace of its own.
 //!
-//! [`Server::start`] waits for the line that says it is ready; dropping the server asks it to end
-//! as a user would (SIGTERM) and demands that it does so with exit code 0.
+//! [`Server::start`] waits for the line that reports readiness. Dropping the server ends it as a
+//! user would (SIGTERM), and asserts exit code 0.
 
 use crate::{Counters, Netns, tool};
 use std::ffi::OsString;
@@ -16,31 +16,31 @@ use tempfile::TempDir;
 
 /// The server's IPv4 address in every test.
 pub const ADDR: &str = "10.77.0.2";
-/// The address of the kernel's end: that of clients and of backends.
+/// Address of the kernel's end of the TAP, used by clients and backends.
 pub const PEER: &str = "10.77.0.1";
 
 const ADDR_CIDR: &str = "10.77.0.2/24";
 const PEER_CIDR: &str = "10.77.0.1/24";
 const WIRE: &str = "tap:ob0";
 
-/// Longer than anything takes that works: only keeps a broken program from blocking forever.
+/// Time limit that no working program reaches; prevents that a broken one blocks forever.
 const WATCHDOG: Duration = Duration::from_secs(60);
 
-/// How a server ended.
+/// Result of a server that has ended.
 #[derive(Debug)]
 pub struct Ended {
     /// Its exit status.
     pub status: ExitStatus,
-    /// All that it wrote to stderr.
+    /// Everything that it wrote to standard error.
     pub stderr: String,
 }
 
-/// A running `outboard serve`, `outboard proxy` or `outboard nvme target`.
+/// A running `outboard serve`, `outboard proxy`, `outboard nvme target` or example program.
 #[derive(Debug)]
 pub struct Server {
     netns: Arc<Netns>,
     child: Option<Child>,
-    /// What it prints; the other end closes with it.
+    /// Lines of its standard output; the channel is closed when the server closes it.
     stdout: Receiver<String>,
     stderr: Option<JoinHandle<String>>,
     control: PathBuf,
@@ -48,20 +48,20 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts serving `folder` in a new namespace, with `options` added, and waits until it is
-    /// ready.
+    /// Starts `outboard serve` for `folder` in a new namespace, with additional `options`, and
+    /// waits until it is ready.
     ///
     /// # Panics
-    /// Where the program is not built or does not start; with what it wrote to stderr.
+    /// If the program is not built or does not start; the message contains its standard error.
     #[must_use]
     pub fn start(folder: &Path, options: &[&str]) -> Self {
         Self::start_with(folder, options, &[])
     }
 
-    /// As [`Self::start`], with variables in its environment.
+    /// Like [`Self::start`], with environment variables.
     ///
     /// # Panics
-    /// As [`Self::start`].
+    /// Like [`Self::start`].
     #[must_use]
     pub fn start_with(folder: &Path, options: &[&str], env: &[(&str, &Path)]) -> Self {
         let (scratch, control) = scratch();
@@ -74,11 +74,11 @@ impl Server {
         Self::run(netns, command, scratch, control)
     }
 
-    /// Starts `outboard proxy` with `options` in a namespace, where its backends are already, and
-    /// waits until it is ready.
+    /// Starts `outboard proxy` with `options` in a namespace that contains its backends, and waits
+    /// until it is ready.
     ///
     /// # Panics
-    /// As [`Self::start`].
+    /// Like [`Self::start`].
     #[must_use]
     pub fn proxy(netns: Netns, options: &[&str]) -> Self {
         let (scratch, control) = scratch();
@@ -90,7 +90,7 @@ impl Server {
     /// Starts `outboard nvme target` with `options` in a namespace, and waits until it is ready.
     ///
     /// # Panics
-    /// As [`Self::start`].
+    /// Like [`Self::start`].
     #[must_use]
     pub fn nvme_target(netns: Arc<Netns>, options: &[&str]) -> Self {
         let (scratch, control) = scratch();
@@ -99,11 +99,11 @@ impl Server {
         Self::run(netns, command, scratch, control)
     }
 
-    /// Starts the example of a program that embeds a stack, in a new namespace, and waits until it
-    /// is ready.
+    /// Starts the example program that embeds a stack, in a new namespace, and waits until it is
+    /// ready.
     ///
     /// # Panics
-    /// As [`Self::start`].
+    /// Like [`Self::start`].
     #[must_use]
     pub fn echo_example() -> Self {
         let (scratch, control) = scratch();
@@ -134,10 +134,10 @@ impl Server {
         server.wait_until_ready()
     }
 
-    /// Ends it at once, as a crash does; gives the namespace that it was in.
+    /// Kills the server, like a crash, and returns its namespace.
     ///
     /// # Panics
-    /// Where it has ended before.
+    /// If it has ended already.
     #[must_use]
     pub fn crash(mut self) -> Arc<Netns> {
         self.signal("KILL");
@@ -146,7 +146,7 @@ impl Server {
         netns
     }
 
-    /// A command in the server's namespace: a client.
+    /// Returns a command in the server's namespace, for a client.
     pub fn command(&self, program: &str) -> Command {
         self.netns.command(program)
     }
@@ -154,34 +154,34 @@ impl Server {
     /// Runs `outboard` with `args` in the server's namespace.
     ///
     /// # Panics
-    /// Where it cannot be run.
+    /// If it cannot be run.
     pub fn outboard(&self, args: &[&str]) -> Output {
         tool::run(self.netns.command(program()).args(args))
     }
 
-    /// Tries to serve `folder` in the same namespace a second time, with the same device.
+    /// Tries to start a second server for `folder` in the same namespace, on the same TAP device.
     ///
     /// # Panics
-    /// Where the program cannot be run.
+    /// If the program cannot be run.
     pub fn second_instance(&self, folder: &Path) -> Output {
         let control = self.control.with_extension("second");
         tool::run(self.netns.command(program()).args(serve_args(folder, &control)))
     }
 
-    /// The instance's counters, as `outboard stat` gives them.
+    /// Returns the instance's counters, from `outboard stat`.
     ///
     /// # Panics
-    /// Where it does not give them.
+    /// If `outboard stat` fails.
     #[must_use]
     pub fn stat(&self) -> Counters {
         let json = self.ask("stat");
         Counters::parse(&json).unwrap_or_else(|e| panic!("outboard stat: {e}"))
     }
 
-    /// No counter that an operator alarms on has moved, and there are some.
+    /// Asserts that there are counters for alarms, and that none of them has moved.
     ///
     /// # Panics
-    /// Where one has.
+    /// If one has moved.
     #[track_caller]
     pub fn expect_no_alarm(&self) {
         let all = self.ask_with("stat", &["--alarms", "--json"]);
@@ -189,23 +189,23 @@ impl Server {
         all.expect_moved_none();
     }
 
-    /// The instance's connections, as `outboard ss` gives them.
+    /// Returns the instance's connections, from `outboard ss`.
     ///
     /// # Panics
-    /// Where it does not give a list.
+    /// If `outboard ss` does not print a list.
     #[must_use]
     pub fn connections(&self) -> Vec<serde_json::Value> {
         let json = self.ask("ss");
         serde_json::from_str(&json).unwrap_or_else(|e| panic!("outboard ss: {e}: {json}"))
     }
 
-    /// What `outboard nvme ctl` answers, or why it refuses.
+    /// Runs `outboard nvme ctl`, and returns its answer.
     ///
     /// # Errors
-    /// What it says on standard error.
+    /// Returns its standard error if it fails.
     ///
     /// # Panics
-    /// Where it answers no JSON.
+    /// If the answer is not JSON.
     pub fn nvme_ctl(&self, args: &[&str]) -> Result<serde_json::Value, String> {
         let control = self.control.to_string_lossy();
         let output = self.outboard(&[&["nvme", "ctl", "--control", &control], args].concat());
@@ -215,43 +215,43 @@ impl Server {
         Ok(serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("nvme ctl: {e}")))
     }
 
-    /// The namespace that it runs in.
+    /// Returns the namespace of the server.
     #[must_use]
     pub fn netns(&self) -> &Netns {
         &self.netns
     }
 
-    /// Sends the server a signal, by its name.
+    /// Sends the server a signal, given by name.
     ///
     /// # Panics
-    /// Where it has ended.
+    /// If it has ended.
     pub fn signal(&self, name: &str) {
         if let Some(child) = &self.child {
             tool::signal(name, child.id());
         }
     }
 
-    /// Asks the server to end, and waits for it.
+    /// Ends the server with SIGTERM, and waits for its end.
     ///
     /// # Panics
-    /// Where it does not end within the watchdog's time.
+    /// If it does not end within the time limit.
     pub fn stop(mut self) -> Ended {
         self.end()
     }
 
-    /// Waits until the server has ended, for whatever reason.
+    /// Waits until the server ends, for any reason.
     ///
     /// # Panics
-    /// As [`Self::stop`].
+    /// Like [`Self::stop`].
     #[must_use]
     pub fn wait(mut self) -> Ended {
         self.wait_for_end()
     }
 
-    /// What `outboard VERB` prints for people.
+    /// Returns the table that `outboard VERB` prints.
     ///
     /// # Panics
-    /// Where the program fails.
+    /// If the program fails.
     #[must_use]
     pub fn outboard_text(&self, verb: &str) -> String {
         self.ask_with(verb, &[])
@@ -298,7 +298,7 @@ impl Server {
     }
 
     fn wait_for_end(&mut self) -> Ended {
-        // Its stdout closes when it ends; until then it may go on printing.
+        // Standard output closes when the server ends; until then it may print more lines.
         loop {
             match self.stdout.recv_timeout(WATCHDOG) {
                 Ok(_) => {}
@@ -313,7 +313,7 @@ impl Server {
 
     fn kill(&mut self) {
         if let Some(child) = &mut self.child {
-            // An error means that it is gone already.
+            // An error means that it has ended already.
             let _ = child.kill();
         }
     }
@@ -332,7 +332,7 @@ impl Drop for Server {
             return;
         }
         if std::thread::panicking() {
-            // The test has failed already: what the server said may tell why.
+            // The test has failed already; the server's messages may tell why.
             self.kill();
             eprintln!("the server's stderr:\n{}", self.reap().stderr);
             return;
@@ -342,19 +342,19 @@ impl Drop for Server {
     }
 }
 
-/// Options with a way to end: at once, where nothing else is said.
+/// Returns options with a drain time: zero unless they contain one.
 fn with_end<'a>(options: &[&'a str]) -> Vec<&'a str> {
     let end: &[_] = if options.contains(&"--drain") { &[] } else { &["--drain", "0"] };
     [options, end].concat()
 }
 
-/// A command that runs `outboard` in a namespace.
+/// Returns a command that runs `outboard` in a namespace.
 #[must_use]
 pub fn outboard(netns: &Netns) -> Command {
     netns.command(program())
 }
 
-/// The program: `$OUTBOARD_BIN`, or where `make build` puts it.
+/// Returns the path of the program: `$OUTBOARD_BIN`, or the result of `make build`.
 fn program() -> PathBuf {
     let path = std::env::var_os("OUTBOARD_BIN").map_or_else(
         || {
@@ -382,14 +382,14 @@ fn common_args(control: &Path) -> Vec<OsString> {
     args
 }
 
-/// A folder of its own for the control socket.
+/// Creates a folder for the control socket; returns both.
 fn scratch() -> (TempDir, PathBuf) {
     let scratch = TempDir::new().unwrap_or_else(|e| panic!("no temporary folder: {e}"));
     let control = scratch.path().join("control");
     (scratch, control)
 }
 
-/// The line that says so, of either verb.
+/// Returns whether a line reports readiness, of any verb.
 fn is_ready(line: &str) -> bool {
     line.starts_with("serving ") || line.starts_with("proxying ")
 }
@@ -397,8 +397,8 @@ fn is_ready(line: &str) -> bool {
 fn lines_of(child: &mut Child) -> Receiver<String> {
     let (send, receive) = channel();
     let Some(stdout) = child.stdout.take() else { panic!("stdout is a pipe") };
-    // Ends with the child. It reads on after the test stopped listening, so that a full pipe never
-    // blocks the server.
+    // Ends with the child. It continues to read after the test has stopped listening, so that a
+    // full pipe never blocks the server.
     std::thread::spawn(move || {
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {
             let _ = send.send(line);
@@ -411,7 +411,7 @@ fn collect_stderr(child: &mut Child) -> Option<JoinHandle<String>> {
     let mut stderr = child.stderr.take()?;
     Some(std::thread::spawn(move || {
         let mut all = Vec::new();
-        // What was read before an error is still worth showing.
+        // Output read before an error is still worth showing.
         let _ = stderr.read_to_end(&mut all);
         String::from_utf8_lossy(&all).into_owned()
     }))

@@ -1,4 +1,4 @@
-//! Running programs: where they are looked for, and what is said when one is not there.
+//! Running other programs: search path, time limits, and messages if one is missing.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
@@ -6,11 +6,11 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-/// Longer than any command takes that works.
+/// Time limit that no working command reaches.
 const WATCHDOG: Duration = Duration::from_secs(120);
 
-/// A command that finds what administrators find: `ip` is in `/usr/sbin`, which a user's `PATH` on
-/// Debian leaves out.
+/// Returns a command that is also searched for in the administrator's folders: on Debian, `ip` is
+/// in `/usr/sbin`, which a user's `PATH` lacks.
 pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
     let path = std::env::var("PATH").unwrap_or_default();
     let mut command = Command::new(program);
@@ -18,15 +18,15 @@ pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// Runs `command` to its end, with nothing to read; one that takes minutes is killed.
+/// Runs `command` to its end without input. It is killed after two minutes.
 ///
 /// # Panics
-/// Where it cannot be started.
+/// If it cannot be started.
 pub fn run(command: &mut Command) -> Output {
     run_on(Stdio::null(), command)
 }
 
-/// As [`run`], with something to read.
+/// Like [`run`], with input.
 pub(crate) fn run_on(input: impl Into<Stdio>, command: &mut Command) -> Output {
     command.stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped());
     match command.spawn() {
@@ -35,10 +35,10 @@ pub(crate) fn run_on(input: impl Into<Stdio>, command: &mut Command) -> Output {
     }
 }
 
-/// What a command printed that came to a good end.
+/// Returns the standard output of a command that succeeded.
 ///
 /// # Panics
-/// Where it did not; all that it said is in the message.
+/// If it failed; the message contains its output.
 #[must_use]
 #[track_caller]
 pub fn good(output: &Output) -> String {
@@ -46,37 +46,37 @@ pub fn good(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Runs a command to a good end, as [`run`]; gives what it printed.
+/// Runs a command like [`run`], and returns its standard output.
 ///
 /// # Panics
-/// Where it cannot be started, or fails.
+/// If it cannot be started, or fails.
 #[track_caller]
 pub fn printed(command: &mut Command) -> String {
     good(&run(command))
 }
 
-/// All that a command said: what it printed, and what it complained of.
+/// Returns standard output and standard error of a command, one after the other.
 #[must_use]
 pub fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// Waits for the end of a child; one that takes minutes is killed.
+/// Waits for the end of a child. It is killed after two minutes.
 ///
 /// # Panics
-/// Where it is none of ours.
+/// If waiting fails.
 #[must_use]
 pub fn finish(child: Child) -> Output {
     let _watchdog = Watchdog::of(&child);
     child.wait_with_output().unwrap_or_else(|e| panic!("cannot wait for a child: {e}"))
 }
 
-/// Kills a child that takes minutes, unless it is dropped before.
+/// Kills a child after two minutes, unless this is dropped earlier.
 #[derive(Debug)]
 pub struct Watchdog(#[expect(dead_code, reason = "its end is what is waited for")] Sender<()>);
 
 impl Watchdog {
-    /// Watches a child.
+    /// Starts watching a child.
     #[must_use]
     pub fn of(child: &Child) -> Self {
         let (pid, (dropped, watch)) = (child.id(), channel());
@@ -90,10 +90,10 @@ impl Watchdog {
     }
 }
 
-/// Sends signal `name` to the process `pid`.
+/// Sends the signal `name` to the process `pid`.
 ///
 /// # Panics
-/// Where there is no such process: it ended when it should not have.
+/// If there is no such process.
 pub(crate) fn signal(name: &str, pid: u32) {
     let output = run(command("kill").args(["-s", name, &pid.to_string()]));
     assert!(
@@ -103,7 +103,7 @@ pub(crate) fn signal(name: &str, pid: u32) {
     );
 }
 
-/// Whether we run as root: the owner of our own entry under `/proc`.
+/// Returns whether we run as root, the owner of our entry in `/proc`.
 pub(crate) fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|m| m.uid() == 0)
 }

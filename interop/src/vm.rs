@@ -1,10 +1,10 @@
-//! A virtual machine with a kernel that we did not write: its NVMe/TCP initiator and target are
-//! what ours have to get on with.
+//! A virtual machine with a Linux kernel, whose NVMe/TCP initiator and target are tested against
+//! ours.
 //!
 //! `scripts/setup.sh test` takes the kernel of Debian 13 and makes an initramfs of busybox, a few
-//! modules, and what NVMe over TLS needs (`interop/vm`). It runs without acceleration, in seconds,
-//! has a network interface that is connected to the test's namespace by a TAP device, and runs one
-//! shell script.
+//! modules, and the programs for NVMe over TLS (`interop/vm`). The machine runs without hardware
+//! acceleration, boots in seconds, has a network interface that a TAP device connects to the test's
+//! namespace, and runs one shell script.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write as _};
@@ -17,12 +17,12 @@ use crate::tool;
 
 /// The machine's address.
 pub const VM_ADDR: &str = "10.79.0.2";
-/// The namespace's end of its link.
+/// Address of the namespace's end of the link.
 const GATEWAY_CIDR: &str = "10.79.0.1/24";
 const TAP: &str = "vm0";
 
-/// What Linux does with a namespace that it has connected: reads, writes, a discard, a file system
-/// that is trimmed; and an orderly end.
+/// Script for Linux with a connected namespace: reads, writes, a discard, a file system with trim,
+/// and an orderly disconnect.
 pub const NVME_WORK: &str = "\
     dd if=/dev/urandom of=/tmp/data bs=1M count=8 2>/dev/null\n\
     dd if=/tmp/data of=/dev/nvme0n1 bs=1M oflag=direct 2>/dev/null\n\
@@ -47,23 +47,23 @@ pub const NVME_WORK: &str = "\
     umount /mnt\n\
     echo 1 >/sys/class/nvme/nvme0/delete_controller\n";
 
-/// Longer than any script takes that works.
+/// Time limit that no working script reaches.
 const WATCHDOG: Duration = Duration::from_secs(240);
 
-/// A running machine.
+/// A running virtual machine.
 #[derive(Debug)]
 pub struct Vm {
     child: Child,
     lines: Receiver<String>,
-    /// All that it has said.
+    /// Console output so far.
     said: String,
 }
 
 impl Vm {
-    /// Starts a machine that runs `script`. `command` makes a command in the test's namespace.
+    /// Starts a machine that runs `script`. `command` returns a command in the test's namespace.
     ///
     /// # Panics
-    /// Where it cannot be started.
+    /// If it cannot be started.
     #[must_use]
     pub fn start(command: impl Fn(&str) -> Command, scratch: &Path, script: &str) -> Self {
         let link = format!(
@@ -76,7 +76,7 @@ impl Vm {
         let mut archive = std::fs::read(linux("initramfs.gz")).unwrap_or_else(|e| {
             panic!("{}: {e}; run `make setup`", linux("initramfs.gz").display())
         });
-        // The kernel takes archives one after another, each at a multiple of four bytes.
+        // The kernel accepts concatenated archives, each at a multiple of four bytes.
         archive.resize(archive.len().next_multiple_of(4), 0);
         archive.extend_from_slice(&cpio("run.sh", script.as_bytes()));
         std::fs::File::create(&initramfs)
@@ -104,10 +104,10 @@ impl Vm {
         Self { child, lines, said: String::new() }
     }
 
-    /// Waits for a line that begins with `start`; gives what follows in it.
+    /// Waits for a line that begins with `start`; returns the rest of that line.
     ///
     /// # Panics
-    /// Where the machine ends before, or takes minutes.
+    /// If the machine ends earlier, or prints nothing for four minutes.
     pub fn wait_for(&mut self, start: &str) -> String {
         loop {
             let Ok(line) = self.lines.recv_timeout(WATCHDOG) else {
@@ -120,10 +120,10 @@ impl Vm {
         }
     }
 
-    /// Waits for the script's end, which has to be a good one; gives all that was said.
+    /// Waits until the script has succeeded; returns the console output.
     ///
     /// # Panics
-    /// Where the script failed.
+    /// If the script failed.
     #[must_use]
     pub fn finish(mut self) -> String {
         let status = self.wait_for("vm: ended");
@@ -134,22 +134,22 @@ impl Vm {
 
 impl Drop for Vm {
     fn drop(&mut self) {
-        // An error means that it is gone already.
+        // An error means that it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A file that the set-up has made.
+/// Returns the path of a file made by the set-up script.
 fn linux(name: &str) -> PathBuf {
-    // Tests lie in the folder `tmp` of cargo's target folder, beside it.
+    // Relative to cargo's target folder.
     let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or(target, PathBuf::from);
     target.join("linux").join(name)
 }
 
-/// An archive with one file, in the format that the kernel takes ("newc": every field in
-/// hexadecimal digits, everything padded to four bytes).
+/// Returns an archive with one file in cpio's "newc" format, which the kernel expects: every field
+/// in hexadecimal digits, and everything padded to four bytes.
 fn cpio(name: &str, content: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     for (inode, name, mode, content) in [(1, name, 0o100_644, content), (2, "TRAILER!!!", 0, &[])] {

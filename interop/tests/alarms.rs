@@ -1,5 +1,5 @@
-//! Counters that an operator alarms on are zero after ordinary clients: curl, wrk, quinn, nginx
-//! behind the proxy, and our own initiator.
+//! Counters for alarms remain zero with ordinary clients: curl, wrk, quinn, nginx behind the proxy,
+//! and our own initiator.
 
 use interop::{
     ADDR, Daemon, Files, Netns, PEER, Server, good, nvme_initiator, nvme_target, printed,
@@ -9,7 +9,7 @@ use std::sync::Arc;
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 const H3GET: &str = env!("CARGO_BIN_EXE_h3get");
 
-/// Runs a script in the server's namespace, which has to end well.
+/// Runs a script in the server's namespace, and asserts that it succeeds.
 fn script(server: &Server, text: &str) {
     let output = server.command("bash").args(["-ec", text]).output().expect("bash");
     let said = String::from_utf8_lossy(&output.stderr);

@@ -1,6 +1,6 @@
-//! Files that change while they are served: what touches only metadata, an append and a deployment
-//! end no transfer, truncation and rewriting in place do, and the next request has what is there
-//! now. Over TCP and QUIC, with offload and without.
+//! Files that change while they are served: metadata changes, appends and deployments end no
+//! transfer; truncation and rewriting in place do; and the next request gets the new content. Over
+//! TCP and QUIC, with and without offload.
 
 use interop::{Counters, Files, Server, pattern, sha256};
 use std::ffi::OsStr;
@@ -16,16 +16,16 @@ const H3GET: &str = env!("CARGO_BIN_EXE_h3get");
 
 /// Changes the file at a path.
 type Change = fn(&Path);
-/// Makes a text the content that is served at `/a`, below a folder.
+/// Replaces the content that is served at `/a`; the first argument is the root folder's parent.
 type Deploy = fn(&Path, &str);
 
-/// More than the device has memory for, so that it reads to the end.
+/// File size in bytes: more than the device's memory, so that it reads until the end.
 const BYTES: usize = 96 << 20;
 const MEMORY: [&str; 2] = ["--file-memory", "8"];
-/// What a transfer has to have sent before the file is touched.
+/// Bytes that a transfer must have sent before the file is changed.
 const BEGUN: u64 = 1 << 20;
 
-/// How a file is fetched.
+/// Protocol by which a file is fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Client {
     Http,
@@ -44,7 +44,7 @@ impl Client {
         }
     }
 
-    /// Begins to fetch `/a.bin` to a file, slowly enough that it can be changed meanwhile.
+    /// Starts a download of `/a.bin` to a file, slowly enough that it can be changed meanwhile.
     fn begin(self, server: &Server, to: &Path) -> Child {
         let mut command = match self {
             Self::Http | Self::Https => {
@@ -64,7 +64,7 @@ impl Client {
     }
 }
 
-/// File bytes that the device sent so far, and those that the host read.
+/// Returns the file bytes that the device has sent, and those that the host has read.
 fn sent(client: Client, stat: &Counters) -> [u64; 2] {
     let names = match client {
         Client::Http | Client::Https => ["file_offload_bytes", "file_fallback_bytes"],
@@ -73,7 +73,7 @@ fn sent(client: Client, stat: &Counters) -> [u64; 2] {
     names.map(|name| stat.get(name))
 }
 
-/// A transfer that has begun.
+/// A transfer in progress.
 struct Transfer {
     server: Server,
     child: Child,
@@ -99,22 +99,22 @@ impl Transfer {
         self.child.try_wait().expect("the client").is_some()
     }
 
-    /// Stops the client, so that the transfer stands still once its windows are full, or lets it
-    /// go on.
+    /// Sends the client a signal: STOP stalls the transfer once its windows are full, CONT lets it
+    /// continue.
     fn signal(&self, name: &str) {
         let pid = self.child.id().to_string();
         let sent = Command::new("kill").args(["-s", name, &pid]).status();
         assert!(sent.expect("kill").success());
     }
 
-    /// Does something to the file while the transfer stands still.
+    /// Changes something while the transfer stalls.
     fn meanwhile(&self, change: impl FnOnce()) {
         self.signal("STOP");
         change();
         self.signal("CONT");
     }
 
-    /// Waits for the end; says whether the client is content, and gives what it has.
+    /// Waits for the end. Returns whether the client succeeded, its content, and the counters.
     fn end(mut self) -> (bool, Vec<u8>, Counters) {
         let good = self.child.wait().expect("the client").success();
         let stat = self.server.stat();
@@ -127,7 +127,7 @@ fn append(path: &Path) {
     file.write_all(b"appended").expect("room");
 }
 
-/// What changes nothing that was promised.
+/// Changes metadata and appends, neither of which affects the promised bytes.
 fn touch_all(path: &Path) {
     let mode = |bits| fs::set_permissions(path, Permissions::from_mode(bits)).expect("chmod");
     mode(0o600);
@@ -139,7 +139,7 @@ fn touch_all(path: &Path) {
     append(path);
 }
 
-/// Puts a new file in the place of an old one, as deployments do.
+/// Replaces a file by a new one, like deployments do.
 fn replace(path: &Path, content: impl AsRef<[u8]>) {
     let new = path.with_extension("new");
     fs::write(&new, content).expect("room");
@@ -221,7 +221,7 @@ fn strict_files_end_transfers_at_any_touch() {
     }
 }
 
-/// Says what is served at `/a` again and again, each time right after it has changed.
+/// Fetches `/a` again and again, each time directly after a change.
 #[test]
 fn new_content_is_served_at_the_next_request() {
     let changes: [(&str, Deploy); 3] = [
@@ -243,7 +243,7 @@ fn new_content_is_served_at_the_next_request() {
             let server = Server::start(&files.path().join("current"), options);
             assert_eq!(server.get("/a", &[]).body, b"first");
             for round in 0..20 {
-                // Of the same length, so that only time stamps tell.
+                // All texts have the same length, so that only time stamps differ.
                 let text = format!("r{round:04}");
                 change(files.path(), &text);
                 let body = server.get("/a", &[]).body;
@@ -268,7 +268,7 @@ fn names_are_bytes() {
         let response = server.get("/d%ff/%e9t%E9.html", &[]);
         assert_eq!((response.status, &response.body[..]), (200, &b"not UTF-8"[..]));
         assert_eq!(response.field("content-type"), "text/html; charset=utf-8");
-        // The link of a directory names the same bytes.
+        // The redirect of a directory contains the same bytes.
         let moved = server.get("/d%ff", &[]);
         assert_eq!((moved.status, moved.field("location")), (301, "/d%FF/"));
         for (target, status) in [("/d%fe/x", 404), ("/%c0%ae%c0%ae/x", 404), ("/d%ff/%00", 400)] {

@@ -1,5 +1,5 @@
-//! A program that embeds a stack with an application of its own (`crates/stack/examples/echo.rs`):
-//! clients of the kernel, `outboard stat` and `ss`, and a drain at SIGTERM.
+//! A program that embeds a stack with its own application (`crates/stack/examples/echo.rs`): kernel
+//! clients, `outboard stat` and `ss`, and a drain at SIGTERM.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::Stdio;
@@ -29,7 +29,8 @@ fn an_embedded_stack_serves_and_drains() {
     assert_eq!(connections.len(), 1, "{connections:?}");
     assert_eq!(connections[0]["state"], "ESTABLISHED");
 
-    // The connection outlives the signal, new ones do not, and the program ends with it.
+    // The connection outlives the signal, new connections are refused, and the program ends with
+    // the last one.
     server.signal("TERM");
     let mut tell = client.stdin.take().expect("a pipe");
     writeln!(tell).expect("it reads");

@@ -1,5 +1,5 @@
-//! The end of the program: peers of `outboard serve`, `proxy` and `nvme target` hear of it, on
-//! whatever threads host and device run, whether the host or the device has their connections.
+//! The end of the program: peers of `outboard serve`, `proxy` and `nvme target` are notified, with
+//! any number of threads, for connections of the host and of the device.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -10,26 +10,26 @@ use std::sync::Arc;
 use interop::{Daemon, Files, Netns, PEER, Server, finish, nvme_target};
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
-/// More than one turn of a thread hands over.
+/// Number of clients: more than one turn of a thread hands over.
 const CLIENTS: usize = 300;
 /// Hosts of a target, with a controller each.
 const HOSTS: usize = 60;
 const NQN: &str = "nqn.2026-11.io.outboard:storage";
 
-/// Clients that hold connections, and what they see of the server's end: how many were reset, how
-/// many closed, and how many hear nothing.
+/// Runs clients that hold connections while the server ends. Returns the numbers of connections
+/// that were reset, closed, and not notified; and the server's standard error.
 fn ends_seen(server: Server) -> (Vec<usize>, String) {
     ends_of(server, "80", "/1m.bin", CLIENTS)
 }
 
-/// The same for other clients.
+/// Like [`ends_seen`], with another port, request and number of clients.
 fn ends_of(server: Server, port: &str, wanted: &str, clients: usize) -> (Vec<usize>, String) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/hold.py");
     let ask = [script, interop::ADDR, port, wanted, &clients.to_string()];
     ends_seen_by("/usr/bin/python3", &ask, server)
 }
 
-/// The same of any client, as it counts them.
+/// Like [`ends_seen`], with another client program, which prints the numbers.
 fn ends_seen_by(program: &str, ask: &[&str], server: Server) -> (Vec<usize>, String) {
     let mut clients = server
         .command(program)
@@ -91,8 +91,8 @@ fn clients_of_a_proxy_hear_of_its_end() {
     }
 }
 
-/// Every host hears of the target's end, and the log has a line for each: also where nothing is
-/// waited for, so that the order to drain and the end come at the same time.
+/// Every host is notified, and the log has a line for each; also with a drain time of zero, when
+/// the order to drain and the end coincide.
 #[test]
 fn hosts_of_a_target_hear_of_its_end() {
     for threads in ["two", "one"] {

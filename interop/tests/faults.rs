@@ -1,5 +1,5 @@
-//! What goes wrong outside: files that change under a transfer, clients that vanish, a second
-//! instance, an end in the middle.
+//! Faults from outside: files that change during a transfer, clients that vanish, a second
+//! instance, and an end during a transfer.
 
 use interop::{Files, Server, counters, pattern};
 use std::fs::{self, OpenOptions};
@@ -7,16 +7,17 @@ use std::io::{Seek, SeekFrom, Write};
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 
-/// More than all buffers on the way hold, so that the transfer stands still when nobody reads.
+/// File size in bytes: more than all buffers hold, so that the transfer stalls if the client does
+/// not read.
 const BYTES: usize = 256 << 20;
-/// Enough to know that the transfer is under way.
+/// Bytes that show that the transfer is in progress.
 const BEGUN: usize = 1 << 20;
 
-/// curl's exit codes for a body that ended early and for a connection that was reset.
+/// curl's exit codes for a body that ended early, and for a connection that was reset.
 const CURL_BROKEN: [i32; 2] = [18, 56];
 
-/// Starts a transfer, changes its file in the middle, and demands that it breaks without a wrong
-/// byte and is counted.
+/// Starts a transfer, changes its file meanwhile, and asserts that the transfer is aborted and
+/// counted, without a wrong byte.
 fn breaks_when(change: impl FnOnce(&Files)) {
     let files = Files::new(TMP);
     files.fill("a.bin", BYTES as u64);
@@ -32,7 +33,7 @@ fn breaks_when(change: impl FnOnce(&Files)) {
     let after = server.stat();
     assert!(after.moved(&before, counters::FILE_CHANGED) > 0, "{after:?}");
     assert_eq!(after.moved(&before, counters::FILE_ABORTS), 1, "{after:?}");
-    // Others are served as before.
+    // Other requests are served as before.
     files.write("b.txt", "b");
     assert_eq!(server.get("/b.txt", &[]).body, b"b");
 }
@@ -65,11 +66,11 @@ fn file_replaced_in_the_middle_is_never_mixed() {
     files.write("new.bin", vec![0xee; BYTES]);
     fs::rename(files.path().join("new.bin"), files.path().join("a.bin")).expect("rename");
     let (received, status) = download.finish();
-    // The old file to its end, or a broken connection; never the new one's bytes in it.
+    // The old file to its end, or an aborted transfer; never bytes of the new file.
     let old = pattern(BYTES);
     assert!(old.starts_with(&received), "wrong bytes arrived");
     assert!(!status.success() || received.len() == old.len());
-    // Who asks now gets the new one.
+    // The next request gets the new file.
     let part = server.get("/a.bin", &["--range", "0-99"]);
     assert_eq!(part.body, [0xee; 100]);
 }
@@ -85,8 +86,8 @@ fn client_that_vanishes_leaves_nothing_behind() {
     assert_eq!(connections.len(), 1, "{connections:?}");
     assert!(connections[0].is_object(), "{connections:?}");
     download.vanish();
-    // The kernel resets a connection whose owner died with bytes unread. Each look at the list is a
-    // process of its own, which gives the reset time to arrive.
+    // The kernel resets a connection whose owner ended with unread bytes. Each request of the list
+    // starts a process, which gives the reset time to arrive.
     let gone = (0..1000).any(|_| server.connections().is_empty());
     assert!(gone, "{:?}", server.connections());
 }
@@ -101,7 +102,7 @@ fn second_instance_on_the_same_device_says_so() {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(stderr.trim_end().lines().count(), 1, "{stderr}");
     assert!(stderr.contains("ob0"), "{stderr}");
-    // The first goes on.
+    // The first instance continues to serve.
     assert_eq!(server.get("/a.txt", &[]).body, b"a");
 }
 

@@ -1,5 +1,5 @@
-//! Whole files arrive as they are: every size, many at once, over IPv4 and IPv6, and through a wire
-//! that loses, reorders, repeats and corrupts.
+//! Whole files arrive unchanged: every size, many at once, over IPv4 and IPv6, and over a link that
+//! loses, reorders, duplicates and corrupts packets.
 
 use interop::{Download, Files, Server, Url, counters, sha256};
 
@@ -8,11 +8,11 @@ const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// Sizes about the edges of pages, segments and the device's buffers.
+/// File sizes around the boundaries of pages, segments and the device's buffers.
 const SIZES: [u64; 12] =
     [0, 1, 1459, 1460, 1461, 4095, 4096, 4097, 65_535, 65_537, MIB, 5 * MIB + 123];
 
-/// Writes a file for each size and gives its name with its sum.
+/// Writes a file for each size; returns names and hashes.
 fn fill(files: &Files, sizes: &[u64]) -> Vec<(String, String)> {
     let name = |bytes: u64| format!("{bytes}.bin");
     sizes.iter().map(|&bytes| (name(bytes), sha256(&files.fill(&name(bytes), bytes)))).collect()
@@ -32,7 +32,7 @@ fn every_size_arrives_and_the_device_read_it() {
         assert_eq!(&server.download(&v4(name)).sha256(), sum, "{name}");
     }
     let after = server.stat();
-    // Every byte went from the disk through the device, and none through the host.
+    // Every byte was read and sent by the device, and none by the host.
     let bytes: u64 = SIZES.iter().sum();
     assert!(after.moved(&before, counters::FILE_BYTES) >= bytes, "{after:?}");
     assert_eq!(after.moved(&before, counters::FILE_FALLBACK_BYTES), 0, "{after:?}");
@@ -64,7 +64,7 @@ fn several_queues_share_the_flows_and_every_file_arrives() {
     }
     let after = server.stat();
     assert_eq!(after.moved(&before, counters::FILE_FALLBACK_BYTES), 0, "{after:?}");
-    // 36 flows over three queues: all on one happens once in 10^17 runs.
+    // 36 flows over three queues: all on one queue happens once in 10^17 runs.
     let opens = |queue: u8| after.get(&format!("host.q{queue}.tcp_passive_opens"));
     assert!(opens(0).max(opens(1)).max(opens(2)) < 36, "{after:?}");
 }
@@ -76,7 +76,7 @@ fn sixty_four_at_once_with_a_gibibyte_among_them() {
     let mut sums = fill(&files, &SIZES);
     sums.extend(fill(&files, &[GIB]));
     let server = Server::start(files.path(), &[]);
-    // The large one first: the others come and go beside it.
+    // The large file first; the others start and end during its transfer.
     let downloads: Vec<(&str, &str, Download)> = sums
         .iter()
         .rev()
@@ -114,8 +114,7 @@ fn ipv6_serves_the_same_bytes() {
     }
 }
 
-/// What the issue asks for: two in a hundred lost and reordered, one repeated, one in two hundred
-/// corrupted.
+/// Faults of the link: 2 % lost and 2 % reordered, 1 % duplicated, 0.5 % corrupted.
 const IMPAIRED: [&str; 8] =
     ["--drop", "0.02", "--reorder", "0.02", "--dup", "0.01", "--corrupt", "0.005"];
 
@@ -124,7 +123,7 @@ fn impaired(options: &[&str]) {
     let sums = fill(&files, &SIZES[..11]);
     let server = Server::start(files.path(), &[&IMPAIRED, options].concat());
     let before = server.stat();
-    // Three of each: enough packets for every fault to come.
+    // Three downloads of each file: enough packets for every kind of fault.
     for _ in 0..3 {
         let downloads: Vec<_> = sums.iter().map(|(n, s)| (n, s, server.download(&v4(n)))).collect();
         for (name, sum, download) in downloads {

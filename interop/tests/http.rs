@@ -1,5 +1,5 @@
-//! HTTP/1.1 as curl and raw bytes see it: ranges, conditional requests, errors, connections.
-//! RFC 9110 and RFC 9112 are cited where they decide.
+//! HTTP/1.1 from the view of curl and of raw bytes: ranges, conditional requests, errors,
+//! connections. RFC 9110 and RFC 9112 are cited for each decision.
 
 use interop::{Files, Response, Server, pattern};
 use std::os::unix::fs::symlink;
@@ -7,7 +7,7 @@ use std::os::unix::fs::symlink;
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 const BYTES: usize = 100_000;
 
-/// A server with one file `/a.bin` of [`BYTES`] bytes, and the bytes.
+/// Starts a server with one file `/a.bin` of [`BYTES`] bytes; also returns the bytes.
 fn one_file() -> (Files, Server, Vec<u8>) {
     let files = Files::new(TMP);
     files.fill("a.bin", BYTES as u64);
@@ -24,7 +24,7 @@ fn single_ranges() {
         ("-5", BYTES - 5..BYTES),
         ("4095-4097", 4095..4098),
         ("99999-200000", 99_999..BYTES),
-        // RFC 9110 14.1.2: a suffix longer than the file is the whole file.
+        // RFC 9110 section 14.1.2: a suffix longer than the file is the whole file.
         ("-200000", 0..BYTES),
     ];
     for (range, want) in cases {
@@ -40,12 +40,11 @@ fn single_ranges() {
 #[test]
 fn ranges_that_cannot_be_had() {
     let (_files, server, all) = one_file();
-    // RFC 9110 15.5.17: and says how long the file is.
+    // RFC 9110 section 15.5.17: Content-Range states the file's length.
     let response = server.get("/a.bin", &["--range", "100000-"]);
     assert_eq!(response.status, 416);
     assert_eq!(response.field("content-range"), format!("bytes */{BYTES}"));
-    // RFC 9110 14.2: a unit that we do not know is ignored; ranges that make no sense may be
-    // ignored or refused.
+    // RFC 9110 section 14.2: an unknown unit is ignored; invalid ranges may be ignored or refused.
     for (range, may_refuse) in
         [("lines=1-2", false), ("bytes", true), ("bytes=9-1", true), ("bytes=a-b", true)]
     {
@@ -64,7 +63,7 @@ fn several_ranges_come_as_multipart() {
     let kind = response.field("content-type");
     let boundary = kind.strip_prefix("multipart/byteranges; boundary=").expect(kind);
     let mut rest = response.body.as_slice();
-    // RFC 9110 14.6: each part says where it belongs.
+    // RFC 9110 section 14.6: each part states its range.
     for want in [0..10, 20..30, BYTES - 3..BYTES] {
         let head_end = find(rest, b"\r\n\r\n").expect("a part's header") + 4;
         let head = String::from_utf8_lossy(&rest[..head_end]).to_ascii_lowercase();
@@ -96,7 +95,7 @@ fn conditional_requests() {
         assert!(response.status >= 400 || response.body.len() == bytes, "{name}: {value}");
         response.status
     };
-    // RFC 9110 13.1.
+    // RFC 9110 section 13.1.
     assert_eq!(status("If-None-Match", etag), 304);
     assert_eq!(status("If-None-Match", &format!("\"no\", {etag}")), 304);
     assert_eq!(status("If-None-Match", "*"), 304);
@@ -107,7 +106,7 @@ fn conditional_requests() {
     assert_eq!(status("If-Match", "\"no\""), 412);
     assert_eq!(status("If-Unmodified-Since", modified), 200);
     assert_eq!(status("If-Unmodified-Since", OLD), 412);
-    // RFC 9110 13.2.2: an entity tag beats a date.
+    // RFC 9110 section 13.2.2: an entity tag takes precedence over a date.
     let both = [
         "--header",
         "If-None-Match: \"no\"",
@@ -128,7 +127,7 @@ fn if_range_gives_a_part_only_of_the_same_file() {
     };
     assert_eq!(part(plain.field("etag")), (206, all[5..10].to_vec()));
     assert!(part("\"no\"") == (200, all.clone()));
-    // RFC 9110 13.1.5: a weak tag never matches.
+    // RFC 9110 section 13.1.5: a weak tag never matches.
     assert!(part(&format!("W/{}", plain.field("etag"))) == (200, all));
 }
 
@@ -166,7 +165,7 @@ fn names_types_and_indexes() {
         assert_eq!((response.status, response.body.as_slice()), (200, body.as_bytes()), "{path}");
         assert!(response.field("content-type").starts_with(kind), "{path}: {:?}", response.fields);
     }
-    // A folder without its slash is sent to where relative links work.
+    // A folder without a trailing slash is redirected, so that relative links work.
     let response = server.get("/sub", &["--location"]);
     assert!(response.status == 301 || response.body == b"sub", "{response:?}");
 }
@@ -202,7 +201,7 @@ fn nothing_outside_the_root_is_read() {
     ];
     for path in paths {
         let response = server.get(path, &["--path-as-is"]);
-        // 400 where the path is not one at all.
+        // 400 if the path is invalid.
         assert!([400, 403, 404].contains(&response.status), "{path}: {}", response.status);
         let body = String::from_utf8_lossy(&response.body).into_owned();
         assert!(!body.contains(SECRET) && !body.contains("root:"), "{path}: {body}");
@@ -214,7 +213,7 @@ fn other_methods_are_refused() {
     let (_files, server, _) = one_file();
     for method in ["POST", "PUT", "DELETE", "PATCH", "BREW"] {
         let response = server.get("/a.bin", &["--request", method]);
-        // RFC 9110 15.5.6, 15.6.2: known but not allowed, or not known.
+        // RFC 9110 sections 15.5.6 and 15.6.2: known but not allowed, or not known.
         assert!([405, 501].contains(&response.status), "{method}: {}", response.status);
     }
     let response = server.get("/a.bin", &["--data", "x=1"]);
@@ -229,10 +228,10 @@ fn bad_requests_get_their_codes() {
     let cases = [
         ("400", "complete nonsense\r\n\r\n".to_owned()),
         ("400", "GET /a.bin HTTP/1.1\r\nHost: x\r\nno colon\r\n\r\n".to_owned()),
-        // RFC 9112 3.2: a request without Host is an error.
+        // RFC 9112 section 3.2: a request without Host is an error.
         ("400", "GET /a.bin HTTP/1.1\r\n\r\n".to_owned()),
         ("400", "GET /a.bin HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n".to_owned()),
-        // RFC 9112 5.1: no space before the colon, it has been used to smuggle.
+        // RFC 9112 section 5.1: white space before the colon has been used for request smuggling.
         ("400", "GET /a.bin HTTP/1.1\r\nHost : x\r\n\r\n".to_owned()),
         ("414", format!("GET /{long_path} HTTP/1.1\r\nHost: x\r\n\r\n")),
         ("431", format!("GET / HTTP/1.1\r\nHost: x\r\nField: {long_field}\r\n\r\n")),
@@ -244,7 +243,7 @@ fn bad_requests_get_their_codes() {
         let line = String::from_utf8_lossy(&answer[..answer.len().min(40)]).into_owned();
         assert!(line.starts_with(&format!("HTTP/1.1 {code} ")), "{shown:?}: {line:?}");
     }
-    // And goes on serving.
+    // The server continues to serve.
     assert!(server.get("/a.bin", &[]).body == all);
 }
 
@@ -268,7 +267,8 @@ fn connections_are_kept_and_closed_as_asked() {
     assert_eq!(response.field("connection").to_ascii_lowercase(), "close");
     assert!(response.body == all);
 
-    // RFC 9112 9.3: HTTP/1.0 closes unless asked not to; the answer is complete before that.
+    // RFC 9112 section 9.3: HTTP/1.0 closes unless asked to keep the connection; the response is
+    // complete before that.
     let answer = Response::parse(&server.raw(b"GET /a.bin HTTP/1.0\r\n\r\n"));
     assert!(answer.status == 200 && answer.body == all);
 }

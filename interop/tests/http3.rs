@@ -1,4 +1,4 @@
-//! HTTP/3 as quinn, aioquic, a browser and Wireshark see it.
+//! HTTP/3 from the view of quinn, aioquic, a browser and Wireshark.
 
 use interop::{Files, Server, good, pattern, printed};
 use std::path::Path;
@@ -6,14 +6,14 @@ use std::process::{Command, Output};
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 const CLIENT: &str = env!("CARGO_BIN_EXE_h3get");
-/// Fetches trees: quinn and h3.
+/// Fetches trees with quinn and h3.
 const TREE: &str = env!("CARGO_BIN_EXE_h3tree");
-/// The same by aioquic, which shares no code with ours or with quinn.
+/// Fetches trees with aioquic, which shares no code with us or with quinn.
 const TREE_AIOQUIC: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/h3tree.py");
 const OPTIONS: [&str; 2] = ["--tls", "--http3"];
 
-/// Fetches paths, separated by commas, by HTTP/3; gives what the client printed and the last one's
-/// content.
+/// Fetches comma-separated paths over HTTP/3. Returns the client's output, and the content of the
+/// last path.
 fn get(server: &Server, paths: &str, fields: &[&str]) -> (Output, Vec<u8>) {
     let folder = Files::new(TMP);
     let to = folder.path().join("got");
@@ -44,19 +44,19 @@ fn files_ranges_and_errors() {
     assert_eq!((moved("http3_requests"), moved("quic_connections")), (5, 4));
     assert_eq!((moved("http3_connection_errors"), moved("http3_stream_errors")), (0, 0));
     assert_eq!(moved("quic_failed") + moved("quic_timed_out"), 0);
-    // The long one is the device's, file and packets, but for its beginning; the others end before
-    // it is worth it.
+    // The device sends the long response, file and packets, except its beginning; the other
+    // connections end before offload pays.
     assert_eq!((moved("quic_offloaded"), moved("quic_not_sealed")), (1, 0));
     assert!(moved("quic_file_bytes_offloaded") > 8_000_000, "{after:?}");
     assert!(moved("quic_tx_sealed") > 5_000 && moved("quic_rx_opened") > 0, "{after:?}");
-    // HTTPS says where HTTP/3 is.
+    // HTTPS advertises HTTP/3.
     let curl = server.command("curl").args(["-sik", "https://10.77.0.2/b.txt"]).output();
     let curl = good(&curl.expect("curl"));
     assert!(curl.contains("Alt-Svc: h3=\":443\"; ma=86400\r\n"), "{curl}");
 }
 
-/// A client that changes its port every now and then stays with its queue's host, whichever of the
-/// wire's queues its packets come in by.
+/// A client that changes its port now and then stays with the host of its queue, whichever of the
+/// link's queues receives its packets.
 #[test]
 fn several_queues_and_a_client_that_moves() {
     let files = Files::new(TMP);
@@ -73,12 +73,13 @@ fn several_queues_and_a_client_that_moves() {
     let stat = server.stat();
     assert!(output.status.success(), "{output:?}, {stat:?}");
     assert!(std::fs::read(&to).unwrap_or_default() == pattern(20_000_000), "other bytes");
-    // Of as many moves all stay on the wire's first queue once in half a million runs.
+    // With this number of migrations, all stay on the link's first queue once in half a million
+    // runs.
     let of = |name| stat.get(name);
     assert!(of("quic_migrations") >= 15, "{stat:?}");
     assert_eq!((of("quic_connections"), of("http3_requests")), (1, 1), "{stat:?}");
     assert_eq!(of("quic_failed") + of("quic_timed_out"), 0, "{stat:?}");
-    // And it has its qlog, whole once the server has ended.
+    // The connection has a qlog, which is complete once the server has ended.
     drop(server);
     let mut names = std::fs::read_dir(logs.path()).expect("a folder").flatten();
     let (first, more) = (names.next().expect("a log").path(), names.next());
@@ -91,7 +92,7 @@ fn several_queues_and_a_client_that_moves() {
     assert!(sent > 10_000, "{sent} of {}: {:?}", events.len(), events.get(2));
 }
 
-/// Plants a tree of files, of none to 20 MB; gives the paths to ask for.
+/// Creates a tree of files of 0 bytes to 20 MB; returns their paths.
 fn plant(files: &Files) -> Vec<String> {
     let small = (4..47).map(|i| (1 << (i % 19)) + 1009 * i);
     let sizes =
@@ -104,14 +105,14 @@ fn plant(files: &Files) -> Vec<String> {
     sizes.enumerate().map(plant).collect()
 }
 
-/// The SHA-256 of every file in a folder, with its path.
+/// Returns the SHA-256 of every file in a folder, with its path.
 fn sums(folder: &Path) -> String {
     let script = "cd \"$0\" && find . -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum";
     printed(Command::new("sh").args(["-c", script]).arg(folder))
 }
 
-/// Fetches a tree by three connections, with what the device may do, over good and bad wires: the
-/// same files, and the device did what it may, and nothing else.
+/// Fetches a tree over three connections, with several sets of offloads, over good and bad links.
+/// Asserts that the files are the same, and that the device did the permitted work and no other.
 fn tree_arrives(client: &[&str]) {
     let files = Files::new(TMP);
     let paths = plant(&files);
@@ -142,7 +143,7 @@ fn tree_arrives(client: &[&str]) {
             assert!(by_device.iter().all(|&n| n > 0), "{stat:?}");
             assert!(of("quic_tx_sealed") > 15_000 && of("quic_rx_opened") > 100, "{stat:?}");
         }
-        // All but the beginnings of connections.
+        // All bytes except those at the beginnings of connections.
         let file_bytes = of("quic_file_bytes_offloaded");
         assert_eq!(file_bytes > 20_000_000, offload == "all", "{stat:?}");
         assert!(offload == "all" || file_bytes == 0, "{stat:?}");
@@ -156,21 +157,21 @@ fn quinn_fetches_a_tree() {
 
 #[test]
 fn aioquic_fetches_a_tree() {
-    // `make setup` makes it, in the folder that the build uses.
+    // Made by `make setup`, in the folder of the build.
     let python = Path::new(TMP).with_file_name("aioquic").join("bin/python");
     assert!(python.is_file(), "{} is not there: run `make setup` first", python.display());
     tree_arrives(&[&python.to_string_lossy(), TREE_AIOQUIC]);
 }
 
-/// A variable-length integer (RFC 9000 section 16), and what follows it.
+/// Returns a variable-length integer (RFC 9000 section 16), and the bytes after it.
 fn varint(bytes: &[u8]) -> (usize, &[u8]) {
     let len = 1 << (bytes[0] >> 6);
     let value = bytes[..len].iter().fold(0, |value, &byte| value << 8 | usize::from(byte));
     (value & ((1 << (8 * len - 2)) - 1), &bytes[len..])
 }
 
-/// What the server sent on a connection's first stream, as tshark shows it: lines of hexadecimal
-/// digits, those of the second end behind a tab.
+/// Returns the bytes that the server sent on a connection's first stream, from tshark's lines of
+/// hexadecimal digits; those of the server begin with a tab.
 fn first_response(capture: &Path, log: &Path) -> Vec<u8> {
     let mut command = Command::new("tshark");
     command.arg("-r").arg(capture).args(["-o", &format!("tls.keylog_file:{}", log.display())]);
@@ -180,8 +181,8 @@ fn first_response(capture: &Path, log: &Path) -> Vec<u8> {
     (0..digits.len()).step_by(2).map(byte).collect()
 }
 
-/// The capture opens with the keys that `SSLKEYLOGFILE` got, and not without: our own keys are the
-/// right ones, and what they hide is the file.
+/// Wireshark can decrypt the capture with the keys in `SSLKEYLOGFILE`, and not without them: the
+/// logged keys are correct, and the protected content is the file.
 #[test]
 fn wireshark_opens_the_capture_with_the_key_log() {
     let files = Files::new(TMP);
@@ -212,7 +213,8 @@ fn wireshark_opens_the_capture_with_the_key_log() {
         |frame: &str| types.split(|c: char| !c.is_ascii_digit()).filter(|t| *t == frame).count();
     assert!(of("4") == 2 && of("1") >= 2, "{types}");
 
-    // HEADERS with `:status: 200` (RFC 9204, appendix A: 25) after QPACK's empty prefix; then DATA.
+    // After QPACK's empty prefix, HEADERS contains `:status: 200` (RFC 9204 appendix A: index 25);
+    // then DATA.
     let response = first_response(&capture, &log);
     let (mut content, mut nth, mut rest) = (Vec::new(), 0, &response[..]);
     while !rest.is_empty() {
@@ -228,10 +230,10 @@ fn wireshark_opens_the_capture_with_the_key_log() {
     assert!(content == pattern(100_000), "{} bytes, or wrong ones", content.len());
 }
 
-/// A picture: PNG with eight bits of red, green and blue, not compressed.
+/// Returns a picture: PNG with 8 bits each of red, green and blue, not compressed.
 fn png(width: u32, height: u32) -> Vec<u8> {
     let row = |y: u32| (0..width * 3).map(move |x| (x ^ y).to_le_bytes()[0]);
-    // Each row behind the number of its filter, none.
+    // Each row begins with the number of its filter, zero for none.
     let pixels: Vec<u8> = (0..height).flat_map(|y| std::iter::once(0).chain(row(y))).collect();
     let mut zlib = vec![0x78, 0x01];
     let count = pixels.chunks(65_535).len();
@@ -259,7 +261,7 @@ fn png(width: u32, height: u32) -> Vec<u8> {
     out
 }
 
-/// CRC-32 as PNG has it (ISO 3309).
+/// Returns the CRC-32 that PNG uses (ISO 3309).
 fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| {
@@ -268,7 +270,7 @@ fn crc32(bytes: &[u8]) -> u32 {
     })
 }
 
-/// Says in the page itself how everything came, and how wide the pictures are.
+/// Writes into the page by which protocol each resource came, and the sizes of the pictures.
 const SCRIPT: &str = "onload = () => {
   const entries = ['navigation', 'resource'].flatMap(t => performance.getEntriesByType(t));
   const said = entries.map(e => new URL(e.name).pathname + '=' + e.nextHopProtocol);
@@ -279,7 +281,7 @@ const SCRIPT: &str = "onload = () => {
 #[test]
 fn browser_over_http3() {
     let files = Files::new(TMP);
-    // The last one is long enough for the device to get a part of it.
+    // The last picture is large enough that the device sends a part of it.
     let sizes = [(1, 1), (16, 9), (200, 100), (321, 123), (1600, 1200)];
     let mut page = format!("<!doctype html><body><script>{SCRIPT}</script>");
     for (width, height) in sizes {
@@ -322,7 +324,8 @@ fn sorted(mut words: Vec<&str>) -> Vec<&str> {
     words
 }
 
-/// A certificate, its key, and what a browser is told so that it believes them.
+/// Creates a certificate. Returns its path, that of its key, and the pin by which a browser trusts
+/// it.
 fn certificate(folder: &Path) -> (String, String, String) {
     let path = |name: &str| folder.join(name).to_string_lossy().into_owned();
     let (cert, key) = (path("cert.pem"), path("key.pem"));

@@ -1,5 +1,5 @@
-//! What operators set, and what clients send that is rare: as curl, OpenSSL, quinn and raw bytes
-//! see it, over HTTP/1.1, HTTPS and HTTP/3.
+//! Operators' options and rare requests, from the view of curl, OpenSSL, quinn and raw bytes, over
+//! HTTP/1.1, HTTPS and HTTP/3.
 
 use interop::{Files, Response, Server, good, pattern, run, said};
 use std::path::Path;
@@ -9,14 +9,14 @@ const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 const H3GET: &str = env!("CARGO_BIN_EXE_h3get");
 const BYTES: usize = 300_000;
 
-/// A folder with `/a.bin` of [`BYTES`] bytes, and the bytes.
+/// Creates a folder with `/a.bin` of [`BYTES`] bytes; also returns the bytes.
 fn one_file() -> (Files, Vec<u8>) {
     let files = Files::new(TMP);
     files.fill("a.bin", BYTES as u64);
     (files, pattern(BYTES))
 }
 
-/// What curl prints for these arguments.
+/// Runs curl with these arguments, and returns its output.
 fn curl(server: &Server, args: &[&str]) -> Vec<u8> {
     let mut command = server.command("curl");
     command.args(["--silent", "--show-error", "--insecure", "--max-time", "60"]).args(args);
@@ -25,13 +25,13 @@ fn curl(server: &Server, args: &[&str]) -> Vec<u8> {
     output.stdout
 }
 
-/// A response by HTTPS.
+/// Returns a response over HTTPS.
 fn secure(server: &Server, path: &str, args: &[&str]) -> Response {
     let url = format!("https://10.77.0.2{path}");
     Response::parse(&curl(server, &[&["--include"], args, &[&url]].concat()))
 }
 
-/// What h3get prints of a response by HTTP/3, and the content.
+/// Returns h3get's output for a request over HTTP/3, and the content.
 fn http3(server: &Server, path: &str, fields: &[&str]) -> (String, Vec<u8>) {
     let folder = Files::new(TMP);
     let to = folder.path().join("got");
@@ -55,7 +55,7 @@ fn content_is_discarded_and_the_connection_kept() {
         let said = curl(&server, &[&args[..], &write, &[shown, url, url]].concat());
         assert_eq!(String::from_utf8_lossy(&said), "200/300000/1 200/300000/0 ", "{coding}");
     }
-    // What lies behind the content is the next request, and the content is none.
+    // The next request begins after the content; the content is not parsed as a request.
     let inner = "GET /none HTTP/1.1\r\nHost: x\r\n\r\n";
     let text = format!(
         "GET /a.bin HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{inner}\
@@ -120,7 +120,7 @@ fn protocols_by_alpn() {
     assert_eq!((old.status, old.field("connection")), (200, "close"));
 }
 
-/// A certificate for `one.example` with a key of that algorithm; its file and its key's.
+/// Creates a certificate for `one.example` with a key of this algorithm; returns the paths of both.
 fn make(folder: &Path, name: &str, algorithm: &[&str]) -> [String; 2] {
     let path = |kind: &str| folder.join(format!("{name}.{kind}")).to_string_lossy().into_owned();
     let (cert, key) = (path("pem"), path("key"));
@@ -170,7 +170,7 @@ fn logs_are_opened_again() {
         let old = logs.path().join(kept);
         std::fs::rename(&log, &old).expect("a log");
         server.signal(signal);
-        // The signal and the requests race: only the new file says that it was heard.
+        // The signal and the requests race: only the new file shows that the signal was handled.
         let mut tries = 0;
         while !std::fs::metadata(&log).is_ok_and(|log| log.len() > 0) {
             assert_eq!(server.get("/a.bin", &[]).status, 200);
@@ -184,7 +184,7 @@ fn logs_are_opened_again() {
     assert!(ended.status.success(), "{ended:?}");
 }
 
-/// A drain may take longer than the time between two rotations of a log.
+/// A drain may take longer than the interval between two rotations of a log.
 #[test]
 fn logs_are_opened_again_during_a_drain() {
     let (files, _) = one_file();
@@ -199,7 +199,7 @@ fn logs_are_opened_again_during_a_drain() {
     let mut first = [0];
     std::io::Read::read_exact(slow.stdout.as_mut().expect("a pipe"), &mut first).expect("a byte");
     server.signal("TERM");
-    // No connection is accepted once the drain has begun.
+    // No connection is accepted after the drain has begun.
     let refused = || {
         let mut curl = server.command("curl");
         !run(curl.args(["-sf", "-o", "/dev/null", "http://10.77.0.2/a.bin"])).status.success()
@@ -211,7 +211,7 @@ fn logs_are_opened_again_during_a_drain() {
     let output = slow.wait_with_output().expect("curl");
     assert!(output.status.success() && output.stdout.len() == (30 << 20) - 1, "cut short");
     assert!(server.wait().status.success());
-    // The line of a response is written when it begins.
+    // The line of a response is written when the response begins.
     let old = std::fs::read_to_string(&old).expect("the old log");
     assert!(old.contains("GET /slow.bin"), "{old}");
     assert!(log.is_file(), "no new log was opened");
@@ -233,7 +233,7 @@ fn error_pages_are_read_again() {
         tries += 1;
         assert!(tries < 1000, "SIGHUP: the page is not read again");
     }
-    // A page that cannot be read leaves the one before.
+    // If a page cannot be read, the old one is kept.
     std::fs::remove_file(&path).expect("a page");
     server.signal("HUP");
     assert_eq!(body(), "new");
@@ -249,7 +249,7 @@ fn fields_pages_and_precompressed_files() {
     let css = files.write("style.css", &text);
     assert!(run(Command::new("gzip").arg("--keep").arg(&css)).status.success());
     let gzip = std::fs::read(files.path().join("style.css.gz")).expect("gzip's file");
-    // Nobody decodes it here: what counts is that these bytes are sent, and what is said of them.
+    // The content is not decoded here: only the sent bytes and their fields are compared.
     let brotli = pattern(100_000);
     files.write("style.css.br", &brotli);
     let page = files.write("gone.html", "<p>gone</p>");
@@ -308,8 +308,8 @@ fn fields_pages_and_precompressed_files() {
             assert!(said.contains(line), "{said}");
         }
     }
-    // By QUIC what lies behind the beginning of a connection: how much that is depends on when the
-    // client acknowledges.
+    // Over QUIC, all but the beginning of a connection; its length depends on when the client
+    // acknowledges.
     let all_moved = server.stat();
     assert_eq!(all_moved.moved(&before, "http_precompressed"), 6);
     assert_eq!(all_moved.moved(&before, "http_body_bytes"), 3 * sum);

@@ -1,12 +1,12 @@
-//! wrk with a thousand connections: no error of any kind.
+//! wrk with a thousand connections, without an error of any kind.
 
 use interop::{Files, Server, counters};
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 
-/// Runs wrk on `path` and gives what it printed.
+/// Runs wrk on `path`, and returns its output.
 fn wrk(server: &Server, path: &str, options: &str) -> String {
-    // A descriptor for each connection and some more; the usual soft limit is 1,024.
+    // A descriptor for each connection, and some more; the usual soft limit is 1,024.
     let script = format!("ulimit -n 4096 && exec wrk {options} http://{}{path}", interop::ADDR);
     let output = server.command("bash").args(["-c", &script]).output().expect("bash");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -15,7 +15,7 @@ fn wrk(server: &Server, path: &str, options: &str) -> String {
     text
 }
 
-/// The number of requests in what wrk printed.
+/// Returns the number of requests in wrk's output.
 fn requests(text: &str) -> u64 {
     text.lines()
         .find_map(|line| line.trim().split_once(" requests in "))
@@ -30,7 +30,7 @@ fn thousand_connections_without_an_error() {
     let server = Server::start(files.path(), &[]);
     let before = server.stat();
     let text = wrk(&server, "/10k.bin", "-t 2 -c 1000 -d 5s --timeout 30s");
-    // wrk prints these lines only where there is something to say.
+    // wrk prints these lines only if there were errors.
     assert!(!text.contains("Socket errors"), "{text}");
     assert!(!text.contains("Non-2xx"), "{text}");
     assert!(requests(&text) >= 1000, "{text}");

@@ -1,4 +1,4 @@
-//! `outboard nvme` and the Linux kernel's NVMe/TCP, which runs in a virtual machine.
+//! `outboard nvme` against the Linux kernel's NVMe/TCP, which runs in a virtual machine.
 
 use interop::{
     ADDR, Files, NVME_WORK, Netns, PEER, Server, VM_ADDR, Vm, Watchdog, fio_report, nvme_initiator,
@@ -12,7 +12,7 @@ const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 const NQN: &str = "nqn.2026-11.io.outboard:storage";
 const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-1111-4111-8111-111111111111";
 const HOST_ID: &str = "11111111-1111-4111-8111-111111111111";
-/// Bytes of the namespace.
+/// Size of the namespace in bytes.
 const DISK: u64 = 48 << 20;
 
 /// A target on an empty file.
@@ -38,14 +38,14 @@ impl Lab {
         Vm::start(|program| self.server.command(program), self.scratch.path(), script)
     }
 
-    /// The file system on the namespace is as it should be.
+    /// Checks that the file system on the namespace is consistent.
     fn check_file_system(&self) {
         let mut command = self.server.command("e2fsck");
         printed(command.arg("-fn").arg(self.files.path().join("disk")));
     }
 }
 
-/// What Linux's initiator does to connect.
+/// Returns a script by which Linux's initiator connects.
 fn connect(options: &str) -> String {
     format!(
         "set -e\n\
@@ -56,7 +56,7 @@ fn connect(options: &str) -> String {
     )
 }
 
-/// Says what a dissector that we did not write finds wrong in a capture, and how many PDUs it saw.
+/// Returns tshark's list of errors in a capture, and the number of PDUs in it.
 fn dissect(capture: &Path) -> (String, usize) {
     let tshark = |filter: &str| {
         let mut command = Command::new("tshark");
@@ -80,13 +80,14 @@ fn linux_reads_and_writes_with_digests() {
     counters.expect_moved(&device);
     counters.expect_moved(&["nvmet_reads", "nvmet_writes", "nvmet_flushes"]);
     counters.expect_moved(&["rx_nvmeotcp_bytes", "tx_nvmeotcp_digests"]);
-    // What a TAP device has dropped, and came again, the host may have to sum.
+    // Packets that a TAP device dropped are retransmitted, and the host may have to compute digests
+    // of their data.
     counters.expect_still(&["nvme_tx_digests_host", "nvme_rx_sw"]);
     lab.check_file_system();
     let ended = lab.server.stop();
     assert!(ended.status.success(), "{}", ended.stderr);
     let (wrong, pdus) = dissect(&capture);
-    // A digest that we find wrong is wrong on the wire.
+    // A digest that our target finds wrong is wrong on the link too.
     let errors = counters.get("nvme_data_digest_errors");
     assert_eq!(wrong.lines().count() as u64, errors, "tshark finds nothing else wrong: {wrong}");
     assert!(pdus > 100, "{pdus} PDUs");
@@ -127,7 +128,7 @@ fn a_host_that_is_not_on_the_list() {
     assert_eq!(lab.server.stat().get("nvmet_controllers"), 0);
 }
 
-/// What was written and flushed before the target was killed is there after it.
+/// Data that was written and flushed before the target was killed is still there afterwards.
 #[test]
 fn the_target_is_killed_and_comes_back() {
     let lab = Lab::start(&[]);
@@ -150,7 +151,7 @@ fn the_target_is_killed_and_comes_back() {
     server.stat().expect_moved(&["nvmet_writes", "nvme_rx_placed_bytes"]);
 }
 
-/// Linux's target on a loop device.
+/// Script that runs Linux's target on a loop device.
 const LINUX_TARGET: &str = "\
     set -e\n\
     dd if=/dev/zero of=/tmp/disk bs=1M count=32 2>/dev/null\n\
@@ -172,7 +173,7 @@ const LINUX_TARGET: &str = "\
     echo target: ready\n\
     sleep 600\n";
 
-/// Our initiator reads, writes and checks what Linux's target has.
+/// Our initiator reads, writes and verifies data on Linux's target.
 #[test]
 fn linux_is_the_target() {
     let (netns, scratch) = (Netns::new(), Files::new(TMP));
@@ -205,7 +206,7 @@ fn linux_is_the_target() {
     }
 }
 
-/// Both ends are ours: a file system goes through NBD, with programs that we did not write.
+/// Both ends are ours; third-party programs copy and check a file system through NBD.
 #[test]
 fn a_file_system_through_nbd() {
     let lab = Lab::start(&["--block-size", "512"]);

@@ -1,5 +1,5 @@
-//! `outboard nvme ctl`: what a running target serves changes, and Linux's initiator, which runs in
-//! a virtual machine, sees it without connecting again.
+//! `outboard nvme ctl` changes the namespaces of a running target, and Linux's initiator, which
+//! runs in a virtual machine, sees the changes without reconnecting.
 
 use interop::{ADDR, Files, Netns, Vm, nvme_initiator, nvme_target, printed};
 use std::sync::Arc;
@@ -8,11 +8,12 @@ const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 const NQN: &str = "nqn.2026-11.io.outboard:storage";
 const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-1111-4111-8111-111111111111";
 const HOST_ID: &str = "11111111-1111-4111-8111-111111111111";
-/// Bytes of a namespace, and what one grows to.
+/// Size of a namespace in bytes.
 const DISK: u64 = 48 << 20;
+/// Size to which it grows.
 const GROWN: u64 = 64 << 20;
 
-/// Linux connects, and says what it sees of each change.
+/// Script for Linux: connects, and reports each change that it sees.
 const SCRIPT: &str = "echo connected\n\
     until [ -b /dev/nvme0n2 ]; do sleep 0.1; done\n\
     echo added, ro $(cat /sys/block/nvme0n2/ro)\n\
@@ -56,7 +57,7 @@ fn linux_sees_namespaces_come_grow_and_go() {
     let resized = server.nvme_ctl(&["resize", "1", "--size", &GROWN.to_string()]);
     assert_eq!(resized.expect("it has grown")["bytes"], GROWN);
     vm.wait_for("grown");
-    // Linux writes to the new part before it looks whether the other is gone.
+    // Linux writes to the new part before it checks whether the other namespace is gone.
     assert_eq!(server.nvme_ctl(&["remove", "2"]), Ok(serde_json::json!({ "removed": 2 })));
     let said = vm.finish();
     assert!(said.contains("removed") && !said.contains("I/O error"), "{said}");
@@ -83,7 +84,7 @@ fn linux_sees_namespaces_come_grow_and_go() {
     }
 }
 
-/// Our own initiator is told why it may not write, and what it may not be.
+/// Our initiator gets a reason for a refused write, and for a refused connection.
 #[test]
 fn read_only_and_refused() {
     let (files, scratch) = (Files::new(TMP), Files::new(TMP));

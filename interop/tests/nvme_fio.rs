@@ -1,5 +1,6 @@
-//! `outboard nvme fio` against `outboard nvme target`: sizes, depths, digests, bad wires, offload
-//! at either end, and targets that die. Every block that is read is compared with what was written.
+//! `outboard nvme fio` against `outboard nvme target`: sizes, depths, digests, bad links, offload
+//! at either end, and targets that are killed. Every block that is read is compared with the one
+//! that was written.
 
 use interop::{
     ADDR, Counters, Files, Netns, Server, Watchdog, finish, fio_report, good, nvme_initiator,
@@ -11,10 +12,10 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
-/// Bytes of the namespace: more than any cell uses at one time.
+/// Size of the namespace in bytes, more than any cell of the matrix uses.
 const DISK: u64 = 512 << 20;
 
-/// A target on an empty file, and a network with room for an initiator.
+/// A target on an empty file, in a namespace that has room for an initiator.
 struct Lab {
     server: Server,
     files: Files,
@@ -33,7 +34,7 @@ impl Lab {
         nvme_target(netns, &files.path().join("disk"), options)
     }
 
-    /// Another target takes the place of this one, which was killed.
+    /// Kills this target and starts another one in its place.
     fn again(self, options: &[&str]) -> Self {
         let Self { server, files } = self;
         Self { server: Self::target(server.crash(), &files, options), files }
@@ -53,17 +54,17 @@ impl Lab {
     }
 }
 
-/// What is longer is placed by the device: less comes in a command's capsule, or costs more to lend
-/// a buffer for than to copy.
+/// Requests above this size are placed by the device; smaller ones are in the command's capsule, or
+/// are cheaper to copy than to register a buffer for.
 const COPIED: u32 = 8 << 10;
 /// Bytes of a request.
 const SIZES: [u32; 5] = [512, 4 << 10, 64 << 10, 256 << 10, 1 << 20];
-/// Requests at one time.
+/// Concurrent requests.
 const DEPTHS: [u16; 5] = [1, 32, 256, 32, 1];
 /// Digests of headers, and of data.
 const DIGESTS: [(bool, bool); 5] =
     [(false, false), (true, true), (true, false), (false, true), (true, true)];
-/// What the wire does, and the counters that say so.
+/// Faults of the link, and the counters that show them.
 const FAULTS: [(&[&str], &[&str]); 5] = [
     (&[], &[]),
     (&["--drop", "0.01"], &["fault_tx_dropped", "fault_rx_dropped"]),
@@ -71,14 +72,14 @@ const FAULTS: [(&[&str], &[&str]); 5] = [
     (&["--dup", "0.02"], &["fault_tx_duplicated", "fault_rx_duplicated"]),
     (&["--corrupt", "0.01"], &["fault_tx_corrupted", "fault_rx_corrupted"]),
 ];
-/// Whether the wire is the target's or the initiator's: of one, of the other, or of both.
+/// Whether the link of the target has faults, and that of the initiator.
 const BAD_WIRES: [[bool; 2]; 5] =
     [[true, false], [false, true], [true, true], [false, true], [true, false]];
-/// Whether the target's device follows PDUs, and the initiator's.
+/// Whether the device of the target has offloads, and that of the initiator.
 const OFFLOADS: [[bool; 2]; 5] =
     [[true, true], [true, false], [false, true], [false, false], [true, true]];
 
-/// A place in the matrix.
+/// A cell of the test matrix.
 #[derive(Clone, Copy, Debug)]
 struct Cell {
     bs: u32,
@@ -90,9 +91,9 @@ struct Cell {
 }
 
 impl Cell {
-    /// The cells of a size. All sizes together are an orthogonal array of strength 2 (Bose, 1938:
-    /// the Latin squares `row + k * column` of a prime order), so that any two values of any two
-    /// factors meet in some cell.
+    /// Returns the cells of a request size. All cells together are an orthogonal array of strength
+    /// 2 (Bose, 1938: the Latin squares `row + k * column` of a prime order), so that any two
+    /// values of any two factors meet in some cell.
     fn all(row: usize) -> [Self; 5] {
         [0, 1, 2, 3, 4].map(|column| {
             let square = |k: usize| (row + k * column) % 5;
@@ -107,7 +108,7 @@ impl Cell {
         })
     }
 
-    /// Options that both ends have.
+    /// Returns stack options of an end: 0 is the target, 1 the initiator.
     fn stack(&self, end: usize) -> Vec<&'static str> {
         let mut all = vec!["--offload", if self.offload[end] { "all" } else { "none" }];
         if self.bad[end] {
@@ -116,7 +117,8 @@ impl Cell {
         all
     }
 
-    /// As many as take a second or so. One at a time, whatever is lost costs a time-out.
+    /// Returns a number of requests that takes about a second. With a depth of one, every loss
+    /// costs a timeout.
     fn requests(&self) -> u32 {
         let some = (64 << 20) / self.bs.max(64 << 10);
         let most = if self.depth == 1 { 300 } else { u32::MAX };
@@ -131,13 +133,13 @@ impl Cell {
         fio.args(["--queue-size", "300", "--bs", &self.bs.to_string()]);
         fio.args(["--iodepth", &self.depth.to_string()]);
         fio.args(["--requests", &self.requests().to_string()]);
-        // Few places, so that most reads find what was written.
+        // Few places, so that most reads return data that was written before.
         let places = u64::from(self.depth) + 16;
         fio.args(["--size", &(places * u64::from(self.bs)).to_string()]);
         fio.args(self.digests.0.then_some("--header-digest"));
         fio.args(self.digests.1.then_some("--data-digest"));
         let (verified, counters) = fio_report(&printed(&mut fio));
-        // Half of the requests write, and what they wrote is read back.
+        // Half of the requests write, and the data is read back.
         assert!(verified > 0, "{self:?}");
         for (end, counters) in [lab.server.stat(), counters].iter().enumerate() {
             self.check_end(end, counters);
@@ -145,7 +147,8 @@ impl Cell {
         lab.server.stop();
     }
 
-    /// Each end has data to receive, since there are reads and writes, and to send.
+    /// Checks the counters of an end. Both ends receive and send data, since there are reads and
+    /// writes.
     fn check_end(&self, end: usize, counters: &Counters) {
         let (data_digest, device) = (self.digests.1, self.offload[end]);
         let placed = self.bs > COPIED;
@@ -169,7 +172,7 @@ impl Cell {
             moves("nvme_rx_digests_host", false);
             moves("nvme_tx_digests_host", false);
         }
-        // What was corrupted TCP has found.
+        // TCP's checksum detects corrupted packets.
         moves("nvme_data_digest_errors", false);
         moves("nvme_header_digest_errors", false);
         moves("nvme_terminations", false);
@@ -204,7 +207,7 @@ fn requests_of_1_mib() {
     Cell::all(4).iter().for_each(Cell::run);
 }
 
-/// The target dies twice, and `fio` goes on and finds all that was written.
+/// Kills the target twice; `fio` continues and finds all written data. Returns `fio`'s counters.
 fn dies(target: &[&str], initiator: &[&str]) -> Counters {
     let mut lab = Lab::start(target);
     let mut fio = lab.initiator("fio");
@@ -212,7 +215,7 @@ fn dies(target: &[&str], initiator: &[&str]) -> Counters {
     fio.args(["--data-digest", "--bs", "16384", "--size", "4194304"]);
     let fio = fio.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
     for _ in 0..2 {
-        // Each look is a process of its own.
+        // Every call starts a process.
         let enough = || lab.server.stat().get("nvmet_writes") >= 500;
         assert!((0..2000).any(|_| enough()), "fio goes on");
         lab = lab.again(target);
@@ -221,7 +224,7 @@ fn dies(target: &[&str], initiator: &[&str]) -> Counters {
     assert!(verified > 1000, "{verified}");
     assert_eq!(counters.get("nvmei_associations"), 3);
     assert_eq!(counters.get("nvmei_associations_lost"), 2);
-    // With 32 requests at one time some were open.
+    // Of 32 concurrent requests, some were open.
     assert!(counters.get("nvmei_replayed") > 0);
     counters.expect_still(&["nvmei_not_replayed", "nvmei_failed", "nvme_data_digest_errors"]);
     counters
@@ -240,7 +243,7 @@ fn the_target_is_killed_under_fio_without_offload() {
     assert_eq!(counters.get("nvme_rx_placed_bytes"), 0);
 }
 
-/// A target hears of the end of whoever uses it.
+/// Every initiator ends its association in an orderly way.
 #[test]
 fn good_byes() {
     let lab = Lab::start(&[]);
@@ -256,7 +259,7 @@ fn good_byes() {
         let output = run(lab.initiator(verb).args(more));
         assert_eq!(output.status.success(), good, "{output:?}");
         assert_eq!(lab.server.stat().get("nvmet_controllers"), number);
-        // The last acknowledgment may be under way.
+        // The last acknowledgment may still be on its way.
         let gone = || lab.server.stat().get("connections") == 0;
         assert!((0..1000).any(|_| gone()), "{verb}: {:?}", lab.server.connections());
         let bad = ["nvmet_connections_lost", "nvmet_timeouts_keep_alive", "tcp_estab_resets"];
@@ -264,7 +267,7 @@ fn good_byes() {
     }
 }
 
-/// What cannot be done is said in one line, and by the exit code.
+/// Errors are reported in one line, and by the exit code.
 #[test]
 fn what_cannot_be_done() {
     let lab = Lab::start(&[]);
@@ -312,7 +315,7 @@ fn what_cannot_be_done() {
         ]);
         fails(command.arg(lab.path("second")).args(["--namespace", file]), code, said);
     }
-    // The disk has a target already.
+    // Another target serves the disk already.
     let mut command = outboard(lab.server.netns());
     command.args(["nvme", "target", "--wire", "tap:ob5", "--addr", "10.80.0.2/24", "--namespace"]);
     command.arg(lab.path("disk")).arg("--control").arg(lab.path("second"));
@@ -338,7 +341,8 @@ fn fails(command: &mut Command, code: i32, said: &str) {
     assert!(stderr.contains(said) && stderr.lines().count() == 1, "{command:?}: {stderr}");
 }
 
-/// `nbd` says that its target is lost and that it is back, and ends when that is lost for good.
+/// `nbd` reports the loss of its target and the reconnection, and ends if the target is lost for
+/// good.
 #[test]
 fn nbd_lives_as_long_as_its_target() {
     let files = Files::new(TMP);
@@ -361,14 +365,15 @@ fn nbd_lives_as_long_as_its_target() {
     let mut stdout = BufReader::new(stdout.expect("a pipe"));
     let mut stderr = BufReader::new(stderr.expect("a pipe"));
     let serving = line(&mut stdout);
-    // The port is the one that it has.
+    // With port 0, the message contains the real port.
     let at = serving.trim().strip_prefix("serving namespace 1 as nbd://127.0.0.1:");
     let port = at.and_then(|at| at.strip_suffix('/')).expect("an address");
     assert_ne!(port, "0");
     let uri = format!("nbd://127.0.0.1:{port}");
     let size = || run(server.command("nbdinfo").args(["--size", &uri]));
     assert_eq!(good(&size()).trim(), DISK.to_string());
-    // Without descriptors a client waits; one line says so; it is served when there are some.
+    // Without free descriptors a client waits, which one line reports; it is served when there are
+    // descriptors again.
     let limit = |descriptors: &str| {
         let (pid, limit) = (nbd.id().to_string(), format!("--nofile={descriptors}:"));
         printed(server.command("prlimit").args(["--pid", &pid, &limit]));
@@ -392,14 +397,14 @@ fn nbd_lives_as_long_as_its_target() {
     printed(server.command("nbdinfo").args(["--size", &uri]));
     server.stop();
     assert!(line(&mut stderr).ends_with("; connecting again\n"));
-    // However often it has tried, there is one line more.
+    // Only one more line, however often it has tried.
     let said = line(&mut stderr);
     assert!(said.starts_with(lost) && !said.contains(';'), "{said}");
     assert_eq!(line(&mut stderr), "");
     assert_eq!(nbd.wait().expect("it was ours").code(), Some(69));
 }
 
-/// What is under way ends with its target.
+/// Open requests end with the target.
 #[test]
 fn fio_ends_with_its_target() {
     let lab = Lab::start(&[]);
@@ -416,14 +421,15 @@ fn fio_ends_with_its_target() {
     assert_eq!(said.lines().count(), 1, "{said}");
 }
 
-/// A signal ends a write: the target is told. Before it `ss` says what the device does for it.
+/// A signal interrupts a write, and the target is notified. Before that, `ss` shows the offloads in
+/// use.
 #[test]
 fn a_write_is_interrupted() {
     for offload in ["all", "none"] {
         let lab = Lab::start(&["--offload", offload]);
         let file = lab.files.sparse("file", DISK);
         let mut write = lab.initiator("write");
-        // Lost packets make it slow enough to be met in the middle.
+        // Lost packets make it slow enough to be interrupted.
         write.args(["--data-digest", "--drop", "0.02", "--input"]).arg(file);
         let write = write.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
         assert!((0..2000).any(|_| lab.server.stat().get("nvmet_writes") > 0), "it writes");
@@ -447,11 +453,11 @@ fn a_write_is_interrupted() {
     }
 }
 
-/// A signal ends the reading of a discovery log, too.
+/// A signal interrupts the reading of a discovery log, too.
 #[test]
 fn discovery_is_interrupted() {
     let lab = Lab::start(&[]);
-    // It does not answer.
+    // The target does not answer.
     lab.server.signal("STOP");
     let mut discover = lab.initiator("discover");
     let discover = discover.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
@@ -465,7 +471,7 @@ fn discovery_is_interrupted() {
     assert_eq!(String::from_utf8_lossy(&output.stderr), "outboard: interrupted\n");
 }
 
-/// A file system that programs of others make and check.
+/// A file system that third-party programs create and check.
 #[test]
 fn a_file_system_is_written_and_read() {
     let lab = Lab::start(&["--block-size", "512"]);
@@ -486,7 +492,7 @@ fn a_file_system_is_written_and_read() {
     let counters = lab.server.stat();
     let device = ["nvme_rx_placed_bytes", "nvme_rx_digests_device", "nvme_tx_digests_device"];
     counters.expect_moved(&device);
-    // The bytes are where they belong.
+    // The bytes are in the right place.
     let whole = std::fs::read(lab.path("disk")).expect("the namespace can be read");
     let text = std::fs::read(&made).expect("it can be read");
     assert!(whole[4096..4096 + text.len()] == text[..], "the namespace has what was written");

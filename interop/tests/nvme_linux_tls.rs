@@ -1,5 +1,6 @@
-//! NVMe over TLS with the Linux kernel at one end, by pre-shared keys: nvme-cli derives them, tlshd
-//! shakes hands, kTLS is Linux's record layer. All of it runs in a virtual machine.
+//! NVMe over TLS with the Linux kernel at one end, by pre-shared keys: nvme-cli derives the keys,
+//! tlshd performs the handshake, and kTLS is the record layer. All of them run in a virtual
+//! machine.
 
 use interop::{
     ADDR, Files, NVME_WORK, Netns, PEER, Server, VM_ADDR, Vm, fio_report, nvme_target, outboard,
@@ -12,12 +13,12 @@ const NQN: &str = "nqn.2026-11.io.outboard:storage";
 const LINUX_NQN: &str = "nqn.2026-11.org.example:linux";
 const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-1111-4111-8111-111111111111";
 const HOST_ID: &str = "11111111-1111-4111-8111-111111111111";
-/// Made by `nvme gen-tls-key --hmac 1 --secret 0001..1f`. Keys with SHA-384 are of no use: GnuTLS
-/// 3.8.9 binds them with SHA-256, so that two ends of Linux find no suite that kTLS has.
+/// Made by `nvme gen-tls-key --hmac 1 --secret 0001..1f`. Keys with SHA-384 do not work: GnuTLS
+/// 3.8.9 binds them with SHA-256, so that two Linux ends find no cipher suite that kTLS supports.
 const KEY: &str = "NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
 const OTHER_KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
 
-/// Starts what shakes hands for the kernel, and gives it a key.
+/// Starts the handshake daemon of the kernel, and adds a key.
 fn keyed(subsystem: &str, key: &str, version: u8) -> String {
     format!(
         "set -e\n\
@@ -26,7 +27,7 @@ fn keyed(subsystem: &str, key: &str, version: u8) -> String {
     )
 }
 
-/// What Linux's initiator does to connect. tlshd may not be there yet, then it is done again.
+/// Returns a script by which Linux's initiator connects, repeatedly if tlshd is not ready.
 fn connect(options: &str) -> String {
     format!(
         "for try in 1 2 3 4 5; do\n\
@@ -37,7 +38,7 @@ fn connect(options: &str) -> String {
     )
 }
 
-/// Until the namespace is there; says what was wrong where it never will.
+/// Waits for the namespace; prints the logs if the connection failed.
 const WAIT: &str = "\
     [ -e /dev/nvme0 ] || { cat /tmp/tlshd.log; dmesg | tail; exit 1; }\n\
     until [ -b /dev/nvme0n1 ]; do sleep 0.1; done\n";
@@ -48,7 +49,7 @@ struct Lab {
 }
 
 impl Lab {
-    /// A target that takes connections with a key alone.
+    /// Starts a target that accepts only connections with a key.
     fn start(options: &[&str]) -> Self {
         let files = Files::new(TMP);
         let disk = files.sparse("disk", 48 << 20);
@@ -64,7 +65,7 @@ impl Lab {
     }
 }
 
-/// What the device has to have done in both directions, for TLS and for NVMe/TCP in it.
+/// Counters of the device's work, in both directions, for TLS and for NVMe/TCP inside it.
 const OFFLOADED: [&str; 6] = [
     "tls_rx_records_full",
     "tls_tx_device",
@@ -102,7 +103,8 @@ fn linux_with_another_key() {
     assert_eq!(lab.server.stat().get("nvmet_controllers"), 0);
 }
 
-/// Linux's target on a loop device, that takes connections with a key alone.
+/// Returns a script that runs Linux's target on a loop device and accepts only connections with a
+/// key.
 fn linux_target() -> String {
     format!(
         "dd if=/dev/zero of=/tmp/disk bs=1M count=32 2>/dev/null\n\

@@ -1,6 +1,6 @@
-//! `outboard nvme` over TLS, both ends ours, between two TAP devices: certificates and pre-shared
-//! keys, offload and none, bad wires, whoever is not let in; and Wireshark, which opens a capture
-//! with the key log.
+//! `outboard nvme` over TLS with both ends ours, between two TAP devices: certificates and
+//! pre-shared keys, with and without offload, bad links, refused peers; and Wireshark, which
+//! decrypts a capture with the key log.
 
 use interop::{
     ADDR, Files, Netns, Server, fio_report, good, nvme_initiator, nvme_target, printed, run, said,
@@ -12,15 +12,15 @@ use std::sync::Arc;
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 const HOST: &str = "nqn.2026-11.org.example:one";
 const OTHER: &str = "nqn.2026-11.org.example:two";
-/// Bytes of the namespace.
+/// Size of the namespace in bytes.
 const DISK: u64 = 16 << 20;
-/// Keys that nobody uses: with SHA-256, with SHA-384, and another with SHA-256.
+/// Keys for tests only: with SHA-256, with SHA-384, and another one with SHA-256.
 const KEY: &str = "NVMeTLSkey-1:01:H0D8ktokFpR1CXnubPWC8tXX0o4YM13gWrxU0FYOD1PSgP0x:";
 const LONG_KEY: &str =
     "NVMeTLSkey-1:02:Umd2iCLuYk1I/OFexcp5y9YCy39MIVelFlVpkfIu+Me173sY0f9BxZNw77CFhlHUMfrrXw==:";
 const WRONG_KEY: &str = "NVMeTLSkey-1:01:rMKNsr63tCuqHLAkPUAcy04/zkTXsCh5pSeZqt/1QVLMNNKi:";
 
-/// A target, and where its initiators run.
+/// A target, and the namespace of its initiators.
 struct Lab {
     server: Server,
     files: Files,
@@ -31,12 +31,12 @@ impl Lab {
         let files = Files::new(TMP);
         let disk = files.sparse("disk", DISK);
         let netns = Netns::new();
-        // The kernel is between the TAP devices.
+        // The kernel forwards between the TAP devices.
         netns.forward();
         Self { server: nvme_target(Arc::new(netns), &disk, options), files }
     }
 
-    /// A verb of an initiator.
+    /// Returns a command for an initiator's verb.
     fn command(&self, verb: &str, options: &[&str]) -> Command {
         let control = self.files.path().join("initiator");
         let mut command = nvme_initiator(self.server.netns(), verb, ADDR, &control);
@@ -52,7 +52,7 @@ impl Lab {
         good(&self.run(verb, options))
     }
 
-    /// Reads and writes, and looks at every byte.
+    /// Reads and writes, and verifies every byte.
     fn work(&self, options: &[&str], requests: &str) {
         let all = ["--requests", requests, "--writes", "40", "--bs", "16384", "--iodepth", "16"];
         let rest = ["--io-queues", "2", "--header-digest", "--data-digest", "--size", "1048576"];
@@ -60,7 +60,8 @@ impl Lab {
         assert!(fio_report(&said).0 > 0, "{said}");
     }
 
-    /// It fails in time, with this exit code and these words.
+    /// Asserts that `list` fails with this exit code and message, in one line, and that no key is
+    /// printed.
     fn refused(&self, options: &[&str], code: i32, words: &str) {
         let output = self.run("list", options);
         let said = said(&output);
@@ -77,7 +78,8 @@ impl Lab {
     }
 }
 
-/// A certificate for the target's address that nobody else has signed, and its key.
+/// Creates a self-signed certificate for the target's address; returns its path and that of its
+/// key.
 fn certificate(folder: &Path) -> [String; 2] {
     let [cert, key] = ["cert.pem", "key.pem"].map(|name| folder.join(name));
     let mut command = Command::new("openssl");
@@ -93,7 +95,7 @@ fn certificate(folder: &Path) -> [String; 2] {
     [cert, key].map(|path| path.to_string_lossy().into_owned())
 }
 
-/// What the device did for a target over TLS: all of it, or nothing.
+/// Checks that the device of a target over TLS did all of the work, or none.
 fn check_offload(lab: &Lab, on: bool) {
     let counters = lab.server.stat();
     let device = ["tls_tx_device", "tls_rx_device", "nvme_rx_placed_bytes", "file_offload_bytes"];
@@ -171,7 +173,7 @@ fn pre_shared_keys() {
             }
             check_offload(&lab, offload == "all");
             let counters = lab.server.stat();
-            // Three queues of each of four, and two logs.
+            // Four runs with three queues each, and two discovery logs.
             assert_eq!(counters.get("nvmet_tls_handshakes"), 14);
             counters.expect_still(&["nvmet_tls_handshakes_failed", "nvmet_refused_connect"]);
         }
@@ -203,7 +205,8 @@ fn who_is_not_let_in() {
     let lab = Lab::start(&["--tls-psk", &one]);
     let host = ["--hostnqn", HOST];
     let with = |more: &[&'static str]| [&host[..], more].concat();
-    // Version 1 names another key; version 0 names the same, with another secret.
+    // Version 1 contains a hash of the key in its identity, so that a wrong key is unknown. With
+    // version 0 the identity is the same, and the secrets differ.
     lab.refused(&with(&["--tls-psk", WRONG_KEY]), 69, "it does not know the key");
     let old = with(&["--tls-psk", WRONG_KEY, "--tls-psk-version", "0"]);
     lab.refused(&old, 69, "the keys differ");
@@ -219,8 +222,9 @@ fn who_is_not_let_in() {
     lab.work(&with(&["--tls-psk", KEY]), "200");
 }
 
-/// A file of keys is read again on SIGHUP: who is new in it gets in, and who is gone does not; the
-/// key of the command line stays, and so do all of them where the file is wrong.
+/// SIGHUP reloads a file of keys: a host that is new in the file is accepted, and one that was
+/// removed is refused. The key of the command line remains, and all keys remain if the file is
+/// invalid.
 #[test]
 fn keys_are_read_again() {
     const THIRD: &str = "nqn.2026-11.org.example:three";
@@ -236,7 +240,8 @@ fn keys_are_read_again() {
     lab.refused(&two, 69, "it does not know the key");
     std::fs::write(&file, format!("{OTHER} {LONG_KEY}\n")).expect("it can be written");
     lab.server.signal("HUP");
-    // The signal and the connection race; nothing but this says that the file was read.
+    // The signal and the connection race: only a connection with the new key shows that the file
+    // was read.
     let again = || lab.run("list", &two).status.success();
     assert!((0..1000).any(|_| again()), "the new host never gets in");
     lab.refused(&one, 69, "it does not know the key");
@@ -285,7 +290,7 @@ fn keys_that_are_none() {
     };
     let with = |more: &[&'static str]| [&host[..], &["--tls-psk", KEY], more].concat();
     none("list", &with(&["--tls-ca", "file"]), "cannot be used with");
-    // What would have no effect.
+    // Options that would have no effect.
     none("list", &with(&["--tls", "--tls-name", "name"]), "cannot be used with");
     none("list", &["--tls-psk-version", "0"], "required arguments were not provided");
     none("list", &["--tls-psk-derivation", "libnvme"], "required arguments were not provided");
@@ -294,13 +299,14 @@ fn keys_that_are_none() {
     }
 }
 
-/// A capture of the wire is opaque, opens with the keys that `SSLKEYLOGFILE` got, and has right
-/// PDUs with right digests in it.
+/// A capture of the link is opaque. Wireshark decrypts it with the keys in `SSLKEYLOGFILE`, and
+/// finds valid PDUs with correct digests in it.
 #[test]
 fn wireshark_opens_the_capture_with_the_key_log() {
     let folder = Files::new(TMP);
     let (capture, log) = (folder.path().join("wire.pcapng"), folder.path().join("keys"));
-    // With faults, however rare, packets are as long as on a cable: tshark takes no longer ones.
+    // With faults, however rare, packets have the sizes of a physical link: tshark cannot read
+    // larger ones.
     let rare = ["--dup", "0.000001"];
     let pcap = capture.to_string_lossy().into_owned();
     let lab = Lab::start(&[&["--tls", "--pcap", &pcap][..], &rare].concat());
@@ -309,7 +315,7 @@ fn wireshark_opens_the_capture_with_the_key_log() {
     printed(command.env("SSLKEYLOGFILE", &log));
     let ended = lab.server.stop();
     assert!(ended.status.success(), "{}", ended.stderr);
-    // Wireshark 4.0 knows NVMe/TCP inside of TLS only by its list of servers' keys.
+    // Wireshark 4.0 recognizes NVMe/TCP inside TLS only by its list of servers' keys.
     let key = folder.path().join("rsa.pem");
     printed(Command::new("openssl").args(["genrsa", "-out"]).arg(&key));
     let servers = format!("tls.keys_list:{ADDR},4420,nvme-tcp,{}", key.display());

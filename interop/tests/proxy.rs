@@ -1,4 +1,4 @@
-//! `outboard proxy` between real clients and real backends: nginx, openssl, redis; curl and wrk.
+//! `outboard proxy` between real clients (curl, wrk) and real backends (nginx, openssl, redis).
 
 use interop::{Daemon, Files, Netns, PEER, Server, sha256};
 use std::fmt::Write as _;
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 
-/// A site, two backends with the same files, and a proxy in front of them.
+/// Files, two backends that serve them, and a proxy in front of the backends.
 struct Lab {
     server: Server,
     backends: Vec<Daemon>,
@@ -31,7 +31,7 @@ impl Lab {
         Self { server, backends, files, scratch }
     }
 
-    /// Fetches a file a number of times; gives what was seen of the backends. Every body is right.
+    /// Fetches a file a number of times, and checks every body. Returns the `X-Backend` fields.
     fn fetch(&self, name: &str, times: usize) -> Vec<String> {
         let expected = sha256(&self.files.path().join(name));
         let script = format!(
@@ -46,7 +46,7 @@ impl Lab {
     }
 }
 
-/// Runs a command to its end, which has to be a good one; gives what it printed.
+/// Runs a command, and asserts that it succeeds. Returns its standard output and standard error.
 fn run(command: &mut Command, args: &[&str]) -> (String, String) {
     let output = command.args(args).stdin(Stdio::null()).output().expect("it runs");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -55,12 +55,12 @@ fn run(command: &mut Command, args: &[&str]) -> (String, String) {
     (out, err)
 }
 
-/// wrk without an error of any kind; gives the number of requests.
+/// Runs wrk, and asserts that there are no errors. Returns the number of requests.
 fn wrk(server: &Server, path: &str, options: &str) -> u64 {
     let script =
         format!("ulimit -n $(ulimit -Hn) && exec wrk {options} http://{}{path}", interop::ADDR);
     let (text, _) = run(&mut server.command("bash"), &["-c", &script]);
-    // wrk prints these lines only where there is something to say.
+    // wrk prints these lines only if there were errors.
     assert!(!text.contains("Socket errors") && !text.contains("Non-2xx"), "{text}");
     let requests = text.lines().find_map(|line| line.trim().split_once(" requests in "));
     requests.and_then(|(number, _)| number.parse().ok()).unwrap_or_else(|| panic!("{text}"))
@@ -88,13 +88,14 @@ fn equal_bodies_from_both_backends() {
     }
 }
 
-/// Clients on one wire, backends on another: what is spliced crosses from one to the other.
+/// Clients on one link, backends on another: spliced data crosses from one to the other.
 #[test]
 fn backends_on_a_wire_of_their_own() {
     let (files, scratch) = (Files::new(TMP), Files::new(TMP));
     files.fill("5m.bin", 5 << 20);
     let netns = Netns::new();
-    // The kernel is at the other end of both; it answers for an address only where that is.
+    // The kernel is at the other end of both links. This makes it answer ARP requests only on the
+    // interface that has the address.
     run(&mut netns.command("sysctl"), &["-qw", "net.ipv4.conf.all.arp_ignore=1"]);
     let _nginx = Daemon::nginx(&netns, scratch.path(), files.path(), &PORTS[..1], "");
     let backend = format!("10.78.0.1:{}", PORTS[0]);
@@ -108,7 +109,7 @@ fn backends_on_a_wire_of_their_own() {
     let received = links
         .split_once("RX:")
         .and_then(|(_, rest)| rest.split_whitespace().find_map(|word| word.parse::<u64>().ok()));
-    // What the interface receives is what we sent: requests and acknowledgments.
+    // The interface receives what we send: requests and acknowledgments.
     assert!(received.is_some_and(|bytes| bytes > 1000), "{links}");
     let sent = links
         .split_once("TX:")
@@ -144,17 +145,17 @@ fn many_connections() {
     assert_eq!(stat.get("proxy_502") + stat.get("proxy_503") + stat.get("proxy_504"), 0);
 }
 
-/// As many as the paper has (section 6.1.2).
+/// As many connections as in the paper (section 6.1.2).
 #[test]
 fn eight_thousand_connections() {
-    // However long this machine takes for as many handshakes: time-outs are not what is tested.
+    // Long timeouts, because slow handshakes on this machine are not what is tested.
     let patient = ["--idle-timeout", "600", "--connect-timeout", "60", "--header-timeout", "60"];
     let lab = Lab::start(&patient);
     let before = lab.server.stat();
     let requests = wrk(&lab.server, "/64.bin", "-t 1 -c 8000 -d 10s --timeout 60s");
     assert!(requests >= 8000, "{requests}");
     let after = lab.server.stat();
-    // How many of them have a backend by the end is a matter of its backlog and of time.
+    // The number of pairs with a backend depends on its backlog and on time.
     assert!(after.moved(&before, "setup_syns_answered") >= 8000);
     assert!(after.moved(&before, "splice_begun") > 0);
     assert_eq!(after.moved(&before, "proxy_relayed"), 0, "the device relays");
@@ -167,12 +168,12 @@ fn bodies_stay_equal_on_a_bad_wire() {
     let lab = Lab::start(&bad);
     lab.fetch("5m.bin", 3);
     lab.fetch("10k.bin", 20);
-    // Who sends again what the device relays are its peers.
+    // The peers retransmit data that the device relays.
     let stat = lab.server.stat();
     assert!(stat.get("fault_rx_dropped") > 0 && stat.get("splice_relayed_packets") > 0);
 }
 
-/// A backend is killed under load, and comes back: answers are 5xx or right, never wrong.
+/// A backend is killed under load and restarted: responses are 5xx or correct, never wrong.
 #[test]
 fn a_backend_dies_and_comes_back() {
     let mut lab = Lab::start(&["--health-check", "/64.bin"]);
@@ -200,7 +201,7 @@ fn a_backend_dies_and_comes_back() {
                 assert_eq!(sum, expected, "a wrong body");
                 good += 1;
             }
-            // A response that was cut, or a status of ours.
+            // A response that was cut off, or a status of the proxy.
             ["200" | "000" | "502" | "503", ..] => {}
             _ => panic!("{line}"),
         }
@@ -295,7 +296,7 @@ fn redis_with_and_without_keep_alive() {
     };
     benchmark(&["-n", "20000", "-c", "50", "-q"]);
     benchmark(&["-n", "20000", "-c", "50", "-q", "-P", "16", "-d", "2000"]);
-    // Ten thousand connections each, which the client closes: more than there are ports, twice.
+    // Twice ten thousand connections that the client closes: more than there are local ports.
     benchmark(&["-n", "10000", "-c", "50", "-q", "-k", "0"]);
     let (out, _) = run(&mut server.command("redis-cli"), &["-h", interop::ADDR, "ping"]);
     assert_eq!(out.trim(), "PONG");
@@ -327,7 +328,7 @@ fn a_file_is_read_again_without_dropping_anybody() {
     server.signal("HUP");
     while server.stat().get("proxy_tables") == tables {}
     assert_eq!(backend(), "8082");
-    // A file that is wrong changes nothing, and says where.
+    // An invalid file changes nothing, and the message names the location.
     scratch.write("proxy.toml", config(PORTS[0], "headers = ['x']"));
     server.signal("HUP");
     assert_eq!(backend(), "8082");
@@ -338,7 +339,7 @@ fn a_file_is_read_again_without_dropping_anybody() {
     assert!(ended.stderr.contains("the old configuration stays"), "{}", ended.stderr);
 }
 
-/// A configuration with these ports and backends' ports.
+/// Returns a configuration with these ports, and this port of the backend.
 fn ports_and_backend(ports: &[u16], backend: u16) -> String {
     let mut text = String::new();
     for port in ports {
@@ -348,15 +349,15 @@ fn ports_and_backend(ports: &[u16], backend: u16) -> String {
     text
 }
 
-/// curl's exit code for a file at a port: 0, or 7 where nobody listens.
+/// Returns curl's exit code for a file at a port: 0, or 7 if the connection is refused.
 fn curl_at(server: &Server, port: u16) -> Option<i32> {
     let url = format!("http://{}:{port}/64.bin", interop::ADDR);
     let output = server.command("curl").args(["-sf", "-m", "60", "-o", "/dev/null", &url]).output();
     output.expect("curl").status.code()
 }
 
-/// Ports of a file that was read again are opened and closed; a connection that came in at one that
-/// is closed goes on.
+/// When a configuration file is reloaded, ports are opened and closed; a connection that was
+/// accepted on a closed port continues.
 #[test]
 fn ports_are_opened_and_closed() {
     let (files, scratch) = (Files::new(TMP), Files::new(TMP));
@@ -386,7 +387,8 @@ fn ports_are_opened_and_closed() {
     assert!(status.success() && received == interop::pattern(64 << 20), "{status}");
 }
 
-/// A file that asks for what cannot be opened changes nothing, and a line names that address.
+/// A configuration file with a port that cannot be opened changes nothing, and a message names the
+/// address.
 #[test]
 fn a_file_is_taken_over_whole_or_not_at_all() {
     let (files, scratch) = (Files::new(TMP), Files::new(TMP));
@@ -399,7 +401,7 @@ fn a_file_is_taken_over_whole_or_not_at_all() {
     let check = |path: &str| server.outboard(&["proxy", "--check", "--config", path]);
     assert!(interop::good(&check(&config)).contains("2 listeners, 1 backends"));
     let before = server.stat();
-    // Port 82 is new, 80 is gone, and the last overlaps with 81.
+    // Port 82 is new, 80 is removed, and the last listener overlaps with that of port 81.
     let wrong = ports_and_backend(&[82, 81], PORTS[1])
         + &format!("[[listener]]\nlisten = '{}:81'\nmode = 'http'\n", interop::ADDR);
     scratch.write("proxy.toml", wrong);
@@ -417,8 +419,8 @@ fn a_file_is_taken_over_whole_or_not_at_all() {
     assert!(ended.stderr.contains("the old configuration stays"), "{}", ended.stderr);
 }
 
-/// SIGTERM: nobody is accepted any more, a download goes on to its end, and then the proxy ends by
-/// itself. A second signal does not wait.
+/// After SIGTERM, no connection is accepted, a download continues to its end, and then the proxy
+/// ends. A second signal ends it at once.
 #[test]
 fn the_end_waits_for_connections() {
     for (splice, impatient) in [("on", false), ("off", false), ("on", true)] {
@@ -438,7 +440,7 @@ fn the_end_waits_for_connections() {
                 "{}",
                 ended.stderr
             );
-            // The client is told.
+            // The client gets a reset.
             let (_, status) = download.finish();
             assert_eq!(status.code(), Some(56), "curl: recv failed");
             continue;
@@ -451,7 +453,7 @@ fn the_end_waits_for_connections() {
     }
 }
 
-/// `outboard ss` shows both ends of a pair that the device relays, and what has passed.
+/// `outboard ss` shows both ends of a pair that the device relays, and the bytes relayed.
 #[test]
 fn pairs_are_shown() {
     let lab = Lab::start(&[]);

@@ -1,8 +1,8 @@
-//! Heads that servers read in different ways, through `outboard proxy` to nginx, Apache, Node's and
-//! Python's servers: none of them sees another request than the proxy saw.
+//! Request heads that servers interpret differently, through `outboard proxy` to nginx, Apache,
+//! Node.js and Python servers: none of them sees another request than the proxy did.
 //!
-//! What the proxy saw is what a recorder gets from it, byte by byte: its unit tests show that such
-//! a head has one meaning, for the same list of heads.
+//! The recorder's bytes show what the proxy forwards; unit tests of the proxy show, for the same
+//! list of heads, that each forwarded head has only one meaning.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 const PYTHON: &str = "/usr/bin/python3";
-/// Ports of the proxy; each backend is at one that is 8000 above.
+/// Ports of the proxy; the port of each backend is 8000 higher.
 const PORTS: [(u16, &str); 5] =
     [(80, "recorder"), (81, "nginx"), (82, "node"), (83, "python"), (84, "apache")];
 
@@ -22,14 +22,15 @@ fn client(name: &str) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// The requests that a server says it saw: method, target, Host, Content-Length and coding.
+/// Returns the requests that a server reports: method, target, Host, Content-Length and transfer
+/// coding.
 fn seen(result: &Value) -> Vec<Vec<String>> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let request = |request: &Value| request.as_array().into_iter().flatten().map(text).collect();
     result["seen"].as_array().into_iter().flatten().map(request).collect()
 }
 
-/// The head that the recorder got, and what was behind it.
+/// Returns the head that the recorder received, and the bytes after it.
 fn recorded(result: &Value) -> (String, String) {
     let got = result["got"].as_str().unwrap_or_default();
     let hex = got.split_once("RAW<").and_then(|(_, rest)| rest.split_once('>'));
@@ -43,16 +44,17 @@ fn recorded(result: &Value) -> (String, String) {
     (head.to_owned(), rest.to_owned())
 }
 
-/// What a server does with the request behind one.
+/// A server's reaction to the next request on the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     Reads,
-    /// It may: HTTP/1.0 leaves that to the server.
+    /// The server may read it: HTTP/1.0 leaves that open.
     MayRead,
     Closes,
 }
 
-/// What a server that reads this head as the proxy does has seen, and what it does next.
+/// Returns what a server sees that reads this head like the proxy, and its reaction to the next
+/// request.
 fn meaning(head: &str) -> (Vec<String>, Next) {
     let line: Vec<_> = head.lines().next().unwrap_or_default().split(' ').collect();
     let field = |name: &str| {
@@ -84,11 +86,11 @@ Header always set X-Seen \"expr=SEEN<%{{THE_REQUEST}}|%{{HTTP:Host}}|%{{HTTP:Con
          %{{HTTP:Transfer-Encoding}}>\"\n"
     );
     let path = scratch.write("apache.conf", config);
-    // One process, which is gone when it is killed.
+    // A single process, so that killing it ends Apache.
     Daemon::start(netns, "apache2", &["-X", "-f", &path.to_string_lossy()], port)
 }
 
-/// Apache has the request line in one piece; the others have method and target.
+/// Splits the request line, which Apache reports as one part, into method and target.
 fn as_others(mut request: Vec<String>) -> Vec<String> {
     if request.len() == 4 {
         let line: Vec<_> = request.remove(0).splitn(3, ' ').map(str::to_owned).collect();
@@ -102,7 +104,7 @@ fn as_others(mut request: Vec<String>) -> Vec<String> {
 fn no_server_sees_another_request() {
     let scratch = Files::new(TMP);
     let netns = Netns::new();
-    // Apache gives up root's rights to another user, and a user namespace of ours has none.
+    // Apache changes to another user, which a user namespace with a single user does not permit.
     let is_root = std::fs::metadata("/proc/self").is_ok_and(|m| m.uid() == 0);
     let ports = &PORTS[..if is_root { 5 } else { 4 }];
     let reflect = "add_header X-Seen \"SEEN<$request_method|$request_uri|$http_host|\
@@ -134,7 +136,7 @@ fn no_server_sees_another_request() {
     compare(&results, ports.len());
 }
 
-/// Compares what the servers saw with what the recorder got.
+/// Compares the requests that the servers saw with those of the recorder.
 fn compare(results: &[Value], servers: usize) {
     let (mut wrong, mut agreed, mut refused) = (Vec::new(), BTreeMap::new(), 0);
     let mut expected = (Vec::new(), Next::Closes);
@@ -160,7 +162,7 @@ fn compare(results: &[Value], servers: usize) {
             continue;
         }
         let requests: Vec<_> = seen(result).into_iter().map(as_others).collect();
-        // 100 is no answer yet.
+        // 100 (Continue) is not a final status.
         let answer = statuses.iter().find(|status| status.as_u64() != Some(100));
         let is_refusal = matches!(answer.and_then(|s| s.as_u64()), Some(400 | 405 | 411 | 501));
         let second = ["GET", "/second", "second.example", "", ""].map(str::to_owned).to_vec();
@@ -168,7 +170,7 @@ fn compare(results: &[Value], servers: usize) {
         let same = match expected.1 {
             Next::Closes => requests == both[..1],
             Next::MayRead => requests == both || requests == both[..1],
-            // Apache answers for itself as a whole without a field of ours.
+            // Apache answers requests for the server as a whole (`*`) itself, without our field.
             Next::Reads => requests == both || both[0][1] == "*" && requests == both[1..],
         };
         if same {
@@ -180,6 +182,7 @@ fn compare(results: &[Value], servers: usize) {
     assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n"));
     println!("{refused} heads refused; forwarded and seen alike: {agreed:?}");
     assert!(refused > 200 && agreed.len() == servers - 1, "{refused} {agreed:?}");
-    // A server that refuses a head has seen no other: most are taken by every one.
+    // A server that refuses a head has not seen another request; most heads are accepted by every
+    // server.
     assert!(agreed.values().all(|n| *n > 90), "{agreed:?}");
 }

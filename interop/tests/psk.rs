@@ -1,5 +1,5 @@
-//! TLS 1.3 with pre-shared keys, against OpenSSL's and GnuTLS's own programs: `tls_psk`'s handshake
-//! at either end, and a line each way under the keys that it ends with.
+//! TLS 1.3 with pre-shared keys, against OpenSSL's and GnuTLS's programs: the handshake of
+//! `tls_psk` at either end, and a line in each direction under the resulting keys.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -14,7 +14,7 @@ use rustls::crypto::tls13::OkmBlock;
 use tls_psk::{Agreed, Handshake, Hash, Key, Progress, Why};
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
-/// As NVMe has them: spaces, and Base64 at the end.
+/// In NVMe's format: spaces, and Base64 at the end.
 const IDENTITY: &str = "NVMe1R01 nqn.2014-08.org.nvmexpress:uuid:f81d4fae nqn.2026-11.io.outboard:\
                         storage OldoKuTfKddMuyCznAZojkWD7P4D9/AtzDzLimtOxqI=";
 const LINE: &[u8] = b"a line of a hundred\n";
@@ -33,7 +33,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Another program, at the other end of a connection.
+/// Another program at the other end of a connection.
 struct Program {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -58,7 +58,7 @@ impl Program {
         stdin.write_all(line).and_then(|()| stdin.flush()).unwrap();
     }
 
-    /// Waits for a line with `part`; gives it.
+    /// Waits for a line that contains `part`, and returns it.
     fn wait_for(&mut self, part: &str) -> String {
         let mut seen = String::new();
         loop {
@@ -74,7 +74,7 @@ impl Program {
         }
     }
 
-    /// What it wrote in all, when it has ended by itself.
+    /// Waits for the program's end, and returns the rest of its output.
     fn errors(&mut self) -> String {
         self.stdin = None;
         let mut text = String::new();
@@ -93,16 +93,16 @@ impl Drop for Program {
     }
 }
 
-/// One end of a connection that we are at.
+/// Our end of a connection.
 struct Us {
     stream: TcpStream,
-    /// Bytes that came and were not used.
+    /// Bytes received and not used yet.
     rest: Vec<u8>,
 }
 
 impl Us {
     fn new(stream: TcpStream) -> Self {
-        // Only so that a test that fails ends.
+        // Only a limit for a test that fails.
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         Self { stream, rest: Vec::new() }
     }
@@ -138,7 +138,7 @@ impl Us {
         }
     }
 
-    /// Reads one record; gives its inner content type and its text.
+    /// Reads one record; returns its inner content type and its text.
     fn open(&mut self, half: &mut Half) -> (u8, Vec<u8>) {
         let whole = |rest: &[u8]| {
             let header: [u8; 5] = *rest.first_chunk()?;
@@ -172,7 +172,7 @@ impl Us {
     }
 }
 
-/// Keys of a direction: RFC 8446 section 7.3.
+/// Keys of one direction (RFC 8446 section 7.3).
 struct Half {
     aead: Box<dyn Aead>,
     iv: [u8; 12],
@@ -207,7 +207,7 @@ impl Half {
     }
 }
 
-/// Reads [`LINE`] of the peer's, behind tickets that there may be, and sends [`REPLY`].
+/// Reads [`LINE`] from the peer, after any session tickets, and sends [`REPLY`].
 fn exchange(us: &mut Us, agreed: &Agreed, program: &mut Program) {
     let mut tx = Half::new(agreed.suite, &agreed.tx_secret);
     let mut rx = Half::new(agreed.suite, &agreed.rx_secret);
@@ -227,10 +227,10 @@ fn exchange(us: &mut Us, agreed: &Agreed, program: &mut Program) {
     program.wait_for(std::str::from_utf8(REPLY).unwrap().trim());
 }
 
-/// A session as OpenSSL keeps it, which is how one gives its programs a key of SHA-384: its
-/// SSL_SESSION_ASN1, in PEM.
+/// Writes an OpenSSL session (SSL_SESSION_ASN1 in PEM), by which its programs accept a key with
+/// SHA-384. Returns its path.
 fn psk_session(files: &Files) -> PathBuf {
-    // Version of the form, 3.4, TLS_AES_256_GCM_SHA384, no session's number, the secret.
+    // Format version, version 3.4, TLS_AES_256_GCM_SHA384, an empty session ID, the secret.
     let mut body = vec![2, 1, 1, 2, 2, 3, 4, 4, 2, 0x13, 2, 4, 0, 4, 48];
     body.extend(secret(Hash::Sha384));
     let mut der = vec![0x30, u8::try_from(body.len()).unwrap()];
@@ -245,7 +245,7 @@ fn psk_session(files: &Files) -> PathBuf {
     files.path().join("session.pem")
 }
 
-/// RFC 4648 section 4, in lines of 64.
+/// Encodes as Base64 (RFC 4648 section 4), in lines of 64 characters.
 fn base64(bytes: &[u8]) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut out = String::new();
@@ -263,13 +263,13 @@ fn base64(bytes: &[u8]) -> String {
     out
 }
 
-/// `openssl s_client` towards us, with `more` options.
+/// Runs `openssl s_client` towards us with more options.
 fn s_client(listener: &TcpListener, more: &[&str]) -> Program {
     let at = listener.local_addr().unwrap().to_string();
     Program::start(Command::new("openssl").args(["s_client", "-connect", &at]).args(more))
 }
 
-/// `openssl s_server` with `more` options, and a connection to it.
+/// Runs `openssl s_server` with more options, and connects to it.
 fn s_server(more: &[&str]) -> (Program, Us) {
     let options = ["s_server", "-accept", "127.0.0.1:0", "-nocert", "-tls1_3"];
     let mut program = Program::start(Command::new("openssl").args(options).args(more));
@@ -302,7 +302,8 @@ fn openssl_as_the_client() {
             Suite::ChaCha20Poly1305,
             &["-psk", &psk, "-ciphersuites", "TLS_CHACHA20_POLY1305_SHA256"],
         ),
-        // Its share is of a group that we have not: RFC 8446 section 4.1.4.
+        // Its key share is of a group that we do not support: HelloRetryRequest (RFC 8446 section
+        // 4.1.4).
         (Hash::Sha256, Suite::Aes128Gcm, &["-psk", &psk, "-groups", "ffdhe2048:P-256"]),
         (Hash::Sha384, Suite::Aes256Gcm, &["-psk_session", session.to_str().unwrap()]),
     ];
@@ -333,7 +334,7 @@ fn openssl_as_the_server() {
             Suite::ChaCha20Poly1305,
             &["-psk", &psk, "-ciphersuites", "TLS_CHACHA20_POLY1305_SHA256"],
         ),
-        // It asks for another share than the one that we began with.
+        // The server requests another key share than our first one.
         (
             Hash::Sha256,
             Suite::Aes128Gcm,
@@ -381,7 +382,7 @@ fn clients_of_openssl_that_are_turned_away() {
 fn servers_of_openssl_that_turn_us_away() {
     let psk = hex(&secret(Hash::Sha256));
     let wrong = hex(&secret(Hash::Sha384)[1..33]);
-    // RFC 8446 section 6.2: illegal_parameter, and handshake_failure.
+    // RFC 8446 section 6.2: illegal_parameter and handshake_failure.
     for (identity, psk, alert) in [(IDENTITY, &wrong, 47), ("NVMe0R01 a b", &psk, 40)] {
         let (_program, mut us) = s_server(&["-psk_identity", identity, "-psk", psk]);
         let why = us.shake(client(IDENTITY, Hash::Sha256)).unwrap_err();
@@ -389,7 +390,7 @@ fn servers_of_openssl_that_turn_us_away() {
     }
 }
 
-/// GnuTLS is what Linux's tlshd is made of.
+/// Priority string. GnuTLS is the library of Linux's tlshd.
 const GNUTLS: &str = "NORMAL:-VERS-ALL:+VERS-TLS1.3:-KX-ALL:+ECDHE-PSK";
 
 #[test]
@@ -424,10 +425,10 @@ fn gnutls_as_the_client() {
 #[test]
 fn gnutls_as_the_server() {
     let files = Files::new(TMP);
-    // A name with a colon is written in hexadecimal digits.
+    // A name that contains a colon is written in hexadecimal digits.
     let (identity, psk) = (hex(IDENTITY.as_bytes()), hex(&secret(Hash::Sha256)));
     files.write("keys", format!("#{identity}:{psk}\n"));
-    // It takes no port zero.
+    // gnutls-serv does not accept port zero.
     let port = listener().local_addr().unwrap().port();
     let mut program = Program::start(
         Command::new("sh")

@@ -1,5 +1,5 @@
-//! Connections that the server closes first while their client still sends: no reset cuts the
-//! response off (RFC 9112 section 9.6), whether the device tears them down or the host.
+//! Connections that the server closes while the client still sends: no reset cuts the response off
+//! (RFC 9112 section 9.6), whether the device or the host tears them down.
 
 use interop::{Counters, Files, Server, run, said};
 use std::io::{Read as _, Write as _};
@@ -8,13 +8,13 @@ use std::process::Stdio;
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 const CLIENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/late.py");
-/// A response that is handed over with the close, since it fits the first window; and one that has
-/// to be sent by the host for a while, and may end there.
+/// Sizes of a response that is handed to the device with the close, because it fits the first
+/// window; and of one that the host sends for a while, and perhaps to its end.
 const BYTES: [usize; 2] = [10_000, 300_000];
-/// Which offloads, and whether the device tears connections down.
+/// Offloads, and whether the device tears connections down.
 const OFFLOADS: [(&str, bool); 2] = [("all", true), ("none", false)];
 
-/// A server with `/a.bin`, and what it and the kernel had counted before.
+/// A server with `/a.bin`, and the earlier values of its counters and the kernel's.
 struct Watched {
     server: Server,
     before: Counters,
@@ -31,12 +31,12 @@ impl Watched {
         Self { server, before, resets, _files: files }
     }
 
-    /// Nobody has sent or seen a reset, and the device has torn down so many connections.
+    /// Asserts that no reset was sent or received, and how many connections the device tore down.
     #[track_caller]
     fn expect_ends(&self, torn_down: RangeInclusive<u64>) {
         assert_eq!(kernel_resets(&self.server), self.resets, "the client's kernel got a reset");
         let mut after = self.server.stat();
-        // Ends are told in sums, 10 ms later.
+        // The device reports ended connections in sums, up to 10 ms later.
         for _ in 0..1000 {
             let handed_over = after.moved(&self.before, "handed_over");
             if after.moved(&self.before, "handed_over_closed") == handed_over {
@@ -57,7 +57,7 @@ impl Watched {
     }
 }
 
-/// Connections of the client's kernel that a reset ended.
+/// Returns the number of connections in the client's kernel that a reset ended.
 fn kernel_resets(server: &Server) -> u64 {
     let text = said(&run(server.command("nstat").args(["-asz", "TcpEstabResets"])));
     let line = text.lines().find(|line| line.starts_with("TcpEstabResets"));
@@ -65,7 +65,7 @@ fn kernel_resets(server: &Server) -> u64 {
     value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("nstat said {text}"))
 }
 
-/// Data with the request, while the response is read, and behind the server's end.
+/// Data with the request, during the response, and after the server's FIN.
 #[test]
 fn late_data_of_any_length() {
     for (offload, tears_down) in OFFLOADS {
@@ -85,8 +85,8 @@ fn late_data_of_any_length() {
                         runs += 1;
                     }
                 }
-                // If the client's FIN comes at once with its acknowledgment of ours, nothing is
-                // left to hand over.
+                // If the client's FIN arrives with its acknowledgment of ours, no work is left to
+                // hand over.
                 let (least, most) = if tears_down { (runs / 2, runs) } else { (0, 0) };
                 watched.expect_ends(least..=most);
             }
@@ -94,7 +94,8 @@ fn late_data_of_any_length() {
     }
 }
 
-/// OpenSSL's client asks for other keys behind its last request, and says close_notify in the end.
+/// OpenSSL's client requests a key update after its last request, and sends close_notify at the
+/// end.
 #[test]
 fn a_late_key_update() {
     for (offload, tears_down) in OFFLOADS {
@@ -117,7 +118,7 @@ fn a_late_key_update() {
             assert!(read > 0, "ended before the response");
             all.extend_from_slice(&buf[..read]);
         }
-        // It may have ended by then: the response is short.
+        // It may have ended already, since the response is short.
         let _ = to.write_all(b"K\n");
         from.read_to_end(&mut all).unwrap();
         drop(to);
@@ -129,7 +130,7 @@ fn a_late_key_update() {
     }
 }
 
-/// curl, which closes as soon as it has what it wants: over TLS with close_notify.
+/// curl closes as soon as it has the response, over TLS with close_notify.
 #[test]
 fn curl_closes() {
     for (offload, tears_down) in OFFLOADS {

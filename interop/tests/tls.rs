@@ -1,4 +1,4 @@
-//! HTTPS as curl, OpenSSL, a browser and Wireshark see it.
+//! HTTPS from the view of curl, OpenSSL, a browser and Wireshark.
 
 use interop::{Files, Server, run, said, sha256};
 use std::io::{Read as _, Write as _};
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 
-/// What curl is told to offer: each suite of each version.
+/// Options of curl: each cipher suite of each version.
 const OFFERS: [&[&str]; 6] = [
     &["--tlsv1.3", "--tls13-ciphers", "TLS_AES_128_GCM_SHA256"],
     &["--tlsv1.3", "--tls13-ciphers", "TLS_AES_256_GCM_SHA384"],
@@ -17,7 +17,7 @@ const OFFERS: [&[&str]; 6] = [
     &["--tls-max", "1.2", "--ciphers", "ECDHE-ECDSA-CHACHA20-POLY1305"],
 ];
 
-/// Fetches `/a.bin` and gives the SHA-256 of what came.
+/// Fetches `/a.bin`, and returns the SHA-256 of the content.
 fn fetch(server: &Server, offer: &[&str]) -> String {
     let folder = Files::new(TMP);
     let to = folder.path().join("got");
@@ -51,7 +51,7 @@ fn every_suite_of_both_versions() {
         let (tx, rx) = (if seals { (6, 0) } else { (0, 6) }, if opens { (6, 0) } else { (0, 6) });
         assert_eq!((moved("tls_tx_device"), moved("tls_tx_sw")), tx, "{offload}");
         assert_eq!((moved("tls_rx_device"), moved("tls_rx_sw")), rx, "{offload}");
-        // Without the engine there is nobody to count.
+        // Without the engine these counters do not exist.
         let device = |name| if opens { moved(name) } else { 0 };
         assert_eq!((device("tx_tls_ctx"), device("rx_tls_ctx")), (tx.0, rx.0), "{offload}");
         assert_eq!(device("tx_tls_encrypted_bytes") > 60_000_000, seals, "{offload}");
@@ -61,7 +61,7 @@ fn every_suite_of_both_versions() {
     }
 }
 
-/// Requests on a connection that stands are opened by the device: each a record of its own.
+/// On an established connection the device decrypts the requests, each of which is one record.
 #[test]
 fn requests_are_opened_by_the_device() {
     let files = Files::new(TMP);
@@ -76,7 +76,7 @@ fn requests_are_opened_by_the_device() {
         assert_eq!(said, "what was asked for\n".repeat(20), "{offer:?}");
         let after = server.stat();
         let moved = |name| after.moved(&before, name);
-        // The first may have come before the device knew the keys.
+        // The first request may have arrived before the device had the keys.
         let full = moved("tls_rx_records_full");
         assert!(full >= 18, "{offer:?}: {full} of {}", moved("tls_rx_records"));
         assert!(moved("rx_tls_decrypted_packets") >= full, "{offer:?}");
@@ -98,7 +98,7 @@ fn with_impairments() {
         let stat = server.stat();
         assert!(stat.get("tcp_retrans") > 0, "packets were lost");
         assert_eq!(stat.get("tls_decrypt_error"), 0, "TCP's checksum found what was changed");
-        // What was lost was sealed again by the device, with what precedes it.
+        // The device encrypted retransmitted data again, with the preceding bytes of the record.
         assert_eq!(stat.get("tls_tx_recoveries") > 0, offload == "all");
         if offload == "all" {
             assert!(stat.get("tx_tls_ooo") > 0);
@@ -107,7 +107,7 @@ fn with_impairments() {
     }
 }
 
-/// OpenSSL's client: keys that change on request (`K` and `k`), and one session after the other.
+/// OpenSSL's client: key updates on request (`K` and `k`), and sessions that are resumed.
 #[test]
 fn openssl_changes_keys_and_resumes() {
     let files = Files::new(TMP);
@@ -122,8 +122,8 @@ fn openssl_changes_keys_and_resumes() {
         .expect("openssl: `make setup` installs it");
     let (mut to, mut from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
     let mut said = String::new();
-    // Each line is sent when the one before was acted on: s_client takes what it reads at one time
-    // for one command.
+    // Each line is sent after the reaction to the previous one, because s_client takes everything
+    // that it reads at a time for one command.
     let request = "GET /a.txt HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
     let steps = [("K\n", "KEYUPDATE"), ("k\n", "KEYUPDATE"), (request, "asked for")];
     for (line, answer) in steps {
@@ -149,7 +149,8 @@ fn openssl_changes_keys_and_resumes() {
     }
 }
 
-/// Several certificates: each for its name, the first for the others, and all read again on SIGHUP.
+/// Several certificates: each for its name, the first one for other names, and all reloaded on
+/// SIGHUP.
 #[test]
 fn certificates_by_name_and_again() {
     let files = Files::new(TMP);
@@ -170,7 +171,7 @@ fn certificates_by_name_and_again() {
     assert_eq!(get(&server, "one.example", &pairs[0].0), "hello\n");
     assert_eq!(get(&server, "two.example", &pairs[1].0), "hello\n");
     assert!(get(&server, "two.example", &pairs[0].0).contains("certificate"));
-    // A new certificate under the same name of file: not trusted by who has the old one.
+    // A new certificate in the same file is not trusted by a client that has the old one.
     let old = std::fs::read(&pairs[1].0).unwrap();
     make(keys.path(), "two");
     let kept = keys.write("kept.pem", &old);
@@ -178,12 +179,13 @@ fn certificates_by_name_and_again() {
     let kept = kept.to_string_lossy().into_owned();
     let mut tries = 0;
     while get(&server, "two.example", &pairs[1].0) != "hello\n" {
-        // The signal and the connection race; nothing but this says that it was read.
+        // The signal and the connection race: only the certificate shows that the signal was
+        // handled.
         tries += 1;
         assert!(tries < 2000, "the new certificate is never shown");
     }
     assert!(get(&server, "two.example", &kept).contains("certificate"));
-    // A file that cannot be read leaves things as they are.
+    // If a file cannot be read, the old certificates are kept.
     std::fs::write(&pairs[0].0, "nonsense").unwrap();
     server.signal("HUP");
     assert_eq!(get(&server, "two.example", &pairs[1].0), "hello\n");
@@ -194,7 +196,7 @@ fn certificates_by_name_and_again() {
     );
 }
 
-/// A certificate for `NAME.example`; its file and its key's.
+/// Creates a certificate for `NAME.example`; returns its path and that of its key.
 fn make(folder: &Path, name: &str) -> (String, String) {
     let path = |kind: &str| folder.join(format!("{name}.{kind}")).to_string_lossy().into_owned();
     let (cert, key) = (path("pem"), path("key"));
@@ -255,7 +257,8 @@ fn browser_over_https() {
     assert!(server.stat().get("tls_handshakes") > 0);
 }
 
-/// The capture of the wire holds no plaintext, and opens with the keys that `SSLKEYLOGFILE` got.
+/// A capture of the link holds no plaintext, and Wireshark decrypts it with the keys in
+/// `SSLKEYLOGFILE`.
 #[test]
 fn wireshark_opens_the_capture_with_the_key_log() {
     for offer in [OFFERS[0], OFFERS[3]] {

@@ -1,11 +1,11 @@
-//! Other programs that people use: a browser on a page, Wireshark's dissectors on a capture.
+//! Other programs that people use: a browser on a page, and Wireshark on a capture.
 
 use interop::{Files, Server, Url};
 use std::process::Command;
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 
-/// A page that writes into itself what a browser made of its parts.
+/// A page into which a script writes what the browser made of its parts.
 const PAGE: &str = r#"<!doctype html><html><head><meta charset="utf-8">
 <link rel="stylesheet" href="look.css"></head><body><p id="p">text</p><img id="i" src="red.svg">
 <script src="check.js"></script></body></html>"#;
@@ -51,7 +51,7 @@ fn capture_is_what_wireshark_expects() {
     let capture = folder.path().join("wire.pcapng");
     let server = Server::start(files.path(), &["--pcap", &capture.to_string_lossy()]);
     assert_eq!(server.get("/a.bin", &[]).body.len(), 300_000);
-    // The file is whole when the server has ended.
+    // The capture is complete once the server has ended.
     let ended = server.stop();
     assert!(ended.status.success(), "{ended:?}");
     let read = |filter: &str, field: &str| {

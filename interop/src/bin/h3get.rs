@@ -1,8 +1,9 @@
-//! A client of HTTP/3 for the tests, by quinn and h3: fetches one path and says what it got.
+//! HTTP/3 client for the tests, over quinn and h3: fetches paths and prints the responses.
 //!
-//! `h3get ADDR:PORT PATH OUTPUT [NAME:VALUE]..` runs in the server's namespace, prints status and
-//! fields, and writes the content to a file. It believes every certificate. With `H3GET_REBIND=N`
-//! in its environment it goes on from another port after every N bytes of content.
+//! `h3get ADDR:PORT PATH[,PATH].. OUTPUT [NAME:VALUE]..` runs in the server's namespace. It prints
+//! status and fields of each response, and writes the content to a file, which holds that of the
+//! last path in the end. Every certificate is accepted. With `H3GET_REBIND=N` in its environment,
+//! it changes to another local port after every N bytes of content.
 
 use std::io::Write as _;
 

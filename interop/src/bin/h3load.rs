@@ -1,10 +1,11 @@
-//! A client of HTTP/3 for `outboard-lab bench quic-live`, by quinn and h3: as much of one path as
-//! it can get in a time.
+//! HTTP/3 load generator for `outboard-lab bench quic-live`, over quinn and h3: fetches one path as
+//! often as possible for a limited time.
 //!
-//! `h3load ADDR:PORT PATH CONNECTIONS STREAMS SECONDS` keeps so many requests in flight on each of
-//! so many connections, and begins none once the time is up. It prints one line, which is that of
-//! the benchmarks' script for wrk: the time taken in microseconds, responses, bytes of content,
-//! errors (connect, read, write, status, time-out) and the latency at 50 and 99 % in microseconds.
+//! `h3load ADDR:PORT PATH CONNECTIONS STREAMS SECONDS` keeps STREAMS requests in flight on each of
+//! CONNECTIONS connections, and starts no request after the time is up. It prints one line in the
+//! format of the benchmarks' wrk script: duration in microseconds, responses, bytes of content,
+//! errors (connect, read, write, status, timeout), and the median and 99th percentile of the
+//! latency in microseconds.
 
 use std::net::SocketAddr;
 
@@ -22,7 +23,7 @@ struct Sum {
     status_errors: u64,
 }
 
-/// One response's content in bytes; nothing where its status is not 200.
+/// Fetches a URL and returns the bytes of its content; `None` if the status is not 200.
 async fn fetch(requests: &mut Requests, url: &str) -> Result<Option<u64>, Failure> {
     let mut stream = requests.send_request(http::Request::get(url).body(())?).await?;
     stream.finish().await?;
@@ -34,7 +35,7 @@ async fn fetch(requests: &mut Requests, url: &str) -> Result<Option<u64>, Failur
     Ok((status == http::StatusCode::OK).then_some(bytes))
 }
 
-/// Requests one after the other until the time is up.
+/// Sends one request after another until the time is up.
 async fn repeat(mut requests: Requests, url: String, clock: Clock, time: Duration) -> Sum {
     let mut sum = Sum::default();
     loop {

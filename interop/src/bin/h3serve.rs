@@ -1,11 +1,11 @@
-//! A server of HTTP/3 over the kernel's UDP, by quinn and h3: what `outboard-lab bench quic-live`
-//! measures ours against.
+//! HTTP/3 server over kernel UDP, with quinn and h3: the reference for `outboard-lab bench
+//! quic-live`.
 //!
-//! `h3serve ADDR:PORT FOLDER CERT KEY` serves the files that lie in the folder when it starts, and
-//! prints a line when it is ready. It is as quick as these libraries make it: all files are kept in
-//! memory, so that none is read while it serves; one thread runs everything; quinn sends and
-//! receives runs of datagrams with one call where the kernel can (`UDP_SEGMENT`, `UDP_GRO`). All
-//! else is their default.
+//! `h3serve ADDR:PORT FOLDER CERT KEY` serves the files that are in the folder at its start, and
+//! prints a line when it is ready. It is as fast as these libraries permit: all files are in
+//! memory, one thread does all the work, and quinn sends and receives runs of datagrams with one
+//! system call if the kernel supports it (`UDP_SEGMENT`, `UDP_GRO`). Everything else has its
+//! default.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use interop::quic::{Failure, block_on};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// Bytes of a file that are given to the library at one time.
+/// Bytes of a file that are passed to the library at a time.
 const PIECE_BYTES: usize = 256 * 1024;
 
 /// Contents by path.
@@ -62,12 +62,12 @@ async fn answer(stream: Stream, files: Arc<Files>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Answers a connection's requests until it ends.
+/// Serves a connection's requests until it ends.
 async fn serve(incoming: quinn::Incoming, files: Arc<Files>) -> Result<(), Failure> {
     let connection = h3_quinn::Connection::new(incoming.await?);
     let mut connection = h3::server::Connection::new(connection).await?;
     while let Some(stream) = connection.accept().await? {
-        // A request that fails is its client's business, which counts it.
+        // The client counts requests that fail.
         tokio::spawn(answer(stream, Arc::clone(&files)));
     }
     Ok(())

@@ -1,8 +1,8 @@
-//! A client of HTTP/3 for the tests, by quinn and h3: fetches a tree of files.
+//! HTTP/3 client for the tests, over quinn and h3: fetches a tree of files.
 //!
-//! `h3tree ADDR:PORT FOLDER CONNECTIONS PATH..` deals the paths out over so many connections, asks
-//! for all of a connection's at one time, each on a stream of its own, and writes them beneath the
-//! folder. `clients/h3tree.py` does the same with another stack.
+//! `h3tree ADDR:PORT FOLDER CONNECTIONS PATH..` distributes the paths over the connections, sends
+//! all requests of a connection at once, each on a stream of its own, and writes the files below
+//! the folder. `clients/h3tree.py` does the same with another QUIC stack.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

@@ -1,10 +1,11 @@
-//! A relay of UDP datagrams for `outboard-lab bench quic-relay`: one client, one server, and
-//! between them a link with a delay, loss, reordering and a bottleneck ([`interop::Link`]).
+//! UDP relay for `outboard-lab bench quic-relay`: connects one client and one server by a link with
+//! delay, loss, reordering and a bottleneck ([`interop::Link`]).
 //!
-//! `udprelay SERVER:PORT [NAME=NUMBER]..` prints the port of the loopback interface at which it
-//! waits for the client: whoever sends first. Numbers: `delay_us` (in each direction), and for what
-//! the server sends `loss_ppm`, `late_ppm`, `late_us`, `rate` (bytes per second), `queue` (bytes),
-//! `seed`. At the end of its standard input it prints what became of the server's datagrams.
+//! `udprelay SERVER:PORT [NAME=NUMBER]..` prints the port on the loopback interface at which it
+//! expects the client; the last sender is the client. Numbers: `delay_us` (in each direction), and
+//! for datagrams from the server `loss_ppm`, `late_ppm`, `late_us`, `rate` (bytes per second),
+//! `queue` (bytes), `seed`. At the end of its standard input it prints the counters of the server's
+//! datagrams.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -16,11 +17,12 @@ use interop::{Link, LinkConfig};
 use io::clock::Clock;
 use io::notify::Poller;
 
-/// Larger than any datagram.
+/// Buffer size, larger than any datagram.
 const DATAGRAM_BYTES: usize = 65_536;
-/// Bytes that a socket is to buffer while the relay waits for a core; the kernel has a limit.
+/// Requested size of socket buffers in bytes, for the time during which the relay waits for a core.
+/// The kernel may limit it.
 const SOCKET_BYTES: usize = 4 << 20;
-/// Datagrams that are taken from one socket before the other has its turn.
+/// Datagrams received from one socket before the other one's turn.
 const TURN: usize = 64;
 
 fn config(args: &[String]) -> Result<(LinkConfig, u64), Failure> {
@@ -51,7 +53,7 @@ fn bind(addr: Ipv4Addr) -> Result<UdpSocket, Failure> {
     Ok(socket)
 }
 
-/// Moves what a socket has received into a link, and returns the last sender.
+/// Moves the datagrams that a socket has received into a link. Returns the last sender.
 fn receive(
     socket: &UdpSocket,
     link: &mut Link,
@@ -66,7 +68,7 @@ fn receive(
                 link.push(clock.now(), &buffer[..len]);
             }
             Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-            // An ICMP message: an end is gone, and its datagrams with it.
+            // An ICMP error: an end is gone, and the datagram with it.
             Err(e) if e.kind() == ErrorKind::ConnectionRefused => {}
             Err(e) => return Err(e.into()),
         }
@@ -76,7 +78,7 @@ fn receive(
 
 fn deliver(link: &mut Link, now: Instant, socket: &UdpSocket, to: SocketAddr) {
     while let Some(datagram) = link.pop(now) {
-        // The kernel's queue is full, or nobody is there: a loss like any other.
+        // The kernel's queue is full, or no socket receives: a loss like any other.
         let _ = socket.send_to(&datagram, to);
     }
 }
