@@ -108,8 +108,8 @@ pub(crate) fn make_content(folder: &Path) -> Result<(), Failure> {
 /// `measured_bytes` after `warm_bytes`. With `out_of_order`, the device decrypts records in any
 /// order; otherwise it follows the paper's algorithm. The content is in `folder`.
 ///
+/// # Errors
 /// Reports wrong bytes, or a run that cannot continue.
-/// Wrong bytes, or nothing left to happen.
 pub(crate) fn measure(
     streams: Streams,
     faults: FaultConfig,
