@@ -1,5 +1,5 @@
-//! HTTP/3 server over kernel UDP, with quinn and h3: the reference for `outboard-lab bench
-//! quic-live`.
+//! HTTP/3 server over kernel UDP, with quinn and h3: the reference for
+//! `outboard-lab bench quic-live`.
 //!
 //! `h3serve ADDR:PORT FOLDER CERT KEY` serves the files that are in the folder at its start, and
 //! prints a line when it is ready. It is as fast as these libraries permit: all files are in

@@ -1,9 +1,9 @@
 //! Finds the code of each fault, and inserts the faulty code behind a switch.
 //!
 //! Used by `mutants` and by the check that all faults still apply. All faults are in one tree, so
-//! that the simulator and each test are built only once: the marked code becomes `if
-//! planted::fault(N) { faulty } else { code }`. Several faults may replace the same code, but must
-//! not overlap.
+//! that the simulator and each test are built only once. The marked code becomes
+//! `if planted::fault(N) { faulty } else { code }`. Several faults may replace the same code, but
+//! must not overlap.
 
 use std::ops::Range;
 

@@ -1,6 +1,6 @@
 //! `outboard-lab bench memory`: bytes of host memory per idle established connection.
 //!
-//! Opens connections, downloads a file on each, lets them idle for a while, then drops everything
+//! Opens connections, downloads files on each, lets them idle for a while, then drops everything
 //! except the server's host stack and application. The result is the amount by which the heap
 //! shrinks when these are dropped too: TCBs, tables, timers, their containers, and the allocator's
 //! overhead.

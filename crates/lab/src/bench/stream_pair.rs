@@ -1,5 +1,5 @@
-//! Two machines with streams of messages between them, plain or over TLS, for `bench tls`, `bench
-//! tls-loss` and `bench tls-scale`.
+//! Two machines with streams of messages between them, plain or over TLS, for `bench tls`,
+//! `bench tls-loss` and `bench tls-scale`.
 //!
 //! The host of one end is measured. The other end processes TLS on its host in every run.
 

@@ -101,7 +101,7 @@ struct Slice {
 }
 
 /// Slices of a run. Other load interrupts the thread now and then, and the interrupted slice is
-/// charged; the median over short slices is one without an interruption.
+/// charged for it; the median over short slices is one without an interruption.
 const SLICES: u64 = 16;
 
 impl<'a> Namespace<'a> {

@@ -1,5 +1,5 @@
-//! Two machines that speak QUIC, a server and a client, and their TLS configuration, for `bench
-//! quic` and `bench quic-reorder`.
+//! Two machines that speak QUIC, a server and a client, and their TLS configuration, for
+//! `bench quic` and `bench quic-reorder`.
 //!
 //! A benchmark states what it compares in a [`Spec`]. Everything else is the same in every machine:
 //! one cipher suite, one kind of certificate.
