@@ -57,7 +57,7 @@ impl Counters {
     /// # Panics
     /// If one is zero.
     #[track_caller]
-    pub fn expect_moved(&self, names: &[&str]) {
+    pub fn expect_nonzero(&self, names: &[&str]) {
         for name in names {
             assert!(self.get(name) > 0, "{name} has not moved: {self:?}");
         }
@@ -68,7 +68,7 @@ impl Counters {
     /// # Panics
     /// If one is not zero.
     #[track_caller]
-    pub fn expect_still(&self, names: &[&str]) {
+    pub fn expect_zero(&self, names: &[&str]) {
         for name in names {
             assert_eq!(self.get(name), 0, "{name} has moved: {self:?}");
         }
@@ -79,7 +79,7 @@ impl Counters {
     /// # Panics
     /// If there are none, or one is not zero.
     #[track_caller]
-    pub fn expect_moved_none(&self) {
+    pub fn expect_all_zero(&self) {
         assert!(!self.0.is_empty(), "no counters");
         let moved: Vec<_> = self.0.iter().filter(|(_, value)| **value != 0).collect();
         assert!(moved.is_empty(), "{moved:?}");

@@ -1,7 +1,7 @@
 //! curl as a client: whole responses, and downloads that are hashed as they arrive.
 
 use crate::files::first_word;
-use crate::server::{ADDR, Server};
+use crate::server::{ADDR, TestServer};
 use crate::tool;
 use std::fmt;
 use std::io::Read;
@@ -76,7 +76,7 @@ impl Response {
     }
 }
 
-impl Server {
+impl TestServer {
     /// Runs curl with `args` in the server's namespace.
     ///
     /// # Panics
@@ -144,11 +144,11 @@ impl Server {
     /// # Panics
     /// If curl cannot be run.
     #[must_use]
-    pub fn paused_download(&self, path: &str) -> Paused {
+    pub fn paused_download(&self, path: &str) -> PausedDownload {
         let url = Url::v4(path).to_string();
         let mut curl = spawn(curl(self).args(["--no-buffer", &url]).stdout(Stdio::piped()));
         let Some(body) = curl.stdout.take() else { panic!("stdout is a pipe") };
-        Paused { curl, body, received: Vec::new() }
+        PausedDownload { curl, body, received: Vec::new() }
     }
 }
 
@@ -176,13 +176,13 @@ impl Download {
 
 /// A download that stalls until its body is read.
 #[derive(Debug)]
-pub struct Paused {
+pub struct PausedDownload {
     curl: Child,
     body: ChildStdout,
     received: Vec<u8>,
 }
 
-impl Paused {
+impl PausedDownload {
     /// Reads until `bytes` bytes of the body have arrived in total.
     ///
     /// # Panics
@@ -208,13 +208,13 @@ impl Paused {
     ///
     /// # Panics
     /// If curl has already ended.
-    pub fn vanish(mut self) {
+    pub fn kill_client(mut self) {
         self.curl.kill().unwrap_or_else(|e| panic!("curl: {e}"));
         let _ = self.curl.wait();
     }
 }
 
-fn curl(server: &Server) -> Command {
+fn curl(server: &TestServer) -> Command {
     let mut command = server.command("curl");
     // `--disable`: ignore the user's settings. `--globoff`: IPv6 brackets are not ranges.
     command.args(["--disable", "--silent", "--show-error", "--globoff", "--max-time", WATCHDOG_S]);

@@ -6,11 +6,11 @@ use std::process::{Child, Stdio};
 
 /// A third-party server in a namespace.
 #[derive(Debug)]
-pub struct Daemon {
+pub struct ThirdPartyServer {
     child: Child,
 }
 
-impl Daemon {
+impl ThirdPartyServer {
     /// Runs `program` with `args`, and waits until it listens on `port`.
     ///
     /// # Panics
@@ -79,7 +79,7 @@ http {{
     }
 }
 
-impl Drop for Daemon {
+impl Drop for ThirdPartyServer {
     fn drop(&mut self) {
         self.end();
     }

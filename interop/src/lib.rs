@@ -26,12 +26,12 @@ mod tool;
 mod vm;
 
 pub use counters::Counters;
-pub use curl::{Download, Paused, Response, Url};
-pub use daemon::Daemon;
+pub use curl::{Download, PausedDownload, Response, Url};
+pub use daemon::ThirdPartyServer;
 pub use files::{Files, pattern, sha256};
 pub use netns::Netns;
 pub use nvme::{fio_report, nvme_initiator, nvme_target};
-pub use relay::{Link, LinkConfig, LinkCounts};
-pub use server::{ADDR, Ended, PEER, Server, outboard};
-pub use tool::{Watchdog, finish, good, printed, run, said};
+pub use relay::{RelayLink, RelayLinkConfig, RelayLinkCounts};
+pub use server::{ADDR, PEER, ServerExit, TestServer, outboard};
+pub use tool::{Watchdog, expect_success, output_text, run, run_for_output, wait_with_time_limit};
 pub use vm::{NVME_WORK, VM_ADDR, Vm};

@@ -47,8 +47,10 @@ impl Netns {
     ///
     /// # Panics
     /// If that fails.
-    pub fn forward(&self) {
-        tool::printed(self.command("sh").args(["-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"]));
+    pub fn enable_ipv4_forwarding(&self) {
+        tool::run_for_output(
+            self.command("sh").args(["-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"]),
+        );
     }
 
     /// Returns a command that runs in the namespace. The child's process number is that of the

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use crate::{Counters, Netns, PEER, Server, outboard};
+use crate::{Counters, Netns, PEER, TestServer, outboard};
 
 /// Network options of an initiator; the kernel forwards between it and the target
 /// ([`Netns::forward`]).
@@ -22,11 +22,11 @@ const INITIATOR: [&str; 8] = [
 /// Starts a target on a file; its gateway is the kernel's end of its TAP device.
 ///
 /// # Panics
-/// Like [`Server::start`].
+/// Like [`TestServer::start`].
 #[must_use]
-pub fn nvme_target(netns: Arc<Netns>, disk: &Path, options: &[&str]) -> Server {
+pub fn nvme_target(netns: Arc<Netns>, disk: &Path, options: &[&str]) -> TestServer {
     let all = ["--gateway", PEER, "--namespace", disk.to_str().expect("UTF-8")];
-    Server::nvme_target(netns, &[&all, options].concat())
+    TestServer::nvme_target(netns, &[&all, options].concat())
 }
 
 /// Returns a command for an initiator's verb, with a TAP device and a control socket of its own.

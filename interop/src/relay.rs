@@ -9,7 +9,7 @@ use base::{Duration, Instant, Prng};
 
 /// Properties of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LinkConfig {
+pub struct RelayLinkConfig {
     /// One-way delay.
     pub delay: Duration,
     /// Datagrams lost, per million.
@@ -26,7 +26,7 @@ pub struct LinkConfig {
 
 /// Counters of the datagrams that entered a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LinkCounts {
+pub struct RelayLinkCounts {
     /// All datagrams that entered.
     pub entered: u64,
     /// Datagrams lost at random.
@@ -39,7 +39,7 @@ pub struct LinkCounts {
 
 /// A datagram on the link, ordered by arrival, then by number.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Flying {
+struct InFlightDatagram {
     arrives: Instant,
     number: u64,
     datagram: Vec<u8>,
@@ -47,31 +47,31 @@ struct Flying {
 
 /// One direction of a link.
 #[derive(Debug)]
-pub struct Link {
-    config: LinkConfig,
+pub struct RelayLink {
+    config: RelayLinkConfig,
     prng: Prng,
-    flying: BinaryHeap<Reverse<Flying>>,
+    flying: BinaryHeap<Reverse<InFlightDatagram>>,
     /// Time at which the bottleneck has sent everything that is queued.
     idle_at: Instant,
-    counts: LinkCounts,
+    counts: RelayLinkCounts,
 }
 
-impl Link {
+impl RelayLink {
     /// Creates an empty link.
     #[must_use]
-    pub fn new(config: LinkConfig, seed: u64) -> Self {
+    pub fn new(config: RelayLinkConfig, seed: u64) -> Self {
         Self {
             config,
             prng: Prng::new(seed),
             flying: BinaryHeap::new(),
             idle_at: Instant::ZERO,
-            counts: LinkCounts::default(),
+            counts: RelayLinkCounts::default(),
         }
     }
 
     /// Sends a datagram into the link.
     pub fn push(&mut self, now: Instant, datagram: &[u8]) {
-        let LinkConfig { delay, loss_ppm, late_ppm, late, rate, queue } = self.config;
+        let RelayLinkConfig { delay, loss_ppm, late_ppm, late, rate, queue } = self.config;
         self.counts.entered += 1;
         if self.prng.below(1_000_000) < loss_ppm {
             self.counts.lost += 1;
@@ -94,7 +94,11 @@ impl Link {
             arrives += late;
         }
         let number = self.counts.entered;
-        self.flying.push(Reverse(Flying { arrives, number, datagram: datagram.to_vec() }));
+        self.flying.push(Reverse(InFlightDatagram {
+            arrives,
+            number,
+            datagram: datagram.to_vec(),
+        }));
     }
 
     /// Returns the next datagram that has arrived.
@@ -113,7 +117,7 @@ impl Link {
 
     /// Returns the counters.
     #[must_use]
-    pub const fn counts(&self) -> LinkCounts {
+    pub const fn counts(&self) -> RelayLinkCounts {
         self.counts
     }
 }
@@ -124,13 +128,14 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn all(link: &mut Link, now: Instant) -> Vec<Vec<u8>> {
+    fn all(link: &mut RelayLink, now: Instant) -> Vec<Vec<u8>> {
         std::iter::from_fn(|| link.pop(now)).collect()
     }
 
     #[test]
     fn order_is_kept_and_the_delay_exact() {
-        let mut link = Link::new(LinkConfig { delay: MS, ..LinkConfig::default() }, 1);
+        let mut link =
+            RelayLink::new(RelayLinkConfig { delay: MS, ..RelayLinkConfig::default() }, 1);
         let start = Instant::ZERO;
         link.push(start, b"a");
         link.push(start, b"b");
@@ -143,12 +148,14 @@ mod tests {
     #[test]
     fn late_ones_are_overtaken_and_lost_ones_counted() {
         let (late, late_ppm, loss_ppm) = (MS * 7, 20_000, 10_000);
-        let mut link =
-            Link::new(LinkConfig { late, late_ppm, loss_ppm, ..LinkConfig::default() }, 1);
+        let mut link = RelayLink::new(
+            RelayLinkConfig { late, late_ppm, loss_ppm, ..RelayLinkConfig::default() },
+            1,
+        );
         for number in 0..100_000_u32 {
             link.push(Instant::ZERO, &number.to_be_bytes());
         }
-        let LinkCounts { entered, lost, late, dropped } = link.counts();
+        let RelayLinkCounts { entered, lost, late, dropped } = link.counts();
         assert_eq!((entered, dropped), (100_000, 0));
         assert!((900..1_100).contains(&lost) && (1_800..2_200).contains(&late), "{lost} {late}");
         let punctual = all(&mut link, Instant::ZERO);
@@ -159,8 +166,10 @@ mod tests {
 
     #[test]
     fn the_bottleneck_spaces_and_drops() {
-        let mut link =
-            Link::new(LinkConfig { rate: 1_000_000, queue: 3000, ..LinkConfig::default() }, 1);
+        let mut link = RelayLink::new(
+            RelayLinkConfig { rate: 1_000_000, queue: 3000, ..RelayLinkConfig::default() },
+            1,
+        );
         for _ in 0..5 {
             link.push(Instant::ZERO, &[0; 1000]);
         }

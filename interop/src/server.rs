@@ -1,6 +1,6 @@
 //! The program under test, as a child process in a namespace of its own.
 //!
-//! [`Server::start`] waits for the line that reports readiness. Dropping the server ends it as a
+//! [`TestServer::start`] waits for the line that reports readiness. Dropping the server ends it as a
 //! user would (SIGTERM), and asserts exit code 0.
 
 use crate::{Counters, Netns, tool};
@@ -28,7 +28,7 @@ const WATCHDOG: Duration = Duration::from_secs(60);
 
 /// Result of a server that has ended.
 #[derive(Debug)]
-pub struct Ended {
+pub struct ServerExit {
     /// Its exit status.
     pub status: ExitStatus,
     /// Everything that it wrote to standard error.
@@ -37,7 +37,7 @@ pub struct Ended {
 
 /// A running `outboard serve`, `outboard proxy`, `outboard nvme target` or example program.
 #[derive(Debug)]
-pub struct Server {
+pub struct TestServer {
     netns: Arc<Netns>,
     child: Option<Child>,
     /// Lines of its standard output; the channel is closed when the server closes it.
@@ -47,7 +47,7 @@ pub struct Server {
     _scratch: TempDir,
 }
 
-impl Server {
+impl TestServer {
     /// Starts `outboard serve` for `folder` in a new namespace, with additional `options`, and
     /// waits until it is ready.
     ///
@@ -69,7 +69,7 @@ impl Server {
         let mut command = netns.command(program());
         command
             .args(serve_args(folder, &control))
-            .args(with_end(options))
+            .args(with_drain_option(options))
             .envs(env.iter().copied());
         Self::run(netns, command, scratch, control)
     }
@@ -83,7 +83,7 @@ impl Server {
     pub fn proxy(netns: Netns, options: &[&str]) -> Self {
         let (scratch, control) = scratch();
         let mut command = netns.command(program());
-        command.arg("proxy").args(common_args(&control)).args(with_end(options));
+        command.arg("proxy").args(common_args(&control)).args(with_drain_option(options));
         Self::run(netns, command, scratch, control)
     }
 
@@ -95,7 +95,10 @@ impl Server {
     pub fn nvme_target(netns: Arc<Netns>, options: &[&str]) -> Self {
         let (scratch, control) = scratch();
         let mut command = netns.command(program());
-        command.args(["nvme", "target"]).args(common_args(&control)).args(with_end(options));
+        command
+            .args(["nvme", "target"])
+            .args(common_args(&control))
+            .args(with_drain_option(options));
         Self::run(netns, command, scratch, control)
     }
 
@@ -127,7 +130,7 @@ impl Server {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"));
-        let stdout = lines_of(&mut child);
+        let stdout = read_lines(&mut child);
         let stderr = collect_stderr(&mut child);
         let child = Some(child);
         let server = Self { netns, child, stdout, stderr, control, _scratch: scratch };
@@ -186,7 +189,7 @@ impl Server {
     pub fn expect_no_alarm(&self) {
         let all = self.ask_with("stat", &["--alarms", "--json"]);
         let all = Counters::parse(&all).unwrap_or_else(|e| panic!("outboard stat --alarms: {e}"));
-        all.expect_moved_none();
+        all.expect_all_zero();
     }
 
     /// Returns the instance's connections, from `outboard ss`.
@@ -235,8 +238,8 @@ impl Server {
     ///
     /// # Panics
     /// If it does not end within the time limit.
-    pub fn stop(mut self) -> Ended {
-        self.end()
+    pub fn stop(mut self) -> ServerExit {
+        self.terminate()
     }
 
     /// Waits until the server ends, for any reason.
@@ -244,7 +247,7 @@ impl Server {
     /// # Panics
     /// Like [`Self::stop`].
     #[must_use]
-    pub fn wait(mut self) -> Ended {
+    pub fn wait(mut self) -> ServerExit {
         self.wait_for_end()
     }
 
@@ -253,7 +256,7 @@ impl Server {
     /// # Panics
     /// If the program fails.
     #[must_use]
-    pub fn outboard_text(&self, verb: &str) -> String {
+    pub fn outboard_table(&self, verb: &str) -> String {
         self.ask_with(verb, &[])
     }
 
@@ -290,14 +293,14 @@ impl Server {
         }
     }
 
-    fn end(&mut self) -> Ended {
+    fn terminate(&mut self) -> ServerExit {
         if let Some(child) = &self.child {
             tool::signal("TERM", child.id());
         }
         self.wait_for_end()
     }
 
-    fn wait_for_end(&mut self) -> Ended {
+    fn wait_for_end(&mut self) -> ServerExit {
         // Standard output closes when the server ends; until then it may print more lines.
         loop {
             match self.stdout.recv_timeout(WATCHDOG) {
@@ -318,15 +321,15 @@ impl Server {
         }
     }
 
-    fn reap(&mut self) -> Ended {
+    fn reap(&mut self) -> ServerExit {
         let Some(mut child) = self.child.take() else { panic!("the server was reaped before") };
         let status = child.wait().unwrap_or_else(|e| panic!("cannot wait for the server: {e}"));
         let stderr = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
-        Ended { status, stderr }
+        ServerExit { status, stderr }
     }
 }
 
-impl Drop for Server {
+impl Drop for TestServer {
     fn drop(&mut self) {
         if self.child.is_none() {
             return;
@@ -337,13 +340,13 @@ impl Drop for Server {
             eprintln!("the server's stderr:\n{}", self.reap().stderr);
             return;
         }
-        let ended = self.end();
+        let ended = self.terminate();
         assert!(ended.status.success(), "ended with {}: {}", ended.status, ended.stderr);
     }
 }
 
 /// Returns options with a drain time: zero unless they contain one.
-fn with_end<'a>(options: &[&'a str]) -> Vec<&'a str> {
+fn with_drain_option<'a>(options: &[&'a str]) -> Vec<&'a str> {
     let end: &[_] = if options.contains(&"--drain") { &[] } else { &["--drain", "0"] };
     [options, end].concat()
 }
@@ -394,7 +397,7 @@ fn is_ready(line: &str) -> bool {
     line.starts_with("serving ") || line.starts_with("proxying ")
 }
 
-fn lines_of(child: &mut Child) -> Receiver<String> {
+fn read_lines(child: &mut Child) -> Receiver<String> {
     let (send, receive) = channel();
     let Some(stdout) = child.stdout.take() else { panic!("stdout is a pipe") };
     // Ends with the child. It continues to read after the test has stopped listening, so that a

@@ -30,7 +30,7 @@ pub fn run(command: &mut Command) -> Output {
 pub(crate) fn run_on(input: impl Into<Stdio>, command: &mut Command) -> Output {
     command.stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped());
     match command.spawn() {
-        Ok(child) => finish(child),
+        Ok(child) => wait_with_time_limit(child),
         Err(e) => panic!("cannot run {command:?}: {e}; `make setup` installs what tests need"),
     }
 }
@@ -41,8 +41,8 @@ pub(crate) fn run_on(input: impl Into<Stdio>, command: &mut Command) -> Output {
 /// If it failed; the message contains its output.
 #[must_use]
 #[track_caller]
-pub fn good(output: &Output) -> String {
-    assert!(output.status.success(), "{}: {}", output.status, said(output));
+pub fn expect_success(output: &Output) -> String {
+    assert!(output.status.success(), "{}: {}", output.status, output_text(output));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
@@ -51,13 +51,13 @@ pub fn good(output: &Output) -> String {
 /// # Panics
 /// If it cannot be started, or fails.
 #[track_caller]
-pub fn printed(command: &mut Command) -> String {
-    good(&run(command))
+pub fn run_for_output(command: &mut Command) -> String {
+    expect_success(&run(command))
 }
 
 /// Returns standard output and standard error of a command, one after the other.
 #[must_use]
-pub fn said(output: &Output) -> String {
+pub fn output_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
@@ -66,7 +66,7 @@ pub fn said(output: &Output) -> String {
 /// # Panics
 /// If waiting fails.
 #[must_use]
-pub fn finish(child: Child) -> Output {
+pub fn wait_with_time_limit(child: Child) -> Output {
     let _watchdog = Watchdog::of(&child);
     child.wait_with_output().unwrap_or_else(|e| panic!("cannot wait for a child: {e}"))
 }

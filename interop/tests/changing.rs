@@ -2,7 +2,7 @@
 //! transfer; truncation and rewriting in place do; and the next request gets the new content. Over
 //! TCP and QUIC, with and without offload.
 
-use interop::{Counters, Files, Server, pattern, sha256};
+use interop::{Counters, Files, TestServer, pattern, sha256};
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::Write as _;
@@ -15,27 +15,28 @@ const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 const H3GET: &str = env!("CARGO_BIN_EXE_h3get");
 
 /// Changes the file at a path.
-type Change = fn(&Path);
+type FileChange = fn(&Path);
 /// Replaces the content that is served at `/a`; the first argument is the root folder's parent.
-type Deploy = fn(&Path, &str);
+type DeployFn = fn(&Path, &str);
 
 /// File size in bytes: more than the device's memory, so that it reads until the end.
 const BYTES: usize = 96 << 20;
 const MEMORY: [&str; 2] = ["--file-memory", "8"];
 /// Bytes that a transfer must have sent before the file is changed.
-const BEGUN: u64 = 1 << 20;
+const STARTED_BYTES: u64 = 1 << 20;
 
 /// Protocol by which a file is fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Client {
+enum FetchProtocol {
     Http,
     Https,
     Http3,
 }
 
-const CLIENTS: [Client; 3] = [Client::Http, Client::Https, Client::Http3];
+const CLIENTS: [FetchProtocol; 3] =
+    [FetchProtocol::Http, FetchProtocol::Https, FetchProtocol::Http3];
 
-impl Client {
+impl FetchProtocol {
     fn options(self) -> &'static [&'static str] {
         match self {
             Self::Http => &[],
@@ -45,7 +46,7 @@ impl Client {
     }
 
     /// Starts a download of `/a.bin` to a file, slowly enough that it can be changed meanwhile.
-    fn begin(self, server: &Server, to: &Path) -> Child {
+    fn begin(self, server: &TestServer, to: &Path) -> Child {
         let mut command = match self {
             Self::Http | Self::Https => {
                 let scheme = if self == Self::Http { "http" } else { "https" };
@@ -65,31 +66,31 @@ impl Client {
 }
 
 /// Returns the file bytes that the device has sent, and those that the host has read.
-fn sent(client: Client, stat: &Counters) -> [u64; 2] {
+fn sent(client: FetchProtocol, stat: &Counters) -> [u64; 2] {
     let names = match client {
-        Client::Http | Client::Https => ["file_offload_bytes", "file_fallback_bytes"],
-        Client::Http3 => ["quic_file_bytes_offloaded", "quic_file_bytes_software"],
+        FetchProtocol::Http | FetchProtocol::Https => ["file_offload_bytes", "file_fallback_bytes"],
+        FetchProtocol::Http3 => ["quic_file_bytes_offloaded", "quic_file_bytes_software"],
     };
     names.map(|name| stat.get(name))
 }
 
 /// A transfer in progress.
 struct Transfer {
-    server: Server,
+    server: TestServer,
     child: Child,
     got: PathBuf,
     _folder: Files,
 }
 
 impl Transfer {
-    fn begin(files: &Files, client: Client, options: &[&str]) -> Self {
+    fn begin(files: &Files, client: FetchProtocol, options: &[&str]) -> Self {
         let options = [client.options(), &MEMORY, options].concat();
-        let server = Server::start(files.path(), &options);
+        let server = TestServer::start(files.path(), &options);
         let folder = Files::new(TMP);
         let got = folder.path().join("got");
         let child = client.begin(&server, &got);
         let mut transfer = Self { server, child, got, _folder: folder };
-        while sent(client, &transfer.server.stat()).iter().sum::<u64>() < BEGUN {
+        while sent(client, &transfer.server.stat()).iter().sum::<u64>() < STARTED_BYTES {
             assert!(!transfer.is_over(), "over before it was touched");
         }
         transfer
@@ -108,7 +109,7 @@ impl Transfer {
     }
 
     /// Changes something while the transfer stalls.
-    fn meanwhile(&self, change: impl FnOnce()) {
+    fn while_stalled(&self, change: impl FnOnce()) {
         self.signal("STOP");
         change();
         self.signal("CONT");
@@ -146,15 +147,15 @@ fn replace(path: &Path, content: impl AsRef<[u8]>) {
     fs::rename(new, path).expect("mv");
 }
 
-fn survives(client: Client, offload: &str) {
+fn survives(client: FetchProtocol, offload: &str) {
     let files = Files::new(TMP);
     let path = files.fill("a.bin", BYTES as u64);
     let mut transfer = Transfer::begin(&files, client, &["--offload", offload]);
     for _ in 0..3 {
-        transfer.meanwhile(|| touch_all(&path));
+        transfer.while_stalled(|| touch_all(&path));
     }
-    transfer.meanwhile(|| replace(&path, "another release"));
-    transfer.meanwhile(|| {
+    transfer.while_stalled(|| replace(&path, "another release"));
+    transfer.while_stalled(|| {
         fs::remove_file(&path).expect("rm");
         fs::write(&path, "and another").expect("room");
     });
@@ -183,7 +184,7 @@ fn touches_appends_and_deployments_end_no_transfer() {
 
 #[test]
 fn rewriting_and_truncation_end_transfers() {
-    let changes: [(&str, Change); 3] = [
+    let changes: [(&str, FileChange); 3] = [
         ("truncated", |path| {
             OpenOptions::new().write(true).open(path).unwrap().set_len(BYTES as u64 / 2).unwrap();
         }),
@@ -195,7 +196,7 @@ fn rewriting_and_truncation_end_transfers() {
             let files = Files::new(TMP);
             let path = files.fill("a.bin", BYTES as u64);
             let transfer = Transfer::begin(&files, client, &["--offload", offload]);
-            transfer.meanwhile(|| change(&path));
+            transfer.while_stalled(|| change(&path));
             let (good, got, stat) = transfer.end();
             let label = format!("{client:?} {offload} {what}");
             assert!(!good, "{label}: {} bytes", got.len());
@@ -213,7 +214,7 @@ fn strict_files_end_transfers_at_any_touch() {
         let path = files.fill("a.bin", BYTES as u64);
         let options = ["--offload", offload, "--strict-files"];
         let transfer = Transfer::begin(&files, client, &options);
-        transfer.meanwhile(|| {
+        transfer.while_stalled(|| {
             fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("chmod");
         });
         let (good, got, _) = transfer.end();
@@ -224,7 +225,7 @@ fn strict_files_end_transfers_at_any_touch() {
 /// Fetches `/a` again and again, each time directly after a change.
 #[test]
 fn new_content_is_served_at_the_next_request() {
-    let changes: [(&str, Deploy); 3] = [
+    let changes: [(&str, DeployFn); 3] = [
         ("replaced", |root, text| replace(&root.join("one/a"), text)),
         ("rewritten in place", |root, text| fs::write(root.join("one/a"), text).unwrap()),
         ("the root leads elsewhere", |root, text| {
@@ -240,7 +241,7 @@ fn new_content_is_served_at_the_next_request() {
             let files = Files::new(TMP);
             files.write("one/a", "first");
             symlink("one", files.path().join("current")).expect("ln");
-            let server = Server::start(&files.path().join("current"), options);
+            let server = TestServer::start(&files.path().join("current"), options);
             assert_eq!(server.get("/a", &[]).body, b"first");
             for round in 0..20 {
                 // All texts have the same length, so that only time stamps differ.
@@ -264,7 +265,7 @@ fn names_are_bytes() {
     let path = folder.join(OsStr::from_bytes(b"\xe9t\xe9.html"));
     fs::write(&path, "not UTF-8").expect("room");
     for options in [&["--offload", "all"], &["--offload", "none"]] {
-        let server = Server::start(files.path(), options);
+        let server = TestServer::start(files.path(), options);
         let response = server.get("/d%ff/%e9t%E9.html", &[]);
         assert_eq!((response.status, &response.body[..]), (200, &b"not UTF-8"[..]));
         assert_eq!(response.field("content-type"), "text/html; charset=utf-8");
@@ -275,7 +276,7 @@ fn names_are_bytes() {
             assert_eq!(server.get(target, &[]).status, status, "{target}");
         }
     }
-    let server = Server::start(files.path(), &["--tls", "--http3"]);
+    let server = TestServer::start(files.path(), &["--tls", "--http3"]);
     let got = files.path().join("got");
     let mut command = server.command(H3GET);
     command.args(["10.77.0.2:443", "/d%ff/%e9t%E9.html"]).arg(&got);

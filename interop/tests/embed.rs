@@ -4,14 +4,14 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::Stdio;
 
-use interop::{Server, finish};
+use interop::{TestServer, wait_with_time_limit};
 
 /// Bytes of a message of `clients/echo.py`.
 const MESSAGE_BYTES: u64 = 251_000;
 
 #[test]
 fn an_embedded_stack_serves_and_drains() {
-    let server = Server::echo_example();
+    let server = TestServer::echo_example();
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/echo.py");
     let mut client = server
         .command("/usr/bin/python3")
@@ -34,7 +34,7 @@ fn an_embedded_stack_serves_and_drains() {
     server.signal("TERM");
     let mut tell = client.stdin.take().expect("a pipe");
     writeln!(tell).expect("it reads");
-    assert!(finish(client).status.success());
+    assert!(wait_with_time_limit(client).status.success());
     let ended = server.wait();
     assert!(ended.status.success(), "{}: {}", ended.status, ended.stderr);
 }

@@ -7,7 +7,9 @@ use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 
-use interop::{Daemon, Files, Netns, PEER, Server, finish, nvme_target};
+use interop::{
+    Files, Netns, PEER, TestServer, ThirdPartyServer, nvme_target, wait_with_time_limit,
+};
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 /// Number of clients: more than one turn of a thread hands over.
@@ -18,19 +20,24 @@ const NQN: &str = "nqn.2026-11.io.outboard:storage";
 
 /// Runs clients that hold connections while the server ends. Returns the numbers of connections
 /// that were reset, closed, and not notified; and the server's standard error.
-fn ends_seen(server: Server) -> (Vec<usize>, String) {
-    ends_of(server, "80", "/1m.bin", CLIENTS)
+fn observe_shutdown(server: TestServer) -> (Vec<usize>, String) {
+    observe_shutdown_of(server, "80", "/1m.bin", CLIENTS)
 }
 
-/// Like [`ends_seen`], with another port, request and number of clients.
-fn ends_of(server: Server, port: &str, wanted: &str, clients: usize) -> (Vec<usize>, String) {
+/// Like [`observe_shutdown`], with another port, request and number of clients.
+fn observe_shutdown_of(
+    server: TestServer,
+    port: &str,
+    wanted: &str,
+    clients: usize,
+) -> (Vec<usize>, String) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/hold.py");
     let ask = [script, interop::ADDR, port, wanted, &clients.to_string()];
-    ends_seen_by("/usr/bin/python3", &ask, server)
+    observe_shutdown_by("/usr/bin/python3", &ask, server)
 }
 
-/// Like [`ends_seen`], with another client program, which prints the numbers.
-fn ends_seen_by(program: &str, ask: &[&str], server: Server) -> (Vec<usize>, String) {
+/// Like [`observe_shutdown`], with another client program, which prints the numbers.
+fn observe_shutdown_by(program: &str, ask: &[&str], server: TestServer) -> (Vec<usize>, String) {
     let mut clients = server
         .command(program)
         .args(ask)
@@ -49,19 +56,19 @@ fn ends_seen_by(program: &str, ask: &[&str], server: Server) -> (Vec<usize>, Str
     writeln!(stdin).expect("they read");
     line.clear();
     stdout.read_line(&mut line).expect("a line");
-    assert!(finish(clients).status.success());
+    assert!(wait_with_time_limit(clients).status.success());
     let seen = line.split_whitespace().filter_map(|n| n.parse().ok()).collect();
     (seen, ended.stderr)
 }
 
 #[test]
-fn clients_of_a_server_hear_of_its_end() {
+fn server_clients_are_reset_at_exit() {
     for threads in ["two", "one"] {
         for offload in ["all", "none"] {
             let files = Files::new(TMP);
             files.fill("1m.bin", 8 << 20);
             let options = ["--threads", threads, "--offload", offload, "--drain", "1"];
-            let (seen, said) = ends_seen(Server::start(files.path(), &options));
+            let (seen, said) = observe_shutdown(TestServer::start(files.path(), &options));
             assert_eq!(seen, [CLIENTS, 0, 0], "{threads} {offload}: {said}");
             assert!(said.contains("connections are reset"), "{said}");
         }
@@ -69,20 +76,21 @@ fn clients_of_a_server_hear_of_its_end() {
 }
 
 #[test]
-fn clients_of_a_proxy_hear_of_its_end() {
+fn proxy_clients_are_reset_at_exit() {
     for threads in ["two", "one"] {
         for splice in ["on", "off"] {
             let (files, scratch) = (Files::new(TMP), Files::new(TMP));
             files.fill("1m.bin", 8 << 20);
             let netns = Netns::new();
-            let _nginx = Daemon::nginx(&netns, scratch.path(), files.path(), &[8081], "");
+            let _nginx = ThirdPartyServer::nginx(&netns, scratch.path(), files.path(), &[8081], "");
             let log = scratch.path().join(format!("log.{threads}.{splice}"));
             let backend = format!("{PEER}:8081");
             let path = log.to_string_lossy();
             let options =
                 ["--listen", ":80", "--backend", &backend, "--threads", threads, "--drain", "1"];
             let more = ["--splice", splice, "--access-log", &path];
-            let (seen, said) = ends_seen(Server::proxy(netns, &[&options[..], &more].concat()));
+            let (seen, said) =
+                observe_shutdown(TestServer::proxy(netns, &[&options[..], &more].concat()));
             assert_eq!(seen, [CLIENTS, 0, 0], "{threads} {splice}: {said}");
             let lines = std::fs::read_to_string(&log).expect("a log");
             let drained = lines.lines().filter(|line| line.contains(" drained "));
@@ -94,7 +102,7 @@ fn clients_of_a_proxy_hear_of_its_end() {
 /// Every host is notified, and the log has a line for each; also with a drain time of zero, when
 /// the order to drain and the end coincide.
 #[test]
-fn hosts_of_a_target_hear_of_its_end() {
+fn target_hosts_are_notified_at_exit() {
     for threads in ["two", "one"] {
         for drain in ["0", "5"] {
             let (files, scratch) = (Files::new(TMP), Files::new(TMP));
@@ -103,7 +111,7 @@ fn hosts_of_a_target_hear_of_its_end() {
             let path = log.to_str().expect("UTF-8");
             let options = ["--threads", threads, "--drain", drain, "--access-log", path];
             let server = nvme_target(Arc::new(Netns::new()), &disk, &options);
-            let (seen, said) = ends_of(server, "4420", NQN, HOSTS);
+            let (seen, said) = observe_shutdown_of(server, "4420", NQN, HOSTS);
             let [reset, closed, silent] = seen[..] else { panic!("{seen:?}") };
             assert_eq!((reset + closed, silent), (HOSTS, 0), "{threads} {drain}: {said}");
             let log = std::fs::read_to_string(&log).expect("a log");
@@ -115,7 +123,7 @@ fn hosts_of_a_target_hear_of_its_end() {
 }
 
 #[test]
-fn clients_over_http3_hear_of_the_end() {
+fn http3_clients_are_closed_at_exit() {
     const CONNECTIONS: usize = 8;
     let python = Path::new(TMP).with_file_name("aioquic").join("bin/python");
     assert!(python.is_file(), "{} is not there: run `make setup` first", python.display());
@@ -129,8 +137,8 @@ fn clients_over_http3_hear_of_the_end() {
             big.set_len(64 << 30).expect("a hole");
             let options = ["--tls", "--http3", "--drain", "1", "--threads", threads];
             let more = ["--offload", offload];
-            let server = Server::start(files.path(), &[&options[..], &more].concat());
-            let (seen, said) = ends_seen_by(&python.to_string_lossy(), &ask, server);
+            let server = TestServer::start(files.path(), &[&options[..], &more].concat());
+            let (seen, said) = observe_shutdown_by(&python.to_string_lossy(), &ask, server);
             assert_eq!(seen, [CONNECTIONS, 0, 0], "{threads} {offload}: {said}");
         }
     }

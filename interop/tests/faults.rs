@@ -1,7 +1,7 @@
 //! Faults from outside: files that change during a transfer, clients that vanish, a second
 //! instance, and an end during a transfer.
 
-use interop::{Files, Server, counters, pattern};
+use interop::{Files, TestServer, counters, pattern};
 use std::fs::{self, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
 
@@ -11,7 +11,7 @@ const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 /// not read.
 const BYTES: usize = 256 << 20;
 /// Bytes that show that the transfer is in progress.
-const BEGUN: usize = 1 << 20;
+const STARTED_BYTES: usize = 1 << 20;
 
 /// curl's exit codes for a body that ended early, and for a connection that was reset.
 const CURL_BROKEN: [i32; 2] = [18, 56];
@@ -21,10 +21,10 @@ const CURL_BROKEN: [i32; 2] = [18, 56];
 fn breaks_when(change: impl FnOnce(&Files)) {
     let files = Files::new(TMP);
     files.fill("a.bin", BYTES as u64);
-    let server = Server::start(files.path(), &[]);
+    let server = TestServer::start(files.path(), &[]);
     let before = server.stat();
     let mut download = server.paused_download("/a.bin");
-    download.read(BEGUN);
+    download.read(STARTED_BYTES);
     change(&files);
     let (received, status) = download.finish();
     assert!(received.len() < BYTES, "all of it arrived");
@@ -42,7 +42,7 @@ fn breaks_when(change: impl FnOnce(&Files)) {
 fn file_truncated_in_the_middle_breaks_the_connection() {
     breaks_when(|files| {
         let file = OpenOptions::new().write(true).open(files.path().join("a.bin"));
-        file.and_then(|file| file.set_len(BEGUN as u64)).expect("truncate");
+        file.and_then(|file| file.set_len(STARTED_BYTES as u64)).expect("truncate");
     });
 }
 
@@ -60,9 +60,9 @@ fn file_rewritten_in_the_middle_breaks_the_connection() {
 fn file_replaced_in_the_middle_is_never_mixed() {
     let files = Files::new(TMP);
     files.fill("a.bin", BYTES as u64);
-    let server = Server::start(files.path(), &[]);
+    let server = TestServer::start(files.path(), &[]);
     let mut download = server.paused_download("/a.bin");
-    download.read(BEGUN);
+    download.read(STARTED_BYTES);
     files.write("new.bin", vec![0xee; BYTES]);
     fs::rename(files.path().join("new.bin"), files.path().join("a.bin")).expect("rename");
     let (received, status) = download.finish();
@@ -76,16 +76,16 @@ fn file_replaced_in_the_middle_is_never_mixed() {
 }
 
 #[test]
-fn client_that_vanishes_leaves_nothing_behind() {
+fn connection_of_a_killed_client_is_removed() {
     let files = Files::new(TMP);
     files.fill("a.bin", BYTES as u64);
-    let server = Server::start(files.path(), &[]);
+    let server = TestServer::start(files.path(), &[]);
     let mut download = server.paused_download("/a.bin");
-    download.read(BEGUN);
+    download.read(STARTED_BYTES);
     let connections = server.connections();
     assert_eq!(connections.len(), 1, "{connections:?}");
     assert!(connections[0].is_object(), "{connections:?}");
-    download.vanish();
+    download.kill_client();
     // The kernel resets a connection whose owner ended with unread bytes. Each request of the list
     // starts a process, which gives the reset time to arrive.
     let gone = (0..1000).any(|_| server.connections().is_empty());
@@ -93,10 +93,10 @@ fn client_that_vanishes_leaves_nothing_behind() {
 }
 
 #[test]
-fn second_instance_on_the_same_device_says_so() {
+fn second_instance_on_a_device_is_refused() {
     let files = Files::new(TMP);
     files.write("a.txt", "a");
-    let server = Server::start(files.path(), &[]);
+    let server = TestServer::start(files.path(), &[]);
     let output = server.second_instance(files.path());
     assert!(!output.status.success(), "{output:?}");
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -107,10 +107,10 @@ fn second_instance_on_the_same_device_says_so() {
 }
 
 #[test]
-fn asking_where_nobody_serves_says_so() {
+fn missing_instance_is_reported() {
     let files = Files::new(TMP);
     files.write("a.txt", "a");
-    let server = Server::start(files.path(), &[]);
+    let server = TestServer::start(files.path(), &[]);
     for verb in ["stat", "ss"] {
         let output = server.outboard(&[verb, "--control", "/nowhere/control"]);
         assert!(!output.status.success(), "{output:?}");
@@ -122,19 +122,19 @@ fn asking_where_nobody_serves_says_so() {
 fn ends_in_the_middle_of_a_transfer_with_exit_code_zero() {
     let files = Files::new(TMP);
     files.fill("a.bin", BYTES as u64);
-    let server = Server::start(files.path(), &[]);
+    let server = TestServer::start(files.path(), &[]);
     let mut download = server.paused_download("/a.bin");
-    download.read(BEGUN);
+    download.read(STARTED_BYTES);
     let ended = server.stop();
     assert!(ended.status.success(), "{ended:?}");
-    download.vanish();
+    download.kill_client();
 }
 
 #[test]
-fn folder_that_is_not_there_says_so() {
+fn missing_folder_is_reported() {
     let files = Files::new(TMP);
     files.write("a.txt", "a");
-    let server = Server::start(files.path(), &[]);
+    let server = TestServer::start(files.path(), &[]);
     let output = server.second_instance(&files.path().join("none"));
     assert!(!output.status.success(), "{output:?}");
     let stderr = String::from_utf8_lossy(&output.stderr);

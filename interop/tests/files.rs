@@ -1,7 +1,7 @@
 //! Whole files arrive unchanged: every size, many at once, over IPv4 and IPv6, and over a link that
 //! loses, reorders, duplicates and corrupts packets.
 
-use interop::{Download, Files, Server, Url, counters, sha256};
+use interop::{Download, Files, TestServer, Url, counters, sha256};
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 
@@ -26,7 +26,7 @@ fn v4(name: &str) -> Url {
 fn every_size_arrives_and_the_device_read_it() {
     let files = Files::new(TMP);
     let sums = fill(&files, &SIZES);
-    let server = Server::start(files.path(), &[]);
+    let server = TestServer::start(files.path(), &[]);
     let before = server.stat();
     for (name, sum) in &sums {
         assert_eq!(&server.download(&v4(name)).sha256(), sum, "{name}");
@@ -42,7 +42,7 @@ fn every_size_arrives_and_the_device_read_it() {
 fn without_offload_the_host_reads_and_the_bytes_are_the_same() {
     let files = Files::new(TMP);
     let sums = fill(&files, &SIZES);
-    let server = Server::start(files.path(), &["--offload", "none"]);
+    let server = TestServer::start(files.path(), &["--offload", "none"]);
     let before = server.stat();
     for (name, sum) in &sums {
         assert_eq!(&server.download(&v4(name)).sha256(), sum, "{name}");
@@ -57,7 +57,7 @@ fn without_offload_the_host_reads_and_the_bytes_are_the_same() {
 fn several_queues_share_the_flows_and_every_file_arrives() {
     let files = Files::new(TMP);
     let sums = fill(&files, &SIZES);
-    let server = Server::start(files.path(), &["--queues", "3", "--threads", "two"]);
+    let server = TestServer::start(files.path(), &["--queues", "3", "--threads", "two"]);
     let before = server.stat();
     for (name, sum) in sums.iter().cycle().take(36) {
         assert_eq!(&server.download(&v4(name)).sha256(), sum, "{name}");
@@ -70,12 +70,12 @@ fn several_queues_share_the_flows_and_every_file_arrives() {
 }
 
 #[test]
-fn sixty_four_at_once_with_a_gibibyte_among_them() {
+fn sixty_four_downloads_with_one_of_a_gibibyte() {
     const AT_ONCE: usize = 64;
     let files = Files::new(TMP);
     let mut sums = fill(&files, &SIZES);
     sums.extend(fill(&files, &[GIB]));
-    let server = Server::start(files.path(), &[]);
+    let server = TestServer::start(files.path(), &[]);
     // The large file first; the others start and end during its transfer.
     let downloads: Vec<(&str, &str, Download)> = sums
         .iter()
@@ -95,7 +95,7 @@ fn one_file_many_times_at_once_is_shared() {
     let files = Files::new(TMP);
     let sums = fill(&files, &[4 * MIB]);
     let (name, sum) = &sums[0];
-    let server = Server::start(files.path(), &[]);
+    let server = TestServer::start(files.path(), &[]);
     let downloads: Vec<Download> = (0..AT_ONCE).map(|_| server.download(&v4(name))).collect();
     for download in downloads {
         assert_eq!(&download.sha256(), sum);
@@ -106,7 +106,7 @@ fn one_file_many_times_at_once_is_shared() {
 fn ipv6_serves_the_same_bytes() {
     let files = Files::new(TMP);
     let sums = fill(&files, &SIZES);
-    let server = Server::start(files.path(), &["--addr", "fd77::2/64", "--peer", "fd77::1/64"]);
+    let server = TestServer::start(files.path(), &["--addr", "fd77::2/64", "--peer", "fd77::1/64"]);
     for (name, sum) in &sums {
         let url = Url::v6("fd77::2", &format!("/{name}"));
         assert_eq!(&server.download(&url).sha256(), sum, "{name}");
@@ -121,7 +121,7 @@ const IMPAIRED: [&str; 8] =
 fn impaired(options: &[&str]) {
     let files = Files::new(TMP);
     let sums = fill(&files, &SIZES[..11]);
-    let server = Server::start(files.path(), &[&IMPAIRED, options].concat());
+    let server = TestServer::start(files.path(), &[&IMPAIRED, options].concat());
     let before = server.stat();
     // Three downloads of each file: enough packets for every kind of fault.
     for _ in 0..3 {

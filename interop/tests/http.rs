@@ -1,17 +1,17 @@
 //! HTTP/1.1 from the view of curl and of raw bytes: ranges, conditional requests, errors,
 //! connections. RFC 9110 and RFC 9112 are cited for each decision.
 
-use interop::{Files, Response, Server, pattern};
+use interop::{Files, Response, TestServer, pattern};
 use std::os::unix::fs::symlink;
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 const BYTES: usize = 100_000;
 
 /// Starts a server with one file `/a.bin` of [`BYTES`] bytes; also returns the bytes.
-fn one_file() -> (Files, Server, Vec<u8>) {
+fn one_file() -> (Files, TestServer, Vec<u8>) {
     let files = Files::new(TMP);
     files.fill("a.bin", BYTES as u64);
-    let server = Server::start(files.path(), &[]);
+    let server = TestServer::start(files.path(), &[]);
     (files, server, pattern(BYTES))
 }
 
@@ -38,7 +38,7 @@ fn single_ranges() {
 }
 
 #[test]
-fn ranges_that_cannot_be_had() {
+fn unsatisfiable_ranges() {
     let (_files, server, all) = one_file();
     // RFC 9110 section 15.5.17: Content-Range states the file's length.
     let response = server.get("/a.bin", &["--range", "100000-"]);
@@ -132,7 +132,7 @@ fn if_range_gives_a_part_only_of_the_same_file() {
 }
 
 #[test]
-fn head_says_what_get_would() {
+fn head_matches_get() {
     let (_files, server, all) = one_file();
     let get = server.get("/a.bin", &[]);
     assert!(get.body == all);
@@ -152,7 +152,7 @@ fn names_types_and_indexes() {
     files.write("sub/index.html", "sub");
     files.write("with space ü.txt", "named");
     files.write("100%.css", "css");
-    let server = Server::start(files.path(), &[]);
+    let server = TestServer::start(files.path(), &[]);
     let cases = [
         ("/", "front", "text/html"),
         ("/index.html?query=1", "front", "text/html"),
@@ -171,7 +171,7 @@ fn names_types_and_indexes() {
 }
 
 #[test]
-fn nothing_outside_the_root_is_read() {
+fn files_outside_the_root_are_refused() {
     const SECRET: &str = "what nobody may read";
     let around = Files::new(TMP);
     let secret = around.write("secret.txt", SECRET);
@@ -180,7 +180,7 @@ fn nothing_outside_the_root_is_read() {
     symlink(&secret, root.join("link.txt")).expect("a link");
     symlink("../secret.txt", root.join("relative.txt")).expect("a link");
     symlink(around.path(), root.join("folder")).expect("a link");
-    let server = Server::start(&root, &[]);
+    let server = TestServer::start(&root, &[]);
     assert_eq!(server.get("/a.txt", &[]).body, b"a");
     let paths = [
         "/../secret.txt",

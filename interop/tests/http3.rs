@@ -1,6 +1,6 @@
 //! HTTP/3 from the view of quinn, aioquic, a browser and Wireshark.
 
-use interop::{Files, Server, good, pattern, printed};
+use interop::{Files, TestServer, expect_success, pattern, run_for_output};
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -14,7 +14,7 @@ const OPTIONS: [&str; 2] = ["--tls", "--http3"];
 
 /// Fetches comma-separated paths over HTTP/3. Returns the client's output, and the content of the
 /// last path.
-fn get(server: &Server, paths: &str, fields: &[&str]) -> (Output, Vec<u8>) {
+fn get(server: &TestServer, paths: &str, fields: &[&str]) -> (Output, Vec<u8>) {
     let folder = Files::new(TMP);
     let to = folder.path().join("got");
     let mut command = server.command("timeout");
@@ -28,17 +28,17 @@ fn files_ranges_and_errors() {
     let files = Files::new(TMP);
     files.fill("a.bin", 10_000_000);
     files.write("b.txt", "what was asked for\n");
-    let server = Server::start(files.path(), &OPTIONS);
+    let server = TestServer::start(files.path(), &OPTIONS);
     let before = server.stat();
     let (output, body) = get(&server, "/b.txt,/a.bin", &[]);
-    let said = good(&output);
+    let said = expect_success(&output);
     assert!(said.starts_with("200\n") && said.contains("content-length: 10000000"), "{said}");
     assert!(body == pattern(10_000_000), "{} bytes, or wrong ones", body.len());
     let (output, body) = get(&server, "/a.bin", &["range:bytes=1000-1999"]);
-    assert!(good(&output).contains("content-range: bytes 1000-1999/10000000"));
+    assert!(expect_success(&output).contains("content-range: bytes 1000-1999/10000000"));
     assert_eq!(body, pattern(10_000_000)[1000..2000]);
-    assert!(good(&get(&server, "/none", &[]).0).starts_with("404\n"));
-    assert!(good(&get(&server, "/../x", &[]).0).starts_with("40"), "above the root");
+    assert!(expect_success(&get(&server, "/none", &[]).0).starts_with("404\n"));
+    assert!(expect_success(&get(&server, "/../x", &[]).0).starts_with("40"), "above the root");
     let after = server.stat();
     let moved = |name| after.moved(&before, name);
     assert_eq!((moved("http3_requests"), moved("quic_connections")), (5, 4));
@@ -51,21 +51,21 @@ fn files_ranges_and_errors() {
     assert!(moved("quic_tx_sealed") > 5_000 && moved("quic_rx_opened") > 0, "{after:?}");
     // HTTPS advertises HTTP/3.
     let curl = server.command("curl").args(["-sik", "https://10.77.0.2/b.txt"]).output();
-    let curl = good(&curl.expect("curl"));
+    let curl = expect_success(&curl.expect("curl"));
     assert!(curl.contains("Alt-Svc: h3=\":443\"; ma=86400\r\n"), "{curl}");
 }
 
 /// A client that changes its port now and then stays with the host of its queue, whichever of the
 /// link's queues receives its packets.
 #[test]
-fn several_queues_and_a_client_that_moves() {
+fn client_migrates_with_several_queues() {
     let files = Files::new(TMP);
     files.fill("a.bin", 20_000_000);
     let (logs, folder) = (Files::new(TMP), Files::new(TMP));
     let log = logs.path().to_string_lossy();
     let queues = ["--queues", "2", "--threads", "two", "--qlog", &log];
     let options = [&OPTIONS[..], &queues].concat();
-    let server = Server::start(files.path(), &options);
+    let server = TestServer::start(files.path(), &options);
     let to = folder.path().join("got");
     let mut command = server.command("timeout");
     command.env("H3GET_REBIND", "1000000").args(["60", CLIENT, "10.77.0.2:443", "/a.bin"]).arg(&to);
@@ -108,12 +108,12 @@ fn plant(files: &Files) -> Vec<String> {
 /// Returns the SHA-256 of every file in a folder, with its path.
 fn sums(folder: &Path) -> String {
     let script = "cd \"$0\" && find . -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum";
-    printed(Command::new("sh").args(["-c", script]).arg(folder))
+    run_for_output(Command::new("sh").args(["-c", script]).arg(folder))
 }
 
 /// Fetches a tree over three connections, with several sets of offloads, over good and bad links.
 /// Asserts that the files are the same, and that the device did the permitted work and no other.
-fn tree_arrives(client: &[&str]) {
+fn check_tree_download(client: &[&str]) {
     let files = Files::new(TMP);
     let paths = plant(&files);
     let want = sums(files.path());
@@ -123,11 +123,11 @@ fn tree_arrives(client: &[&str]) {
         ["all", "quic", "none"].into_iter().flat_map(|o| [(o, &[][..]), (o, &faults)])
     {
         let options = [&OPTIONS[..], &["--offload", offload], faults].concat();
-        let server = Server::start(files.path(), &options);
+        let server = TestServer::start(files.path(), &options);
         let got = Files::new(TMP);
         let mut command = server.command("timeout");
         command.arg("240").args(client).arg("10.77.0.2:443").arg(got.path()).arg("3").args(&paths);
-        let _said = good(&command.output().expect("timeout"));
+        let _said = expect_success(&command.output().expect("timeout"));
         assert!(sums(got.path()) == want, "{offload} {faults:?}: other files");
         let stat = server.stat();
         let of = |name| stat.get(name);
@@ -152,7 +152,7 @@ fn tree_arrives(client: &[&str]) {
 
 #[test]
 fn quinn_fetches_a_tree() {
-    tree_arrives(&[TREE]);
+    check_tree_download(&[TREE]);
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn aioquic_fetches_a_tree() {
     // Made by `make setup`, in the folder of the build.
     let python = Path::new(TMP).with_file_name("aioquic").join("bin/python");
     assert!(python.is_file(), "{} is not there: run `make setup` first", python.display());
-    tree_arrives(&[&python.to_string_lossy(), TREE_AIOQUIC]);
+    check_tree_download(&[&python.to_string_lossy(), TREE_AIOQUIC]);
 }
 
 /// Returns a variable-length integer (RFC 9000 section 16), and the bytes after it.
@@ -175,7 +175,7 @@ fn varint(bytes: &[u8]) -> (usize, &[u8]) {
 fn first_response(capture: &Path, log: &Path) -> Vec<u8> {
     let mut command = Command::new("tshark");
     command.arg("-r").arg(capture).args(["-o", &format!("tls.keylog_file:{}", log.display())]);
-    let followed = printed(command.args(["-q", "-z", "follow,quic,raw,0,0"]));
+    let followed = run_for_output(command.args(["-q", "-z", "follow,quic,raw,0,0"]));
     let digits: String = followed.lines().filter_map(|line| line.strip_prefix('\t')).collect();
     let byte = |at| u8::from_str_radix(&digits[at..at + 2], 16).expect("hexadecimal digits");
     (0..digits.len()).step_by(2).map(byte).collect()
@@ -184,7 +184,7 @@ fn first_response(capture: &Path, log: &Path) -> Vec<u8> {
 /// Wireshark can decrypt the capture with the keys in `SSLKEYLOGFILE`, and not without them: the
 /// logged keys are correct, and the protected content is the file.
 #[test]
-fn wireshark_opens_the_capture_with_the_key_log() {
+fn wireshark_decrypts_http3_capture() {
     let files = Files::new(TMP);
     files.fill("a.bin", 100_000);
     let folder = Files::new(TMP);
@@ -192,7 +192,7 @@ fn wireshark_opens_the_capture_with_the_key_log() {
     let pcap = capture.to_string_lossy().into_owned();
     let env = [("SSLKEYLOGFILE", log.as_path())];
     let options = [&OPTIONS[..], &["--pcap", &pcap]].concat();
-    let server = Server::start_with(files.path(), &options, &env);
+    let server = TestServer::start_with(files.path(), &options, &env);
     assert_eq!(get(&server, "/a.bin", &[]).1.len(), 100_000);
     let ended = server.stop();
     assert!(ended.status.success(), "{ended:?}");
@@ -292,7 +292,7 @@ fn browser_over_http3() {
     let keys = Files::new(TMP);
     let (cert, key, pin) = certificate(keys.path());
     let options = [&OPTIONS[..], &["--tls-cert", &cert, "--tls-key", &key]].concat();
-    let server = Server::start(files.path(), &options);
+    let server = TestServer::start(files.path(), &options);
     let profile = Files::new(TMP);
     let output = server
         .command("timeout")
@@ -304,7 +304,7 @@ fn browser_over_http3() {
         .arg("https://10.77.0.2/")
         .output()
         .expect("chromium: `make setup` installs it");
-    let dom = good(&output);
+    let dom = expect_success(&output);
     let said = dom.split_once("[/=").and_then(|(_, rest)| rest.split_once(']'));
     let said: Vec<&str> = said.unwrap_or_else(|| panic!("{output:?}")).0.split(' ').collect();
     let mut want = vec!["h3".to_owned()];
@@ -336,5 +336,5 @@ fn certificate(folder: &Path) -> (String, String, String) {
          openssl dgst -sha256 -binary | base64"
     );
     let pin = Command::new("sh").args(["-c", &script]).output().expect("sh");
-    (cert, key, good(&pin).trim().to_owned())
+    (cert, key, expect_success(&pin).trim().to_owned())
 }

@@ -1,7 +1,7 @@
 //! Operators' options and rare requests, from the view of curl, OpenSSL, quinn and raw bytes, over
 //! HTTP/1.1, HTTPS and HTTP/3.
 
-use interop::{Files, Response, Server, good, pattern, run, said};
+use interop::{Files, Response, TestServer, expect_success, output_text, pattern, run};
 use std::path::Path;
 use std::process::Command;
 
@@ -17,7 +17,7 @@ fn one_file() -> (Files, Vec<u8>) {
 }
 
 /// Runs curl with these arguments, and returns its output.
-fn curl(server: &Server, args: &[&str]) -> Vec<u8> {
+fn curl(server: &TestServer, args: &[&str]) -> Vec<u8> {
     let mut command = server.command("curl");
     command.args(["--silent", "--show-error", "--insecure", "--max-time", "60"]).args(args);
     let output = run(&mut command);
@@ -26,18 +26,18 @@ fn curl(server: &Server, args: &[&str]) -> Vec<u8> {
 }
 
 /// Returns a response over HTTPS.
-fn secure(server: &Server, path: &str, args: &[&str]) -> Response {
+fn secure(server: &TestServer, path: &str, args: &[&str]) -> Response {
     let url = format!("https://10.77.0.2{path}");
     Response::parse(&curl(server, &[&["--include"], args, &[&url]].concat()))
 }
 
 /// Returns h3get's output for a request over HTTP/3, and the content.
-fn http3(server: &Server, path: &str, fields: &[&str]) -> (String, Vec<u8>) {
+fn http3(server: &TestServer, path: &str, fields: &[&str]) -> (String, Vec<u8>) {
     let folder = Files::new(TMP);
     let to = folder.path().join("got");
     let mut command = server.command("timeout");
     command.args(["60", H3GET, "10.77.0.2:443", path]).arg(&to).args(fields);
-    let said = good(&command.output().expect("timeout"));
+    let said = expect_success(&command.output().expect("timeout"));
     (said, std::fs::read(&to).unwrap_or_default())
 }
 
@@ -45,7 +45,7 @@ fn http3(server: &Server, path: &str, fields: &[&str]) -> (String, Vec<u8>) {
 fn content_is_discarded_and_the_connection_kept() {
     let (files, all) = one_file();
     files.write("body", pattern(200_000));
-    let server = Server::start(files.path(), &[]);
+    let server = TestServer::start(files.path(), &[]);
     let body = format!("@{}", files.path().join("body").display());
     let url = "http://10.77.0.2/a.bin";
     for coding in ["Content-Type: text/plain", "Transfer-Encoding: chunked"] {
@@ -88,9 +88,9 @@ fn content_is_discarded_and_the_connection_kept() {
 }
 
 #[test]
-fn plain_http_at_the_port_for_tls() {
+fn plain_http_on_the_tls_port() {
     let (files, all) = one_file();
-    let server = Server::start(files.path(), &["--tls"]);
+    let server = TestServer::start(files.path(), &["--tls"]);
     let answer = Response::parse(&curl(&server, &["--include", "http://10.77.0.2:443/a.bin"]));
     assert_eq!((answer.status, answer.field("connection")), (400, "close"));
     let text = String::from_utf8_lossy(&answer.body).into_owned();
@@ -103,7 +103,7 @@ fn plain_http_at_the_port_for_tls() {
 #[test]
 fn protocols_by_alpn() {
     let (files, _) = one_file();
-    let server = Server::start(files.path(), &["--tls"]);
+    let server = TestServer::start(files.path(), &["--tls"]);
     for (offered, expected) in [
         ("http/1.0", "ALPN protocol: http/1.0"),
         ("http/1.0,http/1.1", "ALPN protocol: http/1.1"),
@@ -113,7 +113,7 @@ fn protocols_by_alpn() {
     ] {
         let mut command = server.command("openssl");
         command.args(["s_client", "-connect", "10.77.0.2:443", "-alpn", offered]);
-        let said = said(&run(&mut command));
+        let said = output_text(&run(&mut command));
         assert!(said.contains(expected), "{offered}: {said}");
     }
     let old = secure(&server, "/a.bin", &["--http1.0"]);
@@ -142,7 +142,7 @@ fn certificates_by_signature_algorithm() {
     let [rsa, rsa_key] = make(keys.path(), "rsa", &["-newkey", "rsa:2048"]);
     let options = ["--tls", "--tls-cert", &ec, "--tls-key", &ec_key];
     let options = [&options[..], &["--tls-cert", &rsa, "--tls-key", &rsa_key]].concat();
-    let server = Server::start(files.path(), &options);
+    let server = TestServer::start(files.path(), &options);
     for (options, expected) in [
         ("-tls1_3", "id-ecPublicKey"),
         ("-tls1_3 -sigalgs RSA-PSS+SHA256", "rsaEncryption"),
@@ -153,18 +153,18 @@ fn certificates_by_signature_algorithm() {
     ] {
         let connect = "openssl s_client -connect 10.77.0.2:443 -servername one.example";
         let script = format!("{connect} {options} </dev/null | openssl x509 -noout -text");
-        let said = said(&run(server.command("sh").args(["-c", &script])));
+        let said = output_text(&run(server.command("sh").args(["-c", &script])));
         assert!(said.contains(expected), "{options}: {said}");
     }
 }
 
 #[test]
-fn logs_are_opened_again() {
+fn logs_are_reopened_on_signals() {
     let (files, _) = one_file();
     let logs = Files::new(TMP);
     let log = logs.path().join("log");
     let shown = log.to_string_lossy().into_owned();
-    let server = Server::start(files.path(), &["--access-log", &shown]);
+    let server = TestServer::start(files.path(), &["--access-log", &shown]);
     for (signal, kept) in [("USR1", "log.1"), ("HUP", "log.2")] {
         assert_eq!(server.get("/a.bin", &[]).status, 200);
         let old = logs.path().join(kept);
@@ -186,13 +186,13 @@ fn logs_are_opened_again() {
 
 /// A drain may take longer than the interval between two rotations of a log.
 #[test]
-fn logs_are_opened_again_during_a_drain() {
+fn logs_are_reopened_during_a_drain() {
     let (files, _) = one_file();
     files.fill("slow.bin", 30 << 20);
     let logs = Files::new(TMP);
     let log = logs.path().join("log");
     let shown = log.to_string_lossy().into_owned();
-    let server = Server::start(files.path(), &["--access-log", &shown, "--drain", "60"]);
+    let server = TestServer::start(files.path(), &["--access-log", &shown, "--drain", "60"]);
     let mut slow = server.command("curl");
     slow.args(["-sN", "--limit-rate", "10M", "http://10.77.0.2/slow.bin"]);
     let mut slow = slow.stdout(std::process::Stdio::piped()).spawn().expect("curl");
@@ -218,12 +218,12 @@ fn logs_are_opened_again_during_a_drain() {
 }
 
 #[test]
-fn error_pages_are_read_again() {
+fn error_pages_are_reloaded() {
     let (files, _) = one_file();
     let pages = Files::new(TMP);
     let path = pages.write("gone.html", "old");
     let page = format!("404={}", path.display());
-    let server = Server::start(files.path(), &["--error-page", &page]);
+    let server = TestServer::start(files.path(), &["--error-page", &page]);
     let body = || String::from_utf8_lossy(&server.get("/none", &[]).body).into_owned();
     assert_eq!(body(), "old");
     pages.write("gone.html", "new");
@@ -254,7 +254,7 @@ fn fields_pages_and_precompressed_files() {
     files.write("style.css.br", &brotli);
     let page = files.write("gone.html", "<p>gone</p>");
     let page = format!("404={}", page.display());
-    let server = Server::start(
+    let server = TestServer::start(
         files.path(),
         &[
             &["--tls", "--http3", "--http", "--precompressed"][..],
@@ -334,9 +334,9 @@ fn fields_pages_and_precompressed_files() {
 }
 
 #[test]
-fn plain_http_is_sent_to_https() {
+fn plain_http_is_redirected_to_https() {
     let (files, all) = one_file();
-    let server = Server::start(files.path(), &["--tls", "--redirect-http"]);
+    let server = TestServer::start(files.path(), &["--tls", "--redirect-http"]);
     let plain = server.get("/a.bin?b=c", &[]);
     assert_eq!(plain.status, 301);
     assert_eq!(plain.field("location"), "https://10.77.0.2/a.bin?b=c");

@@ -1,11 +1,11 @@
 //! wrk with a thousand connections, without an error of any kind.
 
-use interop::{Files, Server, counters};
+use interop::{Files, TestServer, counters};
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 
 /// Runs wrk on `path`, and returns its output.
-fn wrk(server: &Server, path: &str, options: &str) -> String {
+fn wrk(server: &TestServer, path: &str, options: &str) -> String {
     // A descriptor for each connection, and some more; the usual soft limit is 1,024.
     let script = format!("ulimit -n 4096 && exec wrk {options} http://{}{path}", interop::ADDR);
     let output = server.command("bash").args(["-c", &script]).output().expect("bash");
@@ -27,7 +27,7 @@ fn requests(text: &str) -> u64 {
 fn thousand_connections_without_an_error() {
     let files = Files::new(TMP);
     files.fill("10k.bin", 10_000);
-    let server = Server::start(files.path(), &[]);
+    let server = TestServer::start(files.path(), &[]);
     let before = server.stat();
     let text = wrk(&server, "/10k.bin", "-t 2 -c 1000 -d 5s --timeout 30s");
     // wrk prints these lines only if there were errors.
@@ -44,7 +44,7 @@ fn thousand_connections_without_an_error() {
 fn connection_for_each_request_without_an_error() {
     let files = Files::new(TMP);
     files.fill("64.bin", 64);
-    let server = Server::start(files.path(), &[]);
+    let server = TestServer::start(files.path(), &[]);
     let text = wrk(&server, "/64.bin", "-t 1 -c 50 -d 3s --timeout 30s -H 'Connection: close'");
     assert!(!text.contains("Non-2xx"), "{text}");
     assert!(requests(&text) >= 100, "{text}");

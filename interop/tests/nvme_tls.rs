@@ -3,7 +3,8 @@
 //! decrypts a capture with the key log.
 
 use interop::{
-    ADDR, Files, Netns, Server, fio_report, good, nvme_initiator, nvme_target, printed, run, said,
+    ADDR, Files, Netns, TestServer, expect_success, fio_report, nvme_initiator, nvme_target,
+    output_text, run, run_for_output,
 };
 use std::path::Path;
 use std::process::{Command, Output};
@@ -21,18 +22,18 @@ const LONG_KEY: &str =
 const WRONG_KEY: &str = "NVMeTLSkey-1:01:rMKNsr63tCuqHLAkPUAcy04/zkTXsCh5pSeZqt/1QVLMNNKi:";
 
 /// A target, and the namespace of its initiators.
-struct Lab {
-    server: Server,
+struct NvmeTlsFixture {
+    server: TestServer,
     files: Files,
 }
 
-impl Lab {
+impl NvmeTlsFixture {
     fn start(options: &[&str]) -> Self {
         let files = Files::new(TMP);
         let disk = files.sparse("disk", DISK);
         let netns = Netns::new();
         // The kernel forwards between the TAP devices.
-        netns.forward();
+        netns.enable_ipv4_forwarding();
         Self { server: nvme_target(Arc::new(netns), &disk, options), files }
     }
 
@@ -49,11 +50,11 @@ impl Lab {
     }
 
     fn printed(&self, verb: &str, options: &[&str]) -> String {
-        good(&self.run(verb, options))
+        expect_success(&self.run(verb, options))
     }
 
     /// Reads and writes, and verifies every byte.
-    fn work(&self, options: &[&str], requests: &str) {
+    fn read_and_verify(&self, options: &[&str], requests: &str) {
         let all = ["--requests", requests, "--writes", "40", "--bs", "16384", "--iodepth", "16"];
         let rest = ["--io-queues", "2", "--header-digest", "--data-digest", "--size", "1048576"];
         let said = self.printed("fio", &[&all[..], &rest, &["--json"], options].concat());
@@ -62,9 +63,9 @@ impl Lab {
 
     /// Asserts that `list` fails with this exit code and message, in one line, and that no key is
     /// printed.
-    fn refused(&self, options: &[&str], code: i32, words: &str) {
+    fn expect_refused(&self, options: &[&str], code: i32, words: &str) {
         let output = self.run("list", options);
-        let said = said(&output);
+        let said = output_text(&output);
         assert_eq!(output.status.code(), Some(code), "{options:?}: {said}");
         assert!(said.contains(words), "{options:?}: {said}");
         assert_eq!(said.trim_end().lines().count(), 1, "{said}");
@@ -91,24 +92,24 @@ fn certificate(folder: &Path) -> [String; 2] {
         .arg(&key)
         .arg("-out")
         .arg(&cert);
-    printed(&mut command);
+    run_for_output(&mut command);
     [cert, key].map(|path| path.to_string_lossy().into_owned())
 }
 
 /// Checks that the device of a target over TLS did all of the work, or none.
-fn check_offload(lab: &Lab, on: bool) {
+fn check_offload(lab: &NvmeTlsFixture, on: bool) {
     let counters = lab.server.stat();
     let device = ["tls_tx_device", "tls_rx_device", "nvme_rx_placed_bytes", "file_offload_bytes"];
     let digests = ["nvme_rx_digests_device", "nvme_tx_digests_device"];
     let host = ["tls_tx_sw", "tls_rx_sw", "nvme_rx_digests_host", "nvme_tx_digests_host"];
     let wrong = ["nvme_data_digest_errors", "tls_decrypt_error", "tls_alerts_sent"];
-    counters.expect_still(&wrong);
+    counters.expect_zero(&wrong);
     if on {
-        counters.expect_moved(&[&device[..], &digests].concat());
-        counters.expect_still(&["tls_tx_sw", "tls_rx_sw", "nvme_tx_digests_host"]);
+        counters.expect_nonzero(&[&device[..], &digests].concat());
+        counters.expect_zero(&["tls_tx_sw", "tls_rx_sw", "nvme_tx_digests_host"]);
     } else {
-        counters.expect_moved(&[&host[..], &["file_fallback_bytes"]].concat());
-        counters.expect_still(&[&device[..], &digests].concat());
+        counters.expect_nonzero(&[&host[..], &["file_fallback_bytes"]].concat());
+        counters.expect_zero(&[&device[..], &digests].concat());
     }
 }
 
@@ -117,36 +118,47 @@ fn certificates() {
     let keys = Files::new(TMP);
     let [cert, key] = certificate(keys.path());
     for offload in ["all", "none"] {
-        let lab =
-            Lab::start(&["--tls", "--tls-cert", &cert, "--tls-key", &key, "--offload", offload]);
+        let lab = NvmeTlsFixture::start(&[
+            "--tls",
+            "--tls-cert",
+            &cert,
+            "--tls-key",
+            &key,
+            "--offload",
+            offload,
+        ]);
         let ca = ["--tls", "--tls-ca", &cert, "--offload", offload];
         let found = lab.printed("discover", &ca);
         assert!(found.contains("tls13 required"), "{found}");
-        lab.work(&ca, "1000");
+        lab.read_and_verify(&ca, "1000");
         check_offload(&lab, offload == "all");
         let named = [&ca[..], &["--tls-name", "disks.example.org"]].concat();
         lab.printed("list", &named);
-        lab.refused(&["--tls"], 2, "--tls-ca FILE");
-        lab.refused(&[&ca[..], &["--tls-name", "example.org"]].concat(), 69, "not valid for name");
+        lab.expect_refused(&["--tls"], 2, "--tls-ca FILE");
+        lab.expect_refused(
+            &[&ca[..], &["--tls-name", "example.org"]].concat(),
+            69,
+            "not valid for name",
+        );
         let discovery = lab.run("discover", &["--tls", "--tls-ca", &cert, "--tls-name", "x.org"]);
-        assert_eq!(discovery.status.code(), Some(69), "{}", said(&discovery));
-        lab.refused(&["--tls", "--tls-ca", &key], 66, "no certificate in it");
-        lab.refused(&["--tls-psk", KEY, "--hostnqn", HOST], 69, "the same key of this");
-        lab.refused(&[], 69, "the peer speaks TLS only; see --tls");
+        assert_eq!(discovery.status.code(), Some(69), "{}", output_text(&discovery));
+        lab.expect_refused(&["--tls", "--tls-ca", &key], 66, "no certificate in it");
+        lab.expect_refused(&["--tls-psk", KEY, "--hostnqn", HOST], 69, "the same key of this");
+        lab.expect_refused(&[], 69, "the peer speaks TLS only; see --tls");
         let counters = lab.server.stat();
         assert_eq!(counters.get("nvmet_tls_plain"), 1);
-        counters.expect_moved(&["nvmet_tls_handshakes_failed"]);
-        lab.work(&ca, "200");
+        counters.expect_nonzero(&["nvmet_tls_handshakes_failed"]);
+        lab.read_and_verify(&ca, "200");
     }
 }
 
 #[test]
-fn a_certificate_of_nobody() {
+fn untrusted_certificate_is_refused() {
     let keys = Files::new(TMP);
     let [cert, _] = certificate(keys.path());
-    let lab = Lab::start(&["--tls"]);
-    lab.refused(&["--tls", "--tls-ca", &cert], 69, "UnknownIssuer; see --tls-ca");
-    lab.work(&["--tls", "--insecure"], "200");
+    let lab = NvmeTlsFixture::start(&["--tls"]);
+    lab.expect_refused(&["--tls", "--tls-ca", &cert], 69, "UnknownIssuer; see --tls-ca");
+    lab.read_and_verify(&["--tls", "--insecure"], "200");
 }
 
 /// Each version, each derivation, each hash.
@@ -160,13 +172,13 @@ fn pre_shared_keys() {
             let file = file.to_string_lossy().into_owned();
             let one = format!("{HOST}={KEY}");
             let given = ["--tls-psk", &one, "--tls-psk-file", &file];
-            let lab = Lab::start(&[&given[..], &both].concat());
+            let lab = NvmeTlsFixture::start(&[&given[..], &both].concat());
             for version in ["0", "1"] {
                 let short = ["--hostnqn", HOST, "--tls-psk", KEY, "--tls-psk-version", version];
                 let long = ["--hostnqn", OTHER, "--tls-psk-file", &file];
                 let long = [&long[..], &["--tls-psk-version", version]].concat();
                 for options in [&short[..], &long] {
-                    lab.work(&[options, &both].concat(), "300");
+                    lab.read_and_verify(&[options, &both].concat(), "300");
                 }
                 let found = lab.printed("discover", &[&short[..], &both].concat());
                 assert!(found.contains("tls13 required"), "{found}");
@@ -175,13 +187,13 @@ fn pre_shared_keys() {
             let counters = lab.server.stat();
             // Four runs with three queues each, and two discovery logs.
             assert_eq!(counters.get("nvmet_tls_handshakes"), 14);
-            counters.expect_still(&["nvmet_tls_handshakes_failed", "nvmet_refused_connect"]);
+            counters.expect_zero(&["nvmet_tls_handshakes_failed", "nvmet_refused_connect"]);
         }
     }
 }
 
 #[test]
-fn bad_wires() {
+fn faulty_links() {
     let faults = ["--drop", "0.01", "--reorder", "0.01", "--dup", "0.01"];
     let one = format!("{HOST}={KEY}");
     for (target, initiator) in [
@@ -189,10 +201,11 @@ fn bad_wires() {
         (vec!["--tls-psk", &one], vec!["--tls-psk", KEY, "--hostnqn", HOST]),
     ] {
         for offload in ["all", "none"] {
-            let lab = Lab::start(&[&target[..], &faults, &["--offload", offload]].concat());
-            lab.work(&[&initiator[..], &["--offload", offload]].concat(), "1000");
+            let lab =
+                NvmeTlsFixture::start(&[&target[..], &faults, &["--offload", offload]].concat());
+            lab.read_and_verify(&[&initiator[..], &["--offload", offload]].concat(), "1000");
             let counters = lab.server.stat();
-            counters.expect_still(&["nvme_data_digest_errors", "tls_decrypt_error"]);
+            counters.expect_zero(&["nvme_data_digest_errors", "tls_decrypt_error"]);
             let placed = counters.get("nvme_rx_placed_bytes");
             assert_eq!(placed > 0, offload == "all", "{placed}");
         }
@@ -200,55 +213,59 @@ fn bad_wires() {
 }
 
 #[test]
-fn who_is_not_let_in() {
+fn peers_without_the_key_are_refused() {
     let one = format!("{HOST}={KEY}");
-    let lab = Lab::start(&["--tls-psk", &one]);
+    let lab = NvmeTlsFixture::start(&["--tls-psk", &one]);
     let host = ["--hostnqn", HOST];
     let with = |more: &[&'static str]| [&host[..], more].concat();
     // Version 1 contains a hash of the key in its identity, so that a wrong key is unknown. With
     // version 0 the identity is the same, and the secrets differ.
-    lab.refused(&with(&["--tls-psk", WRONG_KEY]), 69, "it does not know the key");
+    lab.expect_refused(&with(&["--tls-psk", WRONG_KEY]), 69, "it does not know the key");
     let old = with(&["--tls-psk", WRONG_KEY, "--tls-psk-version", "0"]);
-    lab.refused(&old, 69, "the keys differ");
+    lab.expect_refused(&old, 69, "the keys differ");
     let other = with(&["--tls-psk", KEY, "--tls-psk-derivation", "libnvme"]);
-    lab.refused(&other, 69, "it does not know the key");
-    lab.refused(&["--hostnqn", OTHER, "--tls-psk", KEY], 69, "it does not know the key");
-    lab.refused(&with(&[]), 69, "the peer speaks TLS only; see --tls");
-    lab.refused(&with(&["--tls", "--insecure"]), 69, "does the target want a pre-shared key?");
+    lab.expect_refused(&other, 69, "it does not know the key");
+    lab.expect_refused(&["--hostnqn", OTHER, "--tls-psk", KEY], 69, "it does not know the key");
+    lab.expect_refused(&with(&[]), 69, "the peer speaks TLS only; see --tls");
+    lab.expect_refused(
+        &with(&["--tls", "--insecure"]),
+        69,
+        "does the target want a pre-shared key?",
+    );
     let counters = lab.server.stat();
     assert_eq!(counters.get("nvmet_tls_handshakes_failed"), 6);
     assert_eq!(counters.get("nvmet_tls_plain"), 1);
-    counters.expect_still(&["nvmet_controllers", "nvmet_tls_handshakes"]);
-    lab.work(&with(&["--tls-psk", KEY]), "200");
+    counters.expect_zero(&["nvmet_controllers", "nvmet_tls_handshakes"]);
+    lab.read_and_verify(&with(&["--tls-psk", KEY]), "200");
 }
 
 /// SIGHUP reloads a file of keys: a host that is new in the file is accepted, and one that was
 /// removed is refused. The key of the command line remains, and all keys remain if the file is
 /// invalid.
 #[test]
-fn keys_are_read_again() {
+fn key_file_is_reloaded() {
     const THIRD: &str = "nqn.2026-11.org.example:three";
     let keys = Files::new(TMP);
     let file = keys.write("keys", format!("{HOST} {KEY}\n").as_bytes());
     let given = format!("{THIRD}={KEY}");
     let path = file.to_string_lossy().into_owned();
-    let lab = Lab::start(&["--tls-psk-file", &path, "--tls-psk", &given]);
+    let lab = NvmeTlsFixture::start(&["--tls-psk-file", &path, "--tls-psk", &given]);
     let one = ["--hostnqn", HOST, "--tls-psk", KEY];
     let two = ["--hostnqn", OTHER, "--tls-psk", LONG_KEY];
     let three = ["--hostnqn", THIRD, "--tls-psk", KEY];
     lab.printed("list", &one);
-    lab.refused(&two, 69, "it does not know the key");
+    lab.expect_refused(&two, 69, "it does not know the key");
     std::fs::write(&file, format!("{OTHER} {LONG_KEY}\n")).expect("it can be written");
     lab.server.signal("HUP");
     // The signal and the connection race: only a connection with the new key shows that the file
     // was read.
     let again = || lab.run("list", &two).status.success();
     assert!((0..1000).any(|_| again()), "the new host never gets in");
-    lab.refused(&one, 69, "it does not know the key");
+    lab.expect_refused(&one, 69, "it does not know the key");
     lab.printed("list", &three);
     std::fs::write(&file, format!("{KEY} {HOST}\n")).expect("it can be written");
     lab.server.signal("HUP");
-    lab.work(&two, "200");
+    lab.read_and_verify(&two, "200");
     let ended = lab.server.stop();
     assert!(ended.status.success(), "{ended:?}");
     let wrong = format!("{path}, line 1: what comes first is no name of a host; the old keys stay");
@@ -258,18 +275,18 @@ fn keys_are_read_again() {
 
 #[test]
 fn tls_at_a_plain_target() {
-    let lab = Lab::start(&[]);
+    let lab = NvmeTlsFixture::start(&[]);
     let secure = ["--tls-psk", KEY, "--hostnqn", HOST];
-    lab.refused(&secure, 69, "the target does not speak TLS");
-    lab.refused(&["--tls", "--insecure"], 69, "the target does not speak TLS");
+    lab.expect_refused(&secure, 69, "the target does not speak TLS");
+    lab.expect_refused(&["--tls", "--insecure"], 69, "the target does not speak TLS");
     let found = lab.printed("discover", &[]);
     assert!(found.contains(" none "), "{found}");
-    lab.work(&[], "200");
+    lab.read_and_verify(&[], "200");
 }
 
 #[test]
-fn keys_that_are_none() {
-    let lab = Lab::start(&[]);
+fn invalid_keys_are_reported() {
+    let lab = NvmeTlsFixture::start(&[]);
     let empty = lab.files.write("empty", b"# nothing\n");
     let (empty, gone) = (empty.to_string_lossy().into_owned(), lab.path("gone"));
     let host = ["--hostnqn", HOST];
@@ -280,11 +297,11 @@ fn keys_that_are_none() {
         (vec!["--hostnqn", HOST, "--tls-psk-file", &empty], 66, "no key in it"),
         (vec!["--hostnqn", HOST, "--tls-psk-file", &gone], 66, "No such file"),
     ] {
-        lab.refused(&options, code, words);
+        lab.expect_refused(&options, code, words);
     }
     let none = |verb: &str, options: &[&str], words: &str| {
         let output = lab.run(verb, options);
-        let said = said(&output);
+        let said = output_text(&output);
         assert_eq!(output.status.code(), Some(2), "{options:?}: {said}");
         assert!(said.contains(words), "{options:?}: {said}");
     };
@@ -302,22 +319,22 @@ fn keys_that_are_none() {
 /// A capture of the link is opaque. Wireshark decrypts it with the keys in `SSLKEYLOGFILE`, and
 /// finds valid PDUs with correct digests in it.
 #[test]
-fn wireshark_opens_the_capture_with_the_key_log() {
+fn wireshark_decrypts_nvme_capture() {
     let folder = Files::new(TMP);
     let (capture, log) = (folder.path().join("wire.pcapng"), folder.path().join("keys"));
     // With faults, however rare, packets have the sizes of a physical link: tshark cannot read
     // larger ones.
     let rare = ["--dup", "0.000001"];
     let pcap = capture.to_string_lossy().into_owned();
-    let lab = Lab::start(&[&["--tls", "--pcap", &pcap][..], &rare].concat());
+    let lab = NvmeTlsFixture::start(&[&["--tls", "--pcap", &pcap][..], &rare].concat());
     let work = ["--tls", "--insecure", "--header-digest", "--data-digest", "--requests", "300"];
     let mut command = lab.command("fio", &[&work[..], &["--writes", "40"], &rare].concat());
-    printed(command.env("SSLKEYLOGFILE", &log));
+    run_for_output(command.env("SSLKEYLOGFILE", &log));
     let ended = lab.server.stop();
     assert!(ended.status.success(), "{}", ended.stderr);
     // Wireshark 4.0 recognizes NVMe/TCP inside TLS only by its list of servers' keys.
     let key = folder.path().join("rsa.pem");
-    printed(Command::new("openssl").args(["genrsa", "-out"]).arg(&key));
+    run_for_output(Command::new("openssl").args(["genrsa", "-out"]).arg(&key));
     let servers = format!("tls.keys_list:{ADDR},4420,nvme-tcp,{}", key.display());
     let tshark = |keys: bool, filter: &str| {
         let mut command = Command::new("tshark");
@@ -326,7 +343,7 @@ fn wireshark_opens_the_capture_with_the_key_log() {
         if keys {
             command.args(["-o", &format!("tls.keylog_file:{}", log.display())]);
         }
-        printed(command.args(["-Y", filter]))
+        run_for_output(command.args(["-Y", filter]))
     };
     assert_eq!(tshark(false, "nvme-tcp"), "");
     let pdus = tshark(true, "nvme-tcp").lines().count();

@@ -1,33 +1,34 @@
 //! `outboard proxy` between real clients (curl, wrk) and real backends (nginx, openssl, redis).
 
-use interop::{Daemon, Files, Netns, PEER, Server, sha256};
+use interop::{Files, Netns, PEER, TestServer, ThirdPartyServer, sha256};
 use std::fmt::Write as _;
 use std::process::{Command, Stdio};
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 
 /// Files, two backends that serve them, and a proxy in front of the backends.
-struct Lab {
-    server: Server,
-    backends: Vec<Daemon>,
+struct ProxyFixture {
+    server: TestServer,
+    backends: Vec<ThirdPartyServer>,
     files: Files,
     scratch: Files,
 }
 
 const PORTS: [u16; 2] = [8081, 8082];
 
-impl Lab {
+impl ProxyFixture {
     fn start(options: &[&str]) -> Self {
         let (files, scratch) = (Files::new(TMP), Files::new(TMP));
         files.fill("64.bin", 64);
         files.fill("10k.bin", 10_000);
         files.fill("5m.bin", 5 << 20);
         let netns = Netns::new();
-        let nginx = |port| Daemon::nginx(&netns, scratch.path(), files.path(), &[port], "");
+        let nginx =
+            |port| ThirdPartyServer::nginx(&netns, scratch.path(), files.path(), &[port], "");
         let backends = PORTS.map(nginx).into();
         let backend = PORTS.map(|port| format!("{PEER}:{port}"));
         let both = ["--listen", ":80", "--backend", &backend[0], "--backend", &backend[1]];
-        let server = Server::proxy(netns, &[&both[..], options].concat());
+        let server = TestServer::proxy(netns, &[&both[..], options].concat());
         Self { server, backends, files, scratch }
     }
 
@@ -56,7 +57,7 @@ fn run(command: &mut Command, args: &[&str]) -> (String, String) {
 }
 
 /// Runs wrk, and asserts that there are no errors. Returns the number of requests.
-fn wrk(server: &Server, path: &str, options: &str) -> u64 {
+fn wrk(server: &TestServer, path: &str, options: &str) -> u64 {
     let script =
         format!("ulimit -n $(ulimit -Hn) && exec wrk {options} http://{}{path}", interop::ADDR);
     let (text, _) = run(&mut server.command("bash"), &["-c", &script]);
@@ -69,7 +70,7 @@ fn wrk(server: &Server, path: &str, options: &str) -> u64 {
 #[test]
 fn equal_bodies_from_both_backends() {
     for splice in ["on", "off"] {
-        let lab = Lab::start(&["--splice", splice, "--header", "via"]);
+        let lab = ProxyFixture::start(&["--splice", splice, "--header", "via"]);
         let before = lab.server.stat();
         let seen = lab.fetch("10k.bin", 10);
         for port in PORTS {
@@ -90,17 +91,22 @@ fn equal_bodies_from_both_backends() {
 
 /// Clients on one link, backends on another: spliced data crosses from one to the other.
 #[test]
-fn backends_on_a_wire_of_their_own() {
+fn backends_on_a_separate_link() {
     let (files, scratch) = (Files::new(TMP), Files::new(TMP));
     files.fill("5m.bin", 5 << 20);
     let netns = Netns::new();
     // The kernel is at the other end of both links. This makes it answer ARP requests only on the
     // interface that has the address.
     run(&mut netns.command("sysctl"), &["-qw", "net.ipv4.conf.all.arp_ignore=1"]);
-    let _nginx = Daemon::nginx(&netns, scratch.path(), files.path(), &PORTS[..1], "");
+    let _nginx = ThirdPartyServer::nginx(&netns, scratch.path(), files.path(), &PORTS[..1], "");
     let backend = format!("10.78.0.1:{}", PORTS[0]);
     let options = ["--listen", ":80", "--backend", &backend, "--backend-wire", "tap:ob1"];
-    let lab = Lab { server: Server::proxy(netns, &options), backends: Vec::new(), files, scratch };
+    let lab = ProxyFixture {
+        server: TestServer::proxy(netns, &options),
+        backends: Vec::new(),
+        files,
+        scratch,
+    };
     lab.fetch("5m.bin", 2);
     let stat = lab.server.stat();
     assert_eq!(stat.get("splice_begun"), 2, "{stat:?}");
@@ -119,7 +125,7 @@ fn backends_on_a_wire_of_their_own() {
 
 #[test]
 fn requests_that_are_refused() {
-    let lab = Lab::start(&[]);
+    let lab = ProxyFixture::start(&[]);
     for (request, status) in [
         (&b"GET / HTTP/1.1\r\n\r\n"[..], 400),
         (b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n", 405),
@@ -136,7 +142,7 @@ fn requests_that_are_refused() {
 
 #[test]
 fn many_connections() {
-    let lab = Lab::start(&[]);
+    let lab = ProxyFixture::start(&[]);
     assert!(wrk(&lab.server, "/10k.bin", "-t 1 -c 1000 -d 3s --timeout 30s") >= 1000);
     assert!(
         wrk(&lab.server, "/64.bin", "-t 1 -c 50 -d 2s --timeout 30s -H 'Connection: close'") > 100
@@ -150,7 +156,7 @@ fn many_connections() {
 fn eight_thousand_connections() {
     // Long timeouts, because slow handshakes on this machine are not what is tested.
     let patient = ["--idle-timeout", "600", "--connect-timeout", "60", "--header-timeout", "60"];
-    let lab = Lab::start(&patient);
+    let lab = ProxyFixture::start(&patient);
     let before = lab.server.stat();
     let requests = wrk(&lab.server, "/64.bin", "-t 1 -c 8000 -d 10s --timeout 60s");
     assert!(requests >= 8000, "{requests}");
@@ -163,9 +169,9 @@ fn eight_thousand_connections() {
 }
 
 #[test]
-fn bodies_stay_equal_on_a_bad_wire() {
+fn bodies_are_equal_on_a_faulty_link() {
     let bad = ["--drop", "0.02", "--reorder", "0.02", "--dup", "0.02", "--corrupt", "0.005"];
-    let lab = Lab::start(&bad);
+    let lab = ProxyFixture::start(&bad);
     lab.fetch("5m.bin", 3);
     lab.fetch("10k.bin", 20);
     // The peers retransmit data that the device relays.
@@ -176,7 +182,7 @@ fn bodies_stay_equal_on_a_bad_wire() {
 /// A backend is killed under load and restarted: responses are 5xx or correct, never wrong.
 #[test]
 fn a_backend_dies_and_comes_back() {
-    let mut lab = Lab::start(&["--health-check", "/64.bin"]);
+    let mut lab = ProxyFixture::start(&["--health-check", "/64.bin"]);
     let expected = sha256(&lab.files.path().join("10k.bin"));
     let script = format!(
         "for i in $(seq 400); do f=$(mktemp -p {tmp}); \
@@ -189,8 +195,13 @@ fn a_backend_dies_and_comes_back() {
     let load = load.expect("bash");
     lab.backends.remove(0).kill();
     while lab.server.stat().get("proxy_backends_up") > 1 {}
-    let again =
-        Daemon::nginx(lab.server.netns(), lab.scratch.path(), lab.files.path(), &PORTS[..1], "");
+    let again = ThirdPartyServer::nginx(
+        lab.server.netns(),
+        lab.scratch.path(),
+        lab.files.path(),
+        &PORTS[..1],
+        "",
+    );
     while lab.server.stat().get("proxy_backends_up") < 2 {}
     let output = load.wait_with_output().expect("bash");
     let text = String::from_utf8_lossy(&output.stdout);
@@ -219,18 +230,18 @@ fn proxy_protocol_to_nginx() {
     let netns = Netns::new();
     let more = "listen 0.0.0.0:8090 proxy_protocol; \
                 add_header X-Client \"$proxy_protocol_addr $proxy_protocol_server_port\" always;";
-    let _nginx = Daemon::nginx(&netns, scratch.path(), files.path(), &[8081], more);
+    let _nginx = ThirdPartyServer::nginx(&netns, scratch.path(), files.path(), &[8081], more);
     let backend = format!("{PEER}:8090");
     let options =
         ["--listen", ":80", "--backend", &backend, "--proxy-protocol", "--health-check", "/64.bin"];
-    let server = Server::proxy(netns, &options);
+    let server = TestServer::proxy(netns, &options);
     assert_eq!(server.get("/64.bin", &[]).field("x-client"), format!("{PEER} 80"));
     while server.stat().get("proxy_checks_good") < 2 {}
     assert_eq!(server.stat().get("proxy_checks_bad"), 0);
 }
 
 #[test]
-fn tls_goes_by_name_and_stays_closed() {
+fn tls_is_routed_by_sni_without_decryption() {
     let scratch = Files::new(TMP);
     let at = |name: &str| scratch.path().join(name).to_string_lossy().into_owned();
     let netns = Netns::new();
@@ -244,7 +255,12 @@ fn tls_goes_by_name_and_stays_closed() {
             &[&make[..], &["-days", "2", "-subj", &subject]].concat(),
         );
         let args = ["s_server", "-accept", port, "-cert", &cert, "-key", &key, "-www", "-quiet"];
-        backends.push(Daemon::start(&netns, "openssl", &args, port.parse().expect("a port")));
+        backends.push(ThirdPartyServer::start(
+            &netns,
+            "openssl",
+            &args,
+            port.parse().expect("a port"),
+        ));
     }
     let mut config = String::from("[[listener]]\nlisten = ':443'\nmode = 'tls'\n");
     for name in ["a", "b"] {
@@ -254,7 +270,7 @@ fn tls_goes_by_name_and_stays_closed() {
         let _ = write!(config, "[[backend]]\nname = '{name}'\nservers = ['{PEER}:{port}']\n");
     }
     scratch.write("proxy.toml", &config);
-    let server = Server::proxy(netns, &["--config", &at("proxy.toml")]);
+    let server = TestServer::proxy(netns, &["--config", &at("proxy.toml")]);
     let connect = format!("{}:443", interop::ADDR);
     let client = |more: &[&str]| {
         let mut command = server.command("timeout");
@@ -284,10 +300,10 @@ fn tls_goes_by_name_and_stays_closed() {
 fn redis_with_and_without_keep_alive() {
     let netns = Netns::new();
     let options = ["--port", "6400", "--save", "", "--appendonly", "no", "--protected-mode", "no"];
-    let _redis = Daemon::start(&netns, "redis-server", &options, 6400);
+    let _redis = ThirdPartyServer::start(&netns, "redis-server", &options, 6400);
     let backend = format!("{PEER}:6400");
     let server =
-        Server::proxy(netns, &["--mode", "tcp", "--listen", ":6379", "--backend", &backend]);
+        TestServer::proxy(netns, &["--mode", "tcp", "--listen", ":6379", "--backend", &backend]);
     let benchmark = |more: &[&str]| {
         let args = ["240", "redis-benchmark", "-h", interop::ADDR, "-p", "6379", "-t", "set,get"];
         let (out, err) = run(server.command("timeout").args(args), more);
@@ -305,12 +321,12 @@ fn redis_with_and_without_keep_alive() {
 }
 
 #[test]
-fn a_file_is_read_again_without_dropping_anybody() {
+fn config_reload_keeps_connections() {
     let (files, scratch) = (Files::new(TMP), Files::new(TMP));
     files.fill("64.bin", 64);
     files.fill("64m.bin", 64 << 20);
     let netns = Netns::new();
-    let _nginx = Daemon::nginx(&netns, scratch.path(), files.path(), &PORTS, "");
+    let _nginx = ThirdPartyServer::nginx(&netns, scratch.path(), files.path(), &PORTS, "");
     let config = |port: u16, more: &str| {
         format!(
             "[[listener]]\nlisten = ':80'\nmode = 'http'\ndefault = 'a'\n{more}\n[[backend]]\n\
@@ -318,7 +334,7 @@ fn a_file_is_read_again_without_dropping_anybody() {
         )
     };
     let path = scratch.write("proxy.toml", config(PORTS[0], ""));
-    let server = Server::proxy(netns, &["--config", &path.to_string_lossy()]);
+    let server = TestServer::proxy(netns, &["--config", &path.to_string_lossy()]);
     let backend = || server.get("/64.bin", &[]).field("x-backend").to_owned();
     assert_eq!(backend(), "8081");
     let mut download = server.paused_download("/64m.bin");
@@ -350,7 +366,7 @@ fn ports_and_backend(ports: &[u16], backend: u16) -> String {
 }
 
 /// Returns curl's exit code for a file at a port: 0, or 7 if the connection is refused.
-fn curl_at(server: &Server, port: u16) -> Option<i32> {
+fn curl_at(server: &TestServer, port: u16) -> Option<i32> {
     let url = format!("http://{}:{port}/64.bin", interop::ADDR);
     let output = server.command("curl").args(["-sf", "-m", "60", "-o", "/dev/null", &url]).output();
     output.expect("curl").status.code()
@@ -359,14 +375,14 @@ fn curl_at(server: &Server, port: u16) -> Option<i32> {
 /// When a configuration file is reloaded, ports are opened and closed; a connection that was
 /// accepted on a closed port continues.
 #[test]
-fn ports_are_opened_and_closed() {
+fn config_reload_opens_and_closes_ports() {
     let (files, scratch) = (Files::new(TMP), Files::new(TMP));
     files.fill("64.bin", 64);
     files.fill("64m.bin", 64 << 20);
     let netns = Netns::new();
-    let _nginx = Daemon::nginx(&netns, scratch.path(), files.path(), &PORTS, "");
+    let _nginx = ThirdPartyServer::nginx(&netns, scratch.path(), files.path(), &PORTS, "");
     let path = scratch.write("proxy.toml", ports_and_backend(&[80, 81], PORTS[0]));
-    let server = Server::proxy(netns, &["--config", &path.to_string_lossy()]);
+    let server = TestServer::proxy(netns, &["--config", &path.to_string_lossy()]);
     assert_eq!([80, 81, 82].map(|port| curl_at(&server, port)), [Some(0), Some(0), Some(7)]);
     let mut download = server.paused_download("/64m.bin");
     download.read(1 << 20);
@@ -390,16 +406,16 @@ fn ports_are_opened_and_closed() {
 /// A configuration file with a port that cannot be opened changes nothing, and a message names the
 /// address.
 #[test]
-fn a_file_is_taken_over_whole_or_not_at_all() {
+fn config_reload_is_atomic() {
     let (files, scratch) = (Files::new(TMP), Files::new(TMP));
     files.fill("64.bin", 64);
     let netns = Netns::new();
-    let _nginx = Daemon::nginx(&netns, scratch.path(), files.path(), &PORTS, "");
+    let _nginx = ThirdPartyServer::nginx(&netns, scratch.path(), files.path(), &PORTS, "");
     let path = scratch.write("proxy.toml", ports_and_backend(&[80, 81], PORTS[0]));
     let config = path.to_string_lossy().into_owned();
-    let server = Server::proxy(netns, &["--config", &config]);
+    let server = TestServer::proxy(netns, &["--config", &config]);
     let check = |path: &str| server.outboard(&["proxy", "--check", "--config", path]);
-    assert!(interop::good(&check(&config)).contains("2 listeners, 1 backends"));
+    assert!(interop::expect_success(&check(&config)).contains("2 listeners, 1 backends"));
     let before = server.stat();
     // Port 82 is new, 80 is removed, and the last listener overlaps with that of port 81.
     let wrong = ports_and_backend(&[82, 81], PORTS[1])
@@ -407,7 +423,10 @@ fn a_file_is_taken_over_whole_or_not_at_all() {
     scratch.write("proxy.toml", wrong);
     let checked = check(&config);
     let line = format!("cannot listen on {}:81: another listener", interop::ADDR);
-    assert!(!checked.status.success() && interop::said(&checked).contains(&line), "{checked:?}");
+    assert!(
+        !checked.status.success() && interop::output_text(&checked).contains(&line),
+        "{checked:?}"
+    );
     server.signal("HUP");
     assert_eq!([80, 81, 82].map(|port| curl_at(&server, port)), [Some(0), Some(0), Some(7)]);
     let after = server.stat();
@@ -422,9 +441,9 @@ fn a_file_is_taken_over_whole_or_not_at_all() {
 /// After SIGTERM, no connection is accepted, a download continues to its end, and then the proxy
 /// ends. A second signal ends it at once.
 #[test]
-fn the_end_waits_for_connections() {
+fn drain_waits_for_connections() {
     for (splice, impatient) in [("on", false), ("off", false), ("on", true)] {
-        let lab = Lab::start(&["--drain", "600", "--splice", splice]);
+        let lab = ProxyFixture::start(&["--drain", "600", "--splice", splice]);
         lab.files.fill("64m.bin", 64 << 20);
         let mut download = lab.server.paused_download("/64m.bin");
         download.read(1 << 20);
@@ -455,8 +474,8 @@ fn the_end_waits_for_connections() {
 
 /// `outboard ss` shows both ends of a pair that the device relays, and the bytes relayed.
 #[test]
-fn pairs_are_shown() {
-    let lab = Lab::start(&[]);
+fn ss_shows_spliced_pairs() {
+    let lab = ProxyFixture::start(&[]);
     lab.files.fill("64m.bin", 64 << 20);
     let mut download = lab.server.paused_download("/64m.bin");
     download.read(1 << 20);
@@ -476,7 +495,7 @@ fn pairs_are_shown() {
     assert!(text(&with["local"]).starts_with(interop::ADDR), "{pair}");
     assert!(PORTS.iter().any(|port| text(&with["remote"]) == format!("{PEER}:{port}")), "{pair}");
     assert!(pair["age_ms"].as_u64() >= pair["idle_ms"].as_u64(), "{pair}");
-    let table = lab.server.outboard_text("ss");
+    let table = lab.server.outboard_table("ss");
     assert!(table.contains("SPLICED") && table.contains("Backend"), "{table}");
-    download.vanish();
+    download.kill_client();
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use interop::{Daemon, Files, Netns, PEER, Server, printed};
+use interop::{Files, Netns, PEER, TestServer, ThirdPartyServer, run_for_output};
 use serde_json::Value;
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
@@ -46,7 +46,7 @@ fn recorded(result: &Value) -> (String, String) {
 
 /// A server's reaction to the next request on the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
+enum NextRequest {
     Reads,
     /// The server may read it: HTTP/1.0 leaves that open.
     MayRead,
@@ -55,7 +55,7 @@ enum Next {
 
 /// Returns what a server sees that reads this head like the proxy, and its reaction to the next
 /// request.
-fn meaning(head: &str) -> (Vec<String>, Next) {
+fn meaning(head: &str) -> (Vec<String>, NextRequest) {
     let line: Vec<_> = head.lines().next().unwrap_or_default().split(' ').collect();
     let field = |name: &str| {
         let lines = head.split("\r\n").skip(1).filter_map(|line| line.split_once(": "));
@@ -65,14 +65,14 @@ fn meaning(head: &str) -> (Vec<String>, Next) {
     };
     let [host, length, coding] = ["Host", "Content-Length", "Transfer-Encoding"].map(field);
     let next = match (field("Connection").as_str(), line[2]) {
-        ("keep-alive", _) => Next::MayRead,
-        ("close", _) | (_, "HTTP/1.0") => Next::Closes,
-        _ => Next::Reads,
+        ("keep-alive", _) => NextRequest::MayRead,
+        ("close", _) | (_, "HTTP/1.0") => NextRequest::Closes,
+        _ => NextRequest::Reads,
     };
     (vec![line[0].to_owned(), line[1].to_owned(), host, length, coding], next)
 }
 
-fn apache(netns: &Netns, scratch: &Files, port: u16) -> Daemon {
+fn apache(netns: &Netns, scratch: &Files, port: u16) -> ThirdPartyServer {
     let at = scratch.path().display().to_string();
     let modules = "/usr/lib/apache2/modules";
     let config = format!(
@@ -87,7 +87,7 @@ Header always set X-Seen \"expr=SEEN<%{{THE_REQUEST}}|%{{HTTP:Host}}|%{{HTTP:Con
     );
     let path = scratch.write("apache.conf", config);
     // A single process, so that killing it ends Apache.
-    Daemon::start(netns, "apache2", &["-X", "-f", &path.to_string_lossy()], port)
+    ThirdPartyServer::start(netns, "apache2", &["-X", "-f", &path.to_string_lossy()], port)
 }
 
 /// Splits the request line, which Apache reports as one part, into method and target.
@@ -101,7 +101,7 @@ fn as_others(mut request: Vec<String>) -> Vec<String> {
 }
 
 #[test]
-fn no_server_sees_another_request() {
+fn all_servers_see_the_same_request() {
     let scratch = Files::new(TMP);
     let netns = Netns::new();
     // Apache changes to another user, which a user namespace with a single user does not permit.
@@ -110,9 +110,10 @@ fn no_server_sees_another_request() {
     let reflect = "add_header X-Seen \"SEEN<$request_method|$request_uri|$http_host|\
                    $http_content_length|$http_transfer_encoding>\" always;";
     let site = Files::new(TMP);
-    let _nginx = Daemon::nginx(&netns, scratch.path(), site.path(), &[8081], reflect);
-    let _node = Daemon::start(&netns, "node", &[&client("reflect.js"), "8082"], 8082);
-    let _python = Daemon::start(&netns, PYTHON, &[&client("heads.py"), "server", "8083"], 8083);
+    let _nginx = ThirdPartyServer::nginx(&netns, scratch.path(), site.path(), &[8081], reflect);
+    let _node = ThirdPartyServer::start(&netns, "node", &[&client("reflect.js"), "8082"], 8082);
+    let _python =
+        ThirdPartyServer::start(&netns, PYTHON, &[&client("heads.py"), "server", "8083"], 8083);
     let _apache = is_root.then(|| apache(&netns, &scratch, 8084));
     let mut config = String::new();
     for (port, name) in ports {
@@ -123,13 +124,13 @@ fn no_server_sees_another_request() {
         );
     }
     let path = scratch.write("proxy.toml", config);
-    let server = Server::proxy(netns, &["--config", &path.to_string_lossy()]);
+    let server = TestServer::proxy(netns, &["--config", &path.to_string_lossy()]);
     let heads: PathBuf =
         [env!("CARGO_MANIFEST_DIR"), "../crates/apps/src/proxy/head/heads.txt"].iter().collect();
     let names = ports.iter().map(|(port, name)| format!("{port}={name}"));
     let mut command = server.command(PYTHON);
     command.arg(client("heads.py")).arg("send").arg(&heads).arg(interop::ADDR).args(names);
-    let results: Vec<Value> = printed(&mut command)
+    let results: Vec<Value> = run_for_output(&mut command)
         .lines()
         .map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}")))
         .collect();
@@ -139,7 +140,7 @@ fn no_server_sees_another_request() {
 /// Compares the requests that the servers saw with those of the recorder.
 fn compare(results: &[Value], servers: usize) {
     let (mut wrong, mut agreed, mut refused) = (Vec::new(), BTreeMap::new(), 0);
-    let mut expected = (Vec::new(), Next::Closes);
+    let mut expected = (Vec::new(), NextRequest::Closes);
     for result in results {
         let line = result["line"].as_str().unwrap_or_default();
         let statuses: Vec<_> = result["statuses"].as_array().into_iter().flatten().collect();
@@ -168,10 +169,10 @@ fn compare(results: &[Value], servers: usize) {
         let second = ["GET", "/second", "second.example", "", ""].map(str::to_owned).to_vec();
         let both = [expected.0.clone(), second];
         let same = match expected.1 {
-            Next::Closes => requests == both[..1],
-            Next::MayRead => requests == both || requests == both[..1],
+            NextRequest::Closes => requests == both[..1],
+            NextRequest::MayRead => requests == both || requests == both[..1],
             // Apache answers requests for the server as a whole (`*`) itself, without our field.
-            Next::Reads => requests == both || both[0][1] == "*" && requests == both[1..],
+            NextRequest::Reads => requests == both || both[0][1] == "*" && requests == both[1..],
         };
         if same {
             *agreed.entry(result["server"].to_string()).or_insert(0) += 1;

@@ -11,7 +11,9 @@ use abi::crypto::{Aead, CryptoProvider, Suite};
 use interop::Files;
 use rustls::crypto::aws_lc_rs::cipher_suite;
 use rustls::crypto::tls13::OkmBlock;
-use tls_psk::{Agreed, Handshake, Hash, Key, Progress, Why};
+use tls_psk::{
+    ExternalPsk, TlsPskFailure, TlsPskHandshake, TlsPskHash, TlsPskProgress, TlsPskSecrets,
+};
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 /// In NVMe's format: spaces, and Base64 at the end.
@@ -20,13 +22,13 @@ const IDENTITY: &str = "NVMe1R01 nqn.2014-08.org.nvmexpress:uuid:f81d4fae nqn.20
 const LINE: &[u8] = b"a line of a hundred\n";
 const REPLY: &[u8] = b"and one back\n";
 
-fn secret(hash: Hash) -> Vec<u8> {
-    let len = if hash == Hash::Sha256 { 32 } else { 48 };
+fn secret(hash: TlsPskHash) -> Vec<u8> {
+    let len = if hash == TlsPskHash::Sha256 { 32 } else { 48 };
     (1..=len).collect()
 }
 
-fn key(identity: &str, hash: Hash) -> Key {
-    Key { identity: identity.into(), secret: secret(hash).into(), hash }
+fn key(identity: &str, hash: TlsPskHash) -> ExternalPsk {
+    ExternalPsk { identity: identity.into(), secret: secret(hash).into(), hash }
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -34,14 +36,14 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// Another program at the other end of a connection.
-struct Program {
+struct ForeignProgram {
     child: Child,
     stdin: Option<ChildStdin>,
     stdout: BufReader<ChildStdout>,
     name: String,
 }
 
-impl Program {
+impl ForeignProgram {
     fn start(command: &mut Command) -> Self {
         let pipes = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = match pipes.spawn() {
@@ -86,7 +88,7 @@ impl Program {
     }
 }
 
-impl Drop for Program {
+impl Drop for ForeignProgram {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -94,13 +96,13 @@ impl Drop for Program {
 }
 
 /// Our end of a connection.
-struct Us {
+struct PskPeer {
     stream: TcpStream,
     /// Bytes received and not used yet.
     rest: Vec<u8>,
 }
 
-impl Us {
+impl PskPeer {
     fn new(stream: TcpStream) -> Self {
         // Only a limit for a test that fails.
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -121,25 +123,28 @@ impl Us {
         }
     }
 
-    fn shake(&mut self, mut handshake: Handshake) -> Result<Agreed, Why> {
+    fn run_handshake(
+        &mut self,
+        mut handshake: TlsPskHandshake,
+    ) -> Result<TlsPskSecrets, TlsPskFailure> {
         loop {
             let mut out = Vec::new();
             let progress = handshake.advance(&self.rest, &mut out);
             self.stream.write_all(&out).unwrap();
             match progress {
-                Progress::More { used: 0 } if out.is_empty() => self.read(),
-                Progress::More { used } => drop(self.rest.drain(..used)),
-                Progress::Done { used, agreed } => {
+                TlsPskProgress::More { used: 0 } if out.is_empty() => self.read(),
+                TlsPskProgress::More { used } => drop(self.rest.drain(..used)),
+                TlsPskProgress::Done { used, secrets: agreed } => {
                     self.rest.drain(..used);
                     return Ok(*agreed);
                 }
-                Progress::Failed { why, .. } => return Err(why),
+                TlsPskProgress::Failed { reason: why, .. } => return Err(why),
             }
         }
     }
 
     /// Reads one record; returns its inner content type and its text.
-    fn open(&mut self, half: &mut Half) -> (u8, Vec<u8>) {
+    fn read_record(&mut self, half: &mut TrafficKeys) -> (u8, Vec<u8>) {
         let whole = |rest: &[u8]| {
             let header: [u8; 5] = *rest.first_chunk()?;
             let len = usize::from(u16::from_be_bytes([header[3], header[4]]));
@@ -162,7 +167,7 @@ impl Us {
     }
 
     /// Sends a line of application data.
-    fn seal(&mut self, half: &mut Half, line: &[u8]) {
+    fn write_record(&mut self, half: &mut TrafficKeys, line: &[u8]) {
         let mut text = [line, &[23]].concat();
         let len = u16::try_from(text.len() + 16).unwrap().to_be_bytes();
         let header = [23, 3, 3, len[0], len[1]];
@@ -173,13 +178,13 @@ impl Us {
 }
 
 /// Keys of one direction (RFC 8446 section 7.3).
-struct Half {
+struct TrafficKeys {
     aead: Box<dyn Aead>,
     iv: [u8; 12],
     number: u64,
 }
 
-impl Half {
+impl TrafficKeys {
     fn new(suite: Suite, secret: &[u8]) -> Self {
         let rustls = match suite {
             Suite::Aes128Gcm => cipher_suite::TLS13_AES_128_GCM_SHA256,
@@ -208,12 +213,12 @@ impl Half {
 }
 
 /// Reads [`LINE`] from the peer, after any session tickets, and sends [`REPLY`].
-fn exchange(us: &mut Us, agreed: &Agreed, program: &mut Program) {
-    let mut tx = Half::new(agreed.suite, &agreed.tx_secret);
-    let mut rx = Half::new(agreed.suite, &agreed.rx_secret);
+fn exchange(us: &mut PskPeer, agreed: &TlsPskSecrets, program: &mut ForeignProgram) {
+    let mut tx = TrafficKeys::new(agreed.suite, &agreed.tx_secret);
+    let mut rx = TrafficKeys::new(agreed.suite, &agreed.rx_secret);
     program.say(LINE);
     let text = loop {
-        match us.open(&mut rx) {
+        match us.read_record(&mut rx) {
             // NewSessionTicket.
             (22, message) => assert_eq!(message[0], 4),
             (kind, text) => {
@@ -223,7 +228,7 @@ fn exchange(us: &mut Us, agreed: &Agreed, program: &mut Program) {
         }
     };
     assert_eq!(text, LINE);
-    us.seal(&mut tx, REPLY);
+    us.write_record(&mut tx, REPLY);
     program.wait_for(std::str::from_utf8(REPLY).unwrap().trim());
 }
 
@@ -232,7 +237,7 @@ fn exchange(us: &mut Us, agreed: &Agreed, program: &mut Program) {
 fn psk_session(files: &Files) -> PathBuf {
     // Format version, version 3.4, TLS_AES_256_GCM_SHA384, an empty session ID, the secret.
     let mut body = vec![2, 1, 1, 2, 2, 3, 4, 4, 2, 0x13, 2, 4, 0, 4, 48];
-    body.extend(secret(Hash::Sha384));
+    body.extend(secret(TlsPskHash::Sha384));
     let mut der = vec![0x30, u8::try_from(body.len()).unwrap()];
     der.extend(body);
     let text = base64(&der);
@@ -264,26 +269,26 @@ fn base64(bytes: &[u8]) -> String {
 }
 
 /// Runs `openssl s_client` towards us with more options.
-fn s_client(listener: &TcpListener, more: &[&str]) -> Program {
+fn s_client(listener: &TcpListener, more: &[&str]) -> ForeignProgram {
     let at = listener.local_addr().unwrap().to_string();
-    Program::start(Command::new("openssl").args(["s_client", "-connect", &at]).args(more))
+    ForeignProgram::start(Command::new("openssl").args(["s_client", "-connect", &at]).args(more))
 }
 
 /// Runs `openssl s_server` with more options, and connects to it.
-fn s_server(more: &[&str]) -> (Program, Us) {
+fn s_server(more: &[&str]) -> (ForeignProgram, PskPeer) {
     let options = ["s_server", "-accept", "127.0.0.1:0", "-nocert", "-tls1_3"];
-    let mut program = Program::start(Command::new("openssl").args(options).args(more));
+    let mut program = ForeignProgram::start(Command::new("openssl").args(options).args(more));
     let line = program.wait_for("ACCEPT");
     let port: u16 = line.trim().rsplit(':').next().unwrap().parse().unwrap();
-    (program, Us::new(TcpStream::connect(("127.0.0.1", port)).unwrap()))
+    (program, PskPeer::new(TcpStream::connect(("127.0.0.1", port)).unwrap()))
 }
 
-fn server(identity: &str, hash: Hash) -> Handshake {
-    Handshake::server(&[key("another", hash), key(identity, hash)]).unwrap()
+fn server(identity: &str, hash: TlsPskHash) -> TlsPskHandshake {
+    TlsPskHandshake::server(&[key("another", hash), key(identity, hash)]).unwrap()
 }
 
-fn client(identity: &str, hash: Hash) -> Handshake {
-    Handshake::client(&[key(identity, hash)]).unwrap()
+fn client(identity: &str, hash: TlsPskHash) -> TlsPskHandshake {
+    TlsPskHandshake::client(&[key(identity, hash)]).unwrap()
 }
 
 fn listener() -> TcpListener {
@@ -292,27 +297,27 @@ fn listener() -> TcpListener {
 
 #[test]
 fn openssl_as_the_client() {
-    let psk = hex(&secret(Hash::Sha256));
+    let psk = hex(&secret(TlsPskHash::Sha256));
     let files = Files::new(TMP);
     let session = psk_session(&files);
-    let cases: [(Hash, Suite, &[&str]); 4] = [
-        (Hash::Sha256, Suite::Aes128Gcm, &["-psk", &psk]),
+    let cases: [(TlsPskHash, Suite, &[&str]); 4] = [
+        (TlsPskHash::Sha256, Suite::Aes128Gcm, &["-psk", &psk]),
         (
-            Hash::Sha256,
+            TlsPskHash::Sha256,
             Suite::ChaCha20Poly1305,
             &["-psk", &psk, "-ciphersuites", "TLS_CHACHA20_POLY1305_SHA256"],
         ),
         // Its key share is of a group that we do not support: HelloRetryRequest (RFC 8446 section
         // 4.1.4).
-        (Hash::Sha256, Suite::Aes128Gcm, &["-psk", &psk, "-groups", "ffdhe2048:P-256"]),
-        (Hash::Sha384, Suite::Aes256Gcm, &["-psk_session", session.to_str().unwrap()]),
+        (TlsPskHash::Sha256, Suite::Aes128Gcm, &["-psk", &psk, "-groups", "ffdhe2048:P-256"]),
+        (TlsPskHash::Sha384, Suite::Aes256Gcm, &["-psk_session", session.to_str().unwrap()]),
     ];
     for (hash, suite, options) in cases {
         let listener = listener();
         let more = [&["-tls1_3", "-psk_identity", IDENTITY][..], options].concat();
         let mut program = s_client(&listener, &more);
-        let mut us = Us::accept(&listener);
-        let agreed = us.shake(server(IDENTITY, hash)).unwrap();
+        let mut us = PskPeer::accept(&listener);
+        let agreed = us.run_handshake(server(IDENTITY, hash)).unwrap();
         assert_eq!((agreed.suite, &agreed.identity[..]), (suite, IDENTITY.as_bytes()));
         exchange(&mut us, &agreed, &mut program);
     }
@@ -320,32 +325,32 @@ fn openssl_as_the_client() {
 
 #[test]
 fn openssl_as_the_server() {
-    let psk = hex(&secret(Hash::Sha256));
+    let psk = hex(&secret(TlsPskHash::Sha256));
     let files = Files::new(TMP);
     let session = psk_session(&files);
-    let cases: [(Hash, Suite, &[&str]); 4] = [
+    let cases: [(TlsPskHash, Suite, &[&str]); 4] = [
         (
-            Hash::Sha256,
+            TlsPskHash::Sha256,
             Suite::Aes128Gcm,
             &["-psk", &psk, "-ciphersuites", "TLS_AES_128_GCM_SHA256"],
         ),
         (
-            Hash::Sha256,
+            TlsPskHash::Sha256,
             Suite::ChaCha20Poly1305,
             &["-psk", &psk, "-ciphersuites", "TLS_CHACHA20_POLY1305_SHA256"],
         ),
         // The server requests another key share than our first one.
         (
-            Hash::Sha256,
+            TlsPskHash::Sha256,
             Suite::Aes128Gcm,
             &["-psk", &psk, "-groups", "P-384", "-ciphersuites", "TLS_AES_128_GCM_SHA256"],
         ),
-        (Hash::Sha384, Suite::Aes256Gcm, &["-psk_session", session.to_str().unwrap()]),
+        (TlsPskHash::Sha384, Suite::Aes256Gcm, &["-psk_session", session.to_str().unwrap()]),
     ];
     for (hash, suite, options) in cases {
         let more = [&["-psk_identity", IDENTITY][..], options].concat();
         let (mut program, mut us) = s_server(&more);
-        let agreed = us.shake(client(IDENTITY, hash));
+        let agreed = us.run_handshake(client(IDENTITY, hash));
         let agreed = agreed.unwrap_or_else(|why| panic!("{why}: {options:?}"));
         assert_eq!((agreed.suite, &agreed.identity[..]), (suite, IDENTITY.as_bytes()));
         exchange(&mut us, &agreed, &mut program);
@@ -353,25 +358,29 @@ fn openssl_as_the_server() {
 }
 
 #[test]
-fn clients_of_openssl_that_are_turned_away() {
-    let psk = hex(&secret(Hash::Sha256));
-    let wrong = hex(&secret(Hash::Sha384)[1..33]);
+fn openssl_clients_are_refused() {
+    let psk = hex(&secret(TlsPskHash::Sha256));
+    let wrong = hex(&secret(TlsPskHash::Sha384)[1..33]);
     let named = ["-tls1_3", "-psk_identity", IDENTITY, "-psk"];
-    let cases: [(&[&str], Why, &str); 4] = [
-        (&[&named[..], &[&wrong]].concat(), Why::Secret, "alert decrypt error"),
+    let cases: [(&[&str], TlsPskFailure, &str); 4] = [
+        (&[&named[..], &[&wrong]].concat(), TlsPskFailure::SecretMismatch, "alert decrypt error"),
         (
             &["-tls1_3", "-psk_identity", "NVMe0R01 a b", "-psk", &psk],
-            Why::NoKey,
+            TlsPskFailure::NoKey,
             "alert handshake failure",
         ),
-        (&["-tls1_3"], Why::NoKey, "alert handshake failure"),
-        (&["-tls1_2"], Why::Version, "alert protocol version"),
+        (&["-tls1_3"], TlsPskFailure::NoKey, "alert handshake failure"),
+        (&["-tls1_2"], TlsPskFailure::Version, "alert protocol version"),
     ];
     for (options, why, alert) in cases {
         let listener = listener();
         let mut program = s_client(&listener, options);
-        let mut us = Us::accept(&listener);
-        assert_eq!(us.shake(server(IDENTITY, Hash::Sha256)).unwrap_err(), why, "{options:?}");
+        let mut us = PskPeer::accept(&listener);
+        assert_eq!(
+            us.run_handshake(server(IDENTITY, TlsPskHash::Sha256)).unwrap_err(),
+            why,
+            "{options:?}"
+        );
         drop(us);
         let errors = program.errors();
         assert!(errors.contains(alert), "{options:?}: {errors}");
@@ -379,14 +388,14 @@ fn clients_of_openssl_that_are_turned_away() {
 }
 
 #[test]
-fn servers_of_openssl_that_turn_us_away() {
-    let psk = hex(&secret(Hash::Sha256));
-    let wrong = hex(&secret(Hash::Sha384)[1..33]);
+fn openssl_servers_refuse_us() {
+    let psk = hex(&secret(TlsPskHash::Sha256));
+    let wrong = hex(&secret(TlsPskHash::Sha384)[1..33]);
     // RFC 8446 section 6.2: illegal_parameter and handshake_failure.
     for (identity, psk, alert) in [(IDENTITY, &wrong, 47), ("NVMe0R01 a b", &psk, 40)] {
         let (_program, mut us) = s_server(&["-psk_identity", identity, "-psk", psk]);
-        let why = us.shake(client(IDENTITY, Hash::Sha256)).unwrap_err();
-        assert_eq!(why, Why::Alert(alert), "{identity}");
+        let why = us.run_handshake(client(IDENTITY, TlsPskHash::Sha256)).unwrap_err();
+        assert_eq!(why, TlsPskFailure::Alert(alert), "{identity}");
     }
 }
 
@@ -395,18 +404,20 @@ const GNUTLS: &str = "NORMAL:-VERS-ALL:+VERS-TLS1.3:-KX-ALL:+ECDHE-PSK";
 
 #[test]
 fn gnutls_as_the_client() {
-    let cases =
-        [(secret(Hash::Sha256), Ok(())), (secret(Hash::Sha384)[1..33].to_vec(), Err(Why::Secret))];
+    let cases = [
+        (secret(TlsPskHash::Sha256), Ok(())),
+        (secret(TlsPskHash::Sha384)[1..33].to_vec(), Err(TlsPskFailure::SecretMismatch)),
+    ];
     for (psk, result) in cases {
         let listener = listener();
         let port = listener.local_addr().unwrap().port().to_string();
-        let mut program = Program::start(
+        let mut program = ForeignProgram::start(
             Command::new("gnutls-cli")
                 .args(["--port", &port, "--priority", GNUTLS, "--pskusername", IDENTITY])
                 .args(["--pskkey", &hex(&psk), "127.0.0.1"]),
         );
-        let mut us = Us::accept(&listener);
-        let agreed = us.shake(server(IDENTITY, Hash::Sha256));
+        let mut us = PskPeer::accept(&listener);
+        let agreed = us.run_handshake(server(IDENTITY, TlsPskHash::Sha256));
         assert_eq!(agreed.as_ref().map(|_| ()).map_err(|&why| why), result);
         match agreed {
             Ok(agreed) => {
@@ -426,31 +437,31 @@ fn gnutls_as_the_client() {
 fn gnutls_as_the_server() {
     let files = Files::new(TMP);
     // A name that contains a colon is written in hexadecimal digits.
-    let (identity, psk) = (hex(IDENTITY.as_bytes()), hex(&secret(Hash::Sha256)));
+    let (identity, psk) = (hex(IDENTITY.as_bytes()), hex(&secret(TlsPskHash::Sha256)));
     files.write("keys", format!("#{identity}:{psk}\n"));
     // gnutls-serv does not accept port zero.
     let port = listener().local_addr().unwrap().port();
-    let mut program = Program::start(
+    let mut program = ForeignProgram::start(
         Command::new("sh")
             .args(["-c", "exec gnutls-serv \"$@\" 2>&1", "sh", "--echo", "--port"])
             .args([&port.to_string(), "--priority", GNUTLS, "--pskpasswd"])
             .arg(files.path().join("keys")),
     );
     program.wait_for("IPv4");
-    let connect = || Us::new(TcpStream::connect(("127.0.0.1", port)).unwrap());
+    let connect = || PskPeer::new(TcpStream::connect(("127.0.0.1", port)).unwrap());
     let mut us = connect();
-    let agreed = us.shake(client(IDENTITY, Hash::Sha256)).unwrap();
+    let agreed = us.run_handshake(client(IDENTITY, TlsPskHash::Sha256)).unwrap();
     assert_eq!(agreed.suite, Suite::Aes128Gcm);
-    let mut tx = Half::new(agreed.suite, &agreed.tx_secret);
-    let mut rx = Half::new(agreed.suite, &agreed.rx_secret);
-    us.seal(&mut tx, LINE);
+    let mut tx = TrafficKeys::new(agreed.suite, &agreed.tx_secret);
+    let mut rx = TrafficKeys::new(agreed.suite, &agreed.rx_secret);
+    us.write_record(&mut tx, LINE);
     let text = loop {
-        match us.open(&mut rx) {
+        match us.read_record(&mut rx) {
             (22, message) => assert_eq!(message[0], 4),
             (kind, text) => break (kind, text),
         }
     };
     assert_eq!(text, (23, LINE.to_vec()));
-    let why = connect().shake(client("NVMe0R01 a b", Hash::Sha256)).unwrap_err();
-    assert!(matches!(why, Why::Alert(_)), "{why:?}");
+    let why = connect().run_handshake(client("NVMe0R01 a b", TlsPskHash::Sha256)).unwrap_err();
+    assert!(matches!(why, TlsPskFailure::Alert(_)), "{why:?}");
 }

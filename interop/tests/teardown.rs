@@ -1,7 +1,7 @@
 //! Connections that the server closes while the client still sends: no reset cuts the response off
 //! (RFC 9112 section 9.6), whether the device or the host tears them down.
 
-use interop::{Counters, Files, Server, run, said};
+use interop::{Counters, Files, TestServer, output_text, run};
 use std::io::{Read as _, Write as _};
 use std::ops::RangeInclusive;
 use std::process::Stdio;
@@ -15,25 +15,25 @@ const BYTES: [usize; 2] = [10_000, 300_000];
 const OFFLOADS: [(&str, bool); 2] = [("all", true), ("none", false)];
 
 /// A server with `/a.bin`, and the earlier values of its counters and the kernel's.
-struct Watched {
-    server: Server,
+struct TeardownFixture {
+    server: TestServer,
     before: Counters,
     resets: u64,
     _files: Files,
 }
 
-impl Watched {
+impl TeardownFixture {
     fn start(options: &[&str], bytes: usize) -> Self {
         let files = Files::new(TMP);
         files.fill("a.bin", bytes as u64);
-        let server = Server::start(files.path(), options);
+        let server = TestServer::start(files.path(), options);
         let (before, resets) = (server.stat(), kernel_resets(&server));
         Self { server, before, resets, _files: files }
     }
 
     /// Asserts that no reset was sent or received, and how many connections the device tore down.
     #[track_caller]
-    fn expect_ends(&self, torn_down: RangeInclusive<u64>) {
+    fn expect_clean_ends(&self, torn_down: RangeInclusive<u64>) {
         assert_eq!(kernel_resets(&self.server), self.resets, "the client's kernel got a reset");
         let mut after = self.server.stat();
         // The device reports ended connections in sums, up to 10 ms later.
@@ -58,8 +58,8 @@ impl Watched {
 }
 
 /// Returns the number of connections in the client's kernel that a reset ended.
-fn kernel_resets(server: &Server) -> u64 {
-    let text = said(&run(server.command("nstat").args(["-asz", "TcpEstabResets"])));
+fn kernel_resets(server: &TestServer) -> u64 {
+    let text = output_text(&run(server.command("nstat").args(["-asz", "TcpEstabResets"])));
     let line = text.lines().find(|line| line.starts_with("TcpEstabResets"));
     let value = line.and_then(|line| line.split_whitespace().nth(1));
     value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("nstat said {text}"))
@@ -73,7 +73,7 @@ fn late_data_of_any_length() {
             let mut options = vec!["--offload", offload];
             options.extend(option);
             for bytes in BYTES {
-                let watched = Watched::start(&options, bytes);
+                let watched = TeardownFixture::start(&options, bytes);
                 let mut runs = 0;
                 for version in ["1.0", "1.1"] {
                     for late in ["2", "100", "5000", "200000"] {
@@ -81,14 +81,14 @@ fn late_data_of_any_length() {
                         client.args([CLIENT, "10.77.0.2", port, kind, version, late]);
                         let output = run(client.arg(bytes.to_string()));
                         let what = format!("{offload} {kind} {version} {late} {bytes}");
-                        assert!(output.status.success(), "{what}: {}", said(&output));
+                        assert!(output.status.success(), "{what}: {}", output_text(&output));
                         runs += 1;
                     }
                 }
                 // If the client's FIN arrives with its acknowledgment of ours, no work is left to
                 // hand over.
                 let (least, most) = if tears_down { (runs / 2, runs) } else { (0, 0) };
-                watched.expect_ends(least..=most);
+                watched.expect_clean_ends(least..=most);
             }
         }
     }
@@ -99,7 +99,7 @@ fn late_data_of_any_length() {
 #[test]
 fn a_late_key_update() {
     for (offload, tears_down) in OFFLOADS {
-        let watched = Watched::start(&["--tls", "--offload", offload], BYTES[0]);
+        let watched = TeardownFixture::start(&["--tls", "--offload", offload], BYTES[0]);
         let mut child = watched
             .server
             .command("sh")
@@ -126,7 +126,7 @@ fn a_late_key_update() {
         let head = all.windows(4).rposition(|text| text == b"\r\n\r\n").unwrap() + 4;
         assert!(all.len() - head >= BYTES[0], "the response is cut off");
         let torn_down = u64::from(tears_down);
-        watched.expect_ends(torn_down..=torn_down);
+        watched.expect_clean_ends(torn_down..=torn_down);
     }
 }
 
@@ -134,16 +134,16 @@ fn a_late_key_update() {
 #[test]
 fn curl_closes() {
     for (offload, tears_down) in OFFLOADS {
-        let watched = Watched::start(&["--tls", "--offload", offload], BYTES[0]);
+        let watched = TeardownFixture::start(&["--tls", "--offload", offload], BYTES[0]);
         for version in ["--http1.0", "--http1.1"] {
             let mut curl = watched.server.command("curl");
             curl.args(["--silent", "--show-error", "--fail", "--insecure", "--no-alpn"]);
             curl.args(["--tlsv1.3", version]);
             curl.args(["--header", "Connection: close", "--output", "/dev/null"]);
             let output = run(curl.arg("https://10.77.0.2/a.bin"));
-            assert!(output.status.success(), "{version}: {}", said(&output));
+            assert!(output.status.success(), "{version}: {}", output_text(&output));
         }
         let torn_down = if tears_down { 2 } else { 0 };
-        watched.expect_ends(torn_down..=torn_down);
+        watched.expect_clean_ends(torn_down..=torn_down);
     }
 }

@@ -1,6 +1,6 @@
 //! HTTPS from the view of curl, OpenSSL, a browser and Wireshark.
 
-use interop::{Files, Server, run, said, sha256};
+use interop::{Files, TestServer, output_text, run, sha256};
 use std::io::{Read as _, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -18,7 +18,7 @@ const OFFERS: [&[&str]; 6] = [
 ];
 
 /// Fetches `/a.bin`, and returns the SHA-256 of the content.
-fn fetch(server: &Server, offer: &[&str]) -> String {
+fn fetch(server: &TestServer, offer: &[&str]) -> String {
     let folder = Files::new(TMP);
     let to = folder.path().join("got");
     let output = run(server
@@ -37,7 +37,7 @@ fn every_suite_of_both_versions() {
     let files = Files::new(TMP);
     let want = sha256(&files.fill("a.bin", 10_000_000));
     for offload in ["all", "none", "tls-rx"] {
-        let server = Server::start(files.path(), &["--tls", "--offload", offload]);
+        let server = TestServer::start(files.path(), &["--tls", "--offload", offload]);
         let before = server.stat();
         for offer in OFFERS {
             assert_eq!(fetch(&server, offer), want, "{offer:?}");
@@ -63,16 +63,16 @@ fn every_suite_of_both_versions() {
 
 /// On an established connection the device decrypts the requests, each of which is one record.
 #[test]
-fn requests_are_opened_by_the_device() {
+fn device_decrypts_requests() {
     let files = Files::new(TMP);
     files.write("a.txt", "what was asked for\n");
-    let server = Server::start(files.path(), &["--tls"]);
+    let server = TestServer::start(files.path(), &["--tls"]);
     for offer in OFFERS {
         let before = server.stat();
         let mut curl = server.command("curl");
         curl.args(["--silent", "--insecure", "--max-time", "60"]).args(offer);
         curl.args(["https://10.77.0.2/a.txt"; 20]);
-        let said = said(&run(&mut curl));
+        let said = output_text(&run(&mut curl));
         assert_eq!(said, "what was asked for\n".repeat(20), "{offer:?}");
         let after = server.stat();
         let moved = |name| after.moved(&before, name);
@@ -91,7 +91,7 @@ fn with_impairments() {
     let faults = ["--drop", "0.02", "--reorder", "0.02", "--dup", "0.01", "--corrupt", "0.005"];
     for offload in ["all", "none"] {
         let options = [&["--tls", "--offload", offload][..], &faults].concat();
-        let server = Server::start(files.path(), &options);
+        let server = TestServer::start(files.path(), &options);
         for offer in OFFERS {
             assert_eq!(fetch(&server, offer), want, "{offer:?}");
         }
@@ -112,7 +112,7 @@ fn with_impairments() {
 fn openssl_changes_keys_and_resumes() {
     let files = Files::new(TMP);
     files.write("a.txt", "what was asked for\n");
-    let server = Server::start(files.path(), &["--tls"]);
+    let server = TestServer::start(files.path(), &["--tls"]);
     let mut child = server
         .command("sh")
         .args(["-c", "exec openssl s_client -connect 10.77.0.2:443 -tls1_3 2>&1"])
@@ -143,7 +143,7 @@ fn openssl_changes_keys_and_resumes() {
     for version in ["-tls1_3", "-tls1_2"] {
         let mut command = server.command("openssl");
         command.args(["s_client", "-connect", "10.77.0.2:443", version, "-reconnect"]);
-        let said = interop::said(&run(&mut command));
+        let said = output_text(&run(&mut command));
         let reused = said.matches("Reused, TLSv1").count();
         assert!(version == "-tls1_3" || reused == 5, "{reused} of 5: {said}");
     }
@@ -152,7 +152,7 @@ fn openssl_changes_keys_and_resumes() {
 /// Several certificates: each for its name, the first one for other names, and all reloaded on
 /// SIGHUP.
 #[test]
-fn certificates_by_name_and_again() {
+fn certificates_by_name_and_reload() {
     let files = Files::new(TMP);
     files.write("a.txt", "hello\n");
     let keys = Files::new(TMP);
@@ -161,12 +161,12 @@ fn certificates_by_name_and_again() {
     for (cert, key) in &pairs {
         options.extend(["--tls-cert", cert, "--tls-key", key]);
     }
-    let server = Server::start(files.path(), &options);
-    let get = |server: &Server, host: &str, trust: &str| {
+    let server = TestServer::start(files.path(), &options);
+    let get = |server: &TestServer, host: &str, trust: &str| {
         let mut command = server.command("curl");
         command.args(["--silent", "--show-error", "--cacert", trust, "--resolve"]);
         command.args([&format!("{host}:443:10.77.0.2"), &format!("https://{host}/a.txt")]);
-        said(&run(&mut command))
+        output_text(&run(&mut command))
     };
     assert_eq!(get(&server, "one.example", &pairs[0].0), "hello\n");
     assert_eq!(get(&server, "two.example", &pairs[1].0), "hello\n");
@@ -211,9 +211,9 @@ fn make(folder: &Path, name: &str) -> (String, String) {
 }
 
 #[test]
-fn wrong_certificates_say_so() {
+fn invalid_certificates_are_reported() {
     let files = Files::new(TMP);
-    let server = Server::start(files.path(), &["--tls"]);
+    let server = TestServer::start(files.path(), &["--tls"]);
     let keys = Files::new(TMP);
     let ((one, one_key), (_, two_key)) = (make(keys.path(), "one"), make(keys.path(), "two"));
     let folder = files.path().to_string_lossy().into_owned();
@@ -233,8 +233,8 @@ fn wrong_certificates_say_so() {
         let control = keys.path().join("control").to_string_lossy().into_owned();
         let args = [&["serve", &folder, "--control", &control, "--tls"][..], &options].concat();
         let output = server.outboard(&args);
-        assert_eq!(output.status.code(), Some(code), "{options:?}: {}", said(&output));
-        assert!(said(&output).contains(what), "{options:?}: {}", said(&output));
+        assert_eq!(output.status.code(), Some(code), "{options:?}: {}", output_text(&output));
+        assert!(output_text(&output).contains(what), "{options:?}: {}", output_text(&output));
     }
 }
 
@@ -242,7 +242,7 @@ fn wrong_certificates_say_so() {
 fn browser_over_https() {
     let files = Files::new(TMP);
     files.write("index.html", "<body><script>document.body.id = 'ran-' + 6 * 7</script></body>");
-    let server = Server::start(files.path(), &["--tls"]);
+    let server = TestServer::start(files.path(), &["--tls"]);
     let profile = Files::new(TMP);
     let output = server
         .command("timeout")
@@ -253,14 +253,14 @@ fn browser_over_https() {
         .arg("https://10.77.0.2/")
         .output()
         .expect("chromium: `make setup` installs it");
-    assert!(said(&output).contains("ran-42"), "{}", said(&output));
+    assert!(output_text(&output).contains("ran-42"), "{}", output_text(&output));
     assert!(server.stat().get("tls_handshakes") > 0);
 }
 
 /// A capture of the link holds no plaintext, and Wireshark decrypts it with the keys in
 /// `SSLKEYLOGFILE`.
 #[test]
-fn wireshark_opens_the_capture_with_the_key_log() {
+fn wireshark_decrypts_https_capture() {
     for offer in [OFFERS[0], OFFERS[3]] {
         let files = Files::new(TMP);
         let want = sha256(&files.fill("a.bin", 100_000));
@@ -268,7 +268,7 @@ fn wireshark_opens_the_capture_with_the_key_log() {
         let (capture, log) = (folder.path().join("wire.pcapng"), folder.path().join("keys"));
         let pcap = capture.to_string_lossy().into_owned();
         let env = [("SSLKEYLOGFILE", log.as_path())];
-        let server = Server::start_with(files.path(), &["--tls", "--pcap", &pcap], &env);
+        let server = TestServer::start_with(files.path(), &["--tls", "--pcap", &pcap], &env);
         assert_eq!(fetch(&server, offer), want);
         let ended = server.stop();
         assert!(ended.status.success(), "{ended:?}");

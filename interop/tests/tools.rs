@@ -1,6 +1,6 @@
 //! Other programs that people use: a browser on a page, and Wireshark on a capture.
 
-use interop::{Files, Server, Url};
+use interop::{Files, TestServer, Url};
 use std::process::Command;
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
@@ -24,7 +24,7 @@ fn browser_shows_a_page_with_its_parts() {
     files.write("look.css", CSS);
     files.write("red.svg", SVG);
     files.write("check.js", JS);
-    let server = Server::start(files.path(), &[]);
+    let server = TestServer::start(files.path(), &[]);
     let profile = Files::new(TMP);
     let output = server
         .command("timeout")
@@ -49,7 +49,7 @@ fn capture_is_what_wireshark_expects() {
     files.fill("a.bin", 300_000);
     let folder = Files::new(TMP);
     let capture = folder.path().join("wire.pcapng");
-    let server = Server::start(files.path(), &["--pcap", &capture.to_string_lossy()]);
+    let server = TestServer::start(files.path(), &["--pcap", &capture.to_string_lossy()]);
     assert_eq!(server.get("/a.bin", &[]).body.len(), 300_000);
     // The capture is complete once the server has ended.
     let ended = server.stop();

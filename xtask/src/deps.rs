@@ -4,12 +4,12 @@
 //! Called by `ci`. Reads `[dependencies]` for every target; dependencies of tests are not
 //! restricted, and neither are indirect ones (see `noos` for these).
 
-use crate::report::Report;
+use crate::report::CheckReport;
 use crate::tree;
 
 /// Dependencies that a crate may have.
 #[derive(Clone, Copy, Debug)]
-enum May {
+enum AllowedDeps {
     /// Only these.
     Only(&'static [&'static str]),
     /// Any except these.
@@ -18,16 +18,16 @@ enum May {
 
 struct Rule {
     krate: &'static str,
-    may: May,
+    may: AllowedDeps,
     why: &'static str,
 }
 
 const fn only(krate: &'static str, names: &'static [&'static str], why: &'static str) -> Rule {
-    Rule { krate, may: May::Only(names), why }
+    Rule { krate, may: AllowedDeps::Only(names), why }
 }
 
 const fn all_but(krate: &'static str, names: &'static [&'static str], why: &'static str) -> Rule {
-    Rule { krate, may: May::AllBut(names), why }
+    Rule { krate, may: AllowedDeps::AllBut(names), why }
 }
 
 const RULES: &[Rule] = &[
@@ -131,18 +131,18 @@ const RULES: &[Rule] = &[
 ///
 /// # Errors
 /// Reports a tree that cannot be read.
-pub(crate) fn run() -> Result<Report, String> {
+pub(crate) fn run() -> Result<CheckReport, String> {
     let crates = tree::crates(&tree::files()?);
-    let mut report = Report::default();
+    let mut report = CheckReport::default();
     for name in &crates {
         let path = format!("crates/{name}/Cargo.toml");
         check(name, &path, &dependencies(&tree::read(&path)?), &mut report);
     }
-    report.looked_at = format!("{} crates", crates.len());
+    report.summary = format!("{} crates", crates.len());
     Ok(report)
 }
 
-fn check(name: &str, path: &str, dependencies: &[Dependency], report: &mut Report) {
+fn check(name: &str, path: &str, dependencies: &[Dependency], report: &mut CheckReport) {
     let Some(rule) = RULES.iter().find(|rule| rule.krate == name) else {
         report.error(path, 0, "no rule for this crate: add one to xtask/src/deps.rs, with why");
         return;
@@ -150,8 +150,8 @@ fn check(name: &str, path: &str, dependencies: &[Dependency], report: &mut Repor
     for dependency in dependencies {
         let known = dependency.package.as_str();
         let allowed = match rule.may {
-            May::Only(names) => names.contains(&known),
-            May::AllBut(names) => !names.contains(&known),
+            AllowedDeps::Only(names) => names.contains(&known),
+            AllowedDeps::AllBut(names) => !names.contains(&known),
         };
         if !allowed {
             let message = format!("{name} must not depend on {known}: {}", rule.why);
@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     fn errors(name: &str, manifest: &str) -> Vec<String> {
-        let mut report = Report::default();
+        let mut report = CheckReport::default();
         check(name, "Cargo.toml", &dependencies(manifest), &mut report);
         report.errors.iter().map(ToString::to_string).collect()
     }

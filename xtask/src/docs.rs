@@ -5,7 +5,7 @@
 //! path if it begins with a folder of the tree or has the extension of a source file. Commands,
 //! types and options are not checked.
 
-use crate::report::Report;
+use crate::report::CheckReport;
 use crate::tree;
 
 /// Documents that are checked; both must exist.
@@ -17,9 +17,9 @@ const ENDINGS: [&str; 6] = [".rs", ".md", ".toml", ".sh", ".txt", ".lock"];
 ///
 /// # Errors
 /// Reports a tree that cannot be read.
-pub(crate) fn run() -> Result<Report, String> {
+pub(crate) fn run() -> Result<CheckReport, String> {
     let files = tree::files()?;
-    let mut report = Report::default();
+    let mut report = CheckReport::default();
     let mut paths = 0;
     for document in DOCUMENTS {
         let Ok(text) = tree::read(document) else {
@@ -31,11 +31,11 @@ pub(crate) fn run() -> Result<Report, String> {
             check_crates(document, &text, &tree::crates(&files), &mut report);
         }
     }
-    report.looked_at = format!("{paths} paths");
+    report.summary = format!("{paths} paths");
     Ok(report)
 }
 
-fn check_paths(document: &str, text: &str, files: &[String], report: &mut Report) -> usize {
+fn check_paths(document: &str, text: &str, files: &[String], report: &mut CheckReport) -> usize {
     let paths: Vec<_> = names(text)
         .into_iter()
         .filter_map(|(line, name)| Some((line, path(&name, files)?)))
@@ -48,7 +48,7 @@ fn check_paths(document: &str, text: &str, files: &[String], report: &mut Report
     paths.len()
 }
 
-fn check_crates(document: &str, text: &str, crates: &[String], report: &mut Report) {
+fn check_crates(document: &str, text: &str, crates: &[String], report: &mut CheckReport) {
     for name in crates {
         let described = text.contains(&format!("crates/{name}"))
             || text.contains(&format!("`{name}`"))
@@ -116,13 +116,13 @@ mod tests {
     }
 
     fn missing(text: &str) -> Vec<String> {
-        let mut report = Report::default();
+        let mut report = CheckReport::default();
         check_paths("README.md", text, &files(), &mut report);
         report.errors.iter().map(ToString::to_string).collect()
     }
 
     #[test]
-    fn what_exists_passes() {
+    fn existing_paths_pass() {
         let text = "`crates/abi`, `crates/abi/`, `op.rs`, `abi/src/op.rs:12`, `./README.md`,\n\
                     [run](scripts/run.sh), [top](#top), [a](README.md#b)\n\
                     ```\n`crates/none`\n```\n";
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_path_is_left_alone() {
+    fn non_paths_are_ignored() {
         let text = "`make run`, `abi`, `Op`, `/etc/passwd`, `tap:ob0`, `crates/*/src`,\n\
                     `10.77.0.1/24`, `outboard serve examples/none`,\n\
                     [x](https://example.com/crates/none.rs)";
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_is_an_error() {
+    fn missing_paths_are_errors() {
         assert_eq!(missing("a\n`crates/none`"), ["README.md:2: `crates/none` does not exist"]);
         assert_eq!(missing("`p.rs`").len(), 1);
         assert_eq!(missing("[x](docs/a.md)").len(), 1);
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn every_crate_is_described() {
-        let mut report = Report::default();
+        let mut report = CheckReport::default();
         let crates = ["abi", "nic", "host", "io"].map(String::from);
         let text = "crates/abi and `nic`\n```\n  host/ the host\n```\nportfolio/";
         check_crates("ARCHITECTURE.md", text, &crates, &mut report);

@@ -47,7 +47,7 @@ fn main() -> ExitCode {
             })
         }
         ["mutants", args @ ..] => mutants::run(args),
-        [verb] => match ci::STEPS.iter().find(|step| step.name == *verb) {
+        [verb] => match ci::CHECKS.iter().find(|step| step.name == *verb) {
             Some(step) => ci::run_one(step),
             None => usage(),
         },

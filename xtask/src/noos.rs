@@ -7,7 +7,7 @@
 //! enable in libraries do not reach it; the versions are those of the main workspace. Building for
 //! a target without an OS would prove the same, but such a target must be downloaded first.
 
-use crate::report::Report;
+use crate::report::CheckReport;
 use crate::tree;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -34,14 +34,14 @@ const LINK: [&str; 8] = [
 ///
 /// # Errors
 /// Reports that cargo cannot be run, or that a file cannot be written.
-pub(crate) fn run() -> Result<Report, String> {
+pub(crate) fn run() -> Result<CheckReport, String> {
     let folder = tree::root().join(CRATE);
     let lock = |path: &Path| path.join("Cargo.lock");
     // The same versions as in the main workspace; cargo removes unused entries.
     std::fs::copy(lock(&tree::root()), lock(&folder))
         .map_err(|e| format!("cannot copy Cargo.lock to {CRATE}: {e}"))?;
 
-    let mut report = Report::default();
+    let mut report = CheckReport::default();
     let build = cargo(&folder).args(["rustc", "--quiet", "--"]).args(LINK).output();
     let build = build.map_err(|e| format!("cannot run cargo: {e}"))?;
     if !build.status.success() {
@@ -55,7 +55,7 @@ pub(crate) fn run() -> Result<Report, String> {
             report.error(CRATE, 0, format!("{package} came in, and with it the OS"));
         }
     }
-    report.looked_at = format!("{} packages linked", packages.len());
+    report.summary = format!("{} packages linked", packages.len());
     Ok(report)
 }
 

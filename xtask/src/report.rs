@@ -1,6 +1,6 @@
 //! Findings of a check: errors, which fail it, and warnings, which do not.
 //!
-//! Every check returns one [`Report`]; only `ci` prints.
+//! Every check returns one [`CheckReport`]; only `ci` prints.
 
 use std::fmt;
 
@@ -26,16 +26,16 @@ impl fmt::Display for Finding {
 
 /// Outcome of one check.
 #[derive(Debug, Default)]
-pub(crate) struct Report {
+pub(crate) struct CheckReport {
     /// Findings that fail the check.
     pub(crate) errors: Vec<Finding>,
     /// Findings that do not.
     pub(crate) warnings: Vec<Finding>,
     /// Amount checked, for the summary line.
-    pub(crate) looked_at: String,
+    pub(crate) summary: String,
 }
 
-impl Report {
+impl CheckReport {
     /// Adds an error.
     pub(crate) fn error(&mut self, path: &str, line: usize, message: impl Into<String>) {
         self.errors.push(Finding { path: path.to_owned(), line, message: message.into() });

@@ -50,7 +50,7 @@ pub(crate) fn test_lines(code: &str) -> Vec<bool> {
     for (at, _) in code.match_indices("cfg(") {
         let before = code[..at].trim_end();
         let inner = before.ends_with("#![");
-        if !inner && !before.ends_with("#[") || !is_test_predicate(parenthesised(&code[at + 3..])) {
+        if !inner && !before.ends_with("#[") || !is_test_predicate(parenthesized(&code[at + 3..])) {
             continue;
         }
         let (first, last) = if inner {
@@ -123,7 +123,7 @@ const fn is_word(c: char) -> bool {
 }
 
 /// Returns `(..)` at the start of `code`, with its parentheses.
-fn parenthesised(code: &str) -> &str {
+fn parenthesized(code: &str) -> &str {
     let mut depth = 0_usize;
     for (at, c) in code.char_indices() {
         match c {

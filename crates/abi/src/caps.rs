@@ -48,25 +48,25 @@ impl FileLimits {
     pub const EXTENTS_PER_TRANSMIT_MAX: usize = 8;
     /// Most file extents in one transmit, contiguous ones included: a batch of datagrams has one
     /// for each.
-    pub const EXTENTS_IN_ALL_MAX: usize = 64;
+    pub const EXTENTS_TOTAL_MAX: usize = 64;
 }
 
 /// Counts the file extents of one [`crate::Transmit`] against the limits of [`FileLimits`].
 #[derive(Clone, Debug, Default)]
 pub struct ExtentCount {
-    apart: usize,
-    all: usize,
+    separate: usize,
+    total: usize,
     end: Option<(FileId, u64)>,
 }
 
 impl ExtentCount {
     /// Counts `extent` and returns whether the transmit is still within both limits.
-    pub fn takes(&mut self, extent: &FileExtent) -> bool {
-        self.all += 1;
-        self.apart += usize::from(self.end != Some((extent.file, extent.offset)));
+    pub fn add(&mut self, extent: &FileExtent) -> bool {
+        self.total += 1;
+        self.separate += usize::from(self.end != Some((extent.file, extent.offset)));
         self.end = Some((extent.file, extent.offset.saturating_add(extent.len.into())));
-        self.apart <= FileLimits::EXTENTS_PER_TRANSMIT_MAX
-            && self.all <= FileLimits::EXTENTS_IN_ALL_MAX
+        self.separate <= FileLimits::EXTENTS_PER_TRANSMIT_MAX
+            && self.total <= FileLimits::EXTENTS_TOTAL_MAX
     }
 }
 
@@ -128,24 +128,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn extents_that_go_on_count_once() {
+    fn contiguous_extents_count_once() {
         let extent = |file, offset| FileExtent { file: FileId(file), offset, len: 100 };
         let mut count = ExtentCount::default();
-        for n in 0..FileLimits::EXTENTS_IN_ALL_MAX as u64 {
-            assert!(count.takes(&extent(1, n * 100)));
+        for n in 0..FileLimits::EXTENTS_TOTAL_MAX as u64 {
+            assert!(count.add(&extent(1, n * 100)));
         }
-        assert!(!count.takes(&extent(1, 6400)), "one too many in all");
+        assert!(!count.add(&extent(1, 6400)), "one too many in all");
         let mut count = ExtentCount::default();
         for n in 0..FileLimits::EXTENTS_PER_TRANSMIT_MAX as u64 {
-            assert!(count.takes(&extent(1, n * 101)));
+            assert!(count.add(&extent(1, n * 101)));
         }
-        assert!(count.takes(&extent(1, 7 * 101 + 100)), "it goes on");
-        assert!(!count.takes(&extent(2, 7 * 101 + 200)), "in another file it does not");
+        assert!(count.add(&extent(1, 7 * 101 + 100)), "it goes on");
+        assert!(!count.add(&extent(2, 7 * 101 + 200)), "in another file it does not");
         let mut count = ExtentCount::default();
-        assert!(
-            count.takes(&extent(1, u64::MAX)),
-            "whether there are such bytes is not asked here"
-        );
-        assert!(count.takes(&extent(1, u64::MAX)));
+        assert!(count.add(&extent(1, u64::MAX)), "whether there are such bytes is not asked here");
+        assert!(count.add(&extent(1, u64::MAX)));
     }
 }

@@ -22,14 +22,14 @@ pub enum CountRequest {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowCounts {
     /// Frames received.
-    pub received: Traffic,
+    pub received: FlowTraffic,
     /// Frames sent.
-    pub sent: Traffic,
+    pub sent: FlowTraffic,
 }
 
 /// Counts of a flow in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
+pub struct FlowTraffic {
     /// Frames.
     pub frames: u64,
     /// Bytes of the frames, headers included.

@@ -8,7 +8,7 @@
 //!
 //! A whole text is sealed or opened in one call. If only ranges of it are at hand (packets of a TLS
 //! record, in the order of arrival), each range is encrypted or decrypted on its own and added to a
-//! [`Sum`] of constant size, from which the tag is computed in the end. This works because all
+//! [`AuthSum`] of constant size, from which the tag is computed in the end. This works because all
 //! suites use counter mode, and because both authenticators, GHASH (NIST SP 800-38D section 6.4)
 //! and Poly1305 (RFC 8439 section 2.5), are polynomials of the text: the sums of separate ranges
 //! add up.
@@ -81,9 +81,9 @@ pub trait HeaderProtection: Send + Sync {
 /// The default covers no range. The words have a meaning only to the provider of the key, for one
 /// key and one nonce. They may contain a secret of that text, so treat them like keys.
 #[derive(Clone, Copy, Default)]
-pub struct Sum([u64; Self::WORDS]);
+pub struct AuthSum([u64; Self::WORDS]);
 
-impl Sum {
+impl AuthSum {
     /// Size in words.
     pub const WORDS: usize = 8;
 
@@ -100,7 +100,7 @@ impl Sum {
     }
 }
 
-impl fmt::Debug for Sum {
+impl fmt::Debug for AuthSum {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Sum(..)")
     }
@@ -137,13 +137,19 @@ pub trait Aead: Send + Sync {
 
     /// Encrypts or decrypts the range of a text at `offset` without authentication: XORs it with
     /// the keystream. Applying it twice restores the range.
-    fn apply(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]);
+    fn apply_keystream(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]);
 
     /// Adds the encrypted range of a text at `offset` to `sum`.
-    fn absorb(&self, nonce: &[u8; NONCE_BYTES], sum: &mut Sum, offset: u64, sealed: &[u8]);
+    fn absorb_ciphertext(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        sum: &mut AuthSum,
+        offset: u64,
+        sealed: &[u8],
+    );
 
     /// Adds `other`, a sum over other ranges of the same text, to `sum`.
-    fn merge(&self, sum: &mut Sum, other: &Sum);
+    fn merge(&self, sum: &mut AuthSum, other: &AuthSum);
 
     /// Returns the tag of a text of `text_len` bytes from a `sum` that covers all of them.
     ///
@@ -154,19 +160,31 @@ pub trait Aead: Send + Sync {
         nonce: &[u8; NONCE_BYTES],
         aad: &[u8],
         text_len: u64,
-        sum: &Sum,
+        sum: &AuthSum,
     ) -> [u8; TAG_BYTES];
 
-    /// Encrypts a range in place and adds it to `sum`: [`Aead::apply`], then [`Aead::absorb`].
-    fn seal_range(&self, nonce: &[u8; NONCE_BYTES], sum: &mut Sum, offset: u64, range: &mut [u8]) {
-        self.apply(nonce, offset, range);
-        self.absorb(nonce, sum, offset, range);
+    /// Encrypts a range in place and adds it to `sum`: [`Aead::apply_keystream`], then [`Aead::absorb_ciphertext`].
+    fn seal_range(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        sum: &mut AuthSum,
+        offset: u64,
+        range: &mut [u8],
+    ) {
+        self.apply_keystream(nonce, offset, range);
+        self.absorb_ciphertext(nonce, sum, offset, range);
     }
 
-    /// Adds an encrypted range to `sum` and decrypts it in place: [`Aead::absorb`], then
-    /// [`Aead::apply`].
-    fn open_range(&self, nonce: &[u8; NONCE_BYTES], sum: &mut Sum, offset: u64, range: &mut [u8]) {
-        self.absorb(nonce, sum, offset, range);
-        self.apply(nonce, offset, range);
+    /// Adds an encrypted range to `sum` and decrypts it in place: [`Aead::absorb_ciphertext`], then
+    /// [`Aead::apply_keystream`].
+    fn open_range(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        sum: &mut AuthSum,
+        offset: u64,
+        range: &mut [u8],
+    ) {
+        self.absorb_ciphertext(nonce, sum, offset, range);
+        self.apply_keystream(nonce, offset, range);
     }
 }

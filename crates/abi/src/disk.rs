@@ -33,7 +33,7 @@ pub enum DiskAccess {
 impl DiskAccess {
     /// Returns whether files of that kind may be read (or written), not only inspected.
     #[must_use]
-    pub const fn takes(self, kind: FileKind) -> bool {
+    pub const fn accepts(self, kind: FileKind) -> bool {
         match kind {
             FileKind::Regular => true,
             FileKind::Block => !matches!(self, Self::Content),

@@ -46,7 +46,7 @@ pub enum Event {
         /// The listener.
         listener: ListenId,
         /// The reason.
-        why: Refusal,
+        reason: Refusal,
     },
     /// Connections that were handed to the device have ended.
     TeardownDone(TeardownDone),
@@ -72,7 +72,7 @@ pub enum Event {
         result: Result<FlowCounts, Refusal>,
     },
     /// The device's load has crossed one of its thresholds.
-    Load(Load),
+    Load(DeviceLoad),
     /// The answer to [`crate::Op::Quiesce`]: the device has nothing left to send, from any queue.
     Quiesced,
     /// The device lost all its state. The host continues in software or installs its offloads
@@ -109,7 +109,7 @@ pub struct Received {
     /// Number of [`crate::Op::Teardown`]s of this queue that the device had taken when the frame
     /// arrived (modulo 2^32). The host learns from it which handed-over connections the device did
     /// not know yet.
-    pub teardowns: u32,
+    pub teardowns_taken: u32,
 }
 
 impl Received {
@@ -129,7 +129,7 @@ impl Received {
             metadata: RxMetadata::EMPTY,
             established: None,
             quic: None,
-            teardowns: 0,
+            teardowns_taken: 0,
         }
     }
 
@@ -142,7 +142,7 @@ impl Received {
 
 /// Load of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Load {
+pub struct DeviceLoad {
     /// Share of time that the device is busy, in thousandths (0 to 1000).
     pub permille: u16,
     /// True if the load is too high: the host hands over no more connections until an event with

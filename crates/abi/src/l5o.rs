@@ -12,11 +12,11 @@ use core::ops::Range;
 use base::SeqNum;
 use bytes::Bytes;
 use wire::Tuple;
-use wire::tls::{Framing, NONCE_BYTES, Run, Version};
+use wire::tls::{Framing, NONCE_BYTES, TlsRecordRun, Version};
 use zeroize::Zeroizing;
 
 use crate::crypto::Suite;
-use crate::nvme_tcp::{NvmeTcpLimits, NvmeTcpState, PduRange, Placed};
+use crate::nvme_tcp::{NvmeRxClaims, NvmeTcpLimits, NvmeTcpState, PduRange};
 use crate::{FileExtent, FlowId, Refusal};
 
 /// The host's number for a context; never reused by a host.
@@ -96,7 +96,7 @@ impl fmt::Debug for TlsState {
 
 /// Part of a transmit: a range of a run of consecutive messages, which a context completes.
 ///
-/// The host supplies the content; the device adds headers and trailers and encrypts. One `Sealed`
+/// The host supplies the content; the device adds headers and trailers and encrypts. One `RecordRange`
 /// covers any number of records, so the host's cost does not grow with their number.
 ///
 /// The trailer of a message depends on all of its content. If the range begins within a message at
@@ -104,11 +104,11 @@ impl fmt::Debug for TlsState {
 /// Otherwise (a retransmission, or new data after one) the transmit carries the preceding content
 /// of the message as [`Self::prefix`]: the prefix of the paper's `l5o_get_tx_msgstate`.
 #[derive(Clone, Debug)]
-pub struct Sealed {
+pub struct RecordRange {
     /// The transmit context.
     pub context: L5oId,
     /// Content, from `prefix` bytes before the range to the end of the range.
-    pub content: Content,
+    pub content: L5oContent,
     /// Leading bytes of `content` that are not part of the range: zero, or all preceding content of
     /// the message.
     pub prefix: u32,
@@ -117,7 +117,7 @@ pub struct Sealed {
     /// Content type of the messages (TLS `ContentType`).
     pub kind: u8,
     /// The run of messages; its first message is the one in which the range begins.
-    pub run: Run,
+    pub run: TlsRecordRun,
     /// Bytes of that message before the range, as sent (header included).
     pub skip: u32,
     /// Length of the range, as sent.
@@ -126,7 +126,7 @@ pub struct Sealed {
 
 /// Source of content.
 #[derive(Clone, Debug)]
-pub enum Content {
+pub enum L5oContent {
     /// Bytes in the host's memory.
     Host(Bytes),
     /// Bytes of a file, read by the device.
@@ -135,7 +135,7 @@ pub enum Content {
     Pdu(Box<PduRange>),
 }
 
-impl Content {
+impl L5oContent {
     /// Returns the length of the content in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -163,7 +163,7 @@ impl Content {
 /// decrypted and verified by the host, and so has a message of which another frame delivered
 /// encrypted bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Opened {
+pub struct L5oDecrypted {
     /// The context that decrypted the bytes.
     pub context: L5oId,
     /// Decrypted range of the TCP payload.
@@ -177,7 +177,7 @@ pub struct Opened {
     /// Length of that message in bytes, header included; `range` may extend beyond it.
     pub message_len: u32,
     /// Explicit part of that message's nonce, if the framing has one.
-    pub explicit: [u8; 8],
+    pub explicit_nonce: [u8; 8],
     /// Numbers of the verified messages.
     pub verified: Range<u64>,
 }
@@ -187,19 +187,19 @@ pub struct Opened {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RxMetadata {
     /// Messages that were decrypted in place.
-    pub opened: Option<Opened>,
+    pub decrypted: Option<L5oDecrypted>,
     /// NVMe/TCP PDUs in the payload that were placed or verified.
-    pub placed: Option<Box<Placed>>,
+    pub nvme_tcp: Option<Box<NvmeRxClaims>>,
 }
 
 impl RxMetadata {
     /// Metadata of a segment without claims.
-    pub const EMPTY: Self = Self { opened: None, placed: None };
+    pub const EMPTY: Self = Self { decrypted: None, nvme_tcp: None };
 
     /// Returns whether there are no claims, so that the segment is as received.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
-        self.opened.is_none() && self.placed.is_none()
+        self.decrypted.is_none() && self.nvme_tcp.is_none()
     }
 }
 

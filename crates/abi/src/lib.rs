@@ -38,11 +38,11 @@ pub mod teardown;
 
 pub use caps::{Capabilities, ExtentCount, FileLimits, Refusal};
 pub use event::{
-    Checksum, Event, FileFault, FileKind, FileOpened, FileStat, Load, Received, TransmitDone,
+    Checksum, DeviceLoad, Event, FileFault, FileKind, FileOpened, FileStat, Received, TransmitDone,
     TransmitOutcome,
 };
 pub use op::{
-    FileAccess, FileExtent, FileId, FlowId, Header, HeaderTooLong, Op, Part, Parts, Transmit,
-    TsOption,
+    FileAccess, FileExtent, FileId, FlowId, Header, HeaderTooLong, Op, Transmit, TransmitPart,
+    TransmitParts, TsvalPosition,
 };
 pub use packet::{PacketBuf, PacketPool};

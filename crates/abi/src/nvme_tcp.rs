@@ -34,21 +34,21 @@ pub struct NvmeTcpState {
     /// is not taken for a PDU.
     pub pdu_bytes_max: u32,
     /// The TLS records that carry the stream; `None` on plain TCP.
-    pub over: Option<OverTls>,
+    pub over: Option<TlsCarrier>,
 }
 
-/// Start of a stream that is carried by TLS records: the first content byte of record `number`,
+/// Start of a stream that is carried by TLS records: the first content byte of record `first_record`,
 /// whose first byte has the sequence number [`crate::l5o::L5oCreate::tcpsn`]. That sequence number
 /// is also the stream position of the first content byte.
 ///
 /// The stream continues over records of application data without padding. A receive context that
 /// meets any other record stops permanently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OverTls {
+pub struct TlsCarrier {
     /// TLS context of the same direction.
     pub context: L5oId,
     /// Number of the first record.
-    pub number: u64,
+    pub first_record: u64,
     /// Bytes of content before the first PDU of the context: the rest of a PDU that the host
     /// processes itself.
     pub skip: u32,
@@ -77,7 +77,7 @@ pub struct DdpSetup {
     pub len: u32,
     /// Leading bytes of the expected ones that are already in the buffer: fewer than `len`. The
     /// device does not write them.
-    pub there: u32,
+    pub filled: u32,
     /// The memory.
     pub buffer: AlignedBuf,
 }
@@ -113,11 +113,11 @@ pub struct DdpTeardownDone {
 
 /// Claims of a receive context about a received frame (`ulp_ddp` and `ulp_crc` of an skb).
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Placed {
+pub struct NvmeRxClaims {
     /// The context; `None` only in a default value.
     pub context: Option<L5oId>,
     /// Ranges that were also copied to buffers, in the order of the payload and without overlap.
-    pub placements: SmallVec<[Placement; 2]>,
+    pub placements: SmallVec<[DdpPlacement; 2]>,
     /// Ranges of the TCP payload whose PDU data is included in the device's running digests, in
     /// order. Of bytes that were received twice, only one copy is included, and only its frame has
     /// the range.
@@ -133,7 +133,7 @@ pub struct Placed {
 ///
 /// If the range lies in a TLS record, the claim is valid only if that record is verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placement {
+pub struct DdpPlacement {
     /// The range of the TCP payload.
     pub range: Range<u32>,
     /// The buffer.
@@ -160,7 +160,7 @@ pub struct PduRange {
     /// Length of the PDU's data in bytes.
     pub data_len: u32,
     /// Data, from `prefix` bytes before the range to the end of the range.
-    pub data: Data,
+    pub data: PduDataSource,
     /// Leading bytes of `data` that precede the range: zero, or all data before it.
     pub prefix: u32,
     /// Bytes of the PDU before the range.
@@ -182,14 +182,14 @@ impl PduRange {
 
 /// Source of a PDU's data.
 #[derive(Clone, Debug)]
-pub enum Data {
+pub enum PduDataSource {
     /// Bytes in the host's memory.
     Host(Bytes),
     /// Bytes of a file, read by the device.
     File(FileExtent),
 }
 
-impl Data {
+impl PduDataSource {
     /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -8,10 +8,10 @@ use smallvec::SmallVec;
 use wire::Tuple;
 
 use crate::count::CountRequest;
-use crate::l5o::{Content, L5oCreate, L5oId, Sealed};
+use crate::l5o::{L5oContent, L5oCreate, L5oId, RecordRange};
 use crate::nvme_tcp::{DdpSetup, PduRange};
 use crate::port::RxFrame;
-use crate::quic::{Protect, QuicAdd, QuicId, QuicRekey, QuicRoute};
+use crate::quic::{QuicAdd, QuicId, QuicProtect, QuicRekey, QuicRouteChange};
 use crate::setup::{ListenId, SetupListen};
 use crate::splice::{Splice, SpliceId};
 use crate::teardown::Teardown;
@@ -141,7 +141,7 @@ pub enum Op {
     /// Installs the next generation of keys.
     QuicRekey(Box<QuicRekey>),
     /// Adds or removes a route (a connection ID or a tuple) to a receive entry.
-    QuicRoute(Box<QuicRoute>),
+    QuicRoute(Box<QuicRouteChange>),
     /// Removes one direction of a QUIC connection. Transmits already queued still complete; packets
     /// held for reordering are delivered.
     QuicRemove {
@@ -187,18 +187,18 @@ pub struct FileExtent {
 
 /// A source of payload. The parts of a transmit follow each other in the stream.
 #[derive(Clone, Debug)]
-pub enum Part {
+pub enum TransmitPart {
     /// Bytes in the host's memory, shared and not copied.
     Host(Bytes),
     /// Bytes of a file, read by the device.
     File(FileExtent),
     /// Messages (TLS records) that the device builds from content and encrypts.
-    Sealed(Box<Sealed>),
+    Records(Box<RecordRange>),
     /// A range of an NVMe/TCP PDU whose data digest the device fills in.
     Pdu(Box<PduRange>),
 }
 
-impl Part {
+impl TransmitPart {
     /// Returns the number of payload bytes.
     #[must_use]
     pub fn len(&self) -> u32 {
@@ -207,7 +207,7 @@ impl Part {
             // GiB.
             Self::Host(bytes) => u32::try_from(bytes.len()).unwrap_or(u32::MAX),
             Self::File(extent) => extent.len,
-            Self::Sealed(sealed) => sealed.len,
+            Self::Records(sealed) => sealed.len,
             Self::Pdu(pdu) => pdu.len,
         }
     }
@@ -223,10 +223,10 @@ impl Part {
     pub fn extent(&self) -> Option<&FileExtent> {
         match self {
             Self::File(extent) => Some(extent),
-            Self::Sealed(sealed) => match &sealed.content {
-                Content::File(extent) => Some(extent),
-                Content::Pdu(pdu) => pdu.data.extent(),
-                Content::Host(_) => None,
+            Self::Records(sealed) => match &sealed.content {
+                L5oContent::File(extent) => Some(extent),
+                L5oContent::Pdu(pdu) => pdu.data.extent(),
+                L5oContent::Host(_) => None,
             },
             Self::Pdu(pdu) => pdu.data.extent(),
             Self::Host(_) => None,
@@ -239,9 +239,9 @@ impl Part {
     pub fn extent_prefix(&self) -> u32 {
         match self {
             Self::Host(_) | Self::File(_) => 0,
-            Self::Sealed(sealed) => match &sealed.content {
-                Content::Pdu(pdu) => pdu.data_before(sealed.prefix),
-                Content::Host(_) | Content::File(_) => sealed.prefix,
+            Self::Records(sealed) => match &sealed.content {
+                L5oContent::Pdu(pdu) => pdu.data_before(sealed.prefix),
+                L5oContent::Host(_) | L5oContent::File(_) => sealed.prefix,
             },
             Self::Pdu(pdu) => pdu.prefix,
         }
@@ -252,7 +252,7 @@ impl Part {
     pub fn has_prefix(&self) -> bool {
         match self {
             Self::Host(_) | Self::File(_) => false,
-            Self::Sealed(sealed) => sealed.prefix > 0 || self.extent_prefix() > 0,
+            Self::Records(sealed) => sealed.prefix > 0 || self.extent_prefix() > 0,
             Self::Pdu(pdu) => pdu.prefix > 0,
         }
     }
@@ -261,10 +261,10 @@ impl Part {
     pub fn extent_mut(&mut self) -> Option<&mut FileExtent> {
         match self {
             Self::File(extent) => Some(extent),
-            Self::Sealed(sealed) => match &mut sealed.content {
-                Content::File(extent) => Some(extent),
-                Content::Pdu(pdu) => pdu.data.extent_mut(),
-                Content::Host(_) => None,
+            Self::Records(sealed) => match &mut sealed.content {
+                L5oContent::File(extent) => Some(extent),
+                L5oContent::Pdu(pdu) => pdu.data.extent_mut(),
+                L5oContent::Host(_) => None,
             },
             Self::Pdu(pdu) => pdu.data.extent_mut(),
             Self::Host(_) => None,
@@ -273,7 +273,7 @@ impl Part {
 }
 
 /// Payload of a transmit. The head of a response and the start of its body fit without allocation.
-pub type Parts = SmallVec<[Part; 2]>;
+pub type TransmitParts = SmallVec<[TransmitPart; 2]>;
 
 /// A packet to complete and send, or with a segment size a run of packets.
 #[derive(Debug)]
@@ -286,10 +286,10 @@ pub struct Transmit {
     /// Payload bytes of each packet but the last; zero if the transmit is one packet.
     pub segment_size: u16,
     /// Payload, in order.
-    pub parts: Parts,
+    pub parts: TransmitParts,
     /// Position of the TCP timestamp, if the device is to advance TSval by the time that the
     /// transmit waits for a disk (IO-TCP section 3.5).
-    pub timestamp: Option<TsOption>,
+    pub timestamp: Option<TsvalPosition>,
     /// Tag of a requested [`crate::TransmitDone`] (IO-TCP's echo), or `None` for no echo.
     pub echo: Option<u32>,
     /// True if the bytes were sent before: the buffers of their files are already held and are not
@@ -297,25 +297,25 @@ pub struct Transmit {
     pub retransmission: bool,
     /// Set if the payload is a batch of QUIC datagrams to encrypt, each of `segment_size` bytes but
     /// the last.
-    pub protect: Option<Box<Protect>>,
+    pub protect: Option<Box<QuicProtect>>,
 }
 
 impl Transmit {
     /// Returns the number of payload bytes of all parts.
     #[must_use]
     pub fn payload_len(&self) -> u32 {
-        self.parts.iter().map(Part::len).fold(0, u32::saturating_add)
+        self.parts.iter().map(TransmitPart::len).fold(0, u32::saturating_add)
     }
 }
 
 /// Position of TSval in the header, and the time below its resolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TsOption {
+pub struct TsvalPosition {
     /// Offset of TSval in the header.
     pub offset: u8,
     /// Microseconds (0 to 999) that the host's clock had advanced beyond TSval when the header was
     /// written.
-    pub past_us: u16,
+    pub sub_ms_us: u16,
 }
 
 /// Largest header: Ethernet 14, VLAN 4, IPv6 40 and TCP 60 bytes, rounded up.

@@ -6,7 +6,7 @@
 //! added and removed as routes to it (RFC 9000 section 5.1); if the host uses zero-length
 //! connection IDs, the tuple is the route.
 //!
-//! *Transmit.* A [`crate::Transmit`] with [`Protect`] is a batch of datagrams, cut as in UDP
+//! *Transmit.* A [`crate::Transmit`] with [`QuicProtect`] is a batch of datagrams, cut as in UDP
 //! segmentation, in plaintext, with 16 bytes of room after each packet for its tag. The device
 //! encrypts packet by packet. If it cannot encrypt one, it drops the whole transmit and reports
 //! that; plaintext never leaves.
@@ -37,12 +37,12 @@ pub const CID_BYTES_MAX: usize = 20;
 
 /// A connection ID.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ConnectionId {
+pub struct QuicConnectionId {
     len: u8,
     bytes: [u8; CID_BYTES_MAX],
 }
 
-impl ConnectionId {
+impl QuicConnectionId {
     /// Copies `bytes`; `None` if there are more than [`CID_BYTES_MAX`].
     #[must_use]
     pub fn new(bytes: &[u8]) -> Option<Self> {
@@ -58,7 +58,7 @@ impl ConnectionId {
     }
 }
 
-impl fmt::Debug for ConnectionId {
+impl fmt::Debug for QuicConnectionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for byte in self.as_slice() {
             write!(f, "{byte:02x}")?;
@@ -75,7 +75,7 @@ impl fmt::Debug for ConnectionId {
 /// hash decides which host accepts the connection. Without the key a connection ID does not reveal
 /// its queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Steering {
+pub struct QuicSteering {
     /// The local UDP port.
     pub port: u16,
     /// Length of the connection IDs that the hosts issue, in bytes.
@@ -86,7 +86,7 @@ pub struct Steering {
     pub queues: u32,
 }
 
-impl Steering {
+impl QuicSteering {
     /// Returns the queue that a connection ID leads to.
     #[must_use]
     pub fn queue_of(&self, id: &[u8]) -> usize {
@@ -126,7 +126,7 @@ impl Steering {
     }
 }
 
-impl fmt::Debug for Steering {
+impl fmt::Debug for QuicSteering {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Leaves out the key.
         f.debug_struct("Steering").field("port", &self.port).finish_non_exhaustive()
@@ -135,14 +135,14 @@ impl fmt::Debug for Steering {
 
 /// Route from a received packet to its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Route {
+pub enum QuicRouteKey {
     /// The local port and a connection ID that the host issued. All connection IDs of a port have
     /// the same length, which is not zero.
     Id {
         /// The local UDP port.
         port: u16,
         /// The destination connection ID.
-        id: ConnectionId,
+        id: QuicConnectionId,
     },
     /// The addresses, for zero-length connection IDs. `local` is the host's end.
     Tuple(Tuple),
@@ -173,10 +173,10 @@ pub struct QuicAdd {
 pub enum Direction {
     /// Send: transmits name the entry.
     Transmit,
-    /// Receive: packets are matched by routes, which `QuicRoute` adds and removes.
+    /// Receive: packets are matched by routes, which `QuicRouteChange` adds and removes.
     Receive {
         /// The initial routes.
-        routes: SmallVec<[Route; 2]>,
+        routes: SmallVec<[QuicRouteKey; 2]>,
         /// Bounds of the reordering window; `None` to deliver in order of arrival.
         reorder: Option<Reorder>,
     },
@@ -224,28 +224,28 @@ pub struct QuicRekey {
 
 /// Change of the routes to a receive entry.
 #[derive(Debug)]
-pub struct QuicRoute {
+pub struct QuicRouteChange {
     /// The entry.
     pub quic: QuicId,
     /// The route.
-    pub route: Route,
+    pub route: QuicRouteKey,
     /// True to add the route, false to remove it.
-    pub on: bool,
+    pub add: bool,
 }
 
 /// Instructions for encrypting the packets in a transmit's datagrams.
 #[derive(Clone, Debug)]
-pub struct Protect {
+pub struct QuicProtect {
     /// The entry whose keys are used.
     pub quic: QuicId,
     /// One for each datagram, in order; `None` for a datagram that the host has encrypted itself.
-    pub packets: SmallVec<[Option<Packet>; 1]>,
+    pub packets: SmallVec<[Option<QuicTxPacket>; 1]>,
 }
 
 /// Position of a short-header packet in its datagram. The packet extends to the end of the
 /// datagram, tag included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Packet {
+pub struct QuicTxPacket {
     /// Offset of the packet's first byte; long-header packets may precede it in the datagram.
     pub begin: u16,
     /// Offset of the packet number from `begin`.
@@ -274,17 +274,17 @@ pub struct QuicStatus {
     /// The connection.
     pub flow: FlowId,
     /// The failure.
-    pub why: QuicTrouble,
+    pub failure: QuicFailure,
 }
 
 /// Failures that a [`QuicStatus`] reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QuicTrouble {
+pub enum QuicFailure {
     /// The device refused the entry. Packets pass as if the offload had not been requested.
     Refused(Refusal),
     /// A whole transmit was dropped: its entry or keys are unknown, a packet number was used
     /// before, or a packet does not lie in its datagram. The connection sees a packet loss.
-    NotSealed,
+    NotEncrypted,
 }
 
 /// Limits of the engine.
@@ -300,8 +300,8 @@ pub struct QuicLimits {
 mod steering_tests {
     use super::*;
 
-    const STEERING: Steering =
-        Steering { port: 443, id_bytes: 8, key: 0x1234_5678_9abc, queues: 4 };
+    const STEERING: QuicSteering =
+        QuicSteering { port: 443, id_bytes: 8, key: 0x1234_5678_9abc, queues: 4 };
 
     #[test]
     fn one_id_leads_to_one_queue_in_every_header() {
@@ -326,7 +326,7 @@ mod steering_tests {
         let mut seen = [0; 4];
         (0..4000_u64).for_each(|n| seen[STEERING.queue_of(&n.to_be_bytes())] += 1);
         assert!(seen.iter().all(|count| (900..1100).contains(count)), "{seen:?}");
-        let other = Steering { key: 7, ..STEERING };
+        let other = QuicSteering { key: 7, ..STEERING };
         let same = (0..1000_u64)
             .filter(|n| STEERING.queue_of(&n.to_be_bytes()) == other.queue_of(&n.to_be_bytes()));
         assert!((150..350).contains(&same.count()), "another key, other queues");

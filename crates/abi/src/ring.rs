@@ -6,7 +6,7 @@
 //! the other end writes.
 //!
 //! The same code runs under loom (`--cfg loom`) with loom's atomics and cells. How the consumer may
-//! sleep: see [`Waker`].
+//! sleep: see [`RingWaker`].
 #![expect(unsafe_code, reason = "two threads share the slots of a ring")]
 
 use alloc::boxed::Box;
@@ -25,35 +25,35 @@ use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 /// Keeps the two indices on separate cache lines (128 bytes, since the adjacent-line prefetcher
 /// fetches lines in pairs).
 #[repr(align(128))]
-struct Padded<T>(T);
+struct CachePadded<T>(T);
 
-struct Shared<T> {
+struct RingShared<T> {
     /// Index of the next slot to pop; written by the consumer.
-    head: Padded<AtomicUsize>,
+    head: CachePadded<AtomicUsize>,
     /// Index of the next slot to push; written by the producer.
-    tail: Padded<AtomicUsize>,
-    slots: Box<[Slot<T>]>,
+    tail: CachePadded<AtomicUsize>,
+    slots: Box<[RingSlot<T>]>,
 }
 
 /// A slot on cache lines of its own: a message moves between two cores in as few lines as it fills,
 /// and neither end waits for a line that the other writes.
 #[repr(align(64))]
-struct Slot<T>(UnsafeCell<MaybeUninit<T>>);
+struct RingSlot<T>(UnsafeCell<MaybeUninit<T>>);
 
 // SAFETY: a slot is touched by one end at a time: by the producer while it lies in
 // tail..head+capacity, by the consumer while it lies in head..tail. The indices are published with
 // release and read with acquire ordering.
-unsafe impl<T: Send> Sync for Shared<T> {}
+unsafe impl<T: Send> Sync for RingShared<T> {}
 // SAFETY: as above; the values themselves are `Send`.
-unsafe impl<T: Send> Send for Shared<T> {}
+unsafe impl<T: Send> Send for RingShared<T> {}
 
-impl<T> Shared<T> {
+impl<T> RingShared<T> {
     fn mask(&self) -> usize {
         self.slots.len() - 1
     }
 }
 
-impl<T> Drop for Shared<T> {
+impl<T> Drop for RingShared<T> {
     fn drop(&mut self) {
         // Both ends are gone (each holds an `Arc`), so no other thread reads the indices.
         let tail = self.tail.0.load(Ordering::Acquire);
@@ -68,15 +68,15 @@ impl<T> Drop for Shared<T> {
 }
 
 /// The sending end.
-pub struct Producer<T> {
-    shared: Arc<Shared<T>>,
+pub struct RingProducer<T> {
+    shared: Arc<RingShared<T>>,
     tail: usize,
     head_seen: usize,
 }
 
 /// The receiving end.
-pub struct Consumer<T> {
-    shared: Arc<Shared<T>>,
+pub struct RingConsumer<T> {
+    shared: Arc<RingShared<T>>,
     head: usize,
     tail_seen: usize,
 }
@@ -86,19 +86,19 @@ pub struct Consumer<T> {
 /// # Panics
 /// If `capacity` is not a power of two: callers pass constants.
 #[must_use]
-pub fn ring<T: Send>(capacity: usize) -> (Producer<T>, Consumer<T>) {
+pub fn ring<T: Send>(capacity: usize) -> (RingProducer<T>, RingConsumer<T>) {
     assert!(capacity.is_power_of_two(), "the capacity of a ring is a power of two");
-    let slots = (0..capacity).map(|_| Slot(UnsafeCell::new(MaybeUninit::uninit()))).collect();
-    let shared = Arc::new(Shared {
-        head: Padded(AtomicUsize::new(0)),
-        tail: Padded(AtomicUsize::new(0)),
+    let slots = (0..capacity).map(|_| RingSlot(UnsafeCell::new(MaybeUninit::uninit()))).collect();
+    let shared = Arc::new(RingShared {
+        head: CachePadded(AtomicUsize::new(0)),
+        tail: CachePadded(AtomicUsize::new(0)),
         slots,
     });
-    let producer = Producer { shared: Arc::clone(&shared), tail: 0, head_seen: 0 };
-    (producer, Consumer { shared, head: 0, tail_seen: 0 })
+    let producer = RingProducer { shared: Arc::clone(&shared), tail: 0, head_seen: 0 };
+    (producer, RingConsumer { shared, head: 0, tail_seen: 0 })
 }
 
-impl<T: Send> Producer<T> {
+impl<T: Send> RingProducer<T> {
     /// Moves `value` into the ring.
     ///
     /// # Errors
@@ -135,7 +135,7 @@ impl<T: Send> Producer<T> {
     }
 }
 
-impl<T: Send> Consumer<T> {
+impl<T: Send> RingConsumer<T> {
     /// Removes and returns the oldest value.
     pub fn pop(&mut self) -> Option<T> {
         if self.is_empty() {
@@ -160,22 +160,22 @@ impl<T: Send> Consumer<T> {
 }
 
 #[cfg(not(loom))]
-fn with_slot<T, R>(slot: &Slot<T>, f: impl FnOnce(*mut MaybeUninit<T>) -> R) -> R {
+fn with_slot<T, R>(slot: &RingSlot<T>, f: impl FnOnce(*mut MaybeUninit<T>) -> R) -> R {
     f(slot.0.get())
 }
 
 #[cfg(loom)]
-fn with_slot<T, R>(slot: &Slot<T>, f: impl FnOnce(*mut MaybeUninit<T>) -> R) -> R {
+fn with_slot<T, R>(slot: &RingSlot<T>, f: impl FnOnce(*mut MaybeUninit<T>) -> R) -> R {
     slot.0.with_mut(f)
 }
 
-impl<T> core::fmt::Debug for Producer<T> {
+impl<T> core::fmt::Debug for RingProducer<T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "Producer(tail {})", self.tail)
     }
 }
 
-impl<T> core::fmt::Debug for Consumer<T> {
+impl<T> core::fmt::Debug for RingConsumer<T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "Consumer(head {})", self.head)
     }
@@ -189,11 +189,11 @@ impl<T> core::fmt::Debug for Consumer<T> {
 /// wakes the thread by a means of the operating system. Either the consumer's second check sees the
 /// value or the producer sees the flag.
 #[derive(Debug, Default)]
-pub struct Waker {
+pub struct RingWaker {
     asleep: AtomicBool,
 }
 
-impl Waker {
+impl RingWaker {
     /// Creates a waker whose consumer is awake.
     #[must_use]
     pub fn new() -> Self {
@@ -209,7 +209,7 @@ impl Waker {
     }
 
     /// Called by the consumer when it is awake again.
-    pub fn awake(&self) {
+    pub fn mark_awake(&self) {
         self.asleep.store(false, Ordering::Relaxed);
     }
 
@@ -352,7 +352,7 @@ mod loom_tests {
     fn no_wake_up_is_lost() {
         loom::model(|| {
             let (mut tx, mut rx) = ring::<u32>(2);
-            let waker = loom::sync::Arc::new(Waker::new());
+            let waker = loom::sync::Arc::new(RingWaker::new());
             let producer = {
                 let waker = loom::sync::Arc::clone(&waker);
                 thread::spawn(move || {

@@ -34,7 +34,7 @@ pub struct SetupListen {
     pub ecn: bool,
     /// `TCP_DEFER_ACCEPT`: the connection reaches the host with its first payload; the bare
     /// acknowledgment that completes the handshake is not delivered.
-    pub defer: bool,
+    pub defer_accept: bool,
 }
 
 impl SetupListen {

@@ -31,7 +31,7 @@ pub struct SpliceSide {
     /// Addresses and ports.
     pub tuple: Tuple,
     /// Ethernet address of the next hop to the peer.
-    pub link: [u8; 6],
+    pub next_hop_mac: [u8; 6],
     /// SND.NXT: next sequence number to send. Everything before it was acknowledged.
     pub snd_nxt: SeqNum,
     /// RCV.NXT: next sequence number expected from the peer. Everything before it was acknowledged
@@ -59,9 +59,9 @@ pub struct SpliceSide {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpliceTimestamps {
     /// TSval that the host would send now.
-    pub value: u32,
+    pub tsval: u32,
     /// TS.Recent: the peer's latest TSval, to be sent as TSecr.
-    pub recent: u32,
+    pub ts_recent: u32,
 }
 
 /// The end of a splice. The device may keep state of it for a while, to repair lost

@@ -9,7 +9,7 @@ use base::{Duration, SeqNum};
 use smallvec::SmallVec;
 
 use crate::l5o::L5oId;
-use crate::{FlowId, Header, Parts, Refusal, TsOption};
+use crate::{FlowId, Header, Refusal, TransmitParts, TsvalPosition};
 
 /// A connection handed over to the device.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub struct Teardown {
     pub header: Header,
     /// Position of the timestamp; the device advances TSval by the time since it took the
     /// operation.
-    pub timestamp: Option<TsOption>,
+    pub timestamp: Option<TsvalPosition>,
     /// SND.UNA: first sequence number that the peer has not acknowledged.
     pub una: SeqNum,
     /// First sequence number that was never sent; after the FIN if the FIN was sent.
@@ -36,7 +36,7 @@ pub struct Teardown {
     /// The bytes from `una` up to the FIN. They are sent and retransmitted in whole parts, so a
     /// part begins at `nxt`, and an encrypted part carries the preceding content of its message.
     /// Empty if `una` is after the last byte.
-    pub parts: Parts,
+    pub parts: TransmitParts,
     /// RCV.NXT: next sequence number expected from the peer; after its FIN if that was received.
     pub rcv_nxt: SeqNum,
     /// State of the connection once the FIN is sent.
@@ -87,7 +87,7 @@ pub struct TeardownRefused {
     /// The operation that was refused.
     pub teardown: Box<Teardown>,
     /// The reason.
-    pub why: Refusal,
+    pub reason: Refusal,
 }
 
 /// Numbers of handed-over connections of a queue that have ended since the last report. A

@@ -84,7 +84,9 @@ macro_rules! alarm_name {
 
 /// Returns what a visitor is called with, in that order.
 #[must_use]
-pub fn all(visit: impl FnOnce(&mut dyn FnMut(&'static str, u64))) -> Vec<(&'static str, u64)> {
+pub fn collect_counters(
+    visit: impl FnOnce(&mut dyn FnMut(&'static str, u64)),
+) -> Vec<(&'static str, u64)> {
     let mut all = Vec::new();
     visit(&mut |name, value| all.push((name, value)));
     all

@@ -7,7 +7,7 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use abi::crypto::{Aead, CryptoProvider, Suite, Sum};
+use abi::crypto::{Aead, AuthSum, CryptoProvider, Suite};
 use aws_lc_rs::aead;
 use outboard_crypto::Provider;
 
@@ -66,10 +66,10 @@ fn packets(key: &dyn Aead) {
     let rate = gigabytes(PACKET, || {
         packet.copy_from_slice(&sealed);
         let (text, tag) = packet.split_at_mut(PACKET - 16);
-        let mut sum = Sum::default();
-        key.absorb(&NONCE, &mut sum, 0, text);
+        let mut sum = AuthSum::default();
+        key.absorb_ciphertext(&NONCE, &mut sum, 0, text);
         assert_eq!(key.finish(&NONCE, &HEADER, text.len() as u64, &sum), *tag);
-        key.apply(&NONCE, 0, text);
+        key.apply_keystream(&NONCE, 0, text);
         black_box(&mut packet);
     });
     println!("  {rate:6.2} GB/s  the same, verified and then opened");
@@ -77,18 +77,18 @@ fn packets(key: &dyn Aead) {
 
 /// Measures keystream and sum separately.
 fn parts(key: &dyn Aead, text: &mut [u8]) {
-    let rate = gigabytes(SEGMENT, || key.apply(&NONCE, 24, &mut text[..SEGMENT]));
+    let rate = gigabytes(SEGMENT, || key.apply_keystream(&NONCE, 24, &mut text[..SEGMENT]));
     println!("  {rate:6.2} GB/s  one segment's keystream alone");
     let rate = gigabytes(SEGMENT, || {
-        let mut sum = Sum::default();
-        key.absorb(&NONCE, &mut sum, 0, &text[..SEGMENT]);
+        let mut sum = AuthSum::default();
+        key.absorb_ciphertext(&NONCE, &mut sum, 0, &text[..SEGMENT]);
         black_box(sum);
     });
     println!("  {rate:6.2} GB/s  one segment's sum alone, with its beginning");
 }
 
 fn open_segments(key: &dyn Aead, starts: &[usize], text: &mut [u8]) {
-    let mut sum = Sum::default();
+    let mut sum = AuthSum::default();
     for &start in starts {
         let end = text.len().min(start + SEGMENT);
         key.open_range(&NONCE, &mut sum, start as u64, &mut text[start..end]);

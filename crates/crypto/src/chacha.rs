@@ -4,12 +4,12 @@
 //! [`crate::poly1305`].
 //!
 //! Each nonce has its own Poly1305 key, which takes a block of ChaCha20 to compute, so the key is
-//! kept in the [`Sum`]. Invariant: a sum whose key is all zeros has none yet. (If the real key is
+//! kept in the [`AuthSum`]. Invariant: a sum whose key is all zeros has none yet. (If the real key is
 //! zero, it is computed again each time, with the same result.)
 
 use std::fmt;
 
-use abi::crypto::{Aead, BadTag, NONCE_BYTES, Suite, Sum, TAG_BYTES};
+use abi::crypto::{Aead, AuthSum, BadTag, NONCE_BYTES, Suite, TAG_BYTES};
 use chacha20::cipher::array::Array;
 use chacha20::cipher::{KeyIvInit, StreamCipher, StreamCipherCore};
 use chacha20::variants::Ietf;
@@ -58,7 +58,7 @@ impl ChaCha {
         ChaCha20::new((&*self.key).into(), nonce.into())
     }
 
-    fn load(&self, nonce: &[u8; NONCE_BYTES], sum: &Sum) -> ChaChaSum {
+    fn load(&self, nonce: &[u8; NONCE_BYTES], sum: &AuthSum) -> ChaChaSum {
         let [a, b, c, end, r0, r1, s0, s1] = *sum.words();
         let mut key = [u128_from_halves(r0, r1), u128_from_halves(s0, s1)];
         if key == [0, 0] {
@@ -78,10 +78,10 @@ struct ChaChaSum {
 }
 
 impl ChaChaSum {
-    fn store(self) -> Sum {
+    fn store(self) -> AuthSum {
         let [a, b, c] = self.running.value.0;
         let [[r0, r1], [s0, s1]] = self.key.map(halves);
-        Sum::from_words([a, b, c, self.running.end, r0, r1, s0, s1])
+        AuthSum::from_words([a, b, c, self.running.end, r0, r1, s0, s1])
     }
 }
 
@@ -99,19 +99,25 @@ impl Aead for ChaCha {
         self.whole.open(nonce, aad, sealed)
     }
 
-    fn apply(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
+    fn apply_keystream(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
         let (range, beyond) = range.split_at_mut(bytes_within_max(offset, range.len(), TEXT_MAX));
         beyond.fill(0);
         self.crypt(nonce, offset, range);
     }
 
-    fn absorb(&self, nonce: &[u8; NONCE_BYTES], sum: &mut Sum, offset: u64, sealed: &[u8]) {
+    fn absorb_ciphertext(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        sum: &mut AuthSum,
+        offset: u64,
+        sealed: &[u8],
+    ) {
         let mut state = self.load(nonce, sum);
         state.running.add(&Poly1305::new(state.key[0]), offset, sealed);
         *sum = state.store();
     }
 
-    fn merge(&self, sum: &mut Sum, other: &Sum) {
+    fn merge(&self, sum: &mut AuthSum, other: &AuthSum) {
         // A sum without a key is empty.
         if sum.words()[4..] == [0; 4] {
             *sum = *other;
@@ -129,7 +135,7 @@ impl Aead for ChaCha {
         nonce: &[u8; NONCE_BYTES],
         aad: &[u8],
         text_len: u64,
-        sum: &Sum,
+        sum: &AuthSum,
     ) -> [u8; TAG_BYTES] {
         let state = self.load(nonce, sum);
         let mut lengths = [0; BLOCK];

@@ -11,7 +11,7 @@
 
 use std::fmt;
 
-use abi::crypto::{Aead, BadTag, NONCE_BYTES, Suite, Sum, TAG_BYTES};
+use abi::crypto::{Aead, AuthSum, BadTag, NONCE_BYTES, Suite, TAG_BYTES};
 use aes::cipher::{
     BlockCipherEncrypt, BlockSizeUser, InnerIvInit, KeyInit, StreamCipher, StreamCipherCoreWrapper,
     StreamCipherSeek, consts::U16,
@@ -83,19 +83,25 @@ impl<C: AesCipher> Aead for Gcm<C> {
         self.ghash.whole.open(nonce, aad, sealed)
     }
 
-    fn apply(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
+    fn apply_keystream(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
         let (inside, beyond) = range.split_at_mut(bytes_within_max(offset, range.len(), TEXT_MAX));
         self.crypt(nonce, offset, inside);
         beyond.fill(0);
     }
 
-    fn absorb(&self, _: &[u8; NONCE_BYTES], sum: &mut Sum, offset: u64, sealed: &[u8]) {
+    fn absorb_ciphertext(
+        &self,
+        _: &[u8; NONCE_BYTES],
+        sum: &mut AuthSum,
+        offset: u64,
+        sealed: &[u8],
+    ) {
         let mut running = load(sum);
         running.add(&self.ghash, offset, sealed);
         *sum = store(running);
     }
 
-    fn merge(&self, sum: &mut Sum, other: &Sum) {
+    fn merge(&self, sum: &mut AuthSum, other: &AuthSum) {
         let mut running = load(sum);
         running.merge(&self.ghash, load(other));
         *sum = store(running);
@@ -106,7 +112,7 @@ impl<C: AesCipher> Aead for Gcm<C> {
         nonce: &[u8; NONCE_BYTES],
         aad: &[u8],
         text_len: u64,
-        sum: &Sum,
+        sum: &AuthSum,
     ) -> [u8; TAG_BYTES] {
         let mut lengths = [0; BLOCK];
         lengths[..8].copy_from_slice(&(aad.len() as u64 * 8).to_be_bytes());
@@ -115,18 +121,30 @@ impl<C: AesCipher> Aead for Gcm<C> {
         (hash ^ self.tag_mask(nonce)).to_be_bytes()
     }
 
-    fn seal_range(&self, nonce: &[u8; NONCE_BYTES], sum: &mut Sum, offset: u64, range: &mut [u8]) {
-        self.apply(nonce, offset, range);
+    fn seal_range(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        sum: &mut AuthSum,
+        offset: u64,
+        range: &mut [u8],
+    ) {
+        self.apply_keystream(nonce, offset, range);
         let mut running = load(sum);
         running.add_mut(&self.ghash, offset, range);
         *sum = store(running);
     }
 
-    fn open_range(&self, nonce: &[u8; NONCE_BYTES], sum: &mut Sum, offset: u64, range: &mut [u8]) {
+    fn open_range(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        sum: &mut AuthSum,
+        offset: u64,
+        range: &mut [u8],
+    ) {
         let mut running = load(sum);
         running.add_mut(&self.ghash, offset, range);
         *sum = store(running);
-        self.apply(nonce, offset, range);
+        self.apply_keystream(nonce, offset, range);
     }
 }
 
@@ -136,14 +154,14 @@ impl<C> fmt::Debug for Gcm<C> {
     }
 }
 
-fn load(sum: &Sum) -> RunningSum<u128> {
+fn load(sum: &AuthSum) -> RunningSum<u128> {
     let [low, high, end, ..] = *sum.words();
     RunningSum { value: u128_from_halves(low, high), end }
 }
 
-fn store(running: RunningSum<u128>) -> Sum {
+fn store(running: RunningSum<u128>) -> AuthSum {
     let [low, high] = halves(running.value);
-    Sum::from_words([low, high, running.end, 0, 0, 0, 0, 0])
+    AuthSum::from_words([low, high, running.end, 0, 0, 0, 0, 0])
 }
 
 /// AES with keys of one length.

@@ -1,6 +1,6 @@
 //! Any partition of a text, in any order, has the result of aws-lc for the whole text.
 
-use abi::crypto::{Aead, CryptoProvider, NONCE_BYTES, Suite, Sum, TAG_BYTES};
+use abi::crypto::{Aead, AuthSum, CryptoProvider, NONCE_BYTES, Suite, TAG_BYTES};
 use aes::cipher::{BlockCipherEncrypt, KeyInit};
 use outboard_crypto::Provider;
 use proptest::prelude::*;
@@ -38,12 +38,12 @@ impl RangeCase {
             CipherDirection::Open => (&self.sealed, &self.text),
         };
         let mut buffer = from.clone();
-        let mut sums = [Sum::default(); 3];
+        let mut sums = [AuthSum::default(); 3];
         for &(start, end, sum) in ranges {
             self.range(direction, fused, &mut sums[sum], start, &mut buffer[start..end]);
         }
         assert!(buffer == *to, "{direction:?}: other bytes than the whole text's");
-        let mut sum = Sum::default();
+        let mut sum = AuthSum::default();
         for other in &sums {
             self.key.merge(&mut sum, other);
         }
@@ -51,18 +51,25 @@ impl RangeCase {
         assert_eq!(tag, self.tag, "{direction:?}: another tag than the whole text's");
     }
 
-    fn range(&self, way: CipherDirection, fused: bool, sum: &mut Sum, at: usize, range: &mut [u8]) {
+    fn range(
+        &self,
+        way: CipherDirection,
+        fused: bool,
+        sum: &mut AuthSum,
+        at: usize,
+        range: &mut [u8],
+    ) {
         let (key, nonce, at) = (&self.key, &self.nonce, at as u64);
         match (way, fused) {
             (CipherDirection::Seal, true) => key.seal_range(nonce, sum, at, range),
             (CipherDirection::Open, true) => key.open_range(nonce, sum, at, range),
             (CipherDirection::Seal, false) => {
-                key.apply(nonce, at, range);
-                key.absorb(nonce, sum, at, range);
+                key.apply_keystream(nonce, at, range);
+                key.absorb_ciphertext(nonce, sum, at, range);
             }
             (CipherDirection::Open, false) => {
-                key.absorb(nonce, sum, at, range);
-                key.apply(nonce, at, range);
+                key.absorb_ciphertext(nonce, sum, at, range);
+                key.apply_keystream(nonce, at, range);
             }
         }
     }
@@ -185,9 +192,9 @@ fn other_bytes_give_other_tags() {
         let case =
             RangeCase::new(suite, &vec![4; suite.key_bytes()], [6; 12], b"h", &bytes(3000, 9));
         let tag = |ranges: &[(usize, &[u8])], aad: &[u8], len: u64| {
-            let mut sum = Sum::default();
+            let mut sum = AuthSum::default();
             for &(at, range) in ranges {
-                case.key.absorb(&case.nonce, &mut sum, at as u64, range);
+                case.key.absorb_ciphertext(&case.nonce, &mut sum, at as u64, range);
             }
             case.key.finish(&case.nonce, aad, len, &sum)
         };
@@ -213,7 +220,7 @@ fn a_text_ends_with_its_counter() {
     const LAST: u64 = (1 << 36) - 32;
     let key = Provider.aead(Suite::Aes128Gcm, &[3; 16]).unwrap();
     let mut range = [0; 60];
-    key.apply(&[8; 12], LAST - 20, &mut range);
+    key.apply_keystream(&[8; 12], LAST - 20, &mut range);
     let aes = aes::Aes128::new(&[3; 16].into());
     for (counter, from) in [(u32::MAX - 1, 0), (u32::MAX, 4)] {
         let mut block = [8; 16];
@@ -228,7 +235,7 @@ fn a_text_ends_with_its_counter() {
     // Counters carry through all their bytes.
     for counter in [0x100_u32, 0x1_0000, 0x100_0000] {
         let mut range = [0; 32];
-        key.apply(&[8; 12], (u64::from(counter) - 3) * 16, &mut range);
+        key.apply_keystream(&[8; 12], (u64::from(counter) - 3) * 16, &mut range);
         for (half, counter) in range.chunks(16).zip([counter - 1, counter]) {
             let mut block = [8; 16];
             block[12..].copy_from_slice(&counter.to_be_bytes());
@@ -240,15 +247,15 @@ fn a_text_ends_with_its_counter() {
 
     let chacha = Provider.aead(Suite::ChaCha20Poly1305, &[3; 32]).unwrap();
     let mut range = [1; 60];
-    chacha.apply(&[8; 12], (1 << 38) - 64 - 20, &mut range);
+    chacha.apply_keystream(&[8; 12], (1 << 38) - 64 - 20, &mut range);
     assert_eq!(range[20..], [0; 40], "nothing leaves unsealed");
     assert_ne!(range[..20], [1; 20], "sealed up to the end");
     for key in [&key, &chacha] {
         let mut range = [1; 8];
-        key.apply(&[8; 12], u64::MAX - 3, &mut range);
+        key.apply_keystream(&[8; 12], u64::MAX - 3, &mut range);
         assert_eq!(range, [0; 8]);
-        let mut sum = Sum::default();
-        key.absorb(&[8; 12], &mut sum, u64::MAX - 3, &range);
+        let mut sum = AuthSum::default();
+        key.absorb_ciphertext(&[8; 12], &mut sum, u64::MAX - 3, &range);
         let _ = key.finish(&[8; 12], &[], 8, &sum);
     }
 }

@@ -657,7 +657,7 @@ impl L5pConnection {
         let value = timestamp(now, self.options.ts_offset);
         SpliceSide {
             tuple: self.tuple,
-            link,
+            next_hop_mac: link,
             snd_nxt: self.seq(self.snd.nxt),
             rcv_nxt: self.rcv.ack(),
             peer_scale: self.options.peer_scale,
@@ -667,7 +667,10 @@ impl L5pConnection {
             mss: u16::try_from(self.snd.mss).unwrap_or(u16::MAX),
             sack: self.options.sack,
             ecn: self.options.ecn,
-            timestamps: self.options.timestamps.then_some(SpliceTimestamps { value, recent }),
+            timestamps: self
+                .options
+                .timestamps
+                .then_some(SpliceTimestamps { tsval: value, ts_recent: recent }),
         }
     }
 }

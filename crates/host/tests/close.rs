@@ -172,7 +172,7 @@ fn a_newer_syn_takes_over_time_wait() {
     let mut t = in_time_wait();
     t.at_ms(2000);
     t.new_incarnation(100_000);
-    t.moved(
+    t.expect_counters(
         |t| t.send(seg!(SYN mss 1460 sack_ok tsval 7000 wscale 7)),
         &[("tcp_time_wait_reused", 1), ("tcp_syns_cached", 1)],
     );
@@ -190,7 +190,7 @@ fn data_after_close_is_reset() {
     t.app_close();
     t.expect(seg!(ACK FIN seq 1 ack 1));
     t.send(seg!(ACK ack 2));
-    t.moved(
+    t.expect_counters(
         |t| t.send(seg!(ACK ack 2 data b"late")),
         &[("tcp_estab_resets", 1), ("tcp_out_rsts", 1)],
     );
@@ -236,11 +236,11 @@ fn an_orphan_in_fin_wait_2_expires() {
 #[test]
 fn resets_have_to_be_exact() {
     let mut t = ScriptedTcpPeer::server().established();
-    t.moved(|t| t.send(seg!(RST seq 2)), &[("tcp_challenge_acks", 1)]);
+    t.expect_counters(|t| t.send(seg!(RST seq 2)), &[("tcp_challenge_acks", 1)]);
     t.expect(seg!(ACK seq 1 ack 1));
-    t.moved(|t| t.send(seg!(RST seq 2_000_000)), &[("tcp_out_of_window", 1)]);
+    t.expect_counters(|t| t.send(seg!(RST seq 2_000_000)), &[("tcp_out_of_window", 1)]);
     t.expect_nothing();
-    t.moved(|t| t.send(seg!(RST seq 1)), &[("tcp_estab_resets", 1)]);
+    t.expect_counters(|t| t.send(seg!(RST seq 1)), &[("tcp_estab_resets", 1)]);
     assert_eq!(t.error(), Some(SocketError::Reset));
     t.expect_nothing();
 }
@@ -250,13 +250,22 @@ fn resets_have_to_be_exact() {
 #[test]
 fn a_syn_in_the_window_is_challenged() {
     let mut t = ScriptedTcpPeer::server().established();
-    t.moved(|t| t.send(seg!(SYN seq 5 mss 1460 tsval 6000)), &[("tcp_challenge_acks", 1)]);
+    t.expect_counters(
+        |t| t.send(seg!(SYN seq 5 mss 1460 tsval 6000)),
+        &[("tcp_challenge_acks", 1)],
+    );
     t.expect(seg!(ACK seq 1 ack 1));
     // Section 7: at most one challenge ACK in half a second.
-    t.moved(|t| t.send(seg!(SYN seq 6 mss 1460 tsval 6000)), &[("tcp_challenge_acks_limited", 1)]);
+    t.expect_counters(
+        |t| t.send(seg!(SYN seq 6 mss 1460 tsval 6000)),
+        &[("tcp_challenge_acks_limited", 1)],
+    );
     t.expect_nothing();
     t.at_ms(600);
-    t.moved(|t| t.send(seg!(SYN seq 7 mss 1460 tsval 6000)), &[("tcp_challenge_acks", 1)]);
+    t.expect_counters(
+        |t| t.send(seg!(SYN seq 7 mss 1460 tsval 6000)),
+        &[("tcp_challenge_acks", 1)],
+    );
     t.expect(seg!(ACK seq 1 ack 1));
 }
 
@@ -266,11 +275,11 @@ fn acknowledgments_out_of_range_are_challenged() {
     let mut t = ScriptedTcpPeer::server().established();
     t.app_write(b"hello");
     t.take("data");
-    t.moved(|t| t.send(seg!(ACK ack 7 data b"evil")), &[("tcp_challenge_acks", 1)]);
+    t.expect_counters(|t| t.send(seg!(ACK ack 7 data b"evil")), &[("tcp_challenge_acks", 1)]);
     t.expect(seg!(ACK seq 6 ack 1));
     t.at_ms(500);
     t.take_all();
-    t.moved(
+    t.expect_counters(
         |t| t.send(seg!(ACK seq 1 ack (1_u32.wrapping_sub(100_000)) data b"evil")),
         &[("tcp_challenge_acks", 1)],
     );
@@ -287,7 +296,10 @@ fn an_old_timestamp_is_dropped() {
     t.at_ms(1000);
     t.send_data(b"def");
     t.expect(seg!(ACK ack 7 tsecr 6000));
-    t.moved(|t| t.send(seg!(ACK seq 7 ack 1 tsval 5500 data b"old")), &[("tcp_paws_dropped", 1)]);
+    t.expect_counters(
+        |t| t.send(seg!(ACK seq 7 ack 1 tsval 5500 data b"old")),
+        &[("tcp_paws_dropped", 1)],
+    );
     t.expect(seg!(ACK ack 7 tsecr 6000));
     assert_eq!(t.app_read(), b"abcdef");
 }
@@ -302,14 +314,17 @@ fn an_idle_connections_timestamp_expires() {
     t.send_data(b"abc");
     t.expect(seg!(ACK ack 4 tsecr 5000));
     t.at_ms(DAYS_24 - 2000);
-    t.moved(|t| t.send(seg!(ACK seq 4 ack 1 tsval (old) data b"old")), &[("tcp_paws_dropped", 1)]);
+    t.expect_counters(
+        |t| t.send(seg!(ACK seq 4 ack 1 tsval (old) data b"old")),
+        &[("tcp_paws_dropped", 1)],
+    );
     t.expect(seg!(ACK ack 4 tsecr 5000));
     t.at_ms(DAYS_24 + 2000);
-    t.moved(|t| t.send(seg!(ACK seq 4 ack 1 tsval (old) data b"def")), &[]);
+    t.expect_counters(|t| t.send(seg!(ACK seq 4 ack 1 tsval (old) data b"def")), &[]);
     t.after_ms(100);
     t.expect(seg!(ACK ack 7 tsecr (old)));
     let older = old - 1;
-    t.moved(|t| t.send(seg!(ACK seq 7 ack 1 tsval (older))), &[("tcp_paws_dropped", 1)]);
+    t.expect_counters(|t| t.send(seg!(ACK seq 7 ack 1 tsval (older))), &[("tcp_paws_dropped", 1)]);
     assert_eq!(t.app_read(), b"abcdef");
 }
 
@@ -319,7 +334,7 @@ fn an_abort() {
     let mut t = ScriptedTcpPeer::server().established();
     t.app_write(b"hello");
     t.take("data");
-    t.moved(|t| t.app_abort(), &[("tcp_estab_resets", 1), ("tcp_out_rsts", 1)]);
+    t.expect_counters(|t| t.app_abort(), &[("tcp_estab_resets", 1), ("tcp_out_rsts", 1)]);
     t.expect(seg!(RST ACK seq 6 ack 1));
     assert_eq!(t.state(), "GONE");
 }

@@ -48,21 +48,27 @@ fn an_echo_reduces_the_window_at_once() {
     t.app_write_zeros(4 * 1448);
     t.take("four segments");
     t.at_ms(200);
-    t.moved(|t| t.send(seg!(ACK ECE ack (seq_of_segment(1)))), &[("tcp_ecn_reductions", 1)]);
+    t.expect_counters(
+        |t| t.send(seg!(ACK ECE ack (seq_of_segment(1)))),
+        &[("tcp_ecn_reductions", 1)],
+    );
     assert_eq!((t.info().ssthresh, t.info().cwnd), (14_480 * 7 / 10, 5 * 1448));
     t.app_write_zeros(20 * 1448);
     t.expect(seg!(ACK CWR seq (seq_of_segment(4)) len 2896 first));
     t.expect_nothing();
     // ECE for data sent before the peer learned of the reduction causes no second one.
     t.at_ms(210);
-    t.moved(|t| t.send(seg!(ACK ECE ack (seq_of_segment(4)))), &[]);
+    t.expect_counters(|t| t.send(seg!(ACK ECE ack (seq_of_segment(4)))), &[]);
     assert!(sent_bytes(&mut t) <= 4 * 1448);
     t.at_ms(300);
-    t.moved(|t| t.send(seg!(ACK ack (seq_of_segment(6)))), &[]);
+    t.expect_counters(|t| t.send(seg!(ACK ack (seq_of_segment(6)))), &[]);
     assert_eq!(t.info().cwnd, t.info().ssthresh, "RFC 6937 section 3");
     // ECE for later data does.
     t.take_all();
-    t.moved(|t| t.send(seg!(ACK ECE ack (seq_of_segment(7)))), &[("tcp_ecn_reductions", 1)]);
+    t.expect_counters(
+        |t| t.send(seg!(ACK ECE ack (seq_of_segment(7)))),
+        &[("tcp_ecn_reductions", 1)],
+    );
 }
 
 /// If the acknowledgment with ECE leaves nothing outstanding, the window becomes the threshold, and
@@ -73,8 +79,11 @@ fn an_echo_with_the_last_acknowledgment_reduces_the_window() {
     t.app_write_zeros(4 * 1448);
     t.take("four segments");
     t.at_ms(200);
-    t.moved(|t| t.send(seg!(ACK ECE ack (seq_of_segment(4)))), &[("tcp_ecn_reductions", 1)]);
-    t.moved(|t| t.send(seg!(ACK ECE ack (seq_of_segment(4)))), &[]);
+    t.expect_counters(
+        |t| t.send(seg!(ACK ECE ack (seq_of_segment(4)))),
+        &[("tcp_ecn_reductions", 1)],
+    );
+    t.expect_counters(|t| t.send(seg!(ACK ECE ack (seq_of_segment(4)))), &[]);
     assert_eq!(t.info().cwnd, 14_480 * 7 / 10);
     t.app_write_zeros(20 * 1448);
     t.expect(seg!(ACK CWR seq (seq_of_segment(4)) len (7 * 1448) first));
@@ -167,7 +176,7 @@ fn a_late_segment_makes_rack_wait() {
     t.send(seg!(ACK ack 2 sack (seq_of_segment(1), seq_of_segment(2)) sack (seq_of_segment(3), seq_of_segment(4))));
     t.at_ms(220);
     t.send(seg!(ACK ack (seq_of_segment(2)) sack (seq_of_segment(3), seq_of_segment(4))));
-    t.moved(|t| t.at_ms(244), &[]);
+    t.expect_counters(|t| t.at_ms(244), &[]);
     t.expect_nothing();
     t.at_ms(250);
     t.expect_at(245, seg!(ACK seq (seq_of_segment(2)) len 1448 again));
@@ -178,7 +187,7 @@ fn a_late_segment_makes_rack_wait() {
 #[test]
 fn part_of_a_segment_does_not_move_rack() {
     let mut t = window_sent();
-    t.moved(
+    t.expect_counters(
         |t| {
             t.send(seg!(ACK ack 2 sack (seq_of_segment(9), seq_of_segment(9) + 700)));
             t.send(seg!(ACK ack 2 sack (seq_of_segment(8) + 700, seq_of_segment(9) + 700)));
@@ -188,7 +197,7 @@ fn part_of_a_segment_does_not_move_rack() {
     );
     t.expect_nothing();
     // A whole segment between two parts does.
-    t.moved(
+    t.expect_counters(
         |t| {
             t.send(seg!(ACK ack 2 sack (seq_of_segment(7) + 700, seq_of_segment(9) + 700)));
             t.at_ms(320);
@@ -252,7 +261,7 @@ fn a_time_out_in_recovery_keeps_the_threshold() {
     let ssthresh = t.info().ssthresh;
     assert_eq!(ssthresh, 20 * 1448 * 7 / 10);
     t.take_all();
-    t.moved(
+    t.expect_counters(
         |t| t.at_ms(2000),
         &[("tcp_timeouts", 2), ("tcp_retrans", 2), ("tcp_retrans_bytes", 2 * 1448)],
     );

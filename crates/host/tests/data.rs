@@ -23,7 +23,7 @@ fn quick_phase_over() -> ScriptedTcpPeer {
 fn an_acknowledgment_is_delayed() {
     let mut t = quick_phase_over();
     let at = t.ms();
-    t.moved(
+    t.expect_counters(
         |t| {
             t.send_data(b"hello");
             t.expect_nothing();

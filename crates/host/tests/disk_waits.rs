@@ -35,7 +35,7 @@ fn a_fast_response_carries_the_acknowledgment() {
     let mut t = waiting_for_disk();
     t.at_ms(30);
     t.echo_last_transmit(29);
-    t.moved(|t| t.at_ms(100), &[]);
+    t.expect_counters(|t| t.at_ms(100), &[]);
     t.expect_nothing();
 }
 

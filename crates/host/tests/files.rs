@@ -54,10 +54,10 @@ fn nothing_times_out_before_its_echo() {
     let mut t = warm();
     t.app_file(5 * 1448);
     t.expect(seg!(ACK PSH seq 2 file (0, 7240) echo));
-    t.moved(|t| t.at_ms(60_000), &[]);
+    t.expect_counters(|t| t.at_ms(60_000), &[]);
     t.expect_nothing();
     t.echo_last_transmit(59_900);
-    t.moved(
+    t.expect_counters(
         |t| t.at_ms(60_300),
         &[("tcp_tail_probes", 1), ("tcp_retrans", 1), ("tcp_retrans_bytes", 1448)],
     );
@@ -98,7 +98,7 @@ fn memory_behind_a_file_waits_for_its_echo() {
     t.expect(seg!(ACK seq 2 file (0, 1448) echo));
     t.app_write(b"tail");
     t.expect(seg!(ACK PSH seq 1450 data b"tail" echo));
-    t.moved(|t| t.at_ms(10_000), &[]);
+    t.expect_counters(|t| t.at_ms(10_000), &[]);
     t.expect_nothing();
 }
 
@@ -163,7 +163,7 @@ fn a_changed_file_resets() {
     let mut t = warm();
     t.app_file(100_000);
     t.take("a transmit");
-    t.moved(
+    t.expect_counters(
         |t| t.drop_last_transmit(FileFault::Changed),
         &[("file_aborts", 1), ("tcp_estab_resets", 1), ("tcp_out_rsts", 1)],
     );
@@ -204,7 +204,7 @@ fn the_first_fault_counts() {
         delay: Duration::ZERO,
         outcome: abi::TransmitOutcome::Dropped(FileFault::FlowFailed),
     };
-    t.moved(|t| t.handle_device_event(Event::TransmitDone(done)), &[]);
+    t.expect_counters(|t| t.handle_device_event(Event::TransmitDone(done)), &[]);
     t.expect_nothing();
 }
 
@@ -250,7 +250,7 @@ fn the_hosts_disk_detects_a_change() {
     t.host.offload_write(t.now(), t.socket(), file, 0, 100_000).unwrap();
     t.pump();
     let changed = abi::FileStat { version: 2, ..ScriptedTcpPeer::default_file_stat() };
-    t.moved(
+    t.expect_counters(
         |t| t.serve_disk(changed),
         &[("file_aborts", 1), ("tcp_estab_resets", 1), ("tcp_out_rsts", 1)],
     );
@@ -292,7 +292,7 @@ fn a_reset_device_is_replaced_by_the_host() {
     t.send(seg!(ACK ack (2 + 7240)));
     have[..7240].fill(true);
     t.take_all();
-    t.moved(
+    t.expect_counters(
         |t| t.handle_device_event(Event::Reset),
         &[("device_resets", 1), ("file_fallback_opens", 1)],
     );

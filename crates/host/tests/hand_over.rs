@@ -3,7 +3,7 @@
 use abi::l5o::L5oId;
 use abi::setup::ListenId;
 use abi::teardown::{ClosingState, Teardown, TeardownDone, TeardownRefused};
-use abi::{Event, Load, Op, Part, Refusal};
+use abi::{DeviceLoad, Event, Op, Refusal, TransmitPart};
 use base::Duration;
 use outboard_host::{ListenerOption, SocketError, SocketOption};
 use testkit::{HOST, HOST_V6, ScriptedTcpPeer, seg};
@@ -44,7 +44,7 @@ fn bytes(teardown: &Teardown) -> Vec<u8> {
     let mut all = Vec::new();
     for part in &teardown.parts {
         match part {
-            Part::Host(bytes) => all.extend_from_slice(bytes),
+            TransmitPart::Host(bytes) => all.extend_from_slice(bytes),
             other => panic!("{other:?}"),
         }
     }
@@ -63,7 +63,7 @@ fn a_transaction_is_one_event_and_one_operation() {
     // A connection can be handed over only if its peer's link address is known.
     let t = &mut t;
     resolve_peer_and_change_port(t);
-    t.moved(
+    t.expect_counters(
         |t| {
             t.device_accepts(&seg!(ACK PSH data b"ping"), ScriptedTcpPeer::default_established());
             assert_eq!(t.host.peek(t.socket()), b"ping");
@@ -155,7 +155,7 @@ fn the_request_may_come_after_the_handshake() {
     assert_eq!(t.host.peek(t.socket()), b"ping");
     t.host.consume(t.socket(), 4);
     t.app_write_unpumped(b"pong");
-    t.moved(
+    t.expect_counters(
         ScriptedTcpPeer::app_close,
         &[("handed_over", 1), ("connections_closing_on_device", 1)],
     );
@@ -228,7 +228,7 @@ fn sent_and_unsent_bytes_are_separate_parts() {
     t.app_write_unpumped(b"unsent");
     t.app_close();
     let teardown = t.take_teardown().expect("it fits");
-    let lens: Vec<u32> = teardown.parts.iter().map(Part::len).collect();
+    let lens: Vec<u32> = teardown.parts.iter().map(TransmitPart::len).collect();
     assert_eq!(
         (lens, t.host_stream_position(teardown.una), t.host_stream_position(teardown.nxt)),
         (vec![4, 6], 1, 5)
@@ -264,7 +264,9 @@ fn file_extents_are_handed_over() {
     t.host.offload_close(file);
     t.pump();
     let teardown = t.take_teardown().expect("nothing was sent yet, so nothing is awaited");
-    assert!(matches!(&teardown.parts[..], [Part::File(e)] if (e.offset, e.len) == (4096, 500)));
+    assert!(
+        matches!(&teardown.parts[..], [TransmitPart::File(e)] if (e.offset, e.len) == (4096, 500))
+    );
     assert_eq!(t.take_acked_file_bytes(), 0);
     assert!(t.take_file_close(), "nobody else needs the file");
 }
@@ -384,7 +386,7 @@ fn frames_that_crossed_the_hand_over_are_returned() {
 fn a_refused_connection_is_closed_by_the_host() {
     let (mut t, teardown) = handed_over();
     let why = Refusal::DoesNotFit;
-    t.handle_device_event(Event::TeardownRefused(TeardownRefused { teardown, why }));
+    t.handle_device_event(Event::TeardownRefused(TeardownRefused { teardown, reason: why }));
     let back = t.take_teardown();
     assert!(back.is_none(), "it is not offered again at once");
     t.expect(seg!(ACK PSH FIN seq 1 ack 5 data b"pong"));
@@ -400,7 +402,7 @@ fn contexts_of_a_refused_connection_are_destroyed() {
     let (mut t, mut teardown) = handed_over();
     teardown.contexts.push(L5oId(7));
     let why = Refusal::DoesNotFit;
-    t.handle_device_event(Event::TeardownRefused(TeardownRefused { teardown, why }));
+    t.handle_device_event(Event::TeardownRefused(TeardownRefused { teardown, reason: why }));
     let destroyed = |op: &Op| matches!(op, Op::L5oDestroy { context } if *context == L5oId(7));
     assert_eq!(t.other_ops.iter().filter(|op| destroyed(op)).count(), 1);
 }
@@ -414,18 +416,21 @@ fn listeners_are_offloaded_to_the_device() {
     let listen = told.last().unwrap().as_ref().unwrap();
     assert_eq!(*listen.addrs, [HOST, HOST_V6]);
     assert_eq!((listen.listener, listen.port, listen.mss), (ListenId(0), 80, [1460, 1440]));
-    assert!(listen.defer && listen.sack && listen.ecn);
+    assert!(listen.defer_accept && listen.sack && listen.ecn);
     assert_eq!(t.host.setup_offload(listener), Ok(()));
     // An overloaded device still answers SYNs, so that a flood of them does not reach the host.
     for (permille, high) in [(990, true), (995, true), (300, false)] {
-        t.handle_device_event(Event::Load(Load { permille, high }));
+        t.handle_device_event(Event::Load(DeviceLoad { permille, high }));
         assert_eq!(t.take_listener_ops(), []);
     }
     assert_eq!(t.host.counters().device_overloads, 1);
     // After a reset the device has to be told again.
     t.handle_device_event(Event::Reset);
     assert!(matches!(&t.take_listener_ops()[..], [Ok(_)]));
-    t.handle_device_event(Event::ListenRefused { listener: ListenId(0), why: Refusal::TableFull });
+    t.handle_device_event(Event::ListenRefused {
+        listener: ListenId(0),
+        reason: Refusal::TableFull,
+    });
     assert_eq!(t.host.setup_offload(listener), Err(Refusal::TableFull));
     t.host.set_listener_option(listener, ListenerOption::SetupOffload(false));
     t.pump();
@@ -437,7 +442,7 @@ fn listeners_are_offloaded_to_the_device() {
 fn an_overloaded_device_gets_no_teardowns() {
     let mut t = server();
     resolve_peer_and_change_port(&mut t);
-    t.handle_device_event(Event::Load(Load { permille: 990, high: true }));
+    t.handle_device_event(Event::Load(DeviceLoad { permille: 990, high: true }));
     t.device_accepts(&seg!(ACK PSH data b"ping"), ScriptedTcpPeer::default_established());
     t.host.consume(t.socket(), 4);
     t.app_write_unpumped(b"pong");
@@ -476,7 +481,10 @@ fn invalid_device_events_are_ignored() {
         reset: u32::MAX,
         timed_out: 1,
     }));
-    t.handle_device_event(Event::ListenRefused { listener: ListenId(7), why: Refusal::TableFull });
+    t.handle_device_event(Event::ListenRefused {
+        listener: ListenId(7),
+        reason: Refusal::TableFull,
+    });
     assert_eq!(t.host.counters().events_ignored, 2);
     assert!(t.other_ops.iter().all(|op| !matches!(op, Op::Teardown(_))));
 }

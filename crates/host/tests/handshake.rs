@@ -12,7 +12,7 @@ fn every_option_is_negotiated() {
     let mut t = ScriptedTcpPeer::server();
     t.send(seg!(SYN seq 0 win 65535 mss 1460 sack_ok tsval 5000 wscale 7));
     t.expect(seg!(SYN ACK seq 0 ack 1 win 65535 mss 1460 sack_ok wscale 5 tsecr 5000));
-    t.moved(|t| t.send(seg!(ACK seq 1 ack 1)), &[("tcp_passive_opens", 1)]);
+    t.expect_counters(|t| t.send(seg!(ACK seq 1 ack 1)), &[("tcp_passive_opens", 1)]);
     assert!(t.accepted().is_some());
     assert_eq!((t.state(), t.info().mss), ("ESTABLISHED", 1448));
     t.expect_nothing();
@@ -52,7 +52,7 @@ fn a_syn_ack_is_retransmitted_and_expires() {
     let mut t = ScriptedTcpPeer::server();
     t.send(seg!(SYN mss 1460 sack_ok tsval 5000 wscale 7));
     t.expect_at(0, seg!(SYN ACK));
-    t.moved(
+    t.expect_counters(
         |t| {
             t.at_ms(100_000);
             for at in [1000, 3000, 7000, 15_000, 31_000] {
@@ -73,7 +73,7 @@ fn a_repeated_syn_is_answered_again() {
     t.send(seg!(SYN mss 1460 sack_ok tsval 5000 wscale 7));
     t.expect(seg!(SYN ACK seq 0 ack 1));
     t.at_ms(500);
-    t.moved(
+    t.expect_counters(
         |t| t.send(seg!(SYN seq 0 mss 1460 sack_ok tsval 5500 wscale 7)),
         &[("tcp_syn_acks_resent", 1)],
     );
@@ -88,7 +88,10 @@ fn a_reset_of_a_half_open_connection() {
     t.take("SYN-ACK");
     t.send(seg!(RST seq 5));
     t.send(seg!(RST seq 1));
-    t.moved(|t| t.send(seg!(ACK seq 1 ack 1)), &[("tcp_no_connection", 1), ("tcp_out_rsts", 1)]);
+    t.expect_counters(
+        |t| t.send(seg!(ACK seq 1 ack 1)),
+        &[("tcp_no_connection", 1), ("tcp_out_rsts", 1)],
+    );
     t.expect(seg!(RST seq 1));
 }
 
@@ -109,7 +112,10 @@ fn a_wrong_acknowledgment_of_a_half_open_connection() {
 #[test]
 fn a_closed_port_resets() {
     let mut t = ScriptedTcpPeer::new(|_| {}, (testkit::HOST, testkit::PEER));
-    t.moved(|t| t.send(seg!(SYN seq 0)), &[("tcp_no_connection", 1), ("tcp_out_rsts", 1)]);
+    t.expect_counters(
+        |t| t.send(seg!(SYN seq 0)),
+        &[("tcp_no_connection", 1), ("tcp_out_rsts", 1)],
+    );
     t.expect(seg!(RST ACK seq 0 ack 1));
     t.send(seg!(ACK seq 9 ack 1234));
     t.take("a reset");
@@ -160,7 +166,7 @@ fn an_active_open_to_a_plain_peer() {
 fn a_syn_without_answer_times_out() {
     let mut t = ScriptedTcpPeer::client();
     t.expect_at(0, seg!(SYN ECE CWR seq 0));
-    t.moved(
+    t.expect_counters(
         |t| t.at_ms(200_000),
         &[("tcp_timeouts", 6), ("tcp_timed_out", 1), ("tcp_attempt_fails", 1)],
     );
@@ -180,7 +186,7 @@ fn a_refused_connection() {
     assert_eq!(t.state(), "SYN-SENT");
     t.send(seg!(RST ACK seq 0 ack 9));
     assert_eq!(t.state(), "SYN-SENT");
-    t.moved(|t| t.send(seg!(RST ACK seq 0 ack 1)), &[("tcp_attempt_fails", 1)]);
+    t.expect_counters(|t| t.send(seg!(RST ACK seq 0 ack 1)), &[("tcp_attempt_fails", 1)]);
     assert_eq!(t.error(), Some(SocketError::Refused));
     t.expect_nothing();
 }
@@ -237,13 +243,13 @@ fn cache_full() -> ScriptedTcpPeer {
 #[test]
 fn cookies_when_the_cache_is_full() {
     let mut t = cache_full();
-    t.moved(
+    t.expect_counters(
         |t| t.send(seg!(SYN mss 1460 sack_ok tsval 5000 wscale 9)),
         &[("tcp_syn_cookies_sent", 1)],
     );
     t.expect(seg!(SYN ACK seq 0 ack 1 mss 1460 sack_ok wscale 5));
     t.at_ms(50);
-    t.moved(
+    t.expect_counters(
         |t| t.send(seg!(ACK seq 1 ack 1 win 2)),
         &[("tcp_syn_cookies_accepted", 1), ("tcp_passive_opens", 1)],
     );
@@ -272,9 +278,9 @@ fn a_cookie_without_timestamps() {
 #[test]
 fn a_cookie_is_not_sent_to_a_peer_of_small_segments() {
     let mut t = cache_full();
-    t.moved(|t| t.send(seg!(SYN mss 535 tsval 5000)), &[("tcp_listen_drops", 1)]);
+    t.expect_counters(|t| t.send(seg!(SYN mss 535 tsval 5000)), &[("tcp_listen_drops", 1)]);
     t.expect_nothing();
-    t.moved(|t| t.send(seg!(SYN mss 536 tsval 5000)), &[("tcp_syn_cookies_sent", 1)]);
+    t.expect_counters(|t| t.send(seg!(SYN mss 536 tsval 5000)), &[("tcp_syn_cookies_sent", 1)]);
     t.take("a SYN-ACK by cookie");
 }
 
@@ -290,7 +296,7 @@ fn a_cookie_with_timestamps_needs_timestamps() {
         t.send(seg!(SYN mss 1460 tsval 5000));
         t.take("a SYN-ACK by cookie");
         let end = if stamped { seg!(ACK seq 1 ack 1) } else { seg!(ACK seq 1 ack 1 no_ts) };
-        t.moved(|t| t.send(end), counters);
+        t.expect_counters(|t| t.send(end), counters);
     }
 }
 
@@ -315,7 +321,7 @@ fn a_forged_cookie_is_refused() {
     let mut t = cache_full();
     t.send(seg!(SYN mss 1460));
     t.take("a SYN-ACK by cookie");
-    t.moved(
+    t.expect_counters(
         |t| t.send(seg!(ACK seq 1 ack 2)),
         &[("tcp_syn_cookies_failed", 1), ("tcp_no_connection", 1), ("tcp_out_rsts", 1)],
     );
@@ -352,7 +358,7 @@ fn a_flood_of_syns_leaves_connections_alone() {
     t.accepted();
     t.app_write_zeros(1000);
     t.take("a segment");
-    t.moved(
+    t.expect_counters(
         |t| t.send_syn_flood(1024..11_024),
         &[("tcp_syns_cached", 64), ("tcp_syn_cookies_sent", 9_936)],
     );
@@ -362,7 +368,10 @@ fn a_flood_of_syns_leaves_connections_alone() {
     assert_eq!(t.state(), "ESTABLISHED");
     // The handshakes stay incomplete, and the entries of the cache expire.
     t.send(seg!(ACK seq 1 ack 1501));
-    t.moved(|t| t.at_ms(200_000), &[("tcp_syn_acks_resent", 320), ("tcp_syns_expired", 64)]);
+    t.expect_counters(
+        |t| t.at_ms(200_000),
+        &[("tcp_syn_acks_resent", 320), ("tcp_syns_expired", 64)],
+    );
 }
 
 /// RFC 9293 section 3.10.7.1: every segment of an unknown connection is answered with a reset, but
@@ -381,13 +390,13 @@ fn resets_are_rate_limited() {
         }
     };
     let moves = [("tcp_no_connection", 5), ("tcp_out_rsts", 3), ("tcp_out_rsts_limited", 2)];
-    t.moved(|t| strangers(t, 2000..2005, 2003), &moves);
+    t.expect_counters(|t| strangers(t, 2000..2005, 2003), &moves);
     t.at_ms(999);
     let moves = [("tcp_no_connection", 2), ("tcp_out_rsts_limited", 2)];
-    t.moved(|t| strangers(t, 3000..3002, 3000), &moves);
+    t.expect_counters(|t| strangers(t, 3000..3002, 3000), &moves);
     t.at_ms(1001);
     let moves = [("tcp_no_connection", 4), ("tcp_out_rsts", 3), ("tcp_out_rsts_limited", 1)];
-    t.moved(|t| strangers(t, 4000..4004, 4003), &moves);
+    t.expect_counters(|t| strangers(t, 4000..4004, 4003), &moves);
 }
 
 /// A port that is no longer listened on refuses connections. Established ones stay, and half-open
@@ -403,16 +412,19 @@ fn a_port_that_is_closed_refuses() {
     t.send(seg!(SYN mss 1460));
     t.take("a SYN-ACK");
     t.send(seg!(ACK));
-    t.moved(|t| t.host.unlisten(listener), &[]);
+    t.expect_counters(|t| t.host.unlisten(listener), &[]);
     // Established before, but accepted by the application only now.
     assert!(t.accepted().is_some());
     t.app_write_zeros(100);
     t.expect(seg!(ACK PSH len 100));
     t.send(seg!(ACK ack 101));
     t.use_peer_port(42_000);
-    t.moved(|t| t.send(seg!(SYN mss 1460)), &[("tcp_no_connection", 1), ("tcp_out_rsts", 1)]);
+    t.expect_counters(
+        |t| t.send(seg!(SYN mss 1460)),
+        &[("tcp_no_connection", 1), ("tcp_out_rsts", 1)],
+    );
     t.expect(seg!(RST ACK));
-    t.moved(|t| t.at_ms(60_000), &[]);
+    t.expect_counters(|t| t.at_ms(60_000), &[]);
     // The port can be listened on again.
     assert!(t.host.listen(listen).is_ok_and(|again| again != listener));
 }

@@ -20,11 +20,14 @@ fn closed(bytes_max: u32) -> ScriptedTcpPeer {
 #[test]
 fn late_data_does_not_cut_the_response_off() {
     let mut t = closed(100);
-    t.moved(|t| t.send(seg!(ACK ack 1 data b"late")), &[("tcp_late_data_bytes", 4)]);
+    t.expect_counters(|t| t.send(seg!(ACK ack 1 data b"late")), &[("tcp_late_data_bytes", 4)]);
     t.expect(seg!(ACK seq 10 ack 5 len 0));
     t.send(seg!(ACK seq 5 ack 10));
     assert_eq!(t.state(), "FIN-WAIT-2");
-    t.moved(|t| t.send(seg!(ACK seq 5 ack 10 data b"more")), &[("tcp_late_data_bytes", 4)]);
+    t.expect_counters(
+        |t| t.send(seg!(ACK seq 5 ack 10 data b"more")),
+        &[("tcp_late_data_bytes", 4)],
+    );
     t.expect(seg!(ACK seq 10 ack 9 len 0));
     t.send(seg!(ACK FIN seq 9 ack 10 data b"end"));
     t.expect(seg!(ACK seq 10 ack 13 len 0));
@@ -64,7 +67,7 @@ fn late_data_is_bounded() {
     let mut t = closed(8);
     t.send(seg!(ACK ack 10 data b"12345678"));
     t.expect(seg!(ACK seq 10 ack 9));
-    t.moved(
+    t.expect_counters(
         |t| t.send(seg!(ACK seq 9 ack 10 data b"9")),
         &[("tcp_late_data_resets", 1), ("tcp_estab_resets", 1), ("tcp_out_rsts", 1)],
     );
@@ -119,7 +122,7 @@ fn the_bound_is_handed_over() {
     assert_eq!(t.host.counters().handed_over, 1);
     // The device refuses the connection: the host continues to discard.
     let why = Refusal::DoesNotFit;
-    t.handle_device_event(Event::TeardownRefused(TeardownRefused { teardown, why }));
+    t.handle_device_event(Event::TeardownRefused(TeardownRefused { teardown, reason: why }));
     t.take_all();
     t.send(seg!(ACK seq 5 ack 14481 data b"more"));
     t.expect(seg!(ACK ack 9));
@@ -148,7 +151,7 @@ fn fin_wait_2_is_handed_over() {
     );
     assert!(teardown.parts.is_empty());
     let why = Refusal::Disabled;
-    t.handle_device_event(Event::TeardownRefused(TeardownRefused { teardown, why }));
+    t.handle_device_event(Event::TeardownRefused(TeardownRefused { teardown, reason: why }));
     t.send(seg!(ACK seq 1 ack 14482 data b"late"));
     t.expect(seg!(ACK seq 14482 ack 5 len 0));
     t.send(seg!(FIN ACK seq 5 ack 14482));

@@ -36,7 +36,7 @@ fn the_time_out_backs_off() {
     let mut t = warm(10);
     t.app_write_zeros(14480);
     t.expect_at(100, seg!(ACK seq 2 len 14480));
-    t.moved(
+    t.expect_counters(
         |t| {
             t.at_ms(3000);
             // After two round trips a tail loss probe; then time-outs of 300, 600 and 1200 ms.
@@ -92,7 +92,7 @@ fn three_sacks_repair_a_hole_at_once() {
     t.app_write_zeros(14480);
     t.take("a window");
     t.at_ms(200);
-    t.moved(
+    t.expect_counters(
         |t| {
             t.send(seg!(ACK ack 2 sack (seq_of_segment(1), seq_of_segment(2))));
             t.send(seg!(ACK ack 2 sack (seq_of_segment(1), seq_of_segment(3))));
@@ -119,7 +119,7 @@ fn one_sack_repairs_a_hole_after_the_reordering_window() {
     t.at_ms(200);
     t.send(seg!(ACK ack 2 sack (seq_of_segment(1), seq_of_segment(2))));
     t.expect_nothing();
-    t.moved(
+    t.expect_counters(
         |t| t.at_ms(230),
         &[("tcp_recoveries", 1), ("tcp_retrans", 1), ("tcp_retrans_bytes", 1448)],
     );
@@ -134,7 +134,7 @@ fn reordering_within_the_window_is_tolerated() {
     t.app_write_zeros(14480);
     t.take("a window");
     t.at_ms(200);
-    t.moved(
+    t.expect_counters(
         |t| {
             t.send(seg!(ACK ack 2 sack (seq_of_segment(1), seq_of_segment(2))));
             t.at_ms(220);
@@ -179,7 +179,7 @@ fn a_lost_tail_is_repaired_by_a_probe() {
     t.take("four segments");
     t.at_ms(200);
     t.send(seg!(ACK ack (seq_of_segment(2))));
-    t.moved(
+    t.expect_counters(
         |t| {
             t.at_ms(400);
             t.expect_at(400, seg!(ACK PSH seq (seq_of_segment(3)) len 1448 again));
@@ -222,11 +222,11 @@ fn a_repair_by_a_probe_is_noticed() {
     t.at_ms(500);
     t.expect_at(400, seg!(ACK seq 2 len 1448 again));
     t.at_ms(600);
-    t.moved(|t| t.send(seg!(ACK)), &[]);
+    t.expect_counters(|t| t.send(seg!(ACK)), &[]);
     t.app_write_zeros(1448);
     t.take("the next");
     t.at_ms(700);
-    t.moved(|t| t.send(seg!(ACK)), &[("tcp_tail_probe_repairs", 1)]);
+    t.expect_counters(|t| t.send(seg!(ACK)), &[("tcp_tail_probe_repairs", 1)]);
     assert_eq!(t.info().ssthresh, 14480 * 7 / 10);
 }
 
@@ -240,11 +240,11 @@ fn an_unneeded_probe_costs_nothing() {
     t.expect_at(400, seg!(ACK seq 2 len 1448 again));
     t.send(seg!(ACK));
     t.at_ms(600);
-    t.moved(|t| t.send(seg!(ACK sack (2, seq_of_segment(1)))), &[("tcp_dsacks", 1)]);
+    t.expect_counters(|t| t.send(seg!(ACK sack (2, seq_of_segment(1)))), &[("tcp_dsacks", 1)]);
     t.app_write_zeros(1448);
     t.take("the next");
     t.at_ms(700);
-    t.moved(|t| t.send(seg!(ACK)), &[]);
+    t.expect_counters(|t| t.send(seg!(ACK)), &[]);
     assert_eq!(t.info().ssthresh, u32::MAX);
 }
 
@@ -263,7 +263,7 @@ fn a_spurious_time_out_is_undone() {
     t.expect_at(400, seg!(ACK seq 2 len 1448 again));
     let before = t.info().cwnd;
     assert_eq!(before, 1448);
-    t.moved(|t| t.send(seg!(ACK ack (seq_of_segment(1)) tsecr 100)), &[("tcp_undos", 1)]);
+    t.expect_counters(|t| t.send(seg!(ACK ack (seq_of_segment(1)) tsecr 100)), &[("tcp_undos", 1)]);
     assert!(t.info().cwnd >= 14480, "{}", t.info().cwnd);
     assert_eq!(t.info().ssthresh, u32::MAX);
     assert!(t.take_all().iter().all(|s| s.again == Some(false)), "nothing else is sent again");
@@ -287,7 +287,7 @@ fn dsacks_undo_a_recovery() {
     t.send(seg!(ACK ack (at(10))));
     assert!(t.info().ssthresh < 14600);
     t.at_ms(200);
-    t.moved(
+    t.expect_counters(
         |t| t.send(seg!(ACK ack (at(10)) sack (1, at(1)))),
         &[("tcp_dsacks", 1), ("tcp_undos", 1)],
     );
@@ -304,7 +304,7 @@ fn duplicates_repair_without_sack() {
     t.take("a window");
     t.at_ms(100);
     let at = |n: u32| 1 + n * 1460;
-    t.moved(
+    t.expect_counters(
         |t| {
             t.send(seg!(ACK ack 1));
             t.send(seg!(ACK ack 1));
@@ -394,7 +394,7 @@ fn the_user_time_out_counts_from_the_first_byte() {
     t.take("data");
     t.at_ms(110_000);
     assert_eq!(t.state(), "ESTABLISHED");
-    t.moved(
+    t.expect_counters(
         |t| t.at_ms(150_000),
         &[
             ("tcp_tail_probes", 0),

@@ -87,7 +87,7 @@ fn a_completed_change_is_invalidated() {
         "nothing has changed yet"
     );
     let end = DiskCompletion::Written { id, buf, result: Ok(()) };
-    t.moved(|t| complete(t, end), &[("file_invalidations", 1)]);
+    t.expect_counters(|t| complete(t, end), &[("file_invalidations", 1)]);
     assert_eq!(take_invalidations(&mut t), [(file, 4096, 5000)]);
     assert_eq!(t.notices.pop_front(), Some(Notice::DiskDone(USER)));
     assert_eq!(take_completed_changes(&mut t), [(5, true, Ok(()))]);
@@ -112,7 +112,7 @@ fn a_failed_change_is_invalidated() {
     write(&mut t, 1, file, 0, 4096);
     let Some(DiskRequest::Write { id, buf, .. }) = t.disk.pop_front() else { panic!() };
     let end = DiskCompletion::Written { id, buf, result: Err(FileFault::NoSpace) };
-    t.moved(|t| complete(t, end), &[("file_invalidations", 1), ("file_write_errors", 1)]);
+    t.expect_counters(|t| complete(t, end), &[("file_invalidations", 1), ("file_write_errors", 1)]);
     assert_eq!(take_invalidations(&mut t), [(file, 0, 4096)]);
     assert_eq!(take_completed_changes(&mut t), [(1, true, Err(FileFault::NoSpace))]);
     assert_eq!(FileFault::NoSpace.to_string(), "no space left on the disk");
@@ -238,7 +238,7 @@ fn a_reset_device_opens_it_again() {
     t.take("a transmit");
     write(&mut t, 1, file, 1 << 20, 512);
     t.set_device_file(Err(FileFault::Refused(Refusal::TableFull)));
-    t.moved(|t| t.handle_device_event(Event::Reset), &[("device_resets", 1)]);
+    t.expect_counters(|t| t.handle_device_event(Event::Reset), &[("device_resets", 1)]);
     assert!(matches!(t.other_ops.pop_front(), Some(Op::FileOpen { file: f, .. }) if f == file));
     assert_eq!(t.host.extent_reader(file), Err(Refusal::TableFull));
     t.serve_disk(ScriptedTcpPeer::default_file_stat());

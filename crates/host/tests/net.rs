@@ -20,14 +20,14 @@ fn arp_request(t: &mut ScriptedTcpPeer, target: [u8; 4]) {
 #[test]
 fn arp_requests_for_us_are_answered() {
     let mut t = ScriptedTcpPeer::new(|_| {}, (HOST, PEER));
-    t.moved(|t| arp_request(t, [10, 77, 0, 2]), &[("neighbor_replies", 1)]);
+    t.expect_counters(|t| arp_request(t, [10, 77, 0, 2]), &[("neighbor_replies", 1)]);
     let reply = t.non_tcp_frames.pop_front().unwrap();
     assert_eq!(reply[..6], PEER_MAC);
     assert_eq!(
         (reply[21], &reply[22..28], &reply[28..32]),
         (2, &HOST_MAC[..], &[10, 77, 0, 2][..])
     );
-    t.moved(|t| arp_request(t, [10, 77, 0, 9]), &[]);
+    t.expect_counters(|t| arp_request(t, [10, 77, 0, 9]), &[]);
     assert!(t.non_tcp_frames.is_empty());
 }
 
@@ -50,7 +50,7 @@ fn a_silent_neighbor_is_given_up() {
     let mut t = ScriptedTcpPeer::server_with(|c| c.tcp.syn_ack_retries = 0);
     t.answers_neighbors = false;
     t.send(seg!(SYN mss 1460));
-    t.moved(|t| t.at_ms(10_000), &[("neighbor_drops", 1), ("tcp_syns_expired", 1)]);
+    t.expect_counters(|t| t.at_ms(10_000), &[("neighbor_drops", 1), ("tcp_syns_expired", 1)]);
     assert_eq!(t.non_tcp_frames.len(), 3, "RFC 4861: three times");
     t.expect_nothing();
 }
@@ -64,13 +64,16 @@ fn neighbor_solicitations_are_answered() {
     body.extend_from_slice(&host.octets());
     body.extend_from_slice(&[1, 1]);
     body.extend_from_slice(&PEER_MAC);
-    t.moved(|t| t.send_icmp(&body), &[("neighbor_replies", 1)]);
+    t.expect_counters(|t| t.send_icmp(&body), &[("neighbor_replies", 1)]);
     let reply = t.non_tcp_frames.pop_front().unwrap();
     assert_eq!((reply[..6].to_vec(), reply[54]), (PEER_MAC.to_vec(), 136));
     // Section 7.1.1: the hop limit must be 255 and the checksum must be right. `send_ip` leaves the
     // checksum zero, which is detected first.
     let frame_with_low_hop_limit = [body.clone(), vec![]].concat();
-    t.moved(|t| t.send_ip(58, &frame_with_low_hop_limit), &[("received_bad_checksum", 1)]);
+    t.expect_counters(
+        |t| t.send_ip(58, &frame_with_low_hop_limit),
+        &[("received_bad_checksum", 1)],
+    );
 }
 
 /// RFC 792, RFC 4443 section 4.1.
@@ -79,7 +82,7 @@ fn echo_requests_are_answered() {
     for (addrs, request, reply) in [((HOST, PEER), 8, 0), ((HOST_V6, PEER_V6), 128, 129)] {
         let mut t = ScriptedTcpPeer::new(|_| {}, addrs);
         let body = [&[request, 0, 0, 0, 1, 2, 3, 4][..], b"payload"].concat();
-        t.moved(|t| t.send_icmp(&body), &[("icmp_echo_replies", 1)]);
+        t.expect_counters(|t| t.send_icmp(&body), &[("icmp_echo_replies", 1)]);
         let frame = t.non_tcp_frames.pop_front().unwrap();
         let l4 = if addrs.0.is_ipv4() { 34 } else { 54 };
         assert_eq!((frame[l4], &frame[l4 + 4..]), (reply, &body[4..]));
@@ -90,7 +93,7 @@ fn echo_requests_are_answered() {
 #[test]
 fn udp_ports_are_unreachable() {
     let mut t = ScriptedTcpPeer::new(|_| {}, (HOST, PEER));
-    t.moved(
+    t.expect_counters(
         |t| t.send_ip(17, &[1, 2, 0, 9, 0, 8, 0, 0]),
         &[("udp_no_ports", 1), ("icmp_errors_sent", 1)],
     );
@@ -101,7 +104,7 @@ fn udp_ports_are_unreachable() {
     }
     assert_eq!(t.host.counters().icmp_errors_sent, 100);
     t.at_ms(2000);
-    t.moved(
+    t.expect_counters(
         |t| t.send_ip(17, &[1, 2, 0, 9, 0, 8, 0, 0]),
         &[("udp_no_ports", 1), ("icmp_errors_sent", 1)],
     );
@@ -116,7 +119,7 @@ fn a_smaller_path_mtu() {
     t.expect(seg!(ACK PSH seq 1 len 2896 run 1448));
     let mut error = vec![3, 4, 0, 0, 0, 0, 1200_u16.to_be_bytes()[0], 1200_u16.to_be_bytes()[1]];
     error.extend(t.icmp_quote(1));
-    t.moved(
+    t.expect_counters(
         |t| t.send_icmp(&error),
         &[("tcp_pmtu_reductions", 1), ("tcp_retrans", 1), ("tcp_retrans_bytes", 2896)],
     );
@@ -133,7 +136,7 @@ fn a_forged_path_mtu_is_ignored() {
     t.take("data");
     let mut error = vec![3, 4, 0, 0, 0, 0, 2, 100];
     error.extend(t.icmp_quote(5000));
-    t.moved(|t| t.send_icmp(&error), &[("icmp_ignored", 1)]);
+    t.expect_counters(|t| t.send_icmp(&error), &[("icmp_ignored", 1)]);
     assert_eq!(t.info().mss, 1448);
     t.expect_nothing();
 }
@@ -176,22 +179,22 @@ fn unreachable_while_opening() {
 fn malformed_packets() {
     let mut t = ScriptedTcpPeer::server().established();
     let good = t.build_frame(&seg!(ACK data b"hello"));
-    t.moved(|t| t.inject(&good[..20]), &[("received_malformed", 1)]);
-    t.moved(|t| t.inject(&[0; 60]), &[("received_malformed", 1)]);
-    t.moved(|t| t.send_ip(6, &[0; 7]), &[("tcp_in_errs", 1)]);
+    t.expect_counters(|t| t.inject(&good[..20]), &[("received_malformed", 1)]);
+    t.expect_counters(|t| t.inject(&[0; 60]), &[("received_malformed", 1)]);
+    t.expect_counters(|t| t.send_ip(6, &[0; 7]), &[("tcp_in_errs", 1)]);
     let mut options = good.clone();
     options[34 + 20] = 3; // window scale of length 1
     options[34 + 21] = 1;
-    t.moved(|t| t.inject(&options), &[("tcp_in_errs", 1)]);
-    t.moved(|t| t.send_ip(132, &[0; 20]), &[("received_unknown_protocol", 1)]);
+    t.expect_counters(|t| t.inject(&options), &[("tcp_in_errs", 1)]);
+    t.expect_counters(|t| t.send_ip(132, &[0; 20]), &[("received_unknown_protocol", 1)]);
     let mut elsewhere = good.clone();
     elsewhere[33] = 77;
     elsewhere[24..26].fill(0);
-    let mut sum = wire::checksum::Sum::new();
+    let mut sum = wire::checksum::ChecksumSum::new();
     sum.add(&elsewhere[14..34]);
     let sum = sum.finish().to_be_bytes();
     elsewhere[24..26].copy_from_slice(&sum);
-    t.moved(|t| t.inject(&elsewhere), &[("received_not_ours", 1)]);
+    t.expect_counters(|t| t.inject(&elsewhere), &[("received_not_ours", 1)]);
     t.expect_nothing();
     assert_eq!(t.app_read(), b"");
 }
@@ -204,12 +207,15 @@ fn checksums() {
     let good = t.build_frame(&seg!(ACK data b"hello"));
     let mut bad = good.clone();
     *bad.last_mut().unwrap() ^= 1;
-    t.moved(|t| t.inject(&bad), &[("checksum_software", 1), ("received_bad_checksum", 1)]);
+    t.expect_counters(
+        |t| t.inject(&bad),
+        &[("checksum_software", 1), ("received_bad_checksum", 1)],
+    );
     t.expect_nothing();
-    t.moved(|t| t.inject(&good), &[("checksum_software", 1)]);
+    t.expect_counters(|t| t.inject(&good), &[("checksum_software", 1)]);
     t.expect(seg!(ACK ack 6));
     t.checksum = Checksum::Bad;
-    t.moved(|t| t.inject(&good), &[("received_bad_checksum", 1)]);
+    t.expect_counters(|t| t.inject(&good), &[("received_bad_checksum", 1)]);
 }
 
 fn ecn() -> ScriptedTcpPeer {
@@ -239,7 +245,7 @@ fn ecn_is_negotiated() {
 #[test]
 fn marks_are_echoed() {
     let mut t = ecn();
-    t.moved(|t| t.send(seg!(ACK ecn 3 data b"a")), &[]);
+    t.expect_counters(|t| t.send(seg!(ACK ecn 3 data b"a")), &[]);
     t.expect(seg!(ACK ECE ack 2));
     t.send(seg!(ACK ecn 2 data b"b"));
     t.expect(seg!(ACK ECE ack 3));
@@ -254,7 +260,7 @@ fn an_echoed_mark_reduces_the_window_once() {
     t.app_write_zeros(100 * 1448);
     t.expect(seg!(ACK seq 1 len 14480));
     t.at_ms(50);
-    t.moved(
+    t.expect_counters(
         |t| {
             t.send(seg!(ACK ECE ack 1449));
             t.send(seg!(ACK ECE ack 2897));
@@ -274,12 +280,12 @@ fn an_echoed_mark_reduces_the_window_once() {
 fn keep_alive() {
     let mut t = ScriptedTcpPeer::server().established();
     t.app_option(SocketOption::KeepAlive(Some(Duration::from_secs(60))));
-    t.moved(|t| t.at_ms(60_000), &[("tcp_keepalive_probes", 1)]);
+    t.expect_counters(|t| t.at_ms(60_000), &[("tcp_keepalive_probes", 1)]);
     t.expect_at(60_000, seg!(ACK seq 0 ack 1 len 0));
     t.send(seg!(ACK));
     t.at_ms(119_000);
     t.expect_nothing();
-    t.moved(
+    t.expect_counters(
         |t| t.at_ms(800_000),
         &[
             ("tcp_keepalive_probes", 9),

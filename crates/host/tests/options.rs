@@ -134,7 +134,7 @@ fn shutdown_read_discards_data() {
     t.send_data(b"unread");
     t.take_all();
     let socket = t.socket();
-    t.moved(
+    t.expect_counters(
         |t| {
             t.host.shutdown_read(t.now(), socket);
             t.pump();
@@ -143,7 +143,7 @@ fn shutdown_read_discards_data() {
     );
     let ready = t.host.readiness(socket);
     assert_eq!((ready.readable, ready.peer_closed, ready.writable), (false, true, true));
-    t.moved(
+    t.expect_counters(
         |t| {
             for _ in 0..20 {
                 t.send_data(&[0; 1000]);

@@ -4,7 +4,7 @@
 use abi::port::RxFrame;
 use abi::splice::{Splice, SpliceClosed, SpliceEnd, SpliceLimits, SpliceTimestamps};
 use abi::{Capabilities, Checksum, Event, Op, PacketPool, Received, Refusal};
-use base::counters::{all, moved};
+use base::counters::{collect_counters, moved};
 use base::{Duration, Instant, SeqNum};
 use bytes::Bytes;
 use outboard_host::{
@@ -206,7 +206,7 @@ impl SpliceHostFixture {
         let Op::Transmit(transmit) = op else { return self.ops.push(op) };
         let mut frame = transmit.header.as_slice().to_vec();
         for part in &transmit.parts {
-            let abi::Part::Host(bytes) = part else { panic!("from memory only") };
+            let abi::TransmitPart::Host(bytes) = part else { panic!("from memory only") };
             frame.extend_from_slice(bytes);
         }
         if frame[12..14] == [8, 6] {
@@ -289,7 +289,7 @@ impl SpliceHostFixture {
 
     /// Returns the counters that moved since the last call: those of splicing and those in `more`.
     fn take_counter_changes(&mut self, more: &[&str]) -> Vec<String> {
-        let now = all(|f| self.host.visit(f));
+        let now = collect_counters(|f| self.host.visit(f));
         let wanted = |name: &str| name.starts_with("splice_") || more.contains(&name);
         let mut out: Vec<String> = moved(&self.counters_before, &now)
             .into_iter()
@@ -317,12 +317,12 @@ fn quiet_connections_are_handed_over() {
     for (line, side) in splice.sides.iter().enumerate() {
         let SplicePeerConn { tuple, iss, ts_recent: recent, .. } = &world.conns[line];
         assert_eq!(side.tuple, *tuple);
-        assert_eq!(side.link, [2, 0, 0, 0, 1, 10 + u8::try_from(line).unwrap()]);
+        assert_eq!(side.next_hop_mac, [2, 0, 0, 0, 1, 10 + u8::try_from(line).unwrap()]);
         assert_eq!((side.snd_nxt, side.rcv_nxt), (*iss + 1, PEER_ISS + 1));
         assert_eq!((side.peer_scale, side.own_scale), (7, 5));
         assert_eq!((side.peer_window, side.own_window), (500 << 7, 65_535));
         assert_eq!((side.mss, side.sack, side.ecn), (1448, true, false));
-        let stamps = SpliceTimestamps { value: *recent, recent: CLOCK };
+        let stamps = SpliceTimestamps { tsval: *recent, ts_recent: CLOCK };
         assert_eq!(side.timestamps, Some(stamps));
     }
     assert_eq!(world.take_notices(), []);
@@ -421,7 +421,7 @@ fn segments_while_draining_are_kept() {
     assert_eq!(splice.sides[0].rcv_nxt, PEER_ISS + 8);
     assert_eq!(splice.sides[1].rcv_nxt, PEER_ISS + 1);
     assert_eq!(splice.sides[1].snd_nxt, world.conns[1].iss + 8);
-    assert_eq!(splice.sides[0].timestamps.unwrap().recent, CLOCK, "not that of what was kept");
+    assert_eq!(splice.sides[0].timestamps.unwrap().ts_recent, CLOCK, "not that of what was kept");
     // From here on every segment is kept, because the device may own the connections already.
     kept.push(world.send(0, 19, 1, ACK, b""));
     kept.push(world.send(1, 7, 8, FIN, b"last"));

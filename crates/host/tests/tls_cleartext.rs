@@ -25,7 +25,7 @@ fn connected(cleartext: bool) -> ScriptedTcpPeer {
 fn cleartext_is_passed_to_the_application() {
     let mut t = connected(true);
     assert!(t.host.speaks_tls(t.socket()));
-    t.moved(|t| t.send_data(&REQUEST[..1]), &[("tls_cleartext", 1)]);
+    t.expect_counters(|t| t.send_data(&REQUEST[..1]), &[("tls_cleartext", 1)]);
     t.send_data(&REQUEST[1..]);
     let socket = t.socket();
     assert!(!t.host.speaks_tls(socket) && t.error().is_none());

@@ -1,7 +1,7 @@
 //! UDP sockets: delivery of datagrams to sockets, drops, and the transmits of a batch.
 
-use abi::quic::{Opened, Packet, Protect, QuicId};
-use abi::{Checksum, Event, FileExtent, FileId, FlowId, Op, PacketPool, Part, Received};
+use abi::quic::{Opened, QuicId, QuicProtect, QuicTxPacket};
+use abi::{Checksum, Event, FileExtent, FileId, FlowId, Op, PacketPool, Received, TransmitPart};
 use bytes::Bytes;
 use outboard_host::{ListenError, Notice, UdpId, UdpReceived, UdpSend};
 use testkit::{HOST, HOST_V6, PEER, PEER_V6, ScriptedTcpPeer};
@@ -29,7 +29,7 @@ fn send(bytes: &'static [u8], segment_size: u16) -> UdpSend {
         remote: Endpoint { addr: PEER, port: 5000 },
         ecn: 2,
         segment_size,
-        parts: [Part::Host(Bytes::from_static(bytes))].into_iter().collect(),
+        parts: [TransmitPart::Host(Bytes::from_static(bytes))].into_iter().collect(),
         retransmission: false,
         echo: None,
         protect: None,
@@ -45,11 +45,11 @@ fn datagrams_find_their_socket() {
     assert_eq!(t.host.udp_bind(None, 443), Err(ListenError::InUse(443)));
     assert_eq!(t.host.udp_bind(Some(PEER), 443), Err(ListenError::BadAddress));
     t.ecn = 3;
-    t.moved(
+    t.expect_counters(
         |t| t.send_ip(17, &datagram(443, b"one")),
         &[("udp_in_datagrams", 1), ("udp_receive_queue", 1)],
     );
-    t.moved(
+    t.expect_counters(
         |t| t.send_ip(17, &datagram(443, b"two")),
         &[("udp_in_datagrams", 1), ("udp_receive_queue", 1)],
     );
@@ -71,18 +71,21 @@ fn lengths_and_checksums_are_checked() {
     let socket = bind(&mut t, 443);
     let mut long = datagram(443, b"hello");
     long[5] = 14;
-    t.moved(|t| t.send_ip(17, &long), &[("udp_in_errors", 1)]);
+    t.expect_counters(|t| t.send_ip(17, &long), &[("udp_in_errors", 1)]);
     long[5] = 7;
-    t.moved(|t| t.send_ip(17, &long), &[("udp_in_errors", 1)]);
-    t.moved(|t| t.send_ip(17, &[1, 2]), &[("udp_in_errors", 1)]);
+    t.expect_counters(|t| t.send_ip(17, &long), &[("udp_in_errors", 1)]);
+    t.expect_counters(|t| t.send_ip(17, &[1, 2]), &[("udp_in_errors", 1)]);
     // RFC 8200 section 8.1: UDP over IPv6 requires a checksum.
     t.checksum = Checksum::Unchecked;
     let bad = [("received_bad_checksum", 1), ("checksum_software", 1)];
-    t.moved(|t| t.send_ip(17, &datagram(443, b"hello")), &bad);
+    t.expect_counters(|t| t.send_ip(17, &datagram(443, b"hello")), &bad);
     t.checksum = Checksum::Good;
     // The UDP length is shorter than the IP payload; RFC 768 has a length field of its own.
     let padded = [datagram(443, b"hello"), vec![9; 4]].concat();
-    t.moved(|t| t.send_ip(17, &padded), &[("udp_in_datagrams", 1), ("udp_receive_queue", 1)]);
+    t.expect_counters(
+        |t| t.send_ip(17, &padded),
+        &[("udp_in_datagrams", 1), ("udp_receive_queue", 1)],
+    );
     assert_eq!(datagram_payload(&t.host.udp_recv(socket).expect("it waits")), b"hello");
 }
 
@@ -92,9 +95,9 @@ fn queues_are_bounded() {
     let socket = bind(&mut t, 443);
     t.send_ip(17, &datagram(443, b"one"));
     t.send_ip(17, &datagram(443, b"two"));
-    t.moved(|t| t.send_ip(17, &datagram(443, b"x")), &[("udp_receive_buffer_errors", 1)]);
+    t.expect_counters(|t| t.send_ip(17, &datagram(443, b"x")), &[("udp_receive_buffer_errors", 1)]);
     assert!(t.host.udp_recv(socket).is_some());
-    t.moved(
+    t.expect_counters(
         |t| t.send_ip(17, &datagram(443, b"y")),
         &[("udp_in_datagrams", 1), ("udp_receive_queue", 1)],
     );
@@ -111,7 +114,7 @@ fn coalesced_batches_stay_whole() {
     let opened = Opened { quic: QuicId(9), numbers: [4, 5, 6].into_iter().collect() };
     let mut received = Received::new(packet, Checksum::Good, 0, 3);
     received.quic = Some(Box::new(opened.clone()));
-    t.moved(
+    t.expect_counters(
         |t| t.handle_device_event(Event::Received(received)),
         &[("udp_in_datagrams", 3), ("udp_receive_queue", 1)],
     );
@@ -129,7 +132,7 @@ fn batches_are_segmented_by_device_or_host() {
         let mut moved = vec![("udp_out_datagrams", 3), ("udp_out_transmits", transmits)];
         moved.extend((!by_device).then_some(("udp_out_cut_by_host", 1)));
         let now = t.now();
-        t.moved(
+        t.expect_counters(
             |t| {
                 t.host.udp_send(now, socket, batch);
                 t.pump();
@@ -149,12 +152,13 @@ fn batches_are_segmented_by_device_or_host() {
 fn packet_protection_follows_its_packet() {
     let mut t = ScriptedTcpPeer::new(|c| c.udp_segmentation = true, (HOST, PEER));
     let socket = bind(&mut t, 443);
-    let extent = |offset| Part::File(FileExtent { file: FileId(1), offset, len: 2 });
-    let packet = |number| Some(Packet { begin: 0, pn_offset: 9, pn_len: 1, number });
+    let extent = |offset| TransmitPart::File(FileExtent { file: FileId(1), offset, len: 2 });
+    let packet = |number| Some(QuicTxPacket { begin: 0, pn_offset: 9, pn_len: 1, number });
     let mut batch = send(b"a", 3);
-    batch.parts = (0..9).flat_map(|i| [Part::Host(Bytes::from_static(b"h")), extent(i)]).collect();
+    batch.parts =
+        (0..9).flat_map(|i| [TransmitPart::Host(Bytes::from_static(b"h")), extent(i)]).collect();
     let packets = (0..9).map(|i| if i == 8 { None } else { packet(i) }).collect();
-    batch.protect = Some(Box::new(Protect { quic: QuicId(1), packets }));
+    batch.protect = Some(Box::new(QuicProtect { quic: QuicId(1), packets }));
     // Resolve the neighbor first.
     let now = t.now();
     t.host.udp_send(now, socket, send(b"x", 0));

@@ -10,7 +10,7 @@ fn a_closed_window_is_probed() {
     t.send(seg!(ACK win 0));
     t.app_write_zeros(5000);
     t.expect_nothing();
-    t.moved(
+    t.expect_counters(
         |t| {
             // No round-trip sample yet: the time-out is one second (RFC 6298 section 2.1).
             for at in [1000, 3000, 7000, 15_000] {
@@ -39,7 +39,7 @@ fn a_reopened_window_restarts_retransmission() {
     t.expect_nothing();
     t.send(seg!(ACK));
     t.expect(seg!(ACK seq 1449 len 1448));
-    t.moved(
+    t.expect_counters(
         |t| t.at_ms(400),
         &[("tcp_tail_probes", 1), ("tcp_retrans", 1), ("tcp_retrans_bytes", 1448)],
     );
@@ -118,10 +118,10 @@ fn a_fin_behind_a_full_window_is_taken_once() {
     let mut t = ScriptedTcpPeer::server_with(|c| c.tcp.receive_bytes_max = 1000).established();
     t.send(seg!(ACK FIN ack 1 len 1000));
     t.expect(seg!(ACK ack 1002 win 0));
-    t.moved(|t| t.send(seg!(ACK FIN seq 1001 ack 1)), &[("tcp_out_of_window", 1)]);
+    t.expect_counters(|t| t.send(seg!(ACK FIN seq 1001 ack 1)), &[("tcp_out_of_window", 1)]);
     t.expect(seg!(ACK ack 1002 win 0));
-    t.moved(|t| t.send(seg!(ACK seq 1002 ack 1 len 1)), &[("tcp_out_of_window", 1)]);
-    t.moved(|t| t.send(seg!(ACK seq 1002 ack 1)), &[]);
+    t.expect_counters(|t| t.send(seg!(ACK seq 1002 ack 1 len 1)), &[("tcp_out_of_window", 1)]);
+    t.expect_counters(|t| t.send(seg!(ACK seq 1002 ack 1)), &[]);
     assert_eq!((t.app_read().len(), t.state()), (1000, "CLOSE-WAIT"));
 }
 

@@ -7,7 +7,7 @@
 //! the other. The source address is trusted: a station that forges another's link address attracts
 //! that station's frames to its own link, as with any bridge.
 //!
-//! Called like any [`Wire`], by a device's thread. The table is bounded; a station that has lost
+//! Called like any [`Link`], by a device's thread. The table is bounded; a station that has lost
 //! its entry costs an additional frame on the other link, nothing else.
 
 use std::io;
@@ -17,8 +17,8 @@ use abi::PacketPool;
 use abi::port::{RxFrame, TxFrame, WireCaps};
 use base::Instant;
 
+use crate::link::{Link, TxStatus};
 use crate::notify;
-use crate::wire::{TxStatus, Wire};
 
 /// Entries of the forwarding table.
 const STATIONS: usize = 4096;
@@ -37,12 +37,12 @@ base::counters! {
 #[derive(Clone, Copy, Debug)]
 struct Station {
     address: [u8; 6],
-    wire: usize,
+    link: usize,
 }
 
 /// Two links that appear as one.
 pub struct Bridge {
-    wires: [Box<dyn Wire>; 2],
+    links: [Box<dyn Link>; 2],
     /// Forwarding table, indexed by the low bits of the address; the station seen last keeps the
     /// entry.
     stations: Vec<Option<Station>>,
@@ -58,37 +58,38 @@ impl Bridge {
     ///
     /// # Errors
     /// If no file descriptor is left.
-    pub fn new(wires: [Box<dyn Wire>; 2]) -> io::Result<Self> {
-        let outside: Vec<RawFd> = wires.iter().filter_map(Wire::pollable).collect();
-        let readable = if outside.is_empty() { None } else { Some(notify::any_of(&outside)?) };
+    pub fn new(wires: [Box<dyn Link>; 2]) -> io::Result<Self> {
+        let outside: Vec<RawFd> = wires.iter().filter_map(Link::pollable).collect();
+        let readable =
+            if outside.is_empty() { None } else { Some(notify::epoll_any_of(&outside)?) };
         let stations = vec![None; STATIONS];
-        Ok(Self { wires, stations, next: 0, readable, counters: BridgeCounters::default() })
+        Ok(Self { links: wires, stations, next: 0, readable, counters: BridgeCounters::default() })
     }
 
     fn learn(&mut self, frame: &[u8], wire: usize) {
         let Some(&address) = frame.get(6..).and_then(|rest| rest.first_chunk::<6>()) else {
             return;
         };
-        self.stations[place(address)] = Some(Station { address, wire });
+        self.stations[station_index(address)] = Some(Station { address, link: wire });
     }
 
     /// Returns the link on which the destination of a frame was last seen.
-    fn wire_of(&self, frame: &TxFrame) -> Option<usize> {
+    fn link_of_destination(&self, frame: &TxFrame) -> Option<usize> {
         let &address = frame.header.as_slice().first_chunk::<6>()?;
-        self.stations[place(address)].filter(|s| s.address == address).map(|s| s.wire)
+        self.stations[station_index(address)].filter(|s| s.address == address).map(|s| s.link)
     }
 }
 
 /// Returns the index of an address in the table. A group address is never a source, so none is
 /// found.
-fn place(address: [u8; 6]) -> usize {
+fn station_index(address: [u8; 6]) -> usize {
     let [.., a, b, c] = address;
     (usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c)) % STATIONS
 }
 
-impl Wire for Bridge {
+impl Link for Bridge {
     fn capabilities(&self) -> WireCaps {
-        let [a, b] = [self.wires[0].capabilities(), self.wires[1].capabilities()];
+        let [a, b] = [self.links[0].capabilities(), self.links[1].capabilities()];
         WireCaps {
             segmentation: a.segmentation && b.segmentation,
             udp_segmentation: a.udp_segmentation && b.udp_segmentation,
@@ -98,11 +99,11 @@ impl Wire for Bridge {
     }
 
     fn transmit(&mut self, now: Instant, frame: &TxFrame) -> TxStatus {
-        if let Some(wire) = self.wire_of(frame) {
-            return self.wires[wire].transmit(now, frame);
+        if let Some(wire) = self.link_of_destination(frame) {
+            return self.links[wire].transmit(now, frame);
         }
         self.counters.bridge_tx_both += 1;
-        let [first, second] = &mut self.wires;
+        let [first, second] = &mut self.links;
         let sent = [first.transmit(now, frame), second.transmit(now, frame)];
         match sent {
             [TxStatus::Sent, TxStatus::Sent] => TxStatus::Sent,
@@ -117,7 +118,7 @@ impl Wire for Bridge {
 
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
         for wire in [self.next, 1 - self.next] {
-            if let Some(frame) = self.wires[wire].receive(now, pool) {
+            if let Some(frame) = self.links[wire].receive(now, pool) {
                 self.learn(frame.packet.as_slice(), wire);
                 self.next = 1 - wire;
                 return Some(frame);
@@ -127,7 +128,7 @@ impl Wire for Bridge {
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        self.wires.iter().filter_map(Wire::poll_timeout).min()
+        self.links.iter().filter_map(Link::poll_timeout).min()
     }
 
     fn pollable(&self) -> Option<RawFd> {
@@ -137,7 +138,7 @@ impl Wire for Bridge {
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         // Both links may use the same counter names.
         let mut sums: Vec<(&'static str, u64)> = Vec::new();
-        for wire in &self.wires {
+        for wire in &self.links {
             wire.visit(&mut |name, value| match sums.iter_mut().find(|(n, _)| *n == name) {
                 Some((_, sum)) => *sum += value,
                 None => sums.push((name, value)),
@@ -151,7 +152,7 @@ impl Wire for Bridge {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mem::{LinkConfig, MemWire, link};
+    use crate::memory_link::{MemoryLink, MemoryLinkConfig, memory_link_pair};
     use abi::Header;
     use abi::port::Payloads;
 
@@ -172,13 +173,14 @@ mod tests {
 
     struct Rig {
         bridge: Bridge,
-        far: [MemWire; 2],
+        far: [MemoryLink; 2],
         pool: PacketPool,
     }
 
     fn rig(frames_max: [usize; 2]) -> Rig {
-        let ends =
-            frames_max.map(|frames_max| link(&LinkConfig { frames_max, ..LinkConfig::default() }));
+        let ends = frames_max.map(|frames_max| {
+            memory_link_pair(&MemoryLinkConfig { frames_max, ..MemoryLinkConfig::default() })
+        });
         let [(near0, far0), (near1, far1)] = ends;
         let bridge = Bridge::new([Box::new(near0), Box::new(near1)]).unwrap();
         Rig { bridge, far: [far0, far1], pool: PacketPool::new(64) }
@@ -219,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn both_wires_are_heard_in_turn() {
+    fn links_are_polled_in_turn() {
         let mut rig = rig([8, 8]);
         for wire in [0, 0, 0, 1, 1] {
             let from = [2, 0, 0, 0, 2, u8::try_from(wire).unwrap()];
@@ -233,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_wire_does_not_make_the_other_send_twice() {
+    fn a_full_link_causes_no_duplicates_on_the_other() {
         let mut rig = rig([1, 8]);
         let unknown = frame([2, 0, 0, 0, 3, 3], OURS);
         assert_eq!(rig.bridge.transmit(NOW, &unknown), TxStatus::Sent);

@@ -1,6 +1,6 @@
 //! Time, CPU time, cycles, entropy and core affinity, which the sans-IO crates get as parameters.
 //!
-//! Called by threads and benchmarks. Every [`Clock`] counts from its own creation on the monotonic
+//! Called by threads and benchmarks. Every [`MonotonicClock`] counts from its own creation on the monotonic
 //! clock, so instants of two clocks must not be compared.
 #![expect(unsafe_code, reason = "clock_gettime, getrandom, sched_setaffinity, rdtsc")]
 
@@ -10,12 +10,12 @@ use base::{Duration, Instant};
 
 /// A monotonic clock that counts from its creation. Copies share the epoch.
 #[derive(Clone, Copy, Debug)]
-pub struct Clock {
+pub struct MonotonicClock {
     start: Duration,
     unix_epoch: Duration,
 }
 
-impl Clock {
+impl MonotonicClock {
     /// Returns a clock whose epoch is now.
     #[must_use]
     pub fn new() -> Self {
@@ -36,7 +36,7 @@ impl Clock {
     }
 }
 
-impl Default for Clock {
+impl Default for MonotonicClock {
     fn default() -> Self {
         Self::new()
     }
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn clocks_advance() {
-        let clock = Clock::new();
+        let clock = MonotonicClock::new();
         let copy = clock;
         let (a, cpu, start) = (clock.now(), thread_cpu(), cycles());
         let mut x = 1_u64;

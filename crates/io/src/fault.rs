@@ -19,7 +19,7 @@ use abi::{Checksum, PacketPool};
 use base::{Duration, Instant, Prng};
 use bytes::Bytes;
 
-use crate::wire::{TxStatus, Wire};
+use crate::link::{Link, TxStatus};
 
 /// Fault probabilities per packet, each 0 to 1, and the seed.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -80,7 +80,7 @@ const RETRY_AFTER: Duration = Duration::from_micros(100);
 const CORRUPT_FROM: usize = 14;
 
 /// Faults drawn for one packet.
-struct Fate {
+struct DrawnFaults {
     drop: bool,
     corrupt: Option<u64>,
     dup: bool,
@@ -88,26 +88,26 @@ struct Fate {
 }
 
 /// One direction: its random generator, and the packets that it holds.
-struct Lane<F> {
+struct FaultDirection<F> {
     prng: Prng,
-    held: Vec<Held<F>>,
+    held: Vec<HeldFrame<F>>,
     ready: VecDeque<F>,
 }
 
-struct Held<F> {
+struct HeldFrame<F> {
     frame: F,
-    overtaken_by: u64,
+    overtakes_left: u64,
     until: Instant,
 }
 
-impl<F> Lane<F> {
+impl<F> FaultDirection<F> {
     const fn new(prng: Prng) -> Self {
         Self { prng, held: Vec::new(), ready: VecDeque::new() }
     }
 
     /// Draws the faults of a packet. The number of draws depends only on the configuration and on
     /// earlier draws, never on the packet.
-    fn fate(&mut self, config: &FaultConfig) -> Fate {
+    fn draw_faults(&mut self, config: &FaultConfig) -> DrawnFaults {
         let prng = &mut self.prng;
         let drop = prng.chance(config.drop);
         let corrupt = prng.chance(config.corrupt).then(|| prng.next_u64());
@@ -116,20 +116,20 @@ impl<F> Lane<F> {
             let overtaken_by = prng.range(1, OVERTAKEN_BY_MAX);
             (overtaken_by, Duration::from_micros(prng.range(1_000, HELD_MS_MAX * 1_000)))
         });
-        Fate { drop, corrupt, dup, hold }
+        DrawnFaults { drop, corrupt, dup, hold }
     }
 
     fn hold(&mut self, frame: F, overtaken_by: u64, until: Instant) {
-        self.held.push(Held { frame, overtaken_by, until });
+        self.held.push(HeldFrame { frame, overtakes_left: overtaken_by, until });
     }
 
     /// Passes a packet on, followed by the held packets that it was the last to overtake.
     fn pass(&mut self, frame: F) {
         self.ready.push_back(frame);
         for held in &mut self.held {
-            held.overtaken_by -= 1;
+            held.overtakes_left -= 1;
         }
-        self.release(|held| held.overtaken_by == 0);
+        self.release(|held| held.overtakes_left == 0);
     }
 
     /// Releases packets that were held long enough.
@@ -137,7 +137,7 @@ impl<F> Lane<F> {
         self.release(|held| held.until <= now);
     }
 
-    fn release(&mut self, due: impl Fn(&Held<F>) -> bool) {
+    fn release(&mut self, due: impl Fn(&HeldFrame<F>) -> bool) {
         let mut at = 0;
         while at < self.held.len() {
             if due(&self.held[at]) {
@@ -154,24 +154,24 @@ impl<F> Lane<F> {
 }
 
 /// A link with fault injection.
-pub struct FaultWire<W> {
+pub struct FaultLink<W> {
     inner: W,
     config: FaultConfig,
     active: bool,
-    tx: Lane<TxFrame>,
-    rx: Lane<RxFrame>,
+    tx: FaultDirection<TxFrame>,
+    rx: FaultDirection<RxFrame>,
     /// When to retry transmission on a full inner link.
     retry_at: Option<Instant>,
     counters: FaultCounters,
 }
 
-impl<W: Wire> FaultWire<W> {
+impl<W: Link> FaultLink<W> {
     /// Wraps `inner`. Without a fault in `config` all packets pass unchanged.
     #[must_use]
     pub fn new(inner: W, config: FaultConfig) -> Self {
         let mut prng = Prng::new(config.seed);
         let active = config.is_active();
-        let (tx, rx) = (Lane::new(prng.fork()), Lane::new(prng.fork()));
+        let (tx, rx) = (FaultDirection::new(prng.fork()), FaultDirection::new(prng.fork()));
         let counters = FaultCounters::default();
         Self { inner, config, active, tx, rx, retry_at: None, counters }
     }
@@ -183,7 +183,7 @@ impl<W: Wire> FaultWire<W> {
     }
 
     /// Transmits frames that are ready on the inner link.
-    fn push_out(&mut self, now: Instant) {
+    fn transmit_ready(&mut self, now: Instant) {
         self.tx.expire(now);
         self.retry_at = None;
         while let Some(frame) = self.tx.ready.front() {
@@ -196,8 +196,8 @@ impl<W: Wire> FaultWire<W> {
     }
 
     /// Draws the faults of an outgoing frame and queues the resulting frames in `tx`.
-    fn send(&mut self, now: Instant, frame: &TxFrame) {
-        let fate = self.tx.fate(&self.config);
+    fn inject_tx_faults(&mut self, now: Instant, frame: &TxFrame) {
+        let fate = self.tx.draw_faults(&self.config);
         if fate.drop || (fate.corrupt.is_some() && !is_ip(frame.header.as_slice())) {
             self.counters.fault_tx_dropped += 1;
             return;
@@ -221,8 +221,8 @@ impl<W: Wire> FaultWire<W> {
     }
 
     /// Draws the faults of a received frame and queues the resulting frames in `rx`.
-    fn take_in(&mut self, now: Instant, mut frame: RxFrame, pool: &mut PacketPool) {
-        let fate = self.rx.fate(&self.config);
+    fn inject_rx_faults(&mut self, now: Instant, mut frame: RxFrame, pool: &mut PacketPool) {
+        let fate = self.rx.draw_faults(&self.config);
         if fate.drop || (fate.corrupt.is_some() && !is_ip(frame.packet.as_slice())) {
             self.counters.fault_rx_dropped += 1;
             pool.put(frame.packet);
@@ -284,7 +284,7 @@ fn corrupt_tx(frame: &mut TxFrame, bit: usize) {
     }
 }
 
-impl<W: Wire> Wire for FaultWire<W> {
+impl<W: Link> Link for FaultLink<W> {
     fn capabilities(&self) -> WireCaps {
         let inner = self.inner.capabilities();
         if !self.active {
@@ -297,14 +297,14 @@ impl<W: Wire> Wire for FaultWire<W> {
         if !self.active {
             return self.inner.transmit(now, frame);
         }
-        self.push_out(now);
+        self.transmit_ready(now);
         // `Full` is returned only before faults are drawn: an offered frame must not be drawn
         // twice.
         if self.tx.ready.len() >= HELD_MAX {
             return TxStatus::Full;
         }
-        self.send(now, frame);
-        self.push_out(now);
+        self.inject_tx_faults(now, frame);
+        self.transmit_ready(now);
         TxStatus::Sent
     }
 
@@ -312,11 +312,11 @@ impl<W: Wire> Wire for FaultWire<W> {
         if !self.active {
             return self.inner.receive(now, pool);
         }
-        self.push_out(now);
+        self.transmit_ready(now);
         self.rx.expire(now);
         while self.rx.ready.is_empty() {
             let frame = self.inner.receive(now, pool)?;
-            self.take_in(now, frame, pool);
+            self.inject_rx_faults(now, frame, pool);
         }
         self.rx.ready.pop_front()
     }

@@ -1,11 +1,11 @@
 //! Operating-system access: links, disks, clocks and wake-ups.
 //!
 //! Used by `apps`, `quic`, `stack`, `outboard`, `sim`, `lab` and the interoperability tests. Device
-//! (`nic`) and host stack (`host`) never call it: they see a [`wire::Wire`] or a [`disk::Disk`] as
+//! (`nic`) and host stack (`host`) never call it: they see a [`link::Wire`] or a [`disk::Disk`] as
 //! frames and messages of `abi`, so the same code runs over a TAP, over memory, and in the
 //! simulator.
 //!
-//! Links: [`mem`] (two ends in one process) and [`tap`] (the Linux kernel at the other end);
+//! Links: [`memory_link`] (two ends in one process) and [`tap`] (the Linux kernel at the other end);
 //! [`fault`] and [`pcap`] wrap any link, [`bridge`] joins two. Disks: io_uring, a thread pool, or
 //! plain calls, chosen by [`disk::open_disk`]. [`heap`] reports how much memory the process has
 //! allocated.
@@ -20,12 +20,12 @@ pub mod clock;
 pub mod disk;
 pub mod fault;
 pub mod heap;
-pub mod mem;
+pub mod link;
+pub mod memory_link;
 pub mod notify;
 pub mod pcap;
 pub mod tap;
 pub mod watch;
-pub mod wire;
 
 #[cfg(test)]
 mod test_frames;

@@ -58,7 +58,7 @@ const EPOLLIN: u32 = u32::from_ne_bytes(libc::EPOLLIN.to_ne_bytes());
 ///
 /// # Errors
 /// If no file descriptor is left, or if one of `fds` does not support polling.
-pub fn any_of(fds: &[RawFd]) -> io::Result<OwnedFd> {
+pub fn epoll_any_of(fds: &[RawFd]) -> io::Result<OwnedFd> {
     // SAFETY: no pointers are passed; the result is checked before use.
     let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
     if fd < 0 {
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn any_of_several_bells_is_heard() {
         let bells = [Notifier::new().unwrap(), Notifier::new().unwrap()];
-        let all = any_of(&bells.each_ref().map(AsRawFd::as_raw_fd)).unwrap();
+        let all = epoll_any_of(&bells.each_ref().map(AsRawFd::as_raw_fd)).unwrap();
         let mut poller = Poller::new();
         poller.add(all.as_raw_fd());
         for bell in &bells {
@@ -168,7 +168,7 @@ mod tests {
             assert_eq!(poller.wait(None).unwrap(), 1);
             assert!(bell.drain());
         }
-        assert!(any_of(&[-1]).is_err());
+        assert!(epoll_any_of(&[-1]).is_err());
     }
 
     #[test]

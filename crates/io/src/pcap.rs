@@ -1,7 +1,7 @@
 //! A link that writes its traffic to a pcapng file, for Wireshark and tcpdump.
 //!
 //! For `--pcap`. The capture shows packets as they would be on a cable: runs are segmented and
-//! partial checksums completed ([`wire::segment`]), since readers of captures do not accept frames
+//! partial checksums completed ([`link::segment`]), since readers of captures do not accept frames
 //! longer than packets. Outside [`crate::fault`] it shows what the device sent; inside, what really
 //! left.
 //!
@@ -26,8 +26,8 @@ use pcap_file::pcapng::blocks::interface_description::{
 };
 use pcap_file::{DataLink, PcapError};
 
-use crate::wire::{TxStatus, Wire};
-use wire::segment::{Layout, cut};
+use crate::link::{Link, TxStatus};
+use wire::segment::{Layout, cut_run};
 
 base::counters! {
     /// Counters of a capture.
@@ -52,13 +52,13 @@ const NANOSECONDS: u8 = 9;
 /// Direction of a packet, as in the flags word of an enhanced packet block (pcapng section 4.3.1,
 /// bits 0 and 1).
 #[derive(Clone, Copy)]
-enum Direction {
+enum PcapDirection {
     In = 1,
     Out = 2,
 }
 
 /// A link whose traffic is captured.
-pub struct PcapWire<W> {
+pub struct PcapLink<W> {
     inner: W,
     file: Option<PcapNgWriter<BufWriter<Box<dyn Write + Send>>>>,
     unix_epoch: Duration,
@@ -70,7 +70,7 @@ pub struct PcapWire<W> {
     counters: PcapCounters,
 }
 
-impl<W: Wire> PcapWire<W> {
+impl<W: Link> PcapLink<W> {
     /// Captures `inner` to a new file at `path`, which is overwritten if it exists. `interface` is
     /// the name that readers show; `unix_epoch` is the time since 1970 at the epoch of the link's
     /// `now`.
@@ -130,14 +130,14 @@ impl<W: Wire> PcapWire<W> {
     fn write(
         &mut self,
         now: Instant,
-        direction: Direction,
+        direction: PcapDirection,
         layout: Option<Layout>,
         run: (u16, bool),
     ) {
         let Some(file) = &mut self.file else { return };
         let timestamp = (self.unix_epoch + now.since(Instant::ZERO)).as_nanos();
         let mut result = Ok(());
-        cut(&self.scratch, layout, run, &mut self.packet, |packet| {
+        cut_run(&self.scratch, layout, run, &mut self.packet, |packet| {
             if result.is_err() {
                 return;
             }
@@ -177,7 +177,7 @@ impl<W: Wire> PcapWire<W> {
     }
 }
 
-impl<W> Drop for PcapWire<W> {
+impl<W> Drop for PcapLink<W> {
     fn drop(&mut self) {
         if let Some(Err(error)) = self.file.as_mut().map(|file| file.get_mut().flush()) {
             eprintln!("outboard: the end of the capture could not be written: {error}");
@@ -192,7 +192,7 @@ fn into_io_error(error: PcapError) -> io::Error {
     }
 }
 
-impl<W: Wire> Wire for PcapWire<W> {
+impl<W: Link> Link for PcapLink<W> {
     fn capabilities(&self) -> WireCaps {
         self.inner.capabilities()
     }
@@ -204,7 +204,7 @@ impl<W: Wire> Wire for PcapWire<W> {
             frame.copy_to(&mut self.scratch);
             let layout = Layout::of(&self.scratch, frame.header.l3(), frame.header.l4());
             let run = (frame.segment_size, frame.checksum_partial);
-            self.write(now, Direction::Out, layout, run);
+            self.write(now, PcapDirection::Out, layout, run);
         }
         status
     }
@@ -218,7 +218,7 @@ impl<W: Wire> Wire for PcapWire<W> {
             self.scratch.clear();
             self.scratch.extend_from_slice(frame.packet.as_slice());
             let run = (frame.segment_size, frame.checksum == Checksum::Partial);
-            self.write(now, Direction::In, Layout::find(&self.scratch), run);
+            self.write(now, PcapDirection::In, Layout::find(&self.scratch), run);
         }
         Some(frame)
     }
@@ -244,13 +244,13 @@ mod tests {
     use pcap_file::pcapng::{Block, PcapNgReader};
 
     use super::*;
-    use crate::mem::{LinkConfig, link};
+    use crate::memory_link::{MemoryLinkConfig, memory_link_pair};
     use crate::test_frames::{bytes_of, frame, nonzero};
 
     /// Accepts this many bytes, then is full.
-    struct Disk(Arc<Mutex<Vec<u8>>>, usize);
+    struct LimitedWriter(Arc<Mutex<Vec<u8>>>, usize);
 
-    impl Write for Disk {
+    impl Write for LimitedWriter {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             let mut all = self.0.lock().unwrap();
             if all.len() + bytes.len() > self.1 {
@@ -269,9 +269,9 @@ mod tests {
     fn both_directions_read_back_with_real_time() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("wire.pcapng");
-        let (a, mut b) = link(&LinkConfig::default());
+        let (a, mut b) = memory_link_pair(&MemoryLinkConfig::default());
         let epoch = Duration::from_secs(1_700_000_000);
-        let mut wire = PcapWire::create(a, &path, "ob0", epoch).unwrap();
+        let mut wire = PcapLink::create(a, &path, "ob0", epoch).unwrap();
         let mut pool = PacketPool::new(4);
         let (t1, t2) = (Instant::from_nanos(5), Instant::from_nanos(1_000_000_007));
         // The first packet needs three bytes of padding, the second none.
@@ -301,10 +301,11 @@ mod tests {
     }
 
     #[test]
-    fn what_the_wire_turned_back_is_not_shown() {
-        let (a, _b) = link(&LinkConfig { frames_max: 1, ..LinkConfig::default() });
+    fn refused_frames_are_not_captured() {
+        let (a, _b) =
+            memory_link_pair(&MemoryLinkConfig { frames_max: 1, ..MemoryLinkConfig::default() });
         let out = Box::new(io::sink());
-        let mut wire = PcapWire::new(a, out, "ob0", Duration::ZERO).unwrap();
+        let mut wire = PcapLink::new(a, out, "ob0", Duration::ZERO).unwrap();
         assert_eq!(wire.transmit(Instant::ZERO, &frame(b"1")), TxStatus::Sent);
         assert_eq!(wire.transmit(Instant::ZERO, &frame(b"2")), TxStatus::Full);
         assert_eq!(wire.counters().pcap_packets, 1);
@@ -313,9 +314,9 @@ mod tests {
     #[test]
     fn a_full_disk_ends_the_capture_and_not_the_traffic() {
         let written = Arc::new(Mutex::new(Vec::new()));
-        let (a, mut b) = link(&LinkConfig::default());
-        let disk = Box::new(Disk(Arc::clone(&written), 200));
-        let mut wire = PcapWire::new(a, disk, "ob0", Duration::ZERO).unwrap();
+        let (a, mut b) = memory_link_pair(&MemoryLinkConfig::default());
+        let disk = Box::new(LimitedWriter(Arc::clone(&written), 200));
+        let mut wire = PcapLink::new(a, disk, "ob0", Duration::ZERO).unwrap();
         let head = written.lock().unwrap().len();
         let mut pool = PacketPool::new(4);
         for i in 1..5 {
@@ -327,8 +328,8 @@ mod tests {
         assert_eq!(wire.counters().pcap_errors, 1);
         drop(wire);
         assert_eq!(written.lock().unwrap().len(), head);
-        let nowhere = Box::new(Disk(Arc::default(), 0));
-        let (a, _b) = link(&LinkConfig::default());
-        assert!(PcapWire::new(a, nowhere, "ob0", Duration::ZERO).is_err());
+        let nowhere = Box::new(LimitedWriter(Arc::default(), 0));
+        let (a, _b) = memory_link_pair(&MemoryLinkConfig::default());
+        assert!(PcapLink::new(a, nowhere, "ob0", Duration::ZERO).is_err());
     }
 }

@@ -1,8 +1,8 @@
 //! Change notification for served files, by inotify(7).
 //!
 //! The content server assumes for up to a second that a path still leads to the file that it has
-//! open. A [`Watch`] removes that delay: the server calls [`Watch::add`] for each path before
-//! opening it, and [`Watch::poll`] returns the paths that may by now lead to another file or to
+//! open. A [`FileWatch`] removes that delay: the server calls [`FileWatch::add`] for each path before
+//! opening it, and [`FileWatch::poll`] returns the paths that may by now lead to another file or to
 //! changed content. The kernel queues an event before the system call that caused it returns; so a
 //! client that sends a request after a change never gets an older answer, provided that the watch
 //! is polled between request and answer.
@@ -43,7 +43,7 @@ const READS_MAX: usize = 512;
 
 /// A change that may have happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stale {
+pub enum StaleFile {
     /// Of the file that this path leads to.
     Path(Box<[u8]>),
     /// Of any file.
@@ -52,7 +52,7 @@ pub enum Stale {
 
 /// Watches files below a root directory.
 #[derive(Debug)]
-pub struct Watch {
+pub struct FileWatch {
     root: PathBuf,
     queue: File,
     buffer: Vec<u8>,
@@ -62,12 +62,12 @@ pub struct Watch {
     files: BTreeMap<i32, Vec<Box<[u8]>>>,
     /// All watched paths.
     paths: BTreeSet<Box<[u8]>>,
-    stale: VecDeque<Stale>,
+    stale: VecDeque<StaleFile>,
     events: u64,
     failures: u64,
 }
 
-fn queue() -> io::Result<File> {
+fn new_inotify() -> io::Result<File> {
     // SAFETY: no pointers are passed; the result is checked before use.
     let fd = unsafe { libc::inotify_init1(libc::IN_NONBLOCK | libc::IN_CLOEXEC) };
     if fd < 0 {
@@ -77,7 +77,7 @@ fn queue() -> io::Result<File> {
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-impl Watch {
+impl FileWatch {
     /// Creates an instance that watches nothing yet.
     ///
     /// # Errors
@@ -85,7 +85,7 @@ impl Watch {
     pub fn new(root: &Path) -> io::Result<Self> {
         Ok(Self {
             root: std::path::absolute(root)?,
-            queue: queue()?,
+            queue: new_inotify()?,
             buffer: vec![0; BUFFER_BYTES],
             directories: BTreeMap::new(),
             files: BTreeMap::new(),
@@ -103,24 +103,24 @@ impl Watch {
             return;
         }
         if self.paths.len() == PATHS_MAX {
-            self.begin_anew();
+            self.restart_inotify();
         }
         match self.walk(path) {
             Ok(()) => drop(self.paths.insert(path.into())),
-            Err(error) if leads_nowhere(&error) => {}
+            Err(error) if is_no_file(&error) => {}
             Err(_) => self.failures += 1,
         }
     }
 
     /// Returns the next change that may have happened since the last call.
-    pub fn poll(&mut self) -> Option<Stale> {
+    pub fn poll(&mut self) -> Option<StaleFile> {
         // One read may return only events that concern no path, with others queued behind them.
         let mut reads = 0;
         while self.stale.is_empty() && self.read_events() {
             reads += 1;
             if reads == READS_MAX {
                 // Unread events may concern any path.
-                self.everything();
+                self.mark_all_stale();
             }
         }
         self.stale.pop_front()
@@ -139,25 +139,25 @@ impl Watch {
         f("watch_failures", self.failures);
     }
 
-    fn begin_anew(&mut self) {
+    fn restart_inotify(&mut self) {
         // Dropping the old queue removes its watches. If no new one can be created, the old one
         // stays.
-        match queue() {
+        match new_inotify() {
             Ok(queue) => self.queue = queue,
             Err(_) => self.failures += 1,
         }
         self.directories.clear();
-        self.everything();
+        self.mark_all_stale();
     }
 
     /// Forgets all paths; each is watched again when it is opened again. The kernel's watches and
     /// the directory entries stay, since the kernel reports when they end.
-    fn everything(&mut self) {
+    fn mark_all_stale(&mut self) {
         self.paths.clear();
         self.files.clear();
         self.directories.values_mut().for_each(BTreeSet::clear);
         self.stale.clear();
-        self.stale.push_back(Stale::All);
+        self.stale.push_back(StaleFile::All);
     }
 
     /// Walks from the root of the file system to a file as the kernel does, adding each watch
@@ -243,28 +243,28 @@ impl Watch {
     fn handle_event(&mut self, watch: i32, mask: u32, name: &[u8]) {
         self.events += 1;
         if mask & libc::IN_Q_OVERFLOW != 0 {
-            return self.everything();
+            return self.mark_all_stale();
         }
         if let Some(paths) = self.files.remove(&watch) {
             for path in paths {
                 self.paths.remove(&path);
-                self.stale.push_back(Stale::Path(path));
+                self.stale.push_back(StaleFile::Path(path));
             }
         }
         let Some(names) = self.directories.get(&watch) else { return };
         if mask & libc::IN_IGNORED != 0 {
             // The directory is gone.
             self.directories.remove(&watch);
-            self.everything();
+            self.mark_all_stale();
         } else if names.contains(name) {
-            self.everything();
+            self.mark_all_stale();
         }
     }
 }
 
 /// Returns whether an error means that a path leads to no file. Not counted as a failure: clients
 /// choose paths.
-fn leads_nowhere(error: &io::Error) -> bool {
+fn is_no_file(error: &io::Error) -> bool {
     let nowhere = [libc::ENOENT, libc::ENOTDIR, libc::ENAMETOOLONG, libc::ELOOP];
     error.raw_os_error().is_some_and(|code| nowhere.contains(&code))
 }
@@ -284,9 +284,9 @@ mod tests {
     use tempfile::TempDir;
 
     /// Changes something below a folder.
-    type Change<'a> = &'a dyn Fn(&TempDir);
+    type TreeChange<'a> = &'a dyn Fn(&TempDir);
 
-    fn site() -> (TempDir, Watch) {
+    fn site() -> (TempDir, FileWatch) {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("one/sub")).unwrap();
         fs::create_dir_all(dir.path().join("two/sub")).unwrap();
@@ -296,16 +296,16 @@ mod tests {
         }
         symlink("sub/a", dir.path().join("one/link")).unwrap();
         symlink("one", dir.path().join("site")).unwrap();
-        let watch = Watch::new(&dir.path().join("site")).unwrap();
+        let watch = FileWatch::new(&dir.path().join("site")).unwrap();
         (dir, watch)
     }
 
-    fn all(watch: &mut Watch) -> Vec<Stale> {
+    fn all(watch: &mut FileWatch) -> Vec<StaleFile> {
         core::iter::from_fn(|| watch.poll()).collect()
     }
 
-    fn path(path: &[u8]) -> Stale {
-        Stale::Path(path.into())
+    fn path(path: &[u8]) -> StaleFile {
+        StaleFile::Path(path.into())
     }
 
     #[test]
@@ -341,7 +341,7 @@ mod tests {
         let swap = |dir: &TempDir, from: &str, to: &str| {
             fs::rename(dir.path().join(from), dir.path().join(to)).unwrap();
         };
-        let changes: [(&str, Change<'_>); 4] = [
+        let changes: [(&str, TreeChange<'_>); 4] = [
             ("the root leads elsewhere", &|dir| {
                 symlink("two", dir.path().join("new")).unwrap();
                 swap(dir, "new", "site");
@@ -358,7 +358,7 @@ mod tests {
             watch.add(b"link");
             assert_eq!(all(&mut watch), [], "{what}");
             change(&dir);
-            assert!(all(&mut watch).contains(&Stale::All), "{what}");
+            assert!(all(&mut watch).contains(&StaleFile::All), "{what}");
             watch.add(b"link");
             assert_eq!(all(&mut watch), [], "{what}: watched anew");
         }
@@ -392,7 +392,7 @@ mod tests {
             let names: usize = watch.directories.values().map(BTreeSet::len).sum();
             let paths: usize = watch.files.values().map(Vec::len).sum();
             sizes.insert((watch.directories.len(), names, watch.files.len(), paths));
-            assert!(all(&mut watch).contains(&Stale::All));
+            assert!(all(&mut watch).contains(&StaleFile::All));
         }
         assert_eq!(sizes.len(), 1, "(directories, names, files, paths): {sizes:?}");
     }

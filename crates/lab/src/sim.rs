@@ -16,9 +16,9 @@ use sim::Outcome;
 use cli::Failure;
 
 /// Number of seeds that together move every counter of the summary.
-const REACHES_ALL: u64 = 10_000;
+const SEEDS_FOR_ALL_COUNTERS: u64 = 10_000;
 /// Failed seeds that are reported in full.
-const TOLD_MAX: usize = 3;
+const REPORTED_FAILURES_MAX: usize = 3;
 
 /// Arguments of `outboard-lab sim`.
 #[derive(Debug, Args)]
@@ -36,16 +36,16 @@ pub(crate) struct SimArgs {
     #[arg(long, requires = "seed")]
     trace: bool,
     /// Force file offload on or off, whatever the seed says
-    #[arg(long, requires = "seed", value_name = "on|off", value_parser = offload)]
+    #[arg(long, requires = "seed", value_name = "on|off", value_parser = parse_on_off)]
     offload: Option<bool>,
     /// Force all TLS offload on or off, whatever the seed says
-    #[arg(long, requires = "seed", value_name = "on|off", value_parser = offload)]
+    #[arg(long, requires = "seed", value_name = "on|off", value_parser = parse_on_off)]
     tls_offload: Option<bool>,
     /// Force all QUIC offload on or off, whatever the seed says
-    #[arg(long, requires = "seed", value_name = "on|off", value_parser = offload)]
+    #[arg(long, requires = "seed", value_name = "on|off", value_parser = parse_on_off)]
     quic_offload: Option<bool>,
     /// Force all NVMe/TCP offload on or off, whatever the seed says
-    #[arg(long, requires = "seed", value_name = "on|off", value_parser = offload)]
+    #[arg(long, requires = "seed", value_name = "on|off", value_parser = parse_on_off)]
     nvme_offload: Option<bool>,
     /// Run storage scenarios only, whatever the seeds say
     #[arg(long)]
@@ -54,7 +54,7 @@ pub(crate) struct SimArgs {
     #[arg(long, conflicts_with = "storage")]
     calm: bool,
     /// Force splicing by a proxy on or off, whatever the seed says
-    #[arg(long, requires = "seed", value_name = "on|off", value_parser = offload)]
+    #[arg(long, requires = "seed", value_name = "on|off", value_parser = parse_on_off)]
     splice: Option<bool>,
     /// Number of threads; by default one per processor
     #[arg(long, value_name = "N")]
@@ -72,7 +72,7 @@ pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
     }
 }
 
-fn offload(text: &str) -> Result<bool, String> {
+fn parse_on_off(text: &str) -> Result<bool, String> {
     match text {
         "on" => Ok(true),
         "off" => Ok(false),
@@ -148,7 +148,7 @@ fn run_many(args: &SimArgs) -> Result<(), Failure> {
         for outcome in outcomes {
             totals.add(&outcome);
             if let Some(text) = outcome.explain() {
-                if failed.len() < TOLD_MAX {
+                if failed.len() < REPORTED_FAILURES_MAX {
                     eprintln!("{text}");
                 }
                 failed.push(outcome.seed);
@@ -158,7 +158,7 @@ fn run_many(args: &SimArgs) -> Result<(), Failure> {
     });
     let _ = write!(std::io::stdout().lock(), "{}", totals.table());
     if failed.is_empty() {
-        return totals.reached(args.storage || args.calm);
+        return totals.check_all_counters_moved(args.storage || args.calm);
     }
     failed.sort_unstable();
     let count = failed.len();
@@ -184,7 +184,7 @@ struct Totals {
 }
 
 /// Counters of the summary, with their descriptions: injected faults, and their effects.
-const SHOWN: [(&str, &str); 135] = [
+const SUMMARY_COUNTERS: [(&str, &str); 135] = [
     ("responses", "responses, checked byte by byte"),
     ("bytes", "bytes that clients read"),
     ("errors", "connections ended by an error"),
@@ -335,14 +335,14 @@ impl Totals {
         });
     }
 
-    /// Checks that a run of at least [`REACHES_ALL`] seeds, of all scenarios, moved every counter
+    /// Checks that a run of at least [`SEEDS_FOR_ALL_COUNTERS`] seeds, of all scenarios, moved every counter
     /// of the summary: a counter that is still zero belongs to something that is no longer tested.
-    fn reached(&self, some_only: bool) -> Result<(), Failure> {
-        if self.seeds < REACHES_ALL || some_only {
+    fn check_all_counters_moved(&self, some_only: bool) -> Result<(), Failure> {
+        if self.seeds < SEEDS_FOR_ALL_COUNTERS || some_only {
             return Ok(());
         }
         let is_zero = |name: &&str| self.counters.get(*name).copied().unwrap_or(0) == 0;
-        let zero: Vec<_> = SHOWN.iter().map(|(name, _)| *name).filter(is_zero).collect();
+        let zero: Vec<_> = SUMMARY_COUNTERS.iter().map(|(name, _)| *name).filter(is_zero).collect();
         if zero.is_empty() {
             return Ok(());
         }
@@ -358,7 +358,7 @@ impl Totals {
             self.events,
             format!("{hours}h {minutes:02}m")
         );
-        for (name, what) in SHOWN {
+        for (name, what) in SUMMARY_COUNTERS {
             let value = self.counters.get(name).copied().unwrap_or(0);
             text.push_str(&format!("{value:>16}  {what}\n"));
         }
@@ -371,16 +371,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_seeds_have_to_reach_everything() {
-        let mut totals = Totals { seeds: REACHES_ALL - 1, ..Totals::default() };
-        assert!(totals.reached(false).is_ok(), "too few to tell");
+    fn many_seeds_must_move_every_counter() {
+        let mut totals = Totals { seeds: SEEDS_FOR_ALL_COUNTERS - 1, ..Totals::default() };
+        assert!(totals.check_all_counters_moved(false).is_ok(), "too few to tell");
         totals.seeds += 1;
-        assert!(totals.reached(true).is_ok(), "worlds of storage only");
-        totals.counters.extend(SHOWN.iter().skip(1).map(|(name, _)| (*name, 1)));
-        let Err(Failure::System(what)) = totals.reached(false) else { panic!("one is zero") };
-        assert_eq!(what, format!("{REACHES_ALL} seeds never reached [\"{}\"]", SHOWN[0].0));
-        totals.counters.insert(SHOWN[0].0, 1);
-        assert!(totals.reached(false).is_ok());
+        assert!(totals.check_all_counters_moved(true).is_ok(), "worlds of storage only");
+        totals.counters.extend(SUMMARY_COUNTERS.iter().skip(1).map(|(name, _)| (*name, 1)));
+        let Err(Failure::System(what)) = totals.check_all_counters_moved(false) else {
+            panic!("one is zero")
+        };
+        assert_eq!(
+            what,
+            format!("{SEEDS_FOR_ALL_COUNTERS} seeds never reached [\"{}\"]", SUMMARY_COUNTERS[0].0)
+        );
+        totals.counters.insert(SUMMARY_COUNTERS[0].0, 1);
+        assert!(totals.check_all_counters_moved(false).is_ok());
     }
 
     /// A few seeds are enough to make every counter exist, though perhaps at zero.
@@ -391,7 +396,7 @@ mod tests {
             let options = sim::Options { storage, ..sim::Options::default() };
             (0..20).for_each(|seed| totals.add(&sim::run_seed(seed, &options)));
         }
-        for (name, _) in SHOWN {
+        for (name, _) in SUMMARY_COUNTERS {
             assert!(totals.counters.contains_key(name), "{name}");
         }
     }

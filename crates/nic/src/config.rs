@@ -42,7 +42,7 @@ pub struct DeviceConfig {
     pub quic: Option<QuicConfig>,
     /// Steering of QUIC datagrams to queues by connection ID; `None` to spread all datagrams by
     /// their addresses.
-    pub quic_steering: Option<abi::quic::Steering>,
+    pub quic_steering: Option<abi::quic::QuicSteering>,
     /// Most payload bytes in one transmit, at least 65,416; announced as
     /// [`abi::Capabilities::transmit_bytes_max`]. With longer transmits the host needs fewer
     /// operations; the device cuts them for the link.
@@ -182,7 +182,7 @@ pub struct L5oConfig {
     /// Incomplete messages tracked for one flow.
     pub messages_ahead_max: usize,
     /// Incomplete messages tracked over all flows.
-    pub messages_ahead_total: usize,
+    pub incomplete_messages_total: usize,
 }
 
 impl L5oConfig {
@@ -206,7 +206,7 @@ impl L5oConfig {
             ddp_io_threshold: 4096,
             window_bytes_max: 64 << 20,
             messages_ahead_max: 64,
-            messages_ahead_total: 65_536,
+            incomplete_messages_total: 65_536,
         }
     }
 }
@@ -304,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn senseless_sizes_are_mended() {
+    fn unusable_sizes_are_clamped() {
         let config = FileConfig {
             memory_bytes_max: 0,
             block_pages: 0,

@@ -3,7 +3,7 @@
 use abi::{Checksum, Received};
 
 /// Concatenates the alarm names of the parts of one engine.
-pub(crate) const fn join<const N: usize>(parts: &[&[&'static str]]) -> [&'static str; N] {
+pub(crate) const fn concat_alarms<const N: usize>(parts: &[&[&'static str]]) -> [&'static str; N] {
     let mut all = [""; N];
     let (mut part, mut at, mut to) = (0, 0, 0);
     while part < parts.len() {

@@ -1,14 +1,14 @@
 //! The device: pipeline, flow table and engines combined in one sans-I/O object.
 //!
 //! It owns the pipeline, the table of flows, the engines, and the [`Egress`] that they share. Every
-//! call that reaches engines ends by fulfilling their requests (`Device::engage`).
+//! call that reaches engines ends by fulfilling their requests (`Device::with_engines`).
 
 mod quiesce;
 mod transmit;
 
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::port::{RxFrame, TxFrame, WireCaps};
-use abi::{Capabilities, Event, Load, Op, PacketPool, Received, Refusal};
+use abi::{Capabilities, DeviceLoad, Event, Op, PacketPool, Received, Refusal};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use base::{Duration, Instant, internal_error};
@@ -18,15 +18,15 @@ use crate::counters::sum_internal_errors;
 use crate::engine::splice::SpliceInfo;
 use crate::engine::{Engines, teardown};
 use crate::flow::FlowTable;
-use crate::pipeline::rx::{Arrived, Offered, Receiver};
-use crate::pipeline::{Egress, Run, Stamps};
+use crate::pipeline::rx::{OfferedRxFrame, ParsedRxFrame, RxPipeline};
+use crate::pipeline::{Egress, TimestampGuard, TxRun};
 
 /// Interval of polling for memory that a transmit waits for and that frames on the link still hold.
-const STARVED_RETRY: Duration = Duration::from_millis(1);
+const MEMORY_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Load thresholds, in thousandths of the time: above the first the device reports that it is
 /// overloaded, at or below the second that it is not.
-const LOAD_HIGH: u16 = 950;
-const LOAD_LOW: u16 = 700;
+const LOAD_HIGH_PERMILLE: u16 = 950;
+const LOAD_LOW_PERMILLE: u16 = 700;
 
 /// A NIC without its link, disk and rings.
 ///
@@ -49,10 +49,10 @@ const LOAD_LOW: u16 = 700;
 /// [`poll_timeout`](Self::poll_timeout) is the time of the next poll if no input arrives before.
 pub struct Device {
     config: DeviceConfig,
-    wire: WireCaps,
-    receiver: Receiver,
+    link: WireCaps,
+    receiver: RxPipeline,
     /// Corrects TCP timestamps; `None` if that is disabled.
-    stamps: Option<Stamps>,
+    timestamp_guard: Option<TimestampGuard>,
     flows: FlowTable,
     pub(crate) engines: Engines,
     egress: Egress,
@@ -72,16 +72,16 @@ pub struct Device {
 }
 
 impl Device {
-    /// Creates a device on a link with the capabilities `wire`.
+    /// Creates a device on a link with the capabilities `link`.
     #[must_use]
     pub fn new(config: DeviceConfig, wire: WireCaps) -> Self {
         let transmit_bytes_max = config.transmit_bytes_max.max(RUN_BYTES_MAX);
         let config = DeviceConfig { queues: config.queues.max(1), transmit_bytes_max, ..config };
         let pool = PacketPool::new(config.pool_buffers_max);
         Self {
-            receiver: Receiver::new(config.mac, config.queues, config.rss_seed)
+            receiver: RxPipeline::new(config.mac, config.queues, config.rss_seed)
                 .with_steering(config.quic_steering),
-            stamps: config.correct_timestamps.then(Stamps::new),
+            timestamp_guard: config.correct_timestamps.then(TimestampGuard::new),
             flows: FlowTable::new(config.rss_seed),
             engines: Engines::new(&config),
             egress: Egress::new(config.queues, config.queue_events_max, wire.mtu, pool),
@@ -92,7 +92,7 @@ impl Device {
             load_is_high: false,
             returned: 0,
             resets: 0,
-            wire,
+            link: wire,
             config,
         }
     }
@@ -103,7 +103,7 @@ impl Device {
         let none = Refusal::Disabled;
         let mut capabilities = Capabilities {
             transmit_bytes_max: self.config.transmit_bytes_max,
-            mtu: self.wire.mtu,
+            mtu: self.link.mtu,
             mac: self.config.mac,
             file: Err(none),
             l5o: Err(none),
@@ -112,55 +112,60 @@ impl Device {
             splice: Err(none),
             quic: Err(none),
         };
-        self.engines.offer(&mut capabilities);
+        self.engines.add_capabilities(&mut capabilities);
         capabilities
     }
 
     /// Calls the engines and fulfills their requests.
     #[inline]
-    fn engage<R>(&mut self, now: Instant, call: impl FnOnce(&mut Engines, &mut Egress) -> R) -> R {
+    fn with_engines<R>(
+        &mut self,
+        now: Instant,
+        call: impl FnOnce(&mut Engines, &mut Egress) -> R,
+    ) -> R {
         let result = call(&mut self.engines, &mut self.egress);
-        self.settle(now);
+        self.fulfill_requests(now);
         result
     }
 
     /// Processes a frame from the link.
     pub fn handle_frame(&mut self, now: Instant, frame: RxFrame) {
         match self.receiver.handle(frame) {
-            Ok(arrived) => self.handle_arrived(now, arrived),
-            Err(packet) => self.egress.put(packet),
+            Ok(arrived) => self.handle_parsed(now, arrived),
+            Err(packet) => self.egress.recycle(packet),
         }
     }
 
-    fn handle_arrived(&mut self, now: Instant, arrived: Arrived) {
-        let Arrived { queue, mut received, transport } = arrived;
+    fn handle_parsed(&mut self, now: Instant, arrived: ParsedRxFrame) {
+        let ParsedRxFrame { queue, mut received, transport } = arrived;
         if received.flow_hash == 0 {
-            self.copy_to_others(queue, &received);
+            self.copy_to_other_queues(queue, &received);
         }
-        self.engage(now, |engines, egress| {
-            let mut offered = Offered { queue, received: &mut received, transport: &transport };
-            if engines.take(now, &mut offered, egress) {
+        self.with_engines(now, |engines, egress| {
+            let mut offered =
+                OfferedRxFrame { queue, received: &mut received, transport: &transport };
+            if engines.consume_frame(now, &mut offered, egress) {
                 return;
             }
             // Events of engines about the frame (resync requests) are queued before it and do not
             // count against the queue limit, so a frame whose data was placed is never dropped.
             if egress.has_room(queue) {
-                engines.open(&mut offered, egress);
-                egress.hand_over(queue, received);
+                engines.process_frame(&mut offered, egress);
+                egress.push_frame(queue, received);
             } else {
-                egress.deliver(queue, received);
+                egress.deliver_or_drop(queue, received);
             }
         });
     }
 
     /// Copies a frame that belongs to no flow (a neighbor advertisement, an ICMP error) to all
     /// other hosts.
-    fn copy_to_others(&mut self, queue: usize, received: &Received) {
+    fn copy_to_other_queues(&mut self, queue: usize, received: &Received) {
         for other in (0..self.queues()).filter(|&other| other != queue) {
             let Some(packet) = self.egress.pool.copy(received.packet.as_slice()) else { return };
             let Received { checksum, flow_hash, segment_size, .. } = *received;
             let copy = Received::new(packet, checksum, flow_hash, segment_size);
-            self.egress.deliver(other, copy);
+            self.egress.deliver_or_drop(other, copy);
         }
     }
 
@@ -195,12 +200,12 @@ impl Device {
                 }
             }
         }
-        self.settle(now);
+        self.fulfill_requests(now);
     }
 
     /// Processes a completion of the disk.
     pub fn handle_disk(&mut self, now: Instant, completion: DiskCompletion) {
-        self.engage(now, |engines, egress| {
+        self.with_engines(now, |engines, egress| {
             if let Some(files) = &mut engines.files {
                 files.complete(completion, egress);
             }
@@ -211,12 +216,12 @@ impl Device {
     pub fn poll_frame(&mut self, now: Instant) -> Option<TxFrame> {
         // Timers run even if the link takes no frames.
         if self.engines.handle_timeouts(now, &mut self.egress) {
-            self.settle(now);
+            self.fulfill_requests(now);
         }
         // A frame that the link refused has freed no memory. Searching for free memory would walk
         // over all shared blocks at every poll of a full link.
         if self.unsent.is_empty() {
-            self.engage(now, |engines, _| engines.find_memory());
+            self.with_engines(now, |engines, _| engines.reclaim_memory());
         }
         if self.egress.has_echoes() {
             return None;
@@ -224,13 +229,13 @@ impl Device {
         if let Some(frame) = self.unsent.pop_front() {
             return Some(frame);
         }
-        let cut = self.egress.runs.front_mut()?.next(&self.wire, self.run_bytes_max);
+        let cut = self.egress.runs.front_mut()?.next_frame(&self.link, self.run_bytes_max);
         if cut.last {
             self.egress.runs.pop_front();
         }
         self.egress.tx.tx_packets += cut.packets;
         self.egress.tx.tx_bytes += cut.bytes;
-        self.engines.note_sent(now, &cut.frame.header, cut.packets, cut.bytes);
+        self.engines.on_frame_sent(now, &cut.frame.header, cut.packets, cut.bytes);
         Some(cut.frame)
     }
 
@@ -243,14 +248,14 @@ impl Device {
     /// on all runs are cut into frames that any segmenting link takes.
     pub fn unpoll_long_frame(&mut self, frame: TxFrame) {
         let (payload, header) = (frame.payload_len(), frame.header.clone());
-        let Some(run) = Run::again(frame) else { return };
+        let Some(run) = TxRun::from_refused_frame(frame) else { return };
         let packets = run.packets();
         let bytes = packets * header.len() as u64 + payload as u64;
         let tx = &mut self.egress.tx;
         tx.tx_long_runs_refused += 1;
         tx.tx_packets -= packets;
         tx.tx_bytes -= bytes;
-        self.engines.note_refused(&header, packets, bytes);
+        self.engines.on_frame_refused(&header, packets, bytes);
         self.run_bytes_max = RUN_BYTES_MAX;
         self.egress.runs.push_front(run);
     }
@@ -285,7 +290,7 @@ impl Device {
     #[inline]
     pub fn poll_queue_event(&mut self, queue: usize) -> Option<Event> {
         if !self.quiescing.is_empty() && self.egress.is_empty(queue)? {
-            self.tell_quiesced();
+            self.report_quiesced();
         }
         self.egress.poll_event(queue)
     }
@@ -297,7 +302,7 @@ impl Device {
 
     /// Returns whether no frame waits for the link and no transmit waits to become one.
     fn has_sent_everything(&self) -> bool {
-        self.has_nothing_for_the_wire() && self.flows.len() == 0
+        self.is_link_queue_empty() && self.flows.len() == 0
     }
 
     /// Returns the next request for the disk.
@@ -317,12 +322,12 @@ impl Device {
     /// timer.
     #[must_use]
     pub fn poll_timeout(&self, now: Instant) -> Option<Instant> {
-        let starved = self.engines.are_starved() && self.has_nothing_for_the_wire();
-        let retry = starved.then(|| now + STARVED_RETRY);
+        let starved = self.engines.are_starved() && self.is_link_queue_empty();
+        let retry = starved.then(|| now + MEMORY_POLL_INTERVAL);
         Instant::earliest([retry, self.engines.poll_timeout()])
     }
 
-    fn has_nothing_for_the_wire(&self) -> bool {
+    fn is_link_queue_empty(&self) -> bool {
         self.egress.runs.is_empty() && self.unsent.is_empty()
     }
 
@@ -346,13 +351,17 @@ impl Device {
     /// Takes the device's load, in thousandths of the driver's time. The hosts are told when the
     /// device becomes overloaded and when it no longer is, with hysteresis between the two.
     pub fn note_load(&mut self, permille: u16) {
-        let high = if self.load_is_high { permille > LOAD_LOW } else { permille > LOAD_HIGH };
+        let high = if self.load_is_high {
+            permille > LOAD_LOW_PERMILLE
+        } else {
+            permille > LOAD_HIGH_PERMILLE
+        };
         if high == self.load_is_high {
             return;
         }
         self.load_is_high = high;
         for queue in 0..self.queues() {
-            self.egress.emit(queue, Event::Load(Load { permille, high }));
+            self.egress.emit(queue, Event::Load(DeviceLoad { permille, high }));
         }
     }
 

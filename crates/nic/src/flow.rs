@@ -13,52 +13,52 @@ use abi::{FileFault, FlowId};
 use base::mix;
 use hashbrown::HashTable;
 
-use crate::engine::Resolved;
-use crate::pipeline::tx::Outgoing;
-use structures::slab::{Key, Slab};
+use crate::engine::ResolvedPayload;
+use crate::pipeline::tx::CheckedTransmit;
+use structures::slab::{Slab, SlabKey};
 
 /// Progress of a waiting transmit.
 #[derive(Debug)]
-pub(crate) enum State {
+pub(crate) enum PendingState {
     /// The file engine loads its payload, in the job of this key.
-    Waiting(Key),
+    Waiting(SlabKey),
     /// Its payload is at hand.
-    Ready(Resolved),
+    Ready(ResolvedPayload),
     /// It can never be completed.
     Failed(FileFault),
 }
 
 /// A waiting transmit.
 #[derive(Debug)]
-pub(crate) struct Pending {
+pub(crate) struct PendingTransmit {
     /// The checked transmit.
-    pub(crate) outgoing: Outgoing,
+    pub(crate) outgoing: CheckedTransmit,
     /// Its progress.
-    pub(crate) state: State,
+    pub(crate) state: PendingState,
 }
 
 #[derive(Debug)]
-struct Node {
-    pending: Pending,
-    /// Entry of the transmit's flow, or [`Key::NONE`] for [`FlowId::NONE`].
-    flow: Key,
-    next: Key,
+struct PendingNode {
+    pending: PendingTransmit,
+    /// Entry of the transmit's flow, or [`SlabKey::NONE`] for [`FlowId::NONE`].
+    flow: SlabKey,
+    next: SlabKey,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct FlowEntry {
     queue: usize,
     flow: FlowId,
-    head: Key,
-    tail: Key,
+    head: SlabKey,
+    tail: SlabKey,
 }
 
 /// All waiting transmits.
 #[derive(Debug)]
 pub(crate) struct FlowTable {
-    nodes: Slab<Node>,
-    entries: Slab<Entry>,
-    index: HashTable<Key>,
+    nodes: Slab<PendingNode>,
+    entries: Slab<FlowEntry>,
+    index: HashTable<SlabKey>,
     seed: u64,
 }
 
@@ -84,9 +84,10 @@ impl FlowTable {
     }
 
     /// Appends a transmit to its flow's queue and returns its key.
-    pub(crate) fn push(&mut self, pending: Pending) -> Key {
+    pub(crate) fn push(&mut self, pending: PendingTransmit) -> SlabKey {
         let (queue, flow) = (pending.outgoing.queue, pending.outgoing.flow);
-        let node = self.nodes.insert(Node { pending, flow: Key::NONE, next: Key::NONE });
+        let node =
+            self.nodes.insert(PendingNode { pending, flow: SlabKey::NONE, next: SlabKey::NONE });
         if flow == FlowId::NONE {
             return node;
         }
@@ -105,39 +106,47 @@ impl FlowTable {
     }
 
     /// Sets the state of a transmit that became ready or failed.
-    pub(crate) fn set(&mut self, transmit: Key, state: State) {
+    pub(crate) fn set(&mut self, transmit: SlabKey, state: PendingState) {
         if let Some(node) = self.nodes.get_mut(transmit) {
             node.pending.state = state;
         }
     }
 
     /// Returns the line of a transmit, for the calls below: its flow's, or one of its own.
-    pub(crate) fn line_of(&self, transmit: Key) -> Option<Line> {
+    pub(crate) fn queue_of(&self, transmit: SlabKey) -> Option<FlowQueueKey> {
         let node = self.nodes.get(transmit)?;
-        Some(if node.flow == Key::NONE { Line::Single(transmit) } else { Line::Flow(node.flow) })
+        Some(if node.flow == SlabKey::NONE {
+            FlowQueueKey::Single(transmit)
+        } else {
+            FlowQueueKey::Flow(node.flow)
+        })
     }
 
     /// Returns the line of a flow, if any of its transmits waits.
-    pub(crate) fn line_of_flow(&self, queue: usize, flow: FlowId) -> Option<Line> {
-        if self.is_waiting(queue, flow) { self.find(queue, flow).map(Line::Flow) } else { None }
+    pub(crate) fn queue_of_flow(&self, queue: usize, flow: FlowId) -> Option<FlowQueueKey> {
+        if self.is_waiting(queue, flow) {
+            self.find(queue, flow).map(FlowQueueKey::Flow)
+        } else {
+            None
+        }
     }
 
     /// Removes the transmit at the head of a line, unless it waits.
-    pub(crate) fn pop_settled(&mut self, line: Line) -> Option<Pending> {
+    pub(crate) fn pop_resolved(&mut self, line: FlowQueueKey) -> Option<PendingTransmit> {
         let head = self.head(line)?;
         match self.nodes.get(head)?.pending.state {
-            State::Waiting(_) => None,
-            State::Ready(_) | State::Failed(_) => self.pop(line),
+            PendingState::Waiting(_) => None,
+            PendingState::Ready(_) | PendingState::Failed(_) => self.pop(line),
         }
     }
 
     /// Removes the transmit at the head of a line, in any state. The flow's entry is removed with
     /// its last transmit.
-    pub(crate) fn pop(&mut self, line: Line) -> Option<Pending> {
+    pub(crate) fn pop(&mut self, line: FlowQueueKey) -> Option<PendingTransmit> {
         let head = self.head(line)?;
         let node = self.nodes.remove(head)?;
-        if let Line::Flow(key) = line {
-            if node.next == Key::NONE {
+        if let FlowQueueKey::Flow(key) = line {
+            if node.next == SlabKey::NONE {
                 self.remove_entry(key);
             } else if let Some(entry) = self.entries.get_mut(key) {
                 entry.head = node.next;
@@ -153,29 +162,30 @@ impl FlowTable {
         self.index.clear();
     }
 
-    fn head(&self, line: Line) -> Option<Key> {
+    fn head(&self, line: FlowQueueKey) -> Option<SlabKey> {
         match line {
-            Line::Single(key) => Some(key),
-            Line::Flow(key) => self.entries.get(key).map(|entry| entry.head),
+            FlowQueueKey::Single(key) => Some(key),
+            FlowQueueKey::Flow(key) => self.entries.get(key).map(|entry| entry.head),
         }
     }
 
-    fn find(&self, queue: usize, flow: FlowId) -> Option<Key> {
-        let same =
-            |&key: &Key| self.entries.get(key).is_some_and(|e| e.flow == flow && e.queue == queue);
+    fn find(&self, queue: usize, flow: FlowId) -> Option<SlabKey> {
+        let same = |&key: &SlabKey| {
+            self.entries.get(key).is_some_and(|e| e.flow == flow && e.queue == queue)
+        };
         self.index.find(self.hash(queue, flow), same).copied()
     }
 
-    fn insert_entry(&mut self, queue: usize, flow: FlowId) -> Key {
-        let entry = Entry { queue, flow, head: Key::NONE, tail: Key::NONE };
+    fn insert_entry(&mut self, queue: usize, flow: FlowId) -> SlabKey {
+        let entry = FlowEntry { queue, flow, head: SlabKey::NONE, tail: SlabKey::NONE };
         let key = self.entries.insert(entry);
         let (entries, seed) = (&self.entries, self.seed);
-        let rehash = |&key: &Key| entries.get(key).map_or(0, |e| hash(seed, e.queue, e.flow));
+        let rehash = |&key: &SlabKey| entries.get(key).map_or(0, |e| hash(seed, e.queue, e.flow));
         self.index.insert_unique(hash(seed, queue, flow), key, rehash);
         key
     }
 
-    fn remove_entry(&mut self, key: Key) {
+    fn remove_entry(&mut self, key: SlabKey) {
         if let Some(entry) = self.entries.remove(key) {
             let hash = self.hash(entry.queue, entry.flow);
             if let Ok(found) = self.index.find_entry(hash, |&k| k == key) {
@@ -191,11 +201,11 @@ impl FlowTable {
 
 /// A queue of transmits that leave in order.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Line {
+pub(crate) enum FlowQueueKey {
     /// A single transmit without a flow.
-    Single(Key),
+    Single(SlabKey),
     /// The transmits of a flow.
-    Flow(Key),
+    Flow(SlabKey),
 }
 
 const fn hash(seed: u64, queue: usize, flow: FlowId) -> u64 {
@@ -205,27 +215,27 @@ const fn hash(seed: u64, queue: usize, flow: FlowId) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pipeline::tx::check;
+    use crate::pipeline::tx::check_transmit;
     use crate::tests::frames::transmit;
     use alloc::vec;
     use alloc::vec::Vec;
     use base::Instant;
 
-    fn pending(queue: usize, flow: FlowId, tag: u32, state: State) -> Pending {
+    fn pending(queue: usize, flow: FlowId, tag: u32, state: PendingState) -> PendingTransmit {
         let mut t = transmit(flow, 1, 0);
         t.echo = Some(tag);
         let (outgoing, _) =
-            check(queue, Instant::ZERO, t, 1500, crate::config::RUN_BYTES_MAX).unwrap();
-        Pending { outgoing, state }
+            check_transmit(queue, Instant::ZERO, t, 1500, crate::config::RUN_BYTES_MAX).unwrap();
+        PendingTransmit { outgoing, state }
     }
 
-    fn waiting() -> State {
-        State::Waiting(Key::NONE)
+    fn waiting() -> PendingState {
+        PendingState::Waiting(SlabKey::NONE)
     }
 
-    fn settled(table: &mut FlowTable, line: Line) -> Vec<u32> {
+    fn settled(table: &mut FlowTable, line: FlowQueueKey) -> Vec<u32> {
         let mut out = vec![];
-        while let Some(p) = table.pop_settled(line) {
+        while let Some(p) = table.pop_resolved(line) {
             out.extend(p.outgoing.echo);
         }
         out
@@ -237,28 +247,33 @@ mod tests {
         let flow = FlowId(7);
         assert!(!table.is_waiting(0, flow));
         let first = table.push(pending(0, flow, 1, waiting()));
-        table.push(pending(0, flow, 2, State::Ready(Resolved::default())));
+        table.push(pending(0, flow, 2, PendingState::Ready(ResolvedPayload::default())));
         let third = table.push(pending(0, flow, 3, waiting()));
         assert!(table.is_waiting(0, flow));
         assert!(!table.is_waiting(1, flow), "flows are the queue's own");
-        let line = table.line_of(first).unwrap();
+        let line = table.queue_of(first).unwrap();
         assert_eq!(settled(&mut table, line), []);
-        table.set(first, State::Ready(Resolved::default()));
+        table.set(first, PendingState::Ready(ResolvedPayload::default()));
         assert_eq!(settled(&mut table, line), [1, 2]);
-        table.set(third, State::Failed(FileFault::Io));
+        table.set(third, PendingState::Failed(FileFault::Io));
         assert_eq!(settled(&mut table, line), [3]);
         assert!(!table.is_waiting(0, flow));
         assert_eq!((table.len(), table.flows()), (0, 0));
-        assert!(table.line_of(third).is_none());
+        assert!(table.queue_of(third).is_none());
     }
 
     #[test]
     fn transmits_of_no_flow_stand_alone() {
         let mut table = FlowTable::new(1);
         let a = table.push(pending(0, FlowId::NONE, 1, waiting()));
-        let b = table.push(pending(0, FlowId::NONE, 2, State::Ready(Resolved::default())));
+        let b = table.push(pending(
+            0,
+            FlowId::NONE,
+            2,
+            PendingState::Ready(ResolvedPayload::default()),
+        ));
         assert!(!table.is_waiting(0, FlowId::NONE));
-        let (line_a, line_b) = (table.line_of(a).unwrap(), table.line_of(b).unwrap());
+        let (line_a, line_b) = (table.queue_of(a).unwrap(), table.queue_of(b).unwrap());
         assert_eq!(settled(&mut table, line_b), [2]);
         assert_eq!(settled(&mut table, line_a), []);
         assert!(table.pop(line_a).is_some());
@@ -268,11 +283,11 @@ mod tests {
     #[test]
     fn many_flows_are_told_apart() {
         let mut table = FlowTable::new(1);
-        let keys: Vec<Key> =
+        let keys: Vec<SlabKey> =
             (0..1000).map(|i| table.push(pending(0, FlowId(i), 0, waiting()))).collect();
         assert_eq!((table.len(), table.flows()), (1000, 1000));
         for key in keys {
-            let line = table.line_of(key).unwrap();
+            let line = table.queue_of(key).unwrap();
             assert!(table.pop(line).is_some() && table.pop(line).is_none());
         }
         assert_eq!(table.flows(), 0);

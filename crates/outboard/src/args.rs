@@ -8,28 +8,28 @@ use apps::content::{AddedField, CacheControl};
 use clap::{Args, Parser, Subcommand};
 use host::Cidr;
 use io::disk::DiskKind;
-use stack::{LinkName, Options, Switch};
+use stack::{LinkName, StackOptions, Switch};
 
-use crate::proxy::{ListenArg, Member};
+use crate::proxy::{BackendSpec, ListenArg};
 
 /// Split transport stack: the host controls connections, a NIC processes their bytes
 #[derive(Debug, Parser)]
 #[command(name = "outboard", version, about)]
 pub(crate) struct Cli {
     #[command(subcommand)]
-    pub(crate) verb: Verb,
+    pub(crate) verb: CliSubcommand,
 }
 
 /// The subcommands.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Verb {
+pub(crate) enum CliSubcommand {
     /// Serve the files of a directory over HTTP/1.1, HTTPS and HTTP/3
     Serve(Box<ServeArgs>),
     /// Balance connections over backends and relay them on the device
     Proxy(Box<ProxyArgs>),
     /// Serve block storage over NVMe/TCP, or access it
     #[command(subcommand)]
-    Nvme(crate::nvme::Nvme),
+    Nvme(crate::nvme::NvmeSubcommand),
     /// Show counters of a running instance
     Stat(StatArgs),
     /// Show connections of a running instance and their offloads, with the reason if there is none
@@ -42,7 +42,7 @@ pub(crate) struct ServeArgs {
     /// Directory to serve; files outside of it are never read
     pub(crate) dir: PathBuf,
     #[command(flatten)]
-    pub(crate) stack: Options,
+    pub(crate) stack: StackOptions,
     /// Port to listen on [default: 80, or 443 with --tls]
     #[arg(long)]
     port: Option<u16>,
@@ -121,7 +121,7 @@ pub(crate) struct ProxyArgs {
     /// Backend: ADDR:PORT, NAME:PORT for all addresses of a DNS name, or srv:NAME for the targets
     /// of a DNS service; may be given several times
     #[arg(long, value_name = "ADDR:PORT", required_unless_present = "config")]
-    pub(crate) backend: Vec<Member>,
+    pub(crate) backend: Vec<BackendSpec>,
     /// Data that selects a backend
     #[arg(long, value_enum, default_value_t = ModeArg::Http)]
     pub(crate) mode: ModeArg,
@@ -129,8 +129,8 @@ pub(crate) struct ProxyArgs {
     #[arg(long, value_enum, default_value_t = BalanceArg::RoundRobin)]
     pub(crate) balance: BalanceArg,
     /// Hash key of --balance maglev
-    #[arg(long, value_enum, default_value_t = HashArg::Source)]
-    pub(crate) hash: HashArg,
+    #[arg(long, value_enum, default_value_t = BalanceHashArg::Source)]
+    pub(crate) hash: BalanceHashArg,
     /// Path that healthy backends answer with status 2xx or 3xx; without it, connecting is enough
     #[arg(long, value_name = "PATH")]
     pub(crate) health_check: Option<String>,
@@ -181,7 +181,7 @@ pub(crate) struct ProxyArgs {
         default_values = ["10.78.0.1/24", "fd78::1/64"])]
     pub(crate) backend_peer: Vec<Cidr>,
     #[command(flatten)]
-    pub(crate) stack: Options,
+    pub(crate) stack: StackOptions,
 }
 
 /// Data that a proxy inspects.
@@ -208,7 +208,7 @@ pub(crate) enum BalanceArg {
 
 /// Keys of consistent hashing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum HashArg {
+pub(crate) enum BalanceHashArg {
     /// Client address
     Source,
     /// Requested host name

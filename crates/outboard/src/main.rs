@@ -17,15 +17,15 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use args::{Cli, Verb};
+use args::{Cli, CliSubcommand};
 
 fn main() -> ExitCode {
     let result = match Cli::parse().verb {
-        Verb::Serve(args) => serve::run(&args),
-        Verb::Proxy(args) => proxy::run(&args),
-        Verb::Nvme(verb) => nvme::run(&verb),
-        Verb::Stat(args) => query::stat(&args),
-        Verb::Ss(args) => query::ss(&args),
+        CliSubcommand::Serve(args) => serve::run(&args),
+        CliSubcommand::Proxy(args) => proxy::run(&args),
+        CliSubcommand::Nvme(verb) => nvme::run(&verb),
+        CliSubcommand::Stat(args) => query::stat(&args),
+        CliSubcommand::Ss(args) => query::ss(&args),
     };
     cli::exit_code("outboard", result)
 }

@@ -21,7 +21,7 @@ use crate::args::{QueryArgs, StatArgs};
 /// Fails if no instance answers.
 pub(crate) fn stat(args: &StatArgs) -> Result<(), Failure> {
     let StatArgs { query: args, alarms } = args;
-    let mut answer = ask(args.control.as_deref(), &args.link, "stat", ANSWER_TIMEOUT)?;
+    let mut answer = query_instance(args.control.as_deref(), &args.link, "stat", ANSWER_TIMEOUT)?;
     if *alarms {
         alarms::retain(&mut answer);
     }
@@ -48,7 +48,7 @@ pub(crate) fn stat(args: &StatArgs) -> Result<(), Failure> {
 /// # Errors
 /// Fails if no instance answers.
 pub(crate) fn ss(args: &QueryArgs) -> Result<(), Failure> {
-    let answer = ask(args.control.as_deref(), &args.link, "ss", ANSWER_TIMEOUT)?;
+    let answer = query_instance(args.control.as_deref(), &args.link, "ss", ANSWER_TIMEOUT)?;
     match args.json {
         true => print(&format!("{answer:#}\n")),
         false => print(&tables(&answer)),
@@ -237,7 +237,7 @@ fn describe_offload(offload: &Value) -> String {
 ///
 /// # Errors
 /// Fails if no instance answers.
-pub(crate) fn ask(
+pub(crate) fn query_instance(
     control: Option<&Path>,
     link: &LinkName,
     question: &str,

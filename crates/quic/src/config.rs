@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use abi::crypto::CryptoProvider;
-use abi::quic::{Reorder, Steering};
+use abi::quic::{QuicSteering, Reorder};
 use base::Duration;
 
 use crate::qlog::OpenQlog;
@@ -44,7 +44,7 @@ pub struct Config {
     pub migration: bool,
     /// Steering of datagrams over several hosts, and the queue of this one. All hosts that share
     /// the port need the same seed. Every connection ID made here leads to this host's queue.
-    pub steering: Option<(Steering, usize)>,
+    pub steering: Option<(QuicSteering, usize)>,
     /// Opens a qlog for each connection.
     pub qlog: Option<OpenQlog>,
     /// Flow control windows in bytes of a stream and of a connection. They bound what a connection

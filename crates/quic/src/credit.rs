@@ -6,7 +6,7 @@
 //! connection credit keeps its turn. Only the order of streams and the displayed state depend on
 //! them.
 
-use wire::quic::{Frame, read_varint};
+use wire::quic::{QuicFrame, read_varint};
 
 /// Transport parameters (RFC 9000 section 18.2): `initial_max_data`, and the initial windows of
 /// bidirectional streams that the peer opens, of those that we open, and of unidirectional streams.
@@ -50,8 +50,8 @@ impl Credit {
     }
 
     /// Applies a MAX_DATA or MAX_STREAM_DATA frame of a packet's `payload`.
-    pub(crate) fn apply_frame(&mut self, payload: &[u8], frame: &Frame) {
-        let Frame::Other { kind: kind @ (MAX_DATA | MAX_STREAM_DATA), range } = frame else {
+    pub(crate) fn apply_frame(&mut self, payload: &[u8], frame: &QuicFrame) {
+        let QuicFrame::Other { kind: kind @ (MAX_DATA | MAX_STREAM_DATA), range } = frame else {
             return;
         };
         let values = payload.get(range.clone()).and_then(read_varint);
@@ -86,7 +86,7 @@ fn parameter(bytes: &[u8]) -> Option<(u64, &[u8], &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::quic::Frames;
+    use wire::quic::QuicFrames;
 
     #[test]
     fn parameters_and_frames() {
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!((credit.connection, credit.streams), (0x1000, [7, 8, 9]));
         assert_eq!([0, 1, 3].map(|stream| credit.initial_stream_limit(stream, 1)), [7, 8, 9]);
         let payload = [0x10, 0x80, 0, 0x20, 0, 0x11, 4, 0x40, 99, 0x01, 0x10, 5];
-        for frame in Frames::new(&payload) {
+        for frame in QuicFrames::new(&payload) {
             credit.apply_frame(&payload, &frame.expect("frames"));
         }
         assert_eq!((credit.connection, &credit.raised_stream_limits[..]), (0x2000, &[(4, 99)][..]));

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use wire::quic::{Frame, is_short, read_varint};
+use wire::quic::{QuicFrame, is_short, read_varint};
 
 /// Types of ACK frames, without and with ECN counts.
 const ACK: u64 = 0x02;
@@ -18,15 +18,15 @@ const ACK_RANGES_MAX: u64 = 64;
 
 /// Returns the sequence number of the connection ID that a RETIRE_CONNECTION_ID frame of `payload`
 /// retires; `None` for other frames.
-pub(crate) fn retired_cid_sequence(payload: &[u8], frame: &Frame) -> Option<u64> {
-    let Frame::Other { kind: RETIRE, range } = frame else { return None };
+pub(crate) fn retired_cid_sequence(payload: &[u8], frame: &QuicFrame) -> Option<u64> {
+    let QuicFrame::Other { kind: RETIRE, range } = frame else { return None };
     let (_, behind) = read_varint(payload.get(range.clone())?)?;
     Some(read_varint(behind)?.0)
 }
 
 /// Appends the packet number ranges that an ACK frame of `payload` acknowledges, ascending.
-pub(crate) fn push_acked_ranges(payload: &[u8], frame: &Frame, into: &mut Vec<Range<u64>>) {
-    let Frame::Other { kind: ACK | ACK_ECN, range } = frame else { return };
+pub(crate) fn push_acked_ranges(payload: &[u8], frame: &QuicFrame, into: &mut Vec<Range<u64>>) {
+    let QuicFrame::Other { kind: ACK | ACK_ECN, range } = frame else { return };
     let from = into.len();
     // Ranges before a malformed one are kept; quinn-proto closes the connection for the frame.
     let _ = payload.get(range.clone()).and_then(|frame| read_ranges(frame, into));
@@ -109,7 +109,7 @@ fn skip_length_prefixed(bytes: &[u8]) -> Option<&[u8]> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use wire::quic::Frames;
+    use wire::quic::QuicFrames;
 
     #[test]
     fn retirements_are_found() {
@@ -121,7 +121,7 @@ mod tests {
             &[0x40, 0x19, 0x41, 0x00],
         ]
         .concat();
-        let frames: Result<Vec<_>, _> = Frames::new(&payload).collect();
+        let frames: Result<Vec<_>, _> = QuicFrames::new(&payload).collect();
         let found: Vec<_> =
             frames.unwrap().iter().filter_map(|f| retired_cid_sequence(&payload, f)).collect();
         assert_eq!(found, [7, 256]);
@@ -131,7 +131,7 @@ mod tests {
     fn acknowledged_numbers_ascend() {
         let ranges = |payload: &[u8]| {
             let mut ranges = Vec::new();
-            for frame in Frames::new(payload).flatten() {
+            for frame in QuicFrames::new(payload).flatten() {
                 push_acked_ranges(payload, &frame, &mut ranges);
             }
             ranges
@@ -163,7 +163,7 @@ mod tests {
     proptest! {
         #[test]
         fn total(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            for frame in Frames::new(&bytes).flatten() {
+            for frame in QuicFrames::new(&bytes).flatten() {
                 let _ = retired_cid_sequence(&bytes, &frame);
                 push_acked_ranges(&bytes, &frame, &mut Vec::new());
             }

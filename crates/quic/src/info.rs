@@ -4,7 +4,7 @@
 use core::net::{IpAddr, SocketAddr};
 
 use abi::Refusal;
-use abi::quic::{ConnectionId, QuicId};
+use abi::quic::{QuicConnectionId, QuicId};
 use base::Duration;
 use quinn_proto::ConnectionStats;
 
@@ -24,9 +24,9 @@ pub struct ConnectionInfo {
     /// QUIC version.
     pub version: u32,
     /// Our connection IDs, by which the peer addresses the connection.
-    pub ids: Vec<ConnectionId>,
+    pub ids: Vec<QuicConnectionId>,
     /// The peer's connection ID in the last short-header packet that was built, if any.
-    pub peer_id: Option<ConnectionId>,
+    pub peer_id: Option<QuicConnectionId>,
     /// Reason for the end of the connection, if it has ended.
     pub closed: Option<String>,
     /// Bytes of UDP payload, both directions together.

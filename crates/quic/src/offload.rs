@@ -9,7 +9,8 @@
 use std::collections::BTreeMap;
 
 use abi::quic::{
-    ConnectionId, Direction, QuicAdd, QuicId, QuicKeys, QuicRekey, QuicRoute, Reorder, Route,
+    Direction, QuicAdd, QuicConnectionId, QuicId, QuicKeys, QuicRekey, QuicRouteChange,
+    QuicRouteKey, Reorder,
 };
 use abi::{FlowId, Refusal};
 use base::Duration;
@@ -20,7 +21,7 @@ use crate::counters::Counters;
 use crate::protection::{OneRttShared, OneRttState};
 
 /// Our connection IDs in use, by sequence number.
-pub(crate) type CidMap = BTreeMap<u64, ConnectionId>;
+pub(crate) type CidMap = BTreeMap<u64, QuicConnectionId>;
 
 /// Minimum time that the device holds a packet for the ones before it, even for near peers: less is
 /// within the jitter of queues and batching on the path.
@@ -174,7 +175,7 @@ impl ConnectionOffload {
             let port = device.config.port;
             let reorder =
                 device.config.reorder.map(|bounds| reorder_bounds_for_rtt(bounds, min_rtt));
-            let routes = cids.values().map(|&id| Route::Id { port, id }).collect();
+            let routes = cids.values().map(|&id| QuicRouteKey::Id { port, id }).collect();
             device.host.quic_add(Box::new(QuicAdd {
                 quic,
                 flow,
@@ -226,11 +227,11 @@ impl ConnectionOffload {
         }
     }
 
-    /// Adds (`on`) or removes a connection ID that leads to the connection.
-    pub(crate) fn route(&self, device: &mut OffloadEnv<'_>, id: ConnectionId, on: bool) {
+    /// Adds (`add`) or removes a connection ID that leads to the connection.
+    pub(crate) fn route(&self, device: &mut OffloadEnv<'_>, id: QuicConnectionId, on: bool) {
         let Some(quic) = self.rx else { return };
-        let route = Route::Id { port: device.config.port, id };
-        device.host.quic_route(Box::new(QuicRoute { quic, route, on }));
+        let route = QuicRouteKey::Id { port: device.config.port, id };
+        device.host.quic_route(Box::new(QuicRouteChange { quic, route, add: on }));
         device.counters.quic_route_changes += 1;
     }
 

@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use abi::crypto::{SAMPLE_BYTES, Suite, TAG_BYTES};
-use abi::quic::ConnectionId;
+use abi::quic::QuicConnectionId;
 use bytes::BytesMut;
 use quinn_proto::crypto::{CryptoError, HeaderKey, PacketKey};
 use rustls::quic;
-use wire::quic::{Frames, number_len};
+use wire::quic::{QuicFrames, number_len};
 
 use crate::congestion::PacketNumberNews;
 use crate::credit::Credit;
@@ -77,7 +77,7 @@ pub(crate) struct OneRttState {
     /// Flow control limits set by the peer.
     pub(crate) credit: Credit,
     /// The peer's connection ID in the last packet built.
-    pub(crate) peer_id: Option<ConnectionId>,
+    pub(crate) peer_id: Option<QuicConnectionId>,
     /// Input of congestion control since the driver last took it.
     pub(crate) news: PacketNumberNews,
 }
@@ -172,7 +172,7 @@ impl PacketKey for OneRttKey {
         let pn_len = buf.first().map_or(0, |first| number_len(*first));
         let id = buf.get(1..header_len.saturating_sub(pn_len)).unwrap_or_default();
         if state.peer_id.as_ref().is_none_or(|known| known.as_slice() != id) {
-            state.peer_id = ConnectionId::new(id);
+            state.peer_id = QuicConnectionId::new(id);
         }
         if self.shared.defers_encryption() {
             let (number, len, generation) = (packet, buf.len(), self.generation);
@@ -204,7 +204,7 @@ impl PacketKey for OneRttKey {
         state.rx_next = state.rx_next.max(packet + 1);
         state.rx_generation = state.rx_generation.max(self.generation);
         // quinn-proto handles malformed frames, and the frame types that are unknown here.
-        for frame in Frames::new(payload).flatten() {
+        for frame in QuicFrames::new(payload).flatten() {
             state.credit.apply_frame(payload, &frame);
             push_acked_ranges(payload, &frame, &mut state.news.acked);
             state.retired_cids.extend(retired_cid_sequence(payload, &frame));

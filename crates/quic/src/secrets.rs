@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use abi::crypto::{Aead, CryptoProvider, NONCE_BYTES, Suite};
-use abi::quic::Steering;
+use abi::quic::QuicSteering;
 use quinn_proto::crypto::{AeadKey, CryptoError, HandshakeTokenKey, HmacKey};
 use quinn_proto::{ConnectionId, ConnectionIdGenerator};
 use rustls::crypto::tls13::{Hkdf, OkmBlock};
@@ -124,7 +124,7 @@ pub(crate) type FreshCids = Arc<Mutex<Vec<ConnectionId>>>;
 pub(crate) struct CidGenerator {
     pub(crate) secrets: EndpointSecrets,
     pub(crate) count: u64,
-    pub(crate) steering: Option<(Steering, usize)>,
+    pub(crate) steering: Option<(QuicSteering, usize)>,
     pub(crate) fresh: FreshCids,
 }
 

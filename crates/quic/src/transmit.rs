@@ -11,14 +11,14 @@ use core::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
 use abi::crypto::TAG_BYTES;
-use abi::quic::{Packet, Protect};
-use abi::{ExtentCount, FileExtent, FileFault, FileLimits, Part, Parts};
+use abi::quic::{QuicProtect, QuicTxPacket};
+use abi::{ExtentCount, FileExtent, FileFault, FileLimits, TransmitPart, TransmitParts};
 use base::internal_error;
 use bytes::Bytes;
 use host::{FaultScope, UdpSend};
 use quinn_proto::Transmit;
 use wire::Endpoint;
-use wire::quic::{Frame, Frames, StreamFrame};
+use wire::quic::{QuicFrame, QuicFrames, QuicStreamFrame};
 
 use crate::connection::{QuicConnection, QuicEnv, ReadPurpose};
 use crate::counters::Counters;
@@ -50,7 +50,7 @@ impl DatagramPlan {
             return true; // The usual case.
         }
         let mut extents = ExtentCount::default();
-        self.placeholders.iter().all(|hole| extents.takes(&hole.extent()))
+        self.placeholders.iter().all(|hole| extents.add(&hole.extent()))
     }
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn unprotected_send(transmit: &Transmit, bytes: Bytes) -> UdpSend {
         remote: Endpoint { addr: way.remote.ip(), port: way.remote.port() },
         ecn: way.ecn,
         segment_size: segment_size(transmit),
-        parts: [Part::Host(bytes)].into_iter().collect(),
+        parts: [TransmitPart::Host(bytes)].into_iter().collect(),
         retransmission: false,
         echo: None,
         protect: None,
@@ -193,8 +193,8 @@ impl QuicConnection {
             return Some(true);
         }
         let mut first = true;
-        for frame in Frames::new(payload) {
-            if let Frame::Stream(StreamFrame { id, offset, data, .. }) = frame.ok()? {
+        for frame in QuicFrames::new(payload) {
+            if let QuicFrame::Stream(QuicStreamFrame { id, offset, data, .. }) = frame.ok()? {
                 first &= self.file_map.collect_placeholders(
                     id,
                     offset,
@@ -225,11 +225,13 @@ impl QuicConnection {
                 let newest = cx.scratch.records.iter().map(|r| r.generation).max().unwrap_or(0);
                 self.offload.ensure_tx_keys(&mut cx.device(), &self.shared, newest);
                 let packets = plans.iter().map(packet_layout).collect();
-                let protect = Some(Box::new(Protect { quic, packets }));
+                let protect = Some(Box::new(QuicProtect { quic, packets }));
                 cx.counters.quic_out_for_device += plans.len() as u64;
                 let parts = match has_holes {
                     true => split_parts(&cx.scratch.buffer, plans),
-                    false => [Part::Host(take_bytes(&mut cx.scratch.buffer))].into_iter().collect(),
+                    false => [TransmitPart::Host(take_bytes(&mut cx.scratch.buffer))]
+                        .into_iter()
+                        .collect(),
                 };
                 let sealed = unprotected_send(transmit, Bytes::new());
                 let (flow, retransmission, echo) = (self.flow, !first, files_of(plans));
@@ -371,7 +373,7 @@ impl QuicConnection {
             remote: Endpoint { addr: way.remote.ip(), port: way.remote.port() },
             ecn: way.ecn,
             segment_size: 0,
-            parts: [Part::Host(Bytes::from(datagram))].into_iter().collect(),
+            parts: [TransmitPart::Host(Bytes::from(datagram))].into_iter().collect(),
             retransmission: false,
             echo: None,
             protect: None,
@@ -389,9 +391,9 @@ fn files_of(plans: &[DatagramPlan]) -> Option<FaultScope> {
 }
 
 /// Returns the layout of a datagram's packet for the device.
-fn packet_layout(plan: &DatagramPlan) -> Option<Packet> {
+fn packet_layout(plan: &DatagramPlan) -> Option<QuicTxPacket> {
     let (begin, record) = plan.packet?;
-    Some(Packet {
+    Some(QuicTxPacket {
         begin: u16::try_from(begin).ok()?,
         pn_offset: u8::try_from(record.header_len - record.pn_len).ok()?,
         pn_len: u8::try_from(record.pn_len).ok()?,
@@ -401,7 +403,7 @@ fn packet_layout(plan: &DatagramPlan) -> Option<Packet> {
 
 /// Splits a batch into host bytes and file extents. The host bytes are few, so they are copied, and
 /// the buffer is reused for the next batch.
-fn split_parts(buffer: &[u8], plans: &[DatagramPlan]) -> Parts {
+fn split_parts(buffer: &[u8], plans: &[DatagramPlan]) -> TransmitParts {
     let holes = || plans.iter().flat_map(|plan| &plan.placeholders);
     let filled: usize = holes().map(|hole| hole.len).sum();
     let mut kept = Vec::with_capacity(buffer.len().saturating_sub(filled));
@@ -413,16 +415,16 @@ fn split_parts(buffer: &[u8], plans: &[DatagramPlan]) -> Parts {
     }
     kept.extend_from_slice(buffer.get(at..).unwrap_or_default());
     let mut kept = Bytes::from(kept);
-    let (mut parts, mut from) = (Parts::with_capacity(2 * ends.len() + 1), 0);
+    let (mut parts, mut from) = (TransmitParts::with_capacity(2 * ends.len() + 1), 0);
     for (hole, to) in holes().zip(ends) {
         if to > from {
-            parts.push(Part::Host(kept.split_to(to - from)));
+            parts.push(TransmitPart::Host(kept.split_to(to - from)));
             from = to;
         }
-        parts.push(Part::File(hole.extent()));
+        parts.push(TransmitPart::File(hole.extent()));
     }
     if !kept.is_empty() {
-        parts.push(Part::Host(kept));
+        parts.push(TransmitPart::Host(kept));
     }
     parts
 }

@@ -10,12 +10,12 @@ use bytes::Bytes;
 use clap::Parser;
 use outboard_stack::base::Instant;
 use outboard_stack::host::{Application, Host, Listen, ListenerId, Notice};
-use outboard_stack::{BACKLOG, Failure, Options, Signals, Stack};
+use outboard_stack::{BACKLOG, Failure, Signals, Stack, StackOptions};
 
 #[derive(Parser)]
 struct CommandLine {
     #[command(flatten)]
-    options: Options,
+    options: StackOptions,
 }
 
 pub(crate) struct Echo {
@@ -59,7 +59,7 @@ impl Application for Echo {
     }
 }
 
-fn run(options: Options) -> Result<(), Failure> {
+fn run(options: StackOptions) -> Result<(), Failure> {
     let signals = Signals::take()?;
     let stack = Stack::builder()
         .options(options)

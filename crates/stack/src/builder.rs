@@ -8,9 +8,9 @@ use std::sync::atomic::AtomicUsize;
 use base::Instant;
 use cli::Failure;
 use host::{Application, Host};
-use io::clock::{self, Clock};
+use io::clock::{self, MonotonicClock};
 use io::disk::{ChangeRule, Disk, DiskKind};
-use io::wire::Wire;
+use io::link::Link;
 use nic::{Device, DeviceConfig};
 use quic::ConnectionInfo;
 
@@ -20,10 +20,10 @@ use crate::hooks::Hooks;
 use crate::link::{LinkName, open_links};
 use crate::log::open_access_log;
 use crate::no_disk::NoDisk;
-use crate::options::Options;
+use crate::options::StackOptions;
 use crate::running::Stack;
 use crate::signals::Signals;
-use crate::threads::{DeviceSide, HostSide, MessageSender, Queue, Threads, mesh};
+use crate::threads::{DeviceSide, HostSide, MessageSender, QueueRings, Threads, ring_mesh};
 
 /// The queue that an application is made for.
 #[derive(Debug)]
@@ -31,40 +31,41 @@ pub struct QueueSetup<'a> {
     /// Index of the queue.
     pub index: usize,
     /// Clock of the stack's threads, which `now` in the application's calls is read from.
-    pub clock: Clock,
+    pub clock: MonotonicClock,
     /// The host of the queue.
     pub host: &'a mut Host,
 }
 
-type OpenLinks<'a> = Box<dyn FnOnce(&Options, &Clock) -> Result<Vec<Box<dyn Wire>>, Failure> + 'a>;
+type OpenLinks<'a> =
+    Box<dyn FnOnce(&StackOptions, &MonotonicClock) -> Result<Vec<Box<dyn Link>>, Failure> + 'a>;
 type OpenDisk<'a> = Box<dyn Fn() -> Result<Box<dyn Disk>, Failure> + 'a>;
 type Configure<'a> = Box<dyn Fn(usize, &mut DeviceConfig, &mut host::Config) + 'a>;
 type MakeApplication<'a, A> = Box<dyn FnMut(QueueSetup<'_>) -> Result<A, Failure> + 'a>;
-type TakeOrders<'a, M> = Box<dyn FnOnce(MessageSender<M>) -> OrderHandler + 'a>;
+type MakeOrderHandler<'a, M> = Box<dyn FnOnce(MessageSender<M>) -> OrderHandler + 'a>;
 
 /// Parts of a stack with an application of type `A`, which receives messages of type `M` from other
 /// threads.
 pub struct Builder<'a, A = (), M = ()> {
-    options: Options,
+    options: StackOptions,
     open_links: Option<OpenLinks<'a>>,
     open_disk: Option<OpenDisk<'a>>,
     configure: Option<Configure<'a>>,
     make_application: MakeApplication<'a, A>,
     hooks: Hooks<A, M>,
-    take_orders: Option<TakeOrders<'a, M>>,
+    make_order_handler: Option<MakeOrderHandler<'a, M>>,
     is_alarm: IsAlarm,
 }
 
 impl<'a> Builder<'a> {
     pub(crate) fn new() -> Self {
         Self {
-            options: Options::default(),
+            options: StackOptions::default(),
             open_links: None,
             open_disk: None,
             configure: None,
             make_application: Box::new(|_| Ok(())),
             hooks: Hooks::default(),
-            take_orders: None,
+            make_order_handler: None,
             is_alarm: |name| crate::alarms().any(|alarm| alarm == name),
         }
     }
@@ -83,7 +84,7 @@ impl<'a> Builder<'a> {
             configure: self.configure,
             make_application: Box::new(make),
             hooks: Hooks::default(),
-            take_orders: None,
+            make_order_handler: None,
             is_alarm: self.is_alarm,
         }
     }
@@ -105,7 +106,7 @@ impl<'a, A: Application + Send + 'static> Builder<'a, A> {
             configure: self.configure,
             make_application: self.make_application,
             hooks: Hooks { handle_message, list_quic_connections, pollable },
-            take_orders: None,
+            make_order_handler: None,
             is_alarm: self.is_alarm,
         }
     }
@@ -114,27 +115,27 @@ impl<'a, A: Application + Send + 'static> Builder<'a, A> {
 impl<'a, A, M> Builder<'a, A, M> {
     /// Sets all options.
     #[must_use]
-    pub fn options(self, options: Options) -> Self {
+    pub fn options(self, options: StackOptions) -> Self {
         Self { options, ..self }
     }
 
     /// Sets the link to open, with as many queues as the stack has.
     #[must_use]
     pub fn link(self, link: LinkName) -> Self {
-        Self { options: Options { link, ..self.options }, ..self }
+        Self { options: StackOptions { link, ..self.options }, ..self }
     }
 
     /// Sets the function that opens the links, one for each queue, instead of the options' link.
     #[must_use]
     pub fn links(
         self,
-        open: impl FnOnce(&Options, &Clock) -> Result<Vec<Box<dyn Wire>>, Failure> + 'a,
+        open: impl FnOnce(&StackOptions, &MonotonicClock) -> Result<Vec<Box<dyn Link>>, Failure> + 'a,
     ) -> Self {
         Self { open_links: Some(Box::new(open)), ..self }
     }
 
     /// Serves the files below this folder. The device's file engine sends them, unless
-    /// [`Options::offload`] excludes it.
+    /// [`StackOptions::offload`] excludes it.
     #[must_use]
     pub fn folder(self, root: &'a Path) -> Self {
         self.disk(move || {
@@ -182,7 +183,7 @@ impl<'a, A, M> Builder<'a, A, M> {
     /// application of the first queue.
     #[must_use]
     pub fn orders(self, handler: impl FnOnce(MessageSender<M>) -> OrderHandler + 'a) -> Self {
-        Self { take_orders: Some(Box::new(handler)), ..self }
+        Self { make_order_handler: Some(Box::new(handler)), ..self }
     }
 }
 
@@ -202,14 +203,14 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
     /// # Errors
     /// Fails if a link, file, address or thread is not available; the message says what to do.
     pub fn start(mut self) -> Result<Stack<M>, Failure> {
-        let clock = Clock::new();
+        let clock = MonotonicClock::new();
         let path = control::path(self.options.control.as_deref(), &self.options.link);
         let control = ControlSocket::bind(&path)?;
         let links = match self.open_links.take() {
             Some(open) => open(&self.options, &clock)?,
             None => open_links(&self.options, &clock)?,
         };
-        let queues = mesh(links.len())?;
+        let queues = ring_mesh(links.len())?;
         // One seed for all devices: a flow must belong to the same host whichever device receives a
         // packet.
         let rss_seed = clock::entropy();
@@ -224,7 +225,7 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
             .metrics
             .map(|addr| control::metrics::start(addr, probes.clone(), self.is_alarm));
         let metrics = metrics.transpose()?;
-        let take_orders = self.take_orders.take().zip(threads.senders().first().cloned());
+        let take_orders = self.make_order_handler.take().zip(threads.senders().first().cloned());
         let orders = take_orders.map(|(take, sender)| take(sender));
         let control = control.start(probes, orders)?;
         Ok(Stack::new(clock, &self.options, threads, reopened, (control, metrics)))
@@ -234,8 +235,8 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
     fn start_queue(
         &mut self,
         threads: &mut Threads<M>,
-        queue: Queue,
-        link: Box<dyn Wire>,
+        queue: QueueRings,
+        link: Box<dyn Link>,
         (rss_seed, reopened): (u64, &Arc<AtomicUsize>),
     ) -> Result<(), Failure> {
         let index = queue.device.index;

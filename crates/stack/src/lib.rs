@@ -42,7 +42,9 @@ pub use alarms::alarms;
 pub use builder::{Builder, QueueSetup};
 pub use cli::{Failure, exit_code};
 pub use link::{LinkName, open_links};
-pub use options::{CongestionControl, FaultOptions, Offloads, Options, Switch, ThreadsPerQueue};
+pub use options::{
+    CongestionControl, FaultOptions, Offloads, StackOptions, Switch, ThreadsPerQueue,
+};
 pub use running::Stack;
 pub use signals::Signals;
 pub use threads::{MessageSender, spawn};

@@ -7,13 +7,13 @@ use std::path::Path;
 use std::str::FromStr;
 
 use cli::Failure;
-use io::clock::Clock;
-use io::fault::FaultWire;
-use io::pcap::PcapWire;
+use io::clock::MonotonicClock;
+use io::fault::FaultLink;
+use io::link::Link;
+use io::pcap::PcapLink;
 use io::tap::{IpPrefix, Tap, TapConfig, TapError};
-use io::wire::Wire;
 
-use crate::options::Options;
+use crate::options::StackOptions;
 
 /// A link as named on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,7 +54,10 @@ impl fmt::Display for LinkName {
 ///
 /// # Errors
 /// Fails if an interface or file cannot be opened; the message says what to do.
-pub fn open_links(options: &Options, clock: &Clock) -> Result<Vec<Box<dyn Wire>>, Failure> {
+pub fn open_links(
+    options: &StackOptions,
+    clock: &MonotonicClock,
+) -> Result<Vec<Box<dyn Link>>, Failure> {
     let name = options.link.interface();
     let prefix = |cidr: &host::Cidr| IpPrefix { addr: cidr.addr, prefix: cidr.prefix_len };
     let config = TapConfig {
@@ -67,13 +70,13 @@ pub fn open_links(options: &Options, clock: &Clock) -> Result<Vec<Box<dyn Wire>>
     };
     let taps = Tap::open(&config).map_err(tap_failure)?;
     let wrap = |(queue, tap): (usize, Tap)| {
-        let mut link: Box<dyn Wire> = Box::new(tap);
+        let mut link: Box<dyn Link> = Box::new(tap);
         if let Some(path) = &options.pcap {
             link = capture(link, path, queue, (name, clock))?;
         }
         let faults = options.faults.config(queue);
         if faults.is_active() {
-            link = Box::new(FaultWire::new(link, faults));
+            link = Box::new(FaultLink::new(link, faults));
         }
         Ok(link)
     };
@@ -82,17 +85,17 @@ pub fn open_links(options: &Options, clock: &Clock) -> Result<Vec<Box<dyn Wire>>
 
 /// Wraps a queue's link to write its packets to a file.
 fn capture(
-    link: Box<dyn Wire>,
+    link: Box<dyn Link>,
     path: &Path,
     queue: usize,
-    (interface, clock): (&str, &Clock),
-) -> Result<Box<dyn Wire>, Failure> {
+    (interface, clock): (&str, &MonotonicClock),
+) -> Result<Box<dyn Link>, Failure> {
     let mut path = path.to_owned();
     if queue > 0 {
         path.as_mut_os_string().push(format!(".{queue}"));
     }
     let failed = |e| Failure::NoInput(format!("cannot write --pcap {}: {e}", path.display()));
-    let capture = PcapWire::create(link, &path, interface, clock.unix_epoch()).map_err(failed)?;
+    let capture = PcapLink::create(link, &path, interface, clock.unix_epoch()).map_err(failed)?;
     Ok(Box::new(capture))
 }
 

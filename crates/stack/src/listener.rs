@@ -14,16 +14,16 @@ use std::thread::JoinHandle;
 
 use base::{Duration, Instant};
 use cli::Failure;
-use io::clock::Clock;
+use io::clock::MonotonicClock;
 use io::notify::{Notifier, Poller};
 
 /// Delay after a failure of `accept`.
 const RETRY: Duration = Duration::from_millis(100);
 
 /// A listening kernel socket that does not block.
-pub trait Listener: AsRawFd + Send + 'static {
+pub trait KernelListener: AsRawFd + Send + 'static {
     /// A connection to a client.
-    type Client;
+    type ClientStream;
 
     /// Makes [`Self::accept`] fail with [`std::io::ErrorKind::WouldBlock`] if there is no client.
     ///
@@ -35,11 +35,11 @@ pub trait Listener: AsRawFd + Send + 'static {
     ///
     /// # Errors
     /// Fails if there is no client, or no file descriptor for one.
-    fn accept(&self) -> std::io::Result<Self::Client>;
+    fn accept(&self) -> std::io::Result<Self::ClientStream>;
 }
 
-impl Listener for TcpListener {
-    type Client = TcpStream;
+impl KernelListener for TcpListener {
+    type ClientStream = TcpStream;
 
     fn set_nonblocking(&self) -> std::io::Result<()> {
         self.set_nonblocking(true)
@@ -50,8 +50,8 @@ impl Listener for TcpListener {
     }
 }
 
-impl Listener for UnixListener {
-    type Client = UnixStream;
+impl KernelListener for UnixListener {
+    type ClientStream = UnixStream;
 
     fn set_nonblocking(&self) -> std::io::Result<()> {
         self.set_nonblocking(true)
@@ -67,7 +67,7 @@ impl Listener for UnixListener {
 #[derive(Debug)]
 pub struct ListenerThread {
     stop: Arc<AtomicBool>,
-    bell: Notifier,
+    stop_notifier: Notifier,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -77,32 +77,37 @@ impl ListenerThread {
     ///
     /// # Errors
     /// Fails if no thread or file descriptor is left.
-    pub fn start<L: Listener>(
+    pub fn start<L: KernelListener>(
         name: &str,
         clients: &'static str,
         listener: L,
-        mut serve: impl FnMut(L::Client) + Send + 'static,
+        mut serve: impl FnMut(L::ClientStream) + Send + 'static,
     ) -> Result<Self, Failure> {
         let failed = |e| Failure::System(format!("cannot wait for {clients}: {e}"));
         listener.set_nonblocking().map_err(failed)?;
         let bell = Notifier::new().map_err(failed)?;
         let stop = Arc::new(AtomicBool::new(false));
-        let mut accept =
-            Accept { clients, listener, stop: Arc::clone(&stop), bell: bell.clone(), told: false };
+        let mut accept = AcceptLoop {
+            clients,
+            listener,
+            stop: Arc::clone(&stop),
+            stop_notifier: bell.clone(),
+            failure_printed: false,
+        };
         let run = move || {
             while let Some(client) = accept.next() {
                 serve(client);
             }
         };
         let thread = Some(crate::spawn(name.to_owned(), run)?);
-        Ok(Self { stop, bell, thread })
+        Ok(Self { stop, stop_notifier: bell, thread })
     }
 }
 
 impl Drop for ListenerThread {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        self.bell.notify();
+        self.stop_notifier.notify();
         // The panic of the thread was printed already.
         drop(self.thread.take().map(JoinHandle::join));
     }
@@ -110,22 +115,22 @@ impl Drop for ListenerThread {
 
 /// Reads from a client until a deadline, so that a slow client cannot occupy the thread.
 #[derive(Debug)]
-pub(crate) struct ReadUntil<S> {
+pub(crate) struct DeadlineReader<S> {
     stream: S,
-    clock: Clock,
+    clock: MonotonicClock,
     deadline: Instant,
 }
 
-impl<S: Read + AsFd> ReadUntil<S> {
+impl<S: Read + AsFd> DeadlineReader<S> {
     /// Sets the deadline to `limit` from now.
     pub(crate) fn new(stream: S, limit: Duration) -> Self {
-        let clock = Clock::new();
+        let clock = MonotonicClock::new();
         let deadline = clock.now() + limit;
         Self { stream, clock, deadline }
     }
 }
 
-impl<S: Read + AsFd> Read for ReadUntil<S> {
+impl<S: Read + AsFd> Read for DeadlineReader<S> {
     fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
         let mut poller = Poller::new();
         poller.add(self.stream.as_fd().as_raw_fd());
@@ -139,32 +144,32 @@ impl<S: Read + AsFd> Read for ReadUntil<S> {
 }
 
 /// Accepts the clients of a listener.
-struct Accept<L> {
+struct AcceptLoop<L> {
     clients: &'static str,
     listener: L,
     stop: Arc<AtomicBool>,
-    bell: Notifier,
+    stop_notifier: Notifier,
     /// True if a failure of `accept` was printed, and none has succeeded since.
-    told: bool,
+    failure_printed: bool,
 }
 
-impl<L: Listener> Accept<L> {
+impl<L: KernelListener> AcceptLoop<L> {
     /// Waits for the next client; returns `None` if the thread must end.
-    fn next(&mut self) -> Option<L::Client> {
+    fn next(&mut self) -> Option<L::ClientStream> {
         while !self.stop.load(Ordering::Acquire) {
             match self.listener.accept() {
                 Ok(client) => {
-                    self.told = false;
+                    self.failure_printed = false;
                     return Some(client);
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                     self.sleep(&[self.listener.as_raw_fd()], None);
                 }
                 Err(error) => {
-                    if !self.told {
+                    if !self.failure_printed {
                         eprintln!("outboard: {} cannot be accepted: {error}", self.clients);
                     }
-                    self.told = true;
+                    self.failure_printed = true;
                     // The listener stays readable, so only a delay prevents a busy loop.
                     self.sleep(&[], Some(RETRY));
                 }
@@ -178,7 +183,7 @@ impl<L: Listener> Accept<L> {
         for &fd in fds {
             poller.add(fd);
         }
-        poller.add(self.bell.as_raw_fd());
+        poller.add(self.stop_notifier.as_raw_fd());
         // An error means that the kernel is out of memory; the caller retries at once.
         let _ready = poller.wait(limit);
     }
@@ -195,16 +200,16 @@ mod tests {
 
     /// Answers `accept` from a list. Its descriptor polls readable, like that of a listener with a
     /// client.
-    struct Script(Mutex<VecDeque<std::io::Result<u32>>>, Notifier);
+    struct ScriptedListener(Mutex<VecDeque<std::io::Result<u32>>>, Notifier);
 
-    impl AsRawFd for Script {
+    impl AsRawFd for ScriptedListener {
         fn as_raw_fd(&self) -> RawFd {
             self.1.as_raw_fd()
         }
     }
 
-    impl Listener for Script {
-        type Client = u32;
+    impl KernelListener for ScriptedListener {
+        type ClientStream = u32;
 
         fn set_nonblocking(&self) -> std::io::Result<()> {
             Ok(())
@@ -220,7 +225,7 @@ mod tests {
     fn the_client_after_a_failure_is_served() {
         let failure = || Err(std::io::Error::other("no descriptors"));
         let script = [failure(), failure(), Ok(7), Ok(8)].into();
-        let listener = Script(Mutex::new(script), Notifier::new().unwrap());
+        let listener = ScriptedListener(Mutex::new(script), Notifier::new().unwrap());
         let (sender, served) = channel();
         let serve = move |client| sender.send(client).unwrap();
         let thread = ListenerThread::start("test", "clients", listener, serve).unwrap();
@@ -246,7 +251,7 @@ mod tests {
     fn a_client_that_says_nothing_is_left_at_the_deadline() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(b"GET").unwrap();
-        let mut reader = ReadUntil::new(&ours, Duration::from_millis(20));
+        let mut reader = DeadlineReader::new(&ours, Duration::from_millis(20));
         let mut said = Vec::new();
         let error = reader.read_to_end(&mut said).unwrap_err();
         assert_eq!((said.as_slice(), error.kind()), (&b"GET"[..], std::io::ErrorKind::TimedOut));

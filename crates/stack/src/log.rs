@@ -13,19 +13,19 @@ use cli::Failure;
 
 /// Access log of a queue.
 pub(crate) struct AccessLog {
-    target: Target,
+    target: LogTarget,
     /// Number of requests to reopen the file.
-    asked: Arc<AtomicUsize>,
+    reopen_requests: Arc<AtomicUsize>,
     /// Number of requests that were handled.
-    done: usize,
+    reopens_done: usize,
 }
 
-enum Target {
+enum LogTarget {
     Stdout,
     File { path: PathBuf, file: BufWriter<File> },
 }
 
-/// Opens the access log of a queue. Each increment of `asked` is a request to reopen it.
+/// Opens the access log of a queue. Each increment of `reopen_requests` is a request to reopen it.
 ///
 /// # Errors
 /// Fails if the file cannot be opened for writing.
@@ -35,16 +35,20 @@ pub(crate) fn open_access_log(
     asked: &Arc<AtomicUsize>,
 ) -> Result<AccessLog, Failure> {
     let target = if path.as_os_str() == "-" {
-        Target::Stdout
+        LogTarget::Stdout
     } else {
         let mut path = path.to_owned();
         if index > 0 {
             path.as_mut_os_string().push(format!(".{index}"));
         }
         let file = append_to(&path).map_err(Failure::NoInput)?;
-        Target::File { path, file }
+        LogTarget::File { path, file }
     };
-    Ok(AccessLog { target, asked: Arc::clone(asked), done: asked.load(Ordering::Acquire) })
+    Ok(AccessLog {
+        target,
+        reopen_requests: Arc::clone(asked),
+        reopens_done: asked.load(Ordering::Acquire),
+    })
 }
 
 fn append_to(path: &Path) -> Result<BufWriter<File>, String> {
@@ -58,28 +62,28 @@ impl AccessLog {
     pub(crate) fn write(&mut self, line: &str) {
         // Write errors are ignored: a full disk does not stop the service.
         let _ = match &mut self.target {
-            Target::Stdout => writeln!(std::io::stdout(), "{line}"),
-            Target::File { file, .. } => writeln!(file, "{line}"),
+            LogTarget::Stdout => writeln!(std::io::stdout(), "{line}"),
+            LogTarget::File { file, .. } => writeln!(file, "{line}"),
         };
     }
 
     /// Writes buffered lines to the file.
     pub(crate) fn flush(&mut self) {
         let _ = match &mut self.target {
-            Target::Stdout => std::io::stdout().flush(),
-            Target::File { file, .. } => file.flush(),
+            LogTarget::Stdout => std::io::stdout().flush(),
+            LogTarget::File { file, .. } => file.flush(),
         };
     }
 
     /// Reopens the file if that was requested since the last call.
-    pub(crate) fn reopen_if_asked(&mut self) {
-        let asked = self.asked.load(Ordering::Acquire);
-        if asked == self.done {
+    pub(crate) fn reopen_if_requested(&mut self) {
+        let asked = self.reopen_requests.load(Ordering::Acquire);
+        if asked == self.reopens_done {
             return;
         }
-        self.done = asked;
+        self.reopens_done = asked;
         self.flush();
-        if let Target::File { path, file } = &mut self.target {
+        if let LogTarget::File { path, file } = &mut self.target {
             match append_to(path) {
                 Ok(new) => *file = new,
                 Err(why) => eprintln!("outboard: {why}; the log goes where it went"),
@@ -100,7 +104,7 @@ mod tests {
         let asked = Arc::new(AtomicUsize::new(5));
         let mut log = open_access_log(&path, 0, &asked).unwrap();
         let mut write = |line: &str| {
-            log.reopen_if_asked();
+            log.reopen_if_requested();
             log.write(line);
             log.flush();
         };

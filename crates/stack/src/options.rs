@@ -1,6 +1,6 @@
 //! Options of a stack: addresses, link, queues, offloads, faults, logs, metrics.
 //!
-//! [`Options`] is part of a command line (`#[command(flatten)]`), and with [`Options::default`] a
+//! [`StackOptions`] is part of a command line (`#[command(flatten)]`), and with [`StackOptions::default`] a
 //! value that a program sets itself; both have the same defaults. This module converts them to
 //! configurations of devices and hosts; [`crate::link`] opens the links that they name.
 
@@ -20,7 +20,7 @@ use crate::link::LinkName;
 
 /// Options common to all stacks.
 #[derive(Clone, Debug, Args)]
-pub struct Options {
+pub struct StackOptions {
     /// Address and prefix length of the stack; may be given twice, for IPv4 and IPv6
     #[arg(long, value_name = "CIDR", default_values = ["10.77.0.2/24", "fd77::2/64"])]
     pub addr: Vec<Cidr>,
@@ -146,7 +146,7 @@ pub struct Offloads {
     pub nvme: bool,
 }
 
-impl Options {
+impl StackOptions {
     /// Returns whether the access log is a file, which can be reopened.
     #[must_use]
     pub fn has_log_file(&self) -> bool {
@@ -219,13 +219,13 @@ impl Options {
     }
 }
 
-impl Default for Options {
+impl Default for StackOptions {
     /// Returns the options of an empty command line.
     fn default() -> Self {
         #[derive(Parser)]
         struct CommandLine {
             #[command(flatten)]
-            options: Options,
+            options: StackOptions,
         }
         CommandLine::parse_from([""]).options
     }
@@ -343,7 +343,7 @@ mod tests {
 
     #[test]
     fn defaults_are_those_of_an_empty_command_line() {
-        let options = Options::default();
+        let options = StackOptions::default();
         assert_eq!((options.queues, options.drain, options.offload), (1, 30, Offloads::ALL));
         let mac = options.device_config(1).mac;
         assert_eq!(mac, [0x02, b'o', b'b', 77, 0, 2], "derived from 10.77.0.2");
@@ -352,7 +352,8 @@ mod tests {
     #[test]
     fn switches_of_tcp_reach_the_host() {
         for (defer, hystart) in [(Switch::On, Switch::Off), (Switch::Off, Switch::On)] {
-            let options = Options { tcp_defer: defer, tcp_hystart: hystart, ..Options::default() };
+            let options =
+                StackOptions { tcp_defer: defer, tcp_hystart: hystart, ..StackOptions::default() };
             let tcp = options.host_config(0).tcp;
             let expected = (defer == Switch::On, hystart == Switch::On);
             assert_eq!((tcp.defer, tcp.hystart), expected);
@@ -361,7 +362,7 @@ mod tests {
 
     #[test]
     fn several_queues_keep_connections_on_the_host() {
-        let options = Options { queues: 2, ..Options::default() };
+        let options = StackOptions { queues: 2, ..StackOptions::default() };
         let config = options.host_config(1);
         assert_eq!(config.teardown_offload, Err(Refusal::ManyQueues));
         assert_eq!(config.splice_offload, Err(Refusal::ManyQueues));

@@ -9,24 +9,24 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use base::Duration;
 use cli::Failure;
-use io::clock::Clock;
+use io::clock::MonotonicClock;
 use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGUSR1};
 
 use crate::builder::Builder;
 use crate::control::metrics::MetricsThread;
 use crate::control::{self, ControlThread, Probe};
-use crate::options::Options;
+use crate::options::StackOptions;
 use crate::signals::Signals;
 use crate::threads::{MessageSender, Threads};
 
 /// Interval at which a drain reads the gauges.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(50);
-/// The same in [`Stack::settle`], which waits for about a round trip.
+/// The same in [`Stack::stop_when_closed`], which waits for about a round trip.
 const SETTLE_INTERVAL: Duration = Duration::from_millis(1);
 /// Gauges of open connections: those of the host, those that the device splices or drains, those
 /// that the device tears down, and those of QUIC.
-const OPEN: [&str; 5] = [
+const OPEN_CONNECTION_GAUGES: [&str; 5] = [
     "connections",
     "splice_live",
     "splice_draining",
@@ -37,11 +37,11 @@ const OPEN: [&str; 5] = [
 /// A running stack, whose applications receive messages of type `M`. Dropping it ends the threads
 /// and resets connections.
 pub struct Stack<M = ()> {
-    clock: Clock,
+    clock: MonotonicClock,
     drain_time: Duration,
     has_log_file: bool,
     /// Number of requests to reopen the access logs.
-    reopened: Arc<AtomicUsize>,
+    log_reopen_requests: Arc<AtomicUsize>,
     threads: Threads<M>,
     _control: ControlThread,
     metrics: Option<MetricsThread>,
@@ -57,8 +57,8 @@ impl Stack {
 
 impl<M> Stack<M> {
     pub(crate) fn new(
-        clock: Clock,
-        options: &Options,
+        clock: MonotonicClock,
+        options: &StackOptions,
         threads: Threads<M>,
         reopened: Arc<AtomicUsize>,
         (control, metrics): (ControlThread, Option<MetricsThread>),
@@ -67,7 +67,7 @@ impl<M> Stack<M> {
             clock,
             drain_time: options.drain_time(),
             has_log_file: options.has_log_file(),
-            reopened,
+            log_reopen_requests: reopened,
             threads,
             _control: control,
             metrics,
@@ -94,7 +94,7 @@ impl<M> Stack<M> {
 
     /// Makes the threads reopen their access logs, whose files may have been renamed.
     pub fn reopen_logs(&self) {
-        self.reopened.fetch_add(1, Ordering::Release);
+        self.log_reopen_requests.fetch_add(1, Ordering::Release);
         self.threads.probes().iter().for_each(Probe::wake);
     }
 
@@ -156,7 +156,7 @@ impl<M> Stack<M> {
     ///
     /// # Errors
     /// Fails if a thread has panicked.
-    pub fn settle(self, limit: Duration) -> Result<(), Failure> {
+    pub fn stop_when_closed(self, limit: Duration) -> Result<(), Failure> {
         let until = self.clock.now() + limit;
         while self.open_connections() > 0 && self.clock.now() < until {
             io::clock::sleep(SETTLE_INTERVAL);
@@ -173,6 +173,6 @@ impl<M> Stack<M> {
     }
 
     fn open_connections(&self) -> u64 {
-        control::sum(self.threads.probes(), &OPEN)
+        control::sum_host_counters(self.threads.probes(), &OPEN_CONNECTION_GAUGES)
     }
 }

@@ -16,8 +16,8 @@ use abi::{Checksum, PacketPool};
 use base::{Duration, Instant};
 use bytes::Bytes;
 use host::{Application, Host, Notice, SocketId};
-use io::wire::{TxStatus, Wire};
-use outboard_stack::{Builder, Options, Stack, ThreadsPerQueue};
+use io::link::{Link, TxStatus};
+use outboard_stack::{Builder, Stack, StackOptions, ThreadsPerQueue};
 use serde_json::Value;
 use wire::Endpoint;
 
@@ -32,16 +32,16 @@ const MESSAGE_BYTES: usize = 1 << 20;
 struct SocketPairLink(UnixDatagram);
 
 impl SocketPairLink {
-    fn pair() -> [Box<dyn Wire>; 2] {
+    fn pair() -> [Box<dyn Link>; 2] {
         let (a, b) = UnixDatagram::pair().unwrap();
         [a, b].map(|end| {
             end.set_nonblocking(true).unwrap();
-            Box::new(Self(end)) as Box<dyn Wire>
+            Box::new(Self(end)) as Box<dyn Link>
         })
     }
 }
 
-impl Wire for SocketPairLink {
+impl Link for SocketPairLink {
     fn capabilities(&self) -> WireCaps {
         WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 }
     }
@@ -76,7 +76,7 @@ impl Wire for SocketPairLink {
 }
 
 /// Sends a message to the echo server when ordered, and reports when the answer is complete.
-struct Client {
+struct EchoClient {
     socket: Option<SocketId>,
     left: Bytes,
     received: usize,
@@ -85,29 +85,31 @@ struct Client {
 }
 
 /// An order of the test to the client.
-enum Order {
+enum EchoClientOrder {
     Send(Bytes),
     Close,
 }
 
-impl Client {
+impl EchoClient {
     fn new(done: Sender<bool>) -> Self {
         Self { socket: None, left: Bytes::new(), received: 0, matches: true, done }
     }
 
-    fn handle_order(&mut self, now: Instant, host: &mut Host, order: Order) {
+    fn handle_order(&mut self, now: Instant, host: &mut Host, order: EchoClientOrder) {
         match order {
-            Order::Send(message) => {
+            EchoClientOrder::Send(message) => {
                 let server = Endpoint { addr: [10, 77, 0, 2].into(), port: 7 };
                 self.socket = Some(host.connect(now, server).expect("a route to the server"));
                 self.left = message;
             }
-            Order::Close => self.socket.iter().for_each(|&socket| host.close(now, socket)),
+            EchoClientOrder::Close => {
+                self.socket.iter().for_each(|&socket| host.close(now, socket))
+            }
         }
     }
 }
 
-impl Application for Client {
+impl Application for EchoClient {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         let Notice::Socket(socket) = notice else { return };
         if host.readiness(socket).writable && !self.left.is_empty() {
@@ -132,7 +134,7 @@ fn pattern(at: usize) -> u8 {
 
 /// Returns a builder for one of the two stacks.
 fn builder<'a>(
-    link: Box<dyn Wire>,
+    link: Box<dyn Link>,
     control: &Path,
     addr: &str,
     threads: ThreadsPerQueue,
@@ -141,7 +143,7 @@ fn builder<'a>(
     let control = Some(control.to_owned());
     let metrics = Some("127.0.0.1:0".parse().unwrap());
     Stack::builder()
-        .options(Options { addr, control, metrics, threads, ..Options::default() })
+        .options(StackOptions { addr, control, metrics, threads, ..StackOptions::default() })
         .links(|_, _| Ok(vec![link]))
 }
 
@@ -165,12 +167,12 @@ fn echo_over(threads: ThreadsPerQueue) {
         .unwrap();
     let (done, finished) = channel();
     let client = builder(client_link, &paths[1], "10.77.0.1/24", threads)
-        .application(|_| Ok(Client::new(done.clone())))
-        .messages(Client::handle_order)
+        .application(|_| Ok(EchoClient::new(done.clone())))
+        .messages(EchoClient::handle_order)
         .start()
         .unwrap();
     let message: Vec<u8> = (0..MESSAGE_BYTES).map(pattern).collect();
-    client.senders()[0].send(Order::Send(message.into()));
+    client.senders()[0].send(EchoClientOrder::Send(message.into()));
     assert_eq!(finished.recv(), Ok(true), "the same bytes came back");
 
     let counters = ask(&paths[0], "stat");
@@ -186,9 +188,9 @@ fn echo_over(threads: ThreadsPerQueue) {
     assert!(text.contains(&line), "{text}");
     assert!(text.contains("outboard_host_alarms{queue=\"q0\"} 0"), "{text}");
 
-    client.senders()[0].send(Order::Close);
-    client.settle(Duration::from_secs(3)).unwrap();
-    server.settle(Duration::from_secs(3)).unwrap();
+    client.senders()[0].send(EchoClientOrder::Close);
+    client.stop_when_closed(Duration::from_secs(3)).unwrap();
+    server.stop_when_closed(Duration::from_secs(3)).unwrap();
     assert!(!paths[0].exists() && !paths[1].exists(), "the control sockets are removed");
 }
 
@@ -209,7 +211,8 @@ fn a_stack_that_cannot_start_leaves_nothing_behind() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let [link, _other] = SocketPairLink::pair();
     let metrics = Some(taken.local_addr().unwrap());
-    let options = Options { metrics, control: Some(control.clone()), ..Options::default() };
+    let options =
+        StackOptions { metrics, control: Some(control.clone()), ..StackOptions::default() };
     let started = Stack::builder()
         .options(options)
         .links(|_, _| Ok(vec![link]))

@@ -1,6 +1,6 @@
 //! A table with generational keys.
 //!
-//! A [`Key`] refers to a value until the value is removed; afterwards it refers to nothing, even
+//! A [`SlabKey`] refers to a value until the value is removed; afterwards it refers to nothing, even
 //! when its slot is used again. So lists may keep keys of removed values (a canceled waiter, a disk
 //! request from before a reset) and find out on access. Slots are reused, so that a steady state
 //! does not allocate.
@@ -12,12 +12,12 @@ const NO_SLOT: u32 = u32::MAX;
 
 /// Key of a value in a [`Slab`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Key {
+pub struct SlabKey {
     index: u32,
     generation: u32,
 }
 
-impl Key {
+impl SlabKey {
     /// A key that refers to nothing in any slab.
     pub const NONE: Self = Self { index: NO_SLOT, generation: 0 };
 
@@ -88,10 +88,10 @@ impl<T> Slab<T> {
     ///
     /// # Panics
     /// If there are 2^32 - 1 slots.
-    pub fn insert(&mut self, value: T) -> Key {
+    pub fn insert(&mut self, value: T) -> SlabKey {
         self.len += 1;
         if let Some(place) = self.slots.get_mut(self.free as usize) {
-            let key = Key { index: self.free, generation: place.generation };
+            let key = SlabKey { index: self.free, generation: place.generation };
             self.free = place.next_free;
             place.value = Some(value);
             return key;
@@ -99,12 +99,12 @@ impl<T> Slab<T> {
         let index = u32::try_from(self.slots.len()).unwrap_or(NO_SLOT);
         assert!(index != NO_SLOT, "every user of a slab has a limit below 2^32");
         self.slots.push(SlabSlot { generation: 0, next_free: NO_SLOT, value: Some(value) });
-        Key { index, generation: 0 }
+        SlabKey { index, generation: 0 }
     }
 
     /// Returns the value of `key`.
     #[must_use]
-    pub fn get(&self, key: Key) -> Option<&T> {
+    pub fn get(&self, key: SlabKey) -> Option<&T> {
         let place = self.slots.get(key.index as usize)?;
         if place.generation == key.generation { place.value.as_ref() } else { None }
     }
@@ -112,9 +112,9 @@ impl<T> Slab<T> {
     /// Returns the key of the value in a slot, if there is one, for a caller that stores only
     /// indexes.
     #[must_use]
-    pub fn key_at(&self, index: u32) -> Option<Key> {
+    pub fn key_at(&self, index: u32) -> Option<SlabKey> {
         let place = self.slots.get(index as usize).filter(|place| place.value.is_some())?;
-        Some(Key { index, generation: place.generation })
+        Some(SlabKey { index, generation: place.generation })
     }
 
     /// Returns the number of slots, used or free: the index of every key is below.
@@ -124,13 +124,13 @@ impl<T> Slab<T> {
     }
 
     /// Returns the value of `key` for changes.
-    pub fn get_mut(&mut self, key: Key) -> Option<&mut T> {
+    pub fn get_mut(&mut self, key: SlabKey) -> Option<&mut T> {
         let place = self.slots.get_mut(key.index as usize)?;
         if place.generation == key.generation { place.value.as_mut() } else { None }
     }
 
     /// Removes and returns the value of `key`, which is stale afterwards.
-    pub fn remove(&mut self, key: Key) -> Option<T> {
+    pub fn remove(&mut self, key: SlabKey) -> Option<T> {
         let place = self.slots.get_mut(key.index as usize)?;
         if place.generation != key.generation {
             return None;
@@ -144,9 +144,9 @@ impl<T> Slab<T> {
     }
 
     /// Iterates over all values with their keys.
-    pub fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
+    pub fn iter(&self) -> impl Iterator<Item = (SlabKey, &T)> {
         (0_u32..).zip(&self.slots).filter_map(|(index, place)| {
-            let key = Key { index, generation: place.generation };
+            let key = SlabKey { index, generation: place.generation };
             place.value.as_ref().map(|value| (key, value))
         })
     }
@@ -160,7 +160,7 @@ impl<T> Slab<T> {
     pub fn drain(&mut self, mut f: impl FnMut(T)) {
         for index in 0..self.slots.len() {
             let Ok(place) = u32::try_from(index) else { continue };
-            let key = Key { index: place, generation: self.slots[index].generation };
+            let key = SlabKey { index: place, generation: self.slots[index].generation };
             if let Some(value) = self.remove(key) {
                 f(value);
             }
@@ -181,8 +181,8 @@ mod tests {
         let c = slab.insert('c');
         assert_eq!((slab.get(a), slab.get(b), slab.get(c)), (None, Some(&'b'), Some(&'c')));
         assert_eq!((slab.remove(a), slab.len()), (None, 2));
-        assert_eq!(Key::from_u64(c.to_u64()), c);
-        assert!(slab.get(Key::NONE).is_none());
+        assert_eq!(SlabKey::from_u64(c.to_u64()), c);
+        assert!(slab.get(SlabKey::NONE).is_none());
         slab.drain(|_| ());
         assert!(slab.is_empty() && slab.get(b).is_none() && slab.get(c).is_none());
         slab.insert('d');

@@ -66,7 +66,7 @@ const fn seconds(now: Instant) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::tcp::{Options, Timestamps};
+    use wire::tcp::{TcpOptions, Timestamps};
 
     const DAY_S: u64 = 24 * 3600;
 
@@ -76,7 +76,7 @@ mod tests {
 
     fn stamped(value: u32, seq: u32) -> Segment {
         let timestamps = Some(Timestamps { value, echo: 0 });
-        let options = Options { timestamps, ..Options::default() };
+        let options = TcpOptions { timestamps, ..TcpOptions::default() };
         Segment { seq: SeqNum(seq), flags: Flags::ACK, options, ..Segment::default() }
     }
 

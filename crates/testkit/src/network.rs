@@ -59,7 +59,7 @@ impl<A: Application, D: TestDisk> Node<A, D> {
     /// Returns the names and values of all counters and gauges that are not zero.
     #[must_use]
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
-        let mut all = base::counters::all(|f| self.visit(f));
+        let mut all = base::counters::collect_counters(|f| self.visit(f));
         all.retain(|(_, value)| *value > 0);
         all
     }

@@ -1,9 +1,9 @@
 //! Converts transmits to packets, as a device does.
 
-use abi::{Part, Transmit};
+use abi::{Transmit, TransmitPart};
 use base::{Duration, SeqNum};
 use wire::frame::protocol;
-use wire::segment::{Layout, cut};
+use wire::segment::{Layout, cut_run};
 
 /// Length of the byte pattern that simulated files repeat. It is prime, so that a shift by any
 /// power of two is detected.
@@ -27,9 +27,11 @@ pub(crate) fn transmit_payload(transmit: &Transmit) -> Vec<u8> {
     let mut bytes = Vec::new();
     for part in &transmit.parts {
         match part {
-            Part::Host(host) => bytes.extend_from_slice(host),
-            Part::File(extent) => bytes.extend(file_bytes(extent.offset, extent.len)),
-            Part::Sealed(_) | Part::Pdu(_) => panic!("this device has no such engine"),
+            TransmitPart::Host(host) => bytes.extend_from_slice(host),
+            TransmitPart::File(extent) => bytes.extend(file_bytes(extent.offset, extent.len)),
+            TransmitPart::Records(_) | TransmitPart::Pdu(_) => {
+                panic!("this device has no such engine")
+            }
         }
     }
     bytes
@@ -44,7 +46,7 @@ pub fn packetize_transmit(transmit: &Transmit, delay: Duration) -> Vec<Vec<u8>> 
     let protocol = ip_protocol(header, l3);
     if let Some(ts) = transmit.timestamp {
         let at = usize::from(ts.offset);
-        let ahead = (u64::from(ts.past_us) + delay.as_micros()) / 1000;
+        let ahead = (u64::from(ts.sub_ms_us) + delay.as_micros()) / 1000;
         let value = SeqNum(u32_at(&run, at)) + u32::try_from(ahead).unwrap_or(0);
         run[at..at + 4].copy_from_slice(&value.0.to_be_bytes());
     }
@@ -56,7 +58,7 @@ pub fn packetize_transmit(transmit: &Transmit, delay: Duration) -> Vec<Vec<u8>> 
     let layout = transport.then_some(Layout { l3, l4, protocol });
     let mut packets = Vec::new();
     let size = transmit.segment_size;
-    cut(&run, layout, (size, true), &mut Vec::new(), |packet| packets.push(packet.to_vec()));
+    cut_run(&run, layout, (size, true), &mut Vec::new(), |packet| packets.push(packet.to_vec()));
     packets
 }
 

@@ -18,7 +18,7 @@ use abi::splice::SpliceLimits;
 use abi::teardown::TeardownLimits;
 use abi::{
     Capabilities, Checksum, Event, FileExtent, FileFault, FileId, FileKind, FileLimits, FileOpened,
-    FileStat, FlowId, Op, PacketPool, Part, Received, Transmit,
+    FileStat, FlowId, Op, PacketPool, Received, Transmit, TransmitPart,
 };
 use base::counters::moved;
 use base::{Duration, Instant, SeqNum};
@@ -27,7 +27,7 @@ use wire::Endpoint;
 use wire::emit::{IpHeader, Link};
 use wire::frame::{Frame, protocol};
 use wire::segment::tcp_packet;
-use wire::tcp::{Flags, Options, SackBlock, Segment, Timestamps};
+use wire::tcp::{Flags, SackBlock, Segment, TcpOptions, Timestamps};
 
 use crate::packetize;
 use crate::seg;
@@ -52,7 +52,7 @@ const START: Instant = Instant::from_millis(1_000_000);
 const PEER_ISS: SeqNum = SeqNum(u32::MAX - 2000);
 /// The peer's TSval at the start.
 const PEER_TS: u32 = 5_000;
-/// Counters that any traffic moves; [`ScriptedTcpPeer::moved`] ignores them.
+/// Counters that any traffic moves; [`ScriptedTcpPeer::expect_counters`] ignores them.
 const TRAFFIC_COUNTERS: [&str; 10] = [
     "received_frames",
     "tcp_in_segs",
@@ -416,12 +416,12 @@ impl ScriptedTcpPeer {
             },
         });
         let host_iss = self.host_iss.unwrap_or(SeqNum(0));
-        let mut options = Options {
+        let mut options = TcpOptions {
             mss: seg.mss,
             window_scale: seg.wscale,
             sack_permitted: seg.sack_ok,
             timestamps,
-            ..Options::default()
+            ..TcpOptions::default()
         };
         for &(start, end) in seg.sacks.iter().flatten() {
             options.push_sack(SackBlock { start: host_iss + start, end: host_iss + end });
@@ -459,7 +459,7 @@ impl ScriptedTcpPeer {
     pub fn inject(&mut self, frame: &[u8]) {
         let packet = self.pool.copy(frame).expect("the frame fits a buffer");
         let received = Received::new(packet, self.checksum, 0, 0);
-        let received = Received { teardowns: self.device_teardowns_taken, ..received };
+        let received = Received { teardowns_taken: self.device_teardowns_taken, ..received };
         self.handle_device_event(Event::Received(received));
     }
 
@@ -554,8 +554,8 @@ impl ScriptedTcpPeer {
         }
         let ts_base = self.ts_base.unwrap_or(0);
         let file = transmit.parts.iter().find_map(|part| match part {
-            Part::File(FileExtent { offset, len, .. }) => Some((*offset, *len)),
-            Part::Host(_) | Part::Sealed(_) | Part::Pdu(_) => None,
+            TransmitPart::File(FileExtent { offset, len, .. }) => Some((*offset, *len)),
+            TransmitPart::Host(_) | TransmitPart::Records(_) | TransmitPart::Pdu(_) => None,
         });
         let sacks = segment.options.sack().iter();
         Seg {
@@ -680,7 +680,7 @@ impl ScriptedTcpPeer {
 
     /// Runs `f` and expects that it moves exactly these counters of the host, apart from those that
     /// any traffic moves.
-    pub fn moved(&mut self, f: impl FnOnce(&mut Self), expected: &[(&str, u64)]) {
+    pub fn expect_counters(&mut self, f: impl FnOnce(&mut Self), expected: &[(&str, u64)]) {
         let before = self.counters();
         f(self);
         let mut got = moved(&before, &self.counters());
@@ -693,7 +693,7 @@ impl ScriptedTcpPeer {
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        base::counters::all(|f| self.host.visit(f))
+        base::counters::collect_counters(|f| self.host.visit(f))
     }
 
     /// Returns the sum of the host's counters and gauges named `name`.

@@ -45,7 +45,7 @@ pub type TlsSecret = Zeroizing<Vec<u8>>;
 
 /// Hash of a key (RFC 8446 section 4.2.11).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hash {
+pub enum TlsPskHash {
     /// SHA-256, for AES-128-GCM or ChaCha20-Poly1305.
     Sha256,
     /// SHA-384, for AES-256-GCM.
@@ -54,16 +54,16 @@ pub enum Hash {
 
 /// An external pre-shared key.
 #[derive(Clone)]
-pub struct Key {
+pub struct ExternalPsk {
     /// Identity, sent in the ClientHello.
     pub identity: Vec<u8>,
     /// The key, at least 16 bytes (RFC 9257 section 6).
     pub secret: TlsSecret,
     /// Hash of the key.
-    pub hash: Hash,
+    pub hash: TlsPskHash,
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for ExternalPsk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The identity and the secret are not printed.
         f.debug_struct("Key").field("hash", &self.hash).finish_non_exhaustive()
@@ -71,7 +71,7 @@ impl fmt::Debug for Key {
 }
 
 /// Result of a successful handshake.
-pub struct Agreed {
+pub struct TlsPskSecrets {
     /// AEAD of the following records.
     pub suite: Suite,
     /// Our traffic secret: `client_application_traffic_secret_0` or the server's (RFC 8446 section
@@ -83,15 +83,15 @@ pub struct Agreed {
     pub identity: Vec<u8>,
 }
 
-impl fmt::Debug for Agreed {
+impl fmt::Debug for TlsPskSecrets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Agreed").field("suite", &self.suite).finish_non_exhaustive()
     }
 }
 
-/// Result of [`Handshake::advance`].
+/// Result of [`TlsPskHandshake::advance`].
 #[derive(Debug)]
-pub enum Progress {
+pub enum TlsPskProgress {
     /// The handshake needs more bytes.
     More {
         /// Bytes of `received` that were used.
@@ -102,20 +102,20 @@ pub enum Progress {
         /// Bytes of `received` that were used.
         used: usize,
         /// The keys.
-        agreed: Box<Agreed>,
+        secrets: Box<TlsPskSecrets>,
     },
     /// The handshake failed.
     Failed {
         /// Bytes of `received` that were used.
         used: usize,
         /// Reason of the failure.
-        why: Why,
+        reason: TlsPskFailure,
     },
 }
 
 /// Reason for which a handshake failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Why {
+pub enum TlsPskFailure {
     /// The peer sent an alert (RFC 8446 section 6.2).
     #[error("the peer ended the handshake with alert {0}")]
     Alert(u8),
@@ -127,7 +127,7 @@ pub enum Why {
     NoKey,
     /// The peer has a different secret for the same identity.
     #[error("the peer has another secret for the key")]
-    Secret,
+    SecretMismatch,
     /// The peer's messages are malformed or do not verify.
     #[error("the peer's messages make no sense")]
     InvalidMessage,
@@ -137,7 +137,7 @@ pub enum Why {
 }
 
 /// One end of a handshake.
-pub struct Handshake {
+pub struct TlsPskHandshake {
     // Declared before the link, so that it is dropped first: it has a pointer to the link's pipe.
     connection: Connection,
     link: S2nIo,
@@ -148,7 +148,7 @@ pub struct Handshake {
     used: usize,
 }
 
-impl fmt::Debug for Handshake {
+impl fmt::Debug for TlsPskHandshake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Handshake").field("is_client", &self.is_client).finish_non_exhaustive()
     }
@@ -162,12 +162,12 @@ mod alert {
     pub(super) const PROTOCOL_VERSION: u8 = 70;
 }
 
-impl Handshake {
+impl TlsPskHandshake {
     /// Creates a client that offers these keys.
     ///
     /// # Errors
     /// The library rejects a key, or has no memory.
-    pub fn client(keys: &[Key]) -> Result<Self, Unusable> {
+    pub fn client(keys: &[ExternalPsk]) -> Result<Self, TlsPskSetupError> {
         Self::new(Mode::Client, keys)
     }
 
@@ -176,11 +176,11 @@ impl Handshake {
     ///
     /// # Errors
     /// As for [`Self::client`].
-    pub fn server(keys: &[Key]) -> Result<Self, Unusable> {
+    pub fn server(keys: &[ExternalPsk]) -> Result<Self, TlsPskSetupError> {
         Self::new(Mode::Server, keys)
     }
 
-    fn new(mode: Mode, keys: &[Key]) -> Result<Self, Unusable> {
+    fn new(mode: Mode, keys: &[ExternalPsk]) -> Result<Self, TlsPskSetupError> {
         let is_client = matches!(mode, Mode::Client);
         let mut connection = Connection::new(mode);
         let link = S2nIo::new();
@@ -198,8 +198,8 @@ impl Handshake {
 
     /// Processes received bytes and appends bytes to be sent to `out`, including an alert. Call it
     /// first with no bytes, then with received bytes; unused bytes have to be passed again. Not to
-    /// be called after [`Progress::Done`] or [`Progress::Failed`].
-    pub fn advance(&mut self, received: &[u8], out: &mut Vec<u8>) -> Progress {
+    /// be called after [`TlsPskProgress::Done`] or [`TlsPskProgress::Failed`].
+    pub fn advance(&mut self, received: &[u8], out: &mut Vec<u8>) -> TlsPskProgress {
         let room = BYTES_MAX.saturating_sub(self.used);
         let part = received.get(..room).unwrap_or(received);
         self.link.set_received(part);
@@ -210,34 +210,40 @@ impl Handshake {
         self.sent.follow(&sent);
         out.extend_from_slice(&sent);
         let result = match result {
-            Poll::Pending if self.used < BYTES_MAX => return Progress::More { used },
-            Poll::Pending => Err((Why::TooLong, alert::DECODE_ERROR)),
+            Poll::Pending if self.used < BYTES_MAX => return TlsPskProgress::More { used },
+            Poll::Pending => Err((TlsPskFailure::TooLong, alert::DECODE_ERROR)),
             Poll::Ready(Err(error)) => Err(self.why(&error)),
-            Poll::Ready(Ok(())) => self.agreed().ok_or((Why::NoKey, alert::HANDSHAKE_FAILURE)),
+            Poll::Ready(Ok(())) => {
+                self.agreed().ok_or((TlsPskFailure::NoKey, alert::HANDSHAKE_FAILURE))
+            }
         };
         match result {
-            Ok(agreed) => Progress::Done { used, agreed: Box::new(agreed) },
+            Ok(agreed) => TlsPskProgress::Done { used, secrets: Box::new(agreed) },
             Err((why, alert)) => {
                 self.alert(why, alert, out);
-                Progress::Failed { used, why }
+                TlsPskProgress::Failed { used, reason: why }
             }
         }
     }
 
     /// Returns the reason for a library error, and the alert for it.
-    fn why(&self, error: &Error) -> (Why, u8) {
+    fn why(&self, error: &Error) -> (TlsPskFailure, u8) {
         if let Some(theirs) = self.connection.alert() {
-            return (Why::Alert(theirs), 0);
+            return (TlsPskFailure::Alert(theirs), 0);
         }
         match error.name() {
-            "S2N_ERR_PROTOCOL_VERSION_UNSUPPORTED" => (Why::Version, alert::PROTOCOL_VERSION),
+            "S2N_ERR_PROTOCOL_VERSION_UNSUPPORTED" => {
+                (TlsPskFailure::Version, alert::PROTOCOL_VERSION)
+            }
             // The library reports these if neither a key nor a certificate can be used.
             "S2N_ERR_NO_VALID_SIGNATURE_SCHEME" | "S2N_ERR_CIPHER_NOT_SUPPORTED" => {
-                (Why::NoKey, alert::HANDSHAKE_FAILURE)
+                (TlsPskFailure::NoKey, alert::HANDSHAKE_FAILURE)
             }
             // RFC 8446 section 4.2.11: the identity is known, but its binder does not verify.
-            _ if !self.is_client && self.has_chosen() => (Why::Secret, alert::DECRYPT_ERROR),
-            _ => (Why::InvalidMessage, alert::HANDSHAKE_FAILURE),
+            _ if !self.is_client && self.has_chosen() => {
+                (TlsPskFailure::SecretMismatch, alert::DECRYPT_ERROR)
+            }
+            _ => (TlsPskFailure::InvalidMessage, alert::HANDSHAKE_FAILURE),
         }
     }
 
@@ -248,15 +254,15 @@ impl Handshake {
 
     /// Appends a plaintext alert, unless encrypted records were exchanged, the library has sent an
     /// alert, or the failure is the peer's alert.
-    fn alert(&mut self, why: Why, description: u8, out: &mut Vec<u8>) {
+    fn alert(&mut self, why: TlsPskFailure, description: u8, out: &mut Vec<u8>) {
         let sealed = self.sent.encrypted || self.received.encrypted;
-        if !sealed && !self.sent.alert && !matches!(why, Why::Alert(_)) {
+        if !sealed && !self.sent.alert && !matches!(why, TlsPskFailure::Alert(_)) {
             out.extend_from_slice(&fatal_alert(description));
         }
     }
 
     /// Returns the keys; `None` if the library finished without a pre-shared key.
-    fn agreed(&mut self) -> Option<Agreed> {
+    fn agreed(&mut self) -> Option<TlsPskSecrets> {
         if !self.received.is_whole() {
             return None;
         }
@@ -266,7 +272,7 @@ impl Handshake {
         let (suite, client, server) = self.secrets()?;
         let (tx_secret, rx_secret) =
             if self.is_client { (client, server) } else { (server, client) };
-        Some(Agreed { suite, tx_secret, rx_secret, identity })
+        Some(TlsPskSecrets { suite, tx_secret, rx_secret, identity })
     }
 
     /// Returns the suite, and the secrets of client and server. The library discards the secrets;
@@ -299,9 +305,9 @@ impl Handshake {
 /// The library rejects a key, or has no memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the TLS library refuses: {0}")]
-pub struct Unusable(&'static str);
+pub struct TlsPskSetupError(&'static str);
 
-impl From<Error> for Unusable {
+impl From<Error> for TlsPskSetupError {
     fn from(error: Error) -> Self {
         Self(error.message())
     }
@@ -310,8 +316,8 @@ impl From<Error> for Unusable {
 /// Returns the security policy for an end with these keys. A server uses the suite of the chosen
 /// key. A client whose keys are all of SHA-384 offers no other suite: OpenSSL's servers choose the
 /// suite first, and then ignore keys that do not match it.
-fn policy(is_client: bool, keys: &[Key]) -> &'static str {
-    let is_sha384 = |key: &Key| key.hash == Hash::Sha384;
+fn policy(is_client: bool, keys: &[ExternalPsk]) -> &'static str {
+    let is_sha384 = |key: &ExternalPsk| key.hash == TlsPskHash::Sha384;
     if is_client && !keys.is_empty() && keys.iter().all(is_sha384) { POLICY_SHA384 } else { POLICY }
 }
 
@@ -324,11 +330,11 @@ fn config(policy: &str) -> Result<Config, Error> {
     config.build()
 }
 
-fn psk(key: &Key) -> Result<Psk, Error> {
+fn psk(key: &ExternalPsk) -> Result<Psk, Error> {
     let mut psk = Psk::builder()?;
     psk.set_identity(&key.identity)?.set_secret(&key.secret)?.set_hmac(match key.hash {
-        Hash::Sha256 => PskHmac::SHA256,
-        Hash::Sha384 => PskHmac::SHA384,
+        TlsPskHash::Sha256 => PskHmac::SHA256,
+        TlsPskHash::Sha384 => PskHmac::SHA384,
     })?;
     psk.build()
 }

@@ -4,17 +4,17 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn key(identity: &str, secret: u8, hash: Hash) -> Key {
-    Key { identity: identity.into(), secret: Zeroizing::new(vec![secret; 32]), hash }
+fn key(identity: &str, secret: u8, hash: TlsPskHash) -> ExternalPsk {
+    ExternalPsk { identity: identity.into(), secret: Zeroizing::new(vec![secret; 32]), hash }
 }
 
 /// Runs both ends, passing at most `step` bytes at a time. Returns each end's result and sent
 /// bytes.
 fn run(
-    client: &mut Handshake,
-    server: &mut Handshake,
+    client: &mut TlsPskHandshake,
+    server: &mut TlsPskHandshake,
     step: usize,
-) -> [(Option<Progress>, Vec<u8>); 2] {
+) -> [(Option<TlsPskProgress>, Vec<u8>); 2] {
     let mut ends = [(client, None, Vec::new(), 0), (server, None, Vec::new(), 0)];
     loop {
         let mut moved = false;
@@ -28,8 +28,8 @@ fn run(
             let before = end.2.len();
             let progress = end.0.advance(&other.2[end.3..upto], &mut end.2);
             let used = match progress {
-                Progress::More { used } => used,
-                Progress::Done { used, .. } | Progress::Failed { used, .. } => {
+                TlsPskProgress::More { used } => used,
+                TlsPskProgress::Done { used, .. } | TlsPskProgress::Failed { used, .. } => {
                     end.1 = Some(progress);
                     used
                 }
@@ -46,13 +46,19 @@ fn run(
 #[test]
 fn both_ends_have_the_same_secrets() {
     for step in [1, 7, 1 << 16] {
-        for (hash, suite) in [(Hash::Sha256, Suite::Aes128Gcm), (Hash::Sha384, Suite::Aes256Gcm)] {
+        for (hash, suite) in
+            [(TlsPskHash::Sha256, Suite::Aes128Gcm), (TlsPskHash::Sha384, Suite::Aes256Gcm)]
+        {
             let keys = [key("one", 1, hash), key("two", 2, hash)];
-            let mut client = Handshake::client(&keys[1..]).unwrap();
-            let mut server = Handshake::server(&keys).unwrap();
+            let mut client = TlsPskHandshake::client(&keys[1..]).unwrap();
+            let mut server = TlsPskHandshake::server(&keys).unwrap();
             let [client, server] = run(&mut client, &mut server, step);
-            let (Some(Progress::Done { agreed: c, .. }), _) = client else { panic!("{client:?}") };
-            let (Some(Progress::Done { agreed: s, .. }), _) = server else { panic!("{server:?}") };
+            let (Some(TlsPskProgress::Done { secrets: c, .. }), _) = client else {
+                panic!("{client:?}")
+            };
+            let (Some(TlsPskProgress::Done { secrets: s, .. }), _) = server else {
+                panic!("{server:?}")
+            };
             assert_eq!((c.suite, s.suite), (suite, suite));
             assert_eq!((&*c.tx_secret, &*c.rx_secret), (&*s.rx_secret, &*s.tx_secret));
             assert_ne!(c.tx_secret, c.rx_secret);
@@ -62,12 +68,17 @@ fn both_ends_have_the_same_secrets() {
 }
 
 /// Returns the reasons of both ends, and the server's sent bytes.
-fn failures(client: &[Key], server: &[Key]) -> (Why, Why, Vec<u8>) {
-    let mut client = Handshake::client(client).unwrap();
-    let mut server = Handshake::server(server).unwrap();
+fn failures(
+    client: &[ExternalPsk],
+    server: &[ExternalPsk],
+) -> (TlsPskFailure, TlsPskFailure, Vec<u8>) {
+    let mut client = TlsPskHandshake::client(client).unwrap();
+    let mut server = TlsPskHandshake::server(server).unwrap();
     let [client, server] = run(&mut client, &mut server, 1 << 16);
-    let (Some(Progress::Failed { why: c, .. }), _) = client else { panic!("{client:?}") };
-    let (Some(Progress::Failed { why: s, .. }), sent) = server else { panic!("{server:?}") };
+    let (Some(TlsPskProgress::Failed { reason: c, .. }), _) = client else { panic!("{client:?}") };
+    let (Some(TlsPskProgress::Failed { reason: s, .. }), sent) = server else {
+        panic!("{server:?}")
+    };
     (c, s, sent)
 }
 
@@ -78,23 +89,23 @@ fn alert(description: u8) -> Vec<u8> {
 
 #[test]
 fn says_why_it_fails() {
-    let ours = key("one", 1, Hash::Sha256);
-    let secret = key("one", 2, Hash::Sha256);
+    let ours = key("one", 1, TlsPskHash::Sha256);
+    let secret = key("one", 2, TlsPskHash::Sha256);
     assert_eq!(
         failures(&[secret], std::slice::from_ref(&ours)),
-        (Why::Alert(51), Why::Secret, alert(51))
+        (TlsPskFailure::Alert(51), TlsPskFailure::SecretMismatch, alert(51))
     );
-    let unknown = key("two", 1, Hash::Sha256);
+    let unknown = key("two", 1, TlsPskHash::Sha256);
     assert_eq!(
         failures(&[unknown], std::slice::from_ref(&ours)),
-        (Why::Alert(40), Why::NoKey, alert(40))
+        (TlsPskFailure::Alert(40), TlsPskFailure::NoKey, alert(40))
     );
-    let other_hash = key("one", 1, Hash::Sha384);
+    let other_hash = key("one", 1, TlsPskHash::Sha384);
     assert_eq!(
         failures(&[other_hash], std::slice::from_ref(&ours)),
-        (Why::Alert(51), Why::Secret, alert(51))
+        (TlsPskFailure::Alert(51), TlsPskFailure::SecretMismatch, alert(51))
     );
-    assert_eq!(failures(&[], &[ours]), (Why::Alert(40), Why::NoKey, alert(40)));
+    assert_eq!(failures(&[], &[ours]), (TlsPskFailure::Alert(40), TlsPskFailure::NoKey, alert(40)));
 }
 
 /// A ClientHello with only TLS 1.2 and ECDHE-RSA-AES128-GCM-SHA256.
@@ -114,39 +125,41 @@ fn old_hello() -> Vec<u8> {
 
 #[test]
 fn does_not_speak_older_versions() {
-    let mut server = Handshake::server(&[key("one", 1, Hash::Sha256)]).unwrap();
+    let mut server = TlsPskHandshake::server(&[key("one", 1, TlsPskHash::Sha256)]).unwrap();
     let mut out = Vec::new();
     let hello = old_hello();
-    let Progress::Failed { used, why } = server.advance(&hello, &mut out) else { panic!() };
-    assert_eq!((used, why, out), (hello.len(), Why::Version, alert(70)));
+    let TlsPskProgress::Failed { used, reason: why } = server.advance(&hello, &mut out) else {
+        panic!()
+    };
+    assert_eq!((used, why, out), (hello.len(), TlsPskFailure::Version, alert(70)));
 }
 
 #[test]
 fn leaves_what_follows_the_handshake() {
-    let keys = [key("one", 1, Hash::Sha256)];
+    let keys = [key("one", 1, TlsPskHash::Sha256)];
     let (mut client, mut server) =
-        (Handshake::client(&keys).unwrap(), Handshake::server(&keys).unwrap());
+        (TlsPskHandshake::client(&keys).unwrap(), TlsPskHandshake::server(&keys).unwrap());
     let (mut up, mut down) = (Vec::new(), Vec::new());
-    let Progress::More { used: 0 } = client.advance(&[], &mut up) else { panic!() };
-    let Progress::More { used } = server.advance(&up, &mut down) else { panic!() };
+    let TlsPskProgress::More { used: 0 } = client.advance(&[], &mut up) else { panic!() };
+    let TlsPskProgress::More { used } = server.advance(&up, &mut down) else { panic!() };
     assert_eq!(used, up.len());
     let flight = down.len();
     // The last flight is followed by the beginning of an encrypted record.
     down.extend([23, 3, 3, 0, 99, 1]);
     let mut last = Vec::new();
-    let Progress::Done { used, .. } = client.advance(&down, &mut last) else { panic!() };
+    let TlsPskProgress::Done { used, .. } = client.advance(&down, &mut last) else { panic!() };
     assert_eq!(used, flight);
     let finished = last.len();
     last.extend([23, 3, 3]);
     down.clear();
-    let Progress::Done { used, .. } = server.advance(&last, &mut down) else { panic!() };
+    let TlsPskProgress::Done { used, .. } = server.advance(&last, &mut down) else { panic!() };
     // No ticket follows, which would be sent here (RFC 8446 section 4.6.1).
     assert_eq!((used, down), (finished, Vec::new()));
 }
 
 #[test]
 fn a_peer_cannot_have_us_read_for_ever() {
-    let mut server = Handshake::server(&[key("one", 1, Hash::Sha256)]).unwrap();
+    let mut server = TlsPskHandshake::server(&[key("one", 1, TlsPskHash::Sha256)]).unwrap();
     // Records of one byte each, of a ClientHello that never ends.
     let mut stream = vec![22, 3, 1, 0, 4, 1, 0, 0xff, 0xff];
     while stream.len() < 2 * BYTES_MAX {
@@ -155,23 +168,23 @@ fn a_peer_cannot_have_us_read_for_ever() {
     let (mut out, mut at) = (Vec::new(), 0);
     let why = loop {
         match server.advance(&stream[at..], &mut out) {
-            Progress::More { used } => at += used,
-            Progress::Failed { used, why } => {
+            TlsPskProgress::More { used } => at += used,
+            TlsPskProgress::Failed { used, reason: why } => {
                 at += used;
                 break why;
             }
-            Progress::Done { .. } => panic!(),
+            TlsPskProgress::Done { .. } => panic!(),
         }
     };
-    assert_eq!((why, out), (Why::TooLong, alert(50)));
+    assert_eq!((why, out), (TlsPskFailure::TooLong, alert(50)));
     assert!(at <= BYTES_MAX, "{at}");
 }
 
 /// Returns the bytes that a client and a server send each other in a successful handshake.
 fn flights() -> (Vec<u8>, Vec<u8>) {
-    let keys = [key("one", 1, Hash::Sha256)];
-    let mut client = Handshake::client(&keys).unwrap();
-    let mut server = Handshake::server(&keys).unwrap();
+    let keys = [key("one", 1, TlsPskHash::Sha256)];
+    let mut client = TlsPskHandshake::client(&keys).unwrap();
+    let mut server = TlsPskHandshake::server(&keys).unwrap();
     let [(_, up), (_, down)] = run(&mut client, &mut server, 1 << 16);
     (up, down)
 }
@@ -187,11 +200,11 @@ proptest! {
         to_client in any::<bool>(),
     ) {
         let (up, down) = flights();
-        let keys = [key("one", 1, Hash::Sha256)];
+        let keys = [key("one", 1, TlsPskHash::Sha256)];
         let (mut end, mut bytes) = if to_client {
-            (Handshake::client(&keys).unwrap(), down)
+            (TlsPskHandshake::client(&keys).unwrap(), down)
         } else {
-            (Handshake::server(&keys).unwrap(), up)
+            (TlsPskHandshake::server(&keys).unwrap(), up)
         };
         for (at, to) in changes {
             let at = at.index(bytes.len());
@@ -201,11 +214,11 @@ proptest! {
         loop {
             let upto = bytes.len().min(at + step);
             match end.advance(&bytes[at..upto], &mut out) {
-                Progress::More { used: 0 } if upto == bytes.len() => break,
-                Progress::More { used } => at += used,
-                Progress::Failed { .. } => break,
+                TlsPskProgress::More { used: 0 } if upto == bytes.len() => break,
+                TlsPskProgress::More { used } => at += used,
+                TlsPskProgress::Failed { .. } => break,
                 // The end's random numbers differ from those of the recorded handshake.
-                Progress::Done { .. } => prop_assert!(false, "keys by a replay"),
+                TlsPskProgress::Done { .. } => prop_assert!(false, "keys by a replay"),
             }
         }
         prop_assert!(at <= bytes.len());

@@ -5,12 +5,12 @@ use core::net::IpAddr;
 /// A running ones' complement sum. Pieces may have any length; the sum continues correctly after a
 /// piece of odd length.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Sum {
+pub struct ChecksumSum {
     total: u64,
     odd: bool,
 }
 
-impl Sum {
+impl ChecksumSum {
     /// Returns the sum of no bytes.
     #[must_use]
     pub const fn new() -> Self {
@@ -55,8 +55,8 @@ impl Sum {
 
 /// Returns the sum of the TCP or UDP pseudo-header (RFC 9293 section 3.1, RFC 8200 section 8.1).
 #[must_use]
-pub fn pseudo_header(source: IpAddr, destination: IpAddr, protocol: u8, len: usize) -> Sum {
-    let mut sum = Sum::new();
+pub fn pseudo_header(source: IpAddr, destination: IpAddr, protocol: u8, len: usize) -> ChecksumSum {
+    let mut sum = ChecksumSum::new();
     for addr in [source, destination] {
         match addr {
             IpAddr::V4(v4) => sum.add(&v4.octets()),
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn rfc_1071_example() {
-        let mut sum = Sum::new();
+        let mut sum = ChecksumSum::new();
         sum.add(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]);
         assert_eq!(sum.fold(), 0xddf2);
     }
@@ -173,9 +173,9 @@ mod tests {
     #[test]
     fn short_headers_sum_alike() {
         let header: [u8; 20] = *b"Ea header of words.!";
-        let mut sum = Sum::new();
+        let mut sum = ChecksumSum::new();
         sum.add(&header);
-        assert_eq!(Sum::of_words(&header).fold() % 0xffff, sum.fold() % 0xffff);
+        assert_eq!(ChecksumSum::of_words(&header).fold() % 0xffff, sum.fold() % 0xffff);
     }
 
     #[test]
@@ -193,7 +193,7 @@ mod tests {
                 (any::<u8>(), prop_oneof![Just(0_u32), Just(u32::MAX), any::<u32>()]), 0..6),
         ) {
             bytes[0] = 6; // as in a pseudo-header, never all zeros
-            let mut before = Sum::new();
+            let mut before = ChecksumSum::new();
             before.add(&bytes);
             let mut difference = ChecksumDelta::new();
             for (at, new) in changes {
@@ -202,7 +202,7 @@ mod tests {
                 difference.u32(u32::from_be_bytes(*field), new, at % 2 == 1);
                 *field = new.to_be_bytes();
             }
-            let mut after = Sum::new();
+            let mut after = ChecksumSum::new();
             after.add(&bytes);
             prop_assert_eq!(difference.apply(before.finish()), after.finish());
             prop_assert_eq!(difference.folded().apply(before.finish()), after.finish());
@@ -213,7 +213,7 @@ mod tests {
             bytes in proptest::collection::vec(any::<u8>(), 0..400),
             cuts in any::<[u8; 3]>(),
         ) {
-            let mut sum = Sum::new();
+            let mut sum = ChecksumSum::new();
             let mut cuts = cuts.map(|c| usize::from(c).min(bytes.len()));
             cuts.sort_unstable();
             let mut from = 0;

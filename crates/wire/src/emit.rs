@@ -2,7 +2,7 @@
 
 use core::net::IpAddr;
 
-use crate::checksum::Sum;
+use crate::checksum::ChecksumSum;
 use crate::frame::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use crate::tcp::Segment;
 use crate::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, UDP_BYTES};
@@ -117,7 +117,7 @@ pub fn set_lengths(frame: &mut [u8], l3: usize, end: usize, identification: u16)
         header[2..4].copy_from_slice(&total.to_be_bytes());
         header[4..6].copy_from_slice(&identification.to_be_bytes());
         header[10..12].fill(0);
-        let sum = Sum::of_words(header);
+        let sum = ChecksumSum::of_words(header);
         header[10..12].copy_from_slice(&sum.finish().to_be_bytes());
     } else {
         let payload = u16::try_from(end - l3 - IPV6_BYTES).unwrap_or(0);
@@ -131,10 +131,10 @@ pub fn set_lengths(frame: &mut [u8], l3: usize, end: usize, identification: u16)
 /// # Panics
 /// If the IP header is not within `frame`.
 #[must_use]
-pub fn pseudo_header_of(frame: &[u8], l3: usize, protocol: u8, len: usize) -> Sum {
+pub fn pseudo_header_of(frame: &[u8], l3: usize, protocol: u8, len: usize) -> ChecksumSum {
     let v4 = frame[l3] >> 4 == 4;
     let addresses = if v4 { l3 + 12..l3 + 20 } else { l3 + 8..l3 + 40 };
-    let mut sum = Sum::of_words(&frame[addresses]);
+    let mut sum = ChecksumSum::of_words(&frame[addresses]);
     sum.add_u16(u16::from(protocol));
     // The length of a run of segments may need more than 16 bits.
     #[expect(clippy::cast_possible_truncation, reason = "split into its 16-bit halves")]

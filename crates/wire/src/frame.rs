@@ -6,7 +6,7 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::checksum::Sum;
+use crate::checksum::ChecksumSum;
 use crate::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES};
 
 /// EtherType of IPv4.
@@ -70,7 +70,7 @@ pub struct IpPacket {
 /// Reason why a frame is malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum FrameError {
+pub enum FrameHeaderError {
     /// The frame ends before its headers do.
     Truncated,
     /// The EtherType is not supported.
@@ -90,8 +90,8 @@ pub enum FrameError {
 /// Finds the headers of a frame.
 ///
 /// # Errors
-/// [`FrameError`] if the headers are malformed.
-pub fn parse(frame: &[u8]) -> Result<Frame, FrameError> {
+/// [`FrameHeaderError`] if the headers are malformed.
+pub fn parse(frame: &[u8]) -> Result<Frame, FrameHeaderError> {
     let mut ethertype = u16_at(frame, 12)?;
     let mut l3 = ETHERNET_BYTES;
     if ethertype == ETHERTYPE_VLAN {
@@ -102,26 +102,26 @@ pub fn parse(frame: &[u8]) -> Result<Frame, FrameError> {
         ETHERTYPE_IPV4 => parse_ipv4(frame, l3).map(Frame::Ip),
         ETHERTYPE_IPV6 => parse_ipv6(frame, l3).map(Frame::Ip),
         ETHERTYPE_ARP => Ok(Frame::Arp { at: l3 }),
-        _ => Err(FrameError::UnknownEtherType),
+        _ => Err(FrameHeaderError::UnknownEtherType),
     }
 }
 
-fn parse_ipv4(frame: &[u8], l3: usize) -> Result<IpPacket, FrameError> {
-    let header = frame.get(l3..l3 + IPV4_BYTES).ok_or(FrameError::Truncated)?;
+fn parse_ipv4(frame: &[u8], l3: usize) -> Result<IpPacket, FrameHeaderError> {
+    let header = frame.get(l3..l3 + IPV4_BYTES).ok_or(FrameHeaderError::Truncated)?;
     if header[0] >> 4 != 4 {
-        return Err(FrameError::BadVersion);
+        return Err(FrameHeaderError::BadVersion);
     }
     let header_bytes = usize::from(header[0] & 0x0f) * 4;
     let total = usize::from(u16::from_be_bytes([header[2], header[3]]));
     if header_bytes < IPV4_BYTES || total < header_bytes || l3 + total > frame.len() {
-        return Err(FrameError::BadLength);
+        return Err(FrameHeaderError::BadLength);
     }
-    if Sum::of_words(&frame[l3..l3 + header_bytes]).finish() != 0 {
-        return Err(FrameError::BadHeaderChecksum);
+    if ChecksumSum::of_words(&frame[l3..l3 + header_bytes]).finish() != 0 {
+        return Err(FrameHeaderError::BadHeaderChecksum);
     }
     // MF flag or fragment offset (RFC 791 section 3.1).
     if u16::from_be_bytes([header[6], header[7]]) & 0x3fff != 0 {
-        return Err(FrameError::Fragment);
+        return Err(FrameHeaderError::Fragment);
     }
     let addr =
         |at: usize| Ipv4Addr::new(header[at], header[at + 1], header[at + 2], header[at + 3]);
@@ -137,14 +137,14 @@ fn parse_ipv4(frame: &[u8], l3: usize) -> Result<IpPacket, FrameError> {
     })
 }
 
-fn parse_ipv6(frame: &[u8], l3: usize) -> Result<IpPacket, FrameError> {
-    let header = frame.get(l3..l3 + IPV6_BYTES).ok_or(FrameError::Truncated)?;
+fn parse_ipv6(frame: &[u8], l3: usize) -> Result<IpPacket, FrameHeaderError> {
+    let header = frame.get(l3..l3 + IPV6_BYTES).ok_or(FrameHeaderError::Truncated)?;
     if header[0] >> 4 != 6 {
-        return Err(FrameError::BadVersion);
+        return Err(FrameHeaderError::BadVersion);
     }
     let end = l3 + IPV6_BYTES + usize::from(u16::from_be_bytes([header[4], header[5]]));
     if end > frame.len() {
-        return Err(FrameError::BadLength);
+        return Err(FrameHeaderError::BadLength);
     }
     let (protocol, l4) = skip_extension_headers(&frame[..end], header[6], l3 + IPV6_BYTES)?;
     let addr = |at: usize| {
@@ -169,28 +169,28 @@ fn skip_extension_headers(
     packet: &[u8],
     mut next: u8,
     mut at: usize,
-) -> Result<(u8, usize), FrameError> {
+) -> Result<(u8, usize), FrameHeaderError> {
     for _ in 0..=EXTENSION_HEADERS_MAX {
         match next {
             0 | 43 | 60 => {
-                let header = packet.get(at..at + 8).ok_or(FrameError::Truncated)?;
+                let header = packet.get(at..at + 8).ok_or(FrameHeaderError::Truncated)?;
                 next = header[0];
                 at += (usize::from(header[1]) + 1) * 8;
                 if at > packet.len() {
-                    return Err(FrameError::BadLength);
+                    return Err(FrameHeaderError::BadLength);
                 }
             }
-            44 => return Err(FrameError::Fragment),
+            44 => return Err(FrameHeaderError::Fragment),
             _ => return Ok((next, at)),
         }
     }
-    Err(FrameError::BadExtensionHeader)
+    Err(FrameHeaderError::BadExtensionHeader)
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> Result<u16, FrameError> {
+fn u16_at(bytes: &[u8], at: usize) -> Result<u16, FrameHeaderError> {
     match bytes.get(at..at + 2) {
         Some(&[high, low]) => Ok(u16::from_be_bytes([high, low])),
-        _ => Err(FrameError::Truncated),
+        _ => Err(FrameHeaderError::Truncated),
     }
 }
 
@@ -206,7 +206,7 @@ mod tests {
         f[14..34].copy_from_slice(&[
             0x45, 0x02, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2,
         ]);
-        let mut sum = Sum::new();
+        let mut sum = ChecksumSum::new();
         sum.add(&f[14..34]);
         f[24..26].copy_from_slice(&sum.finish().to_be_bytes());
         f
@@ -225,12 +225,12 @@ mod tests {
             f[at] = byte;
             parse(&f).unwrap_err()
         };
-        assert_eq!(broken(14, 0x65), FrameError::BadVersion);
-        assert_eq!(broken(14, 0x44), FrameError::BadLength);
-        assert_eq!(broken(17, 41), FrameError::BadLength);
-        assert_eq!(broken(26, 11), FrameError::BadHeaderChecksum);
-        assert_eq!(parse(&ipv4()[..30]), Err(FrameError::Truncated));
-        assert_eq!(parse(&[0; 60]), Err(FrameError::UnknownEtherType));
+        assert_eq!(broken(14, 0x65), FrameHeaderError::BadVersion);
+        assert_eq!(broken(14, 0x44), FrameHeaderError::BadLength);
+        assert_eq!(broken(17, 41), FrameHeaderError::BadLength);
+        assert_eq!(broken(26, 11), FrameHeaderError::BadHeaderChecksum);
+        assert_eq!(parse(&ipv4()[..30]), Err(FrameHeaderError::Truncated));
+        assert_eq!(parse(&[0; 60]), Err(FrameHeaderError::UnknownEtherType));
     }
 
     #[test]
@@ -239,7 +239,7 @@ mod tests {
         f[12..14].copy_from_slice(&[0x86, 0xdd]);
         f[14] = 0x60;
         f[19] = 80; // ten hop-by-hop headers, each naming the next
-        assert_eq!(parse(&f), Err(FrameError::BadExtensionHeader));
+        assert_eq!(parse(&f), Err(FrameHeaderError::BadExtensionHeader));
     }
 
     proptest! {

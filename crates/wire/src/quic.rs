@@ -153,7 +153,7 @@ pub fn write_varint(value: u64, out: &mut [u8]) -> Option<usize> {
 
 /// A STREAM frame (RFC 9000 section 19.8).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StreamFrame {
+pub struct QuicStreamFrame {
     /// Stream number.
     pub id: u64,
     /// Stream offset of the data.
@@ -166,9 +166,9 @@ pub struct StreamFrame {
 
 /// A frame in a payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Frame {
+pub enum QuicFrame {
     /// A STREAM frame.
-    Stream(StreamFrame),
+    Stream(QuicStreamFrame),
     /// Any other frame; a run of PADDING frames counts as one.
     Other {
         /// Frame type.
@@ -201,30 +201,30 @@ impl fmt::Display for QuicFrameError {
 
 /// Iterator over the frames of a decrypted payload. It ends after an error.
 #[derive(Clone, Debug)]
-pub struct Frames<'a> {
+pub struct QuicFrames<'a> {
     payload: &'a [u8],
     at: usize,
 }
 
-impl<'a> Frames<'a> {
+impl<'a> QuicFrames<'a> {
     /// Returns an iterator over the frames of `payload`.
     #[must_use]
     pub const fn new(payload: &'a [u8]) -> Self {
         Self { payload, at: 0 }
     }
 
-    fn frame(&mut self) -> Result<Frame, QuicFrameError> {
+    fn frame(&mut self) -> Result<QuicFrame, QuicFrameError> {
         let start = self.at;
         let mut rest = QuicFrameReader(&self.payload[start..]);
         let kind = rest.integer()?;
         if let 0x08..=0x0f = kind {
             let frame = self.stream(kind, rest)?;
             self.at = frame.data.end;
-            return Ok(Frame::Stream(frame));
+            return Ok(QuicFrame::Stream(frame));
         }
         rest.skip_body(kind)?;
         self.at = self.payload.len() - rest.0.len();
-        Ok(Frame::Other { kind, range: start..self.at })
+        Ok(QuicFrame::Other { kind, range: start..self.at })
     }
 
     /// RFC 9000 section 19.8: the three low bits of the type tell which fields are present.
@@ -232,7 +232,7 @@ impl<'a> Frames<'a> {
         &self,
         kind: u64,
         mut rest: QuicFrameReader<'a>,
-    ) -> Result<StreamFrame, QuicFrameError> {
+    ) -> Result<QuicStreamFrame, QuicFrameError> {
         let id = rest.integer()?;
         let offset = if kind & 0x04 == 0 { 0 } else { rest.integer()? };
         let len = if kind & 0x02 == 0 { rest.0.len() as u64 } else { rest.integer()? };
@@ -242,12 +242,12 @@ impl<'a> Frames<'a> {
             return Err(QuicFrameError::StreamTooLong);
         }
         let end = self.payload.len() - rest.0.len();
-        Ok(StreamFrame { id, offset, fin: kind & 0x01 != 0, data: start..end })
+        Ok(QuicStreamFrame { id, offset, fin: kind & 0x01 != 0, data: start..end })
     }
 }
 
-impl Iterator for Frames<'_> {
-    type Item = Result<Frame, QuicFrameError>;
+impl Iterator for QuicFrames<'_> {
+    type Item = Result<QuicFrame, QuicFrameError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.at >= self.payload.len() {
@@ -404,15 +404,16 @@ mod tests {
         payload.extend([0x0f, 4, 0x44, 0x00, 3, b'a', b'b', b'c']);
         payload.extend([0x02, 9, 0, 1, 3, 0, 2]);
         payload.extend([0x08, 8, b'r', b'e', b's', b't']);
-        let frames: Vec<_> = Frames::new(&payload).collect::<Result<_, _>>().unwrap();
-        let stream = |id, offset, fin, data| Frame::Stream(StreamFrame { id, offset, fin, data });
+        let frames: Vec<_> = QuicFrames::new(&payload).collect::<Result<_, _>>().unwrap();
+        let stream =
+            |id, offset, fin, data| QuicFrame::Stream(QuicStreamFrame { id, offset, fin, data });
         assert_eq!(
             frames,
             [
-                Frame::Other { kind: 0, range: 0..3 },
-                Frame::Other { kind: 1, range: 3..4 },
+                QuicFrame::Other { kind: 0, range: 0..3 },
+                QuicFrame::Other { kind: 1, range: 3..4 },
                 stream(4, 0x400, true, 9..12),
-                Frame::Other { kind: 2, range: 12..19 },
+                QuicFrame::Other { kind: 2, range: 12..19 },
                 stream(8, 0, false, 21..25),
             ]
         );
@@ -448,35 +449,35 @@ mod tests {
         ];
         for body in bodies {
             let payload = [body, &[0x01]].concat();
-            let frames: Vec<_> = Frames::new(&payload).collect();
+            let frames: Vec<_> = QuicFrames::new(&payload).collect();
             let expected = [
-                Ok(Frame::Other { kind: u64::from(body[0]), range: 0..body.len() }),
-                Ok(Frame::Other { kind: 1, range: body.len()..body.len() + 1 }),
+                Ok(QuicFrame::Other { kind: u64::from(body[0]), range: 0..body.len() }),
+                Ok(QuicFrame::Other { kind: 1, range: body.len()..body.len() + 1 }),
             ];
             assert_eq!(frames, expected, "{body:?}");
             for len in 1..body.len() {
-                let cut: Vec<_> = Frames::new(&body[..len]).collect();
+                let cut: Vec<_> = QuicFrames::new(&body[..len]).collect();
                 assert_eq!(cut, [Err(QuicFrameError::Truncated)], "{body:?} cut to {len}");
             }
         }
-        let all: Vec<_> = Frames::new(&[0x30, 1, 2]).collect();
-        assert_eq!(all, [Ok(Frame::Other { kind: 0x30, range: 0..3 })]);
+        let all: Vec<_> = QuicFrames::new(&[0x30, 1, 2]).collect();
+        assert_eq!(all, [Ok(QuicFrame::Other { kind: 0x30, range: 0..3 })]);
         let frequency = [0x40, 0xaf, 1, 2, 3, 4];
-        let all: Vec<_> = Frames::new(&frequency).collect();
-        assert_eq!(all, [Ok(Frame::Other { kind: 0xaf, range: 0..6 })]);
+        let all: Vec<_> = QuicFrames::new(&frequency).collect();
+        assert_eq!(all, [Ok(QuicFrame::Other { kind: 0xaf, range: 0..6 })]);
         for len in 1..frequency.len() {
-            let cut: Vec<_> = Frames::new(&frequency[..len]).collect();
+            let cut: Vec<_> = QuicFrames::new(&frequency[..len]).collect();
             assert_eq!(cut, [Err(QuicFrameError::Truncated)], "cut to {len}");
         }
         for kind in [0x20, 0x21, 0x32] {
-            let unknown: Vec<_> = Frames::new(&[kind, 1]).collect();
+            let unknown: Vec<_> = QuicFrames::new(&[kind, 1]).collect();
             assert_eq!(unknown, [Err(QuicFrameError::UnknownType(kind.into()))]);
         }
         let mut far = vec![0x0c, 1];
         far.extend([0xff; 8]);
-        assert_eq!(Frames::new(&far).next().unwrap().map(drop), Ok(()));
+        assert_eq!(QuicFrames::new(&far).next().unwrap().map(drop), Ok(()));
         far.push(0);
-        assert_eq!(Frames::new(&far).next(), Some(Err(QuicFrameError::StreamTooLong)));
+        assert_eq!(QuicFrames::new(&far).next(), Some(Err(QuicFrameError::StreamTooLong)));
     }
 
     proptest! {
@@ -525,13 +526,13 @@ mod tests {
             prop_oneof![0_u8..0x32, any::<u8>()], 0..200), id_len in 0_usize..30,
         ) {
             let mut at = 0;
-            for frame in Frames::new(&payload).flatten() {
+            for frame in QuicFrames::new(&payload).flatten() {
                 let end = match frame {
-                    Frame::Stream(stream) => {
+                    QuicFrame::Stream(stream) => {
                         prop_assert!(stream.data.start > at);
                         stream.data.end
                     }
-                    Frame::Other { range, .. } => {
+                    QuicFrame::Other { range, .. } => {
                         prop_assert_eq!(range.start, at);
                         range.end
                     }

@@ -1,7 +1,7 @@
 //! Completion of packets as a NIC does it (lengths, sequence numbers, checksums), for single
 //! packets and for the packets of a run of segments.
 //!
-//! [`cut`] segments contiguous runs, for captures (whose readers do not accept frames longer than a
+//! [`cut_run`] segments contiguous runs, for captures (whose readers do not accept frames longer than a
 //! packet) and for tests. The device cuts its runs one packet at a time, with payloads in many
 //! pieces, and completes them with the same [`Layout`]. Frames with invalid headers are passed on
 //! unchanged.
@@ -9,7 +9,7 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use crate::checksum::Sum;
+use crate::checksum::ChecksumSum;
 use crate::emit::{self, IpHeader, Link};
 use crate::frame::{Frame, IpPacket, parse, protocol};
 use crate::tcp::{Flags, Segment};
@@ -80,9 +80,9 @@ impl Layout {
     /// # Panics
     /// If the IP header is not within `frame`.
     #[must_use]
-    pub fn pseudo_header(&self, frame: &[u8], end: usize) -> Sum {
+    pub fn pseudo_header(&self, frame: &[u8], end: usize) -> ChecksumSum {
         match self.protocol {
-            protocol::ICMP => Sum::new(),
+            protocol::ICMP => ChecksumSum::new(),
             protocol => emit::pseudo_header_of(frame, self.l3, protocol, end - self.l4),
         }
     }
@@ -168,7 +168,7 @@ pub fn tcp_packet_of(tuple: &Tuple, link: &Link, segment: &Segment, payload: &[u
 /// Calls `each` with the packets that `frame` is cut into, with `segment_size` bytes of payload
 /// each; zero if the frame is a single packet. `partial` is true if the checksum of the frame is
 /// partial. `packet` is a buffer to reuse.
-pub fn cut(
+pub fn cut_run(
     frame: &[u8],
     layout: Option<Layout>,
     (segment_size, partial): (u16, bool),
@@ -205,9 +205,9 @@ pub fn cut(
 fn number_packet(packet: &mut [u8], layout: Layout, (index, before): (usize, usize), last: bool) {
     let Layout { l3, l4, .. } = layout;
     if layout.protocol == protocol::TCP {
-        advance(&mut packet[l4..], before as u32);
+        advance_seq(&mut packet[l4..], before as u32);
         let flags = &mut packet[l4 + FLAGS_AT];
-        *flags = Flags(*flags).of_run(index == 0, last).0;
+        *flags = Flags(*flags).for_packet_of_run(index == 0, last).0;
     }
     let identification = u16::from_be_bytes([packet[l3 + 4], packet[l3 + 5]]);
     layout.complete(packet, identification.wrapping_add(index as u16));
@@ -219,7 +219,7 @@ pub const FLAGS_AT: usize = 13;
 const SEQ_AT: usize = 4;
 
 /// Advances the sequence number of a TCP header by `by` bytes.
-pub fn advance(tcp: &mut [u8], by: u32) {
+pub fn advance_seq(tcp: &mut [u8], by: u32) {
     if let Some(seq) = tcp.get_mut(SEQ_AT..).and_then(<[u8]>::first_chunk_mut::<4>) {
         *seq = u32::from_be_bytes(*seq).wrapping_add(by).to_be_bytes();
     }
@@ -270,7 +270,7 @@ mod tests {
 
     fn packets(frame: &[u8], layout: Option<Layout>, run: (u16, bool)) -> Vec<Vec<u8>> {
         let mut all = Vec::new();
-        cut(frame, layout, run, &mut Vec::new(), |packet| all.push(packet.to_vec()));
+        cut_run(frame, layout, run, &mut Vec::new(), |packet| all.push(packet.to_vec()));
         all
     }
 

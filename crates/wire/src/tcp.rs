@@ -37,7 +37,7 @@ impl Flags {
     /// Returns the flags of one packet of a run from those of the run. FIN and PSH belong to the
     /// last packet; CWR, which answers an ECE once, to the first (RFC 3168 section 6.1.2).
     #[must_use]
-    pub const fn of_run(self, first: bool, last: bool) -> Self {
+    pub const fn for_packet_of_run(self, first: bool, last: bool) -> Self {
         let later = if first { Self::NONE } else { Self::CWR };
         let before = if last { Self::NONE } else { Self::FIN.with(Self::PSH) };
         self.without(later.with(before))
@@ -97,7 +97,7 @@ pub const SACK_BLOCKS_MAX: usize = 4;
 
 /// Options of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Options {
+pub struct TcpOptions {
     /// Maximum segment size.
     pub mss: Option<u16>,
     /// Window scale shift, as received.
@@ -120,7 +120,7 @@ pub struct SackBlocks {
     len: u8,
 }
 
-impl Options {
+impl TcpOptions {
     /// Returns the SACK blocks.
     #[must_use]
     pub fn sack(&self) -> &[SackBlock] {
@@ -282,7 +282,7 @@ pub struct Segment {
     /// Window field, unscaled.
     pub window: u16,
     /// Options.
-    pub options: Options,
+    pub options: TcpOptions,
 }
 
 /// Reason why a TCP header is malformed.
@@ -324,7 +324,7 @@ impl Segment {
             ack: SeqNum(u32_at(8)),
             flags: Flags(header[13]),
             window: u16_at(14),
-            options: Options::parse(options)?,
+            options: TcpOptions::parse(options)?,
         };
         if segment.source == 0 || segment.destination == 0 {
             return Err(TcpHeaderError::BadPort);
@@ -366,12 +366,12 @@ mod tests {
             seq: SeqNum(7),
             flags: Flags::SYN,
             window: 64240,
-            options: Options {
+            options: TcpOptions {
                 mss: Some(1460),
                 window_scale: Some(7),
                 sack_permitted: true,
                 timestamps: Some(Timestamps { value: 1, echo: 0 }),
-                ..Options::default()
+                ..TcpOptions::default()
             },
             ..Segment::default()
         }
@@ -421,7 +421,7 @@ mod tests {
         ) -> Segment {
             let timestamps = ts.map(|(value, echo)| Timestamps { value, echo });
             let mut options =
-                Options { mss, window_scale, sack_permitted, timestamps, ..Options::default() };
+                TcpOptions { mss, window_scale, sack_permitted, timestamps, ..TcpOptions::default() };
             for (start, end) in blocks {
                 options.push_sack(SackBlock { start: SeqNum(start), end: SeqNum(end) });
             }

@@ -70,19 +70,19 @@ pub struct TlsRecordHeader {
 }
 
 impl Framing {
-    /// Maximum of [`Self::front`].
+    /// Maximum of [`Self::full_header_len`].
     pub const FULL_HEADER_BYTES_MAX: usize = HEADER_BYTES + EXPLICIT_BYTES;
 
     /// Returns the length before the ciphertext: the header and the explicit part of a nonce.
     #[must_use]
-    pub const fn front(self) -> usize {
+    pub const fn full_header_len(self) -> usize {
         if self.explicit { HEADER_BYTES + EXPLICIT_BYTES } else { HEADER_BYTES }
     }
 
     /// Returns the length that the ciphertext has on top of the content: TLS 1.3's inner content
     /// type.
     #[must_use]
-    pub const fn inner(self) -> usize {
+    pub const fn inner_type_len(self) -> usize {
         match self.version {
             Version::Tls12 => 0,
             Version::Tls13 => 1,
@@ -92,7 +92,7 @@ impl Framing {
     /// Returns the length that a record has on top of its content.
     #[must_use]
     pub const fn overhead(self) -> usize {
-        self.front() + self.inner() + TAG_BYTES
+        self.full_header_len() + self.inner_type_len() + TAG_BYTES
     }
 
     /// Parses the header of an encrypted record: the magic pattern of the autonomous offload (ANO
@@ -115,7 +115,7 @@ impl Framing {
     }
 
     /// Returns the nonce of a record to send (RFC 8446 section 5.3). With TLS 1.2 and AES-GCM,
-    /// [`Self::write_front`] sends its last eight bytes; a receiver uses the bytes that it
+    /// [`Self::write_full_header`] sends its last eight bytes; a receiver uses the bytes that it
     /// received.
     #[must_use]
     pub fn nonce(self, iv: &[u8; NONCE_BYTES], number: u64) -> [u8; NONCE_BYTES] {
@@ -126,13 +126,13 @@ impl Framing {
         nonce
     }
 
-    /// Returns the nonce of a received record; `front` is what precedes its ciphertext.
+    /// Returns the nonce of a received record; `full_header_len` is what precedes its ciphertext.
     #[must_use]
-    pub fn nonce_of(
+    pub fn received_nonce(
         self,
         iv: &[u8; NONCE_BYTES],
         number: u64,
-        front: &[u8; Self::FRONT_BYTES_MAX],
+        front: &[u8; Self::FULL_HEADER_BYTES_MAX],
     ) -> [u8; NONCE_BYTES] {
         let mut nonce = self.nonce(iv, number);
         if self.explicit {
@@ -143,12 +143,12 @@ impl Framing {
 
     /// Writes what precedes the ciphertext of a record with `content_len` bytes of content. Returns
     /// its length.
-    pub fn write_front(
+    pub fn write_full_header(
         self,
         kind: u8,
         content_len: usize,
         nonce: &[u8; NONCE_BYTES],
-        out: &mut [u8; Self::FRONT_BYTES_MAX],
+        out: &mut [u8; Self::FULL_HEADER_BYTES_MAX],
     ) -> usize {
         let outer = match self.version {
             Version::Tls13 => content::APPLICATION_DATA,
@@ -157,7 +157,7 @@ impl Framing {
         let len = length(content_len + self.overhead() - HEADER_BYTES);
         out[..HEADER_BYTES].copy_from_slice(&[outer, 3, 3, len[0], len[1]]);
         out[HEADER_BYTES..].copy_from_slice(&nonce[NONCE_BYTES - EXPLICIT_BYTES..]);
-        self.front()
+        self.full_header_len()
     }
 
     /// Returns the associated data of a record, and its length. In TLS 1.3 it is the header (RFC
@@ -189,16 +189,16 @@ fn length(len: usize) -> [u8; 2] {
 
 /// Content cut into consecutive records, all of the same length except the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct TlsRecordRun {
     /// Length of the content.
-    pub content: u64,
+    pub content_bytes: u64,
     /// Length of the content of each record but the last; at least 1.
-    pub record_content: u32,
+    pub record_content_bytes: u32,
     /// Length that a record has on top of its content.
     pub overhead: u32,
 }
 
-/// A position in a [`Run`].
+/// A position in a [`TlsRecordRun`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TlsRecordPosition {
     /// Index of the record.
@@ -207,25 +207,25 @@ pub struct TlsRecordPosition {
     pub offset: u32,
 }
 
-impl Run {
+impl TlsRecordRun {
     /// Returns the number of records; 1 if there is no content.
     #[must_use]
     pub const fn records(&self) -> u64 {
-        let count = self.content.div_ceil(self.record_content as u64);
+        let count = self.content_bytes.div_ceil(self.record_content_bytes as u64);
         if count == 0 { 1 } else { count }
     }
 
     /// Returns the length of all records together.
     #[must_use]
     pub const fn wire_len(&self) -> u64 {
-        self.content + self.records() * self.overhead as u64
+        self.content_bytes + self.records() * self.overhead as u64
     }
 
     /// Returns the position of a byte of the encoded run. Its end is the start of the record behind
     /// the last.
     #[must_use]
-    pub fn place(&self, at: u64) -> TlsRecordPosition {
-        let full = u64::from(self.record_content + self.overhead);
+    pub fn position(&self, at: u64) -> TlsRecordPosition {
+        let full = u64::from(self.record_content_bytes + self.overhead);
         if at >= self.wire_len() {
             return TlsRecordPosition { index: self.records(), offset: 0 };
         }
@@ -235,27 +235,28 @@ impl Run {
 
     /// Returns the offset in the encoded run at which a record begins.
     #[must_use]
-    pub fn start_of(&self, index: u64) -> u64 {
-        (index * u64::from(self.record_content + self.overhead)).min(self.wire_len())
+    pub fn record_start(&self, index: u64) -> u64 {
+        (index * u64::from(self.record_content_bytes + self.overhead)).min(self.wire_len())
     }
 
     /// Returns the length of a record's content.
     #[must_use]
-    pub fn content_of(&self, index: u64) -> u32 {
-        let before = index.saturating_mul(u64::from(self.record_content));
-        let left = self.content.saturating_sub(before).min(u64::from(self.record_content));
+    pub fn record_content_len(&self, index: u64) -> u32 {
+        let before = index.saturating_mul(u64::from(self.record_content_bytes));
+        let left =
+            self.content_bytes.saturating_sub(before).min(u64::from(self.record_content_bytes));
         #[expect(clippy::cast_possible_truncation, reason = "at most `record_content`")]
         let left = left as u32;
         left
     }
 
-    /// Returns the length of the content before a position; `front` bytes precede each record's
+    /// Returns the length of the content before a position; `full_header_len` bytes precede each record's
     /// content.
     #[must_use]
     pub fn content_before(&self, place: TlsRecordPosition, front: u32) -> u64 {
-        let here = place.offset.saturating_sub(front).min(self.content_of(place.index));
-        let before = place.index.saturating_mul(u64::from(self.record_content));
-        before.min(self.content) + u64::from(here)
+        let here = place.offset.saturating_sub(front).min(self.record_content_len(place.index));
+        let before = place.index.saturating_mul(u64::from(self.record_content_bytes));
+        before.min(self.content_bytes) + u64::from(here)
     }
 }
 
@@ -292,19 +293,22 @@ mod tests {
 
     #[test]
     fn positions_in_a_run() {
-        let run = Run { content: 250, record_content: 100, overhead: 22 };
+        let run = TlsRecordRun { content_bytes: 250, record_content_bytes: 100, overhead: 22 };
         assert_eq!((run.records(), run.wire_len()), (3, 316));
-        assert_eq!(run.place(0), TlsRecordPosition { index: 0, offset: 0 });
-        assert_eq!(run.place(121), TlsRecordPosition { index: 0, offset: 121 });
-        assert_eq!(run.place(122), TlsRecordPosition { index: 1, offset: 0 });
-        assert_eq!(run.place(315), TlsRecordPosition { index: 2, offset: 71 });
-        assert_eq!(run.place(316), TlsRecordPosition { index: 3, offset: 0 });
-        assert_eq!((run.start_of(2), run.start_of(3)), (244, 316));
-        assert_eq!((run.content_of(1), run.content_of(2), run.content_of(3)), (100, 50, 0));
-        let before = |at: u64| run.content_before(run.place(at), 5);
+        assert_eq!(run.position(0), TlsRecordPosition { index: 0, offset: 0 });
+        assert_eq!(run.position(121), TlsRecordPosition { index: 0, offset: 121 });
+        assert_eq!(run.position(122), TlsRecordPosition { index: 1, offset: 0 });
+        assert_eq!(run.position(315), TlsRecordPosition { index: 2, offset: 71 });
+        assert_eq!(run.position(316), TlsRecordPosition { index: 3, offset: 0 });
+        assert_eq!((run.record_start(2), run.record_start(3)), (244, 316));
+        assert_eq!(
+            (run.record_content_len(1), run.record_content_len(2), run.record_content_len(3)),
+            (100, 50, 0)
+        );
+        let before = |at: u64| run.content_before(run.position(at), 5);
         assert_eq!((before(3), before(5), before(6), before(105)), (0, 0, 1, 100));
         assert_eq!((before(121), before(122), before(128), before(316)), (100, 100, 101, 250));
-        let empty = Run { content: 0, ..run };
+        let empty = TlsRecordRun { content_bytes: 0, ..run };
         assert_eq!((empty.records(), empty.wire_len()), (1, 22));
     }
 }

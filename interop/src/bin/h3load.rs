@@ -12,11 +12,11 @@ use std::net::SocketAddr;
 use base::Duration;
 use bytes::Buf as _;
 use interop::quic::{Failure, Requests, block_on, client, connect};
-use io::clock::Clock;
+use io::clock::MonotonicClock;
 use tokio::task::JoinSet;
 
 #[derive(Default)]
-struct Sum {
+struct LoadResult {
     bytes: u64,
     latencies_us: Vec<u64>,
     read_errors: u64,
@@ -36,8 +36,13 @@ async fn fetch(requests: &mut Requests, url: &str) -> Result<Option<u64>, Failur
 }
 
 /// Sends one request after another until the time is up.
-async fn repeat(mut requests: Requests, url: String, clock: Clock, time: Duration) -> Sum {
-    let mut sum = Sum::default();
+async fn repeat(
+    mut requests: Requests,
+    url: String,
+    clock: MonotonicClock,
+    time: Duration,
+) -> LoadResult {
+    let mut sum = LoadResult::default();
     loop {
         let began = clock.now();
         if began.since(base::Instant::ZERO) >= time {
@@ -72,7 +77,7 @@ async fn load(args: &[String]) -> Result<(), Failure> {
             Err(_) => connect_errors += 1,
         }
     }
-    let clock = Clock::new();
+    let clock = MonotonicClock::new();
     let mut runs = JoinSet::new();
     let url = format!("https://localhost{path}");
     for requests in opened {
@@ -80,7 +85,7 @@ async fn load(args: &[String]) -> Result<(), Failure> {
             runs.spawn(repeat(requests.clone(), url.clone(), clock, time));
         }
     }
-    let mut all = Sum::default();
+    let mut all = LoadResult::default();
     while let Some(sum) = runs.join_next().await {
         let sum = sum?;
         all.bytes += sum.bytes;
@@ -92,7 +97,7 @@ async fn load(args: &[String]) -> Result<(), Failure> {
     all.latencies_us.sort_unstable();
     let requests = all.latencies_us.len();
     let at = |percent: usize| all.latencies_us.get(requests * percent / 100).copied().unwrap_or(0);
-    let Sum { bytes, read_errors, status_errors, .. } = all;
+    let LoadResult { bytes, read_errors, status_errors, .. } = all;
     let errors = format!("{connect_errors} {read_errors} 0 {status_errors} 0");
     println!("numbers {took_us} {requests} {bytes} {errors} {} {}", at(50), at(99));
     endpoint.wait_idle().await;

@@ -21,7 +21,7 @@ const PIECE_BYTES: usize = 256 * 1024;
 
 /// Contents by path.
 type Files = BTreeMap<String, Bytes>;
-type Stream = h3::server::RequestResolver<h3_quinn::Connection, Bytes>;
+type H3RequestResolver = h3::server::RequestResolver<h3_quinn::Connection, Bytes>;
 
 fn read_files(folder: &str) -> Result<Files, Failure> {
     let mut files = Files::new();
@@ -46,7 +46,7 @@ fn config(cert: &str, key: &str) -> Result<quinn::ServerConfig, Failure> {
     Ok(quinn::ServerConfig::with_crypto(Arc::new(quic)))
 }
 
-async fn answer(stream: Stream, files: Arc<Files>) -> Result<(), Failure> {
+async fn answer(stream: H3RequestResolver, files: Arc<Files>) -> Result<(), Failure> {
     let (request, mut stream) = stream.resolve_request().await?;
     let found = files.get(request.uri().path()).cloned();
     let status = if found.is_some() { http::StatusCode::OK } else { http::StatusCode::NOT_FOUND };

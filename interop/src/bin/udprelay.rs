@@ -1,5 +1,5 @@
 //! UDP relay for `outboard-lab bench quic-relay`: connects one client and one server by a link with
-//! delay, loss, reordering and a bottleneck ([`interop::Link`]).
+//! delay, loss, reordering and a bottleneck ([`interop::RelayLink`]).
 //!
 //! `udprelay SERVER:PORT [NAME=NUMBER]..` prints the port on the loopback interface at which it
 //! expects the client; the last sender is the client. Numbers: `delay_us` (in each direction), and
@@ -13,8 +13,8 @@ use std::os::fd::AsRawFd as _;
 
 use base::{Duration, Instant};
 use interop::quic::Failure;
-use interop::{Link, LinkConfig};
-use io::clock::Clock;
+use interop::{RelayLink, RelayLinkConfig};
+use io::clock::MonotonicClock;
 use io::notify::Poller;
 
 /// Buffer size, larger than any datagram.
@@ -23,10 +23,10 @@ const DATAGRAM_BYTES: usize = 65_536;
 /// The kernel may limit it.
 const SOCKET_BYTES: usize = 4 << 20;
 /// Datagrams received from one socket before the other one's turn.
-const TURN: usize = 64;
+const DATAGRAMS_PER_TURN: usize = 64;
 
-fn config(args: &[String]) -> Result<(LinkConfig, u64), Failure> {
-    let (mut link, mut seed) = (LinkConfig::default(), 1);
+fn config(args: &[String]) -> Result<(RelayLinkConfig, u64), Failure> {
+    let (mut link, mut seed) = (RelayLinkConfig::default(), 1);
     for arg in args {
         let (name, number) = arg.split_once('=').ok_or("NAME=NUMBER")?;
         let number: u64 = number.parse()?;
@@ -56,12 +56,12 @@ fn bind(addr: Ipv4Addr) -> Result<UdpSocket, Failure> {
 /// Moves the datagrams that a socket has received into a link. Returns the last sender.
 fn receive(
     socket: &UdpSocket,
-    link: &mut Link,
-    clock: &Clock,
+    link: &mut RelayLink,
+    clock: &MonotonicClock,
     buffer: &mut [u8],
 ) -> Result<Option<SocketAddr>, Failure> {
     let mut last = None;
-    for _ in 0..TURN {
+    for _ in 0..DATAGRAMS_PER_TURN {
         match socket.recv_from(buffer) {
             Ok((len, from)) => {
                 last = Some(from);
@@ -76,24 +76,24 @@ fn receive(
     Ok(last)
 }
 
-fn deliver(link: &mut Link, now: Instant, socket: &UdpSocket, to: SocketAddr) {
+fn deliver(link: &mut RelayLink, now: Instant, socket: &UdpSocket, to: SocketAddr) {
     while let Some(datagram) = link.pop(now) {
         // The kernel's queue is full, or no socket receives: a loss like any other.
         let _ = socket.send_to(&datagram, to);
     }
 }
 
-fn relay(server: SocketAddr, (config, seed): (LinkConfig, u64)) -> Result<(), Failure> {
+fn relay(server: SocketAddr, (config, seed): (RelayLinkConfig, u64)) -> Result<(), Failure> {
     let (near, far) = (bind(Ipv4Addr::LOCALHOST)?, bind(Ipv4Addr::UNSPECIFIED)?);
     println!("{}", near.local_addr()?.port());
-    let clock = Clock::new();
-    let delay = LinkConfig { delay: config.delay, ..LinkConfig::default() };
-    let (mut up, mut down) = (Link::new(delay, 0), Link::new(config, seed));
+    let clock = MonotonicClock::new();
+    let delay = RelayLinkConfig { delay: config.delay, ..RelayLinkConfig::default() };
+    let (mut up, mut down) = (RelayLink::new(delay, 0), RelayLink::new(config, seed));
     let mut poller = Poller::new();
     let [_, _, input] = [near.as_raw_fd(), far.as_raw_fd(), 0].map(|fd| poller.add(fd));
     let (mut client, mut buffer) = (None, vec![0; DATAGRAM_BYTES]);
     loop {
-        let next = [&up, &down].into_iter().filter_map(Link::poll_timeout).min();
+        let next = [&up, &down].into_iter().filter_map(RelayLink::poll_timeout).min();
         poller.wait(next.map(|at| at.since(clock.now())))?;
         if poller.is_ready(input) {
             println!("{:?}", down.counts());

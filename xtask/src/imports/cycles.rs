@@ -3,14 +3,14 @@
 //! Used by the check and by the drawing in layers. A crate has some hundred files, so reachability
 //! is computed for every pair.
 
-use super::graph::Graph;
+use super::graph::ImportGraph;
 
 /// Returns the sets of files that import each other in a cycle, each sorted. Imports between a
 /// module and its descendants do not count.
-pub(crate) fn find(graph: &Graph) -> Vec<Vec<usize>> {
+pub(crate) fn find(graph: &ImportGraph) -> Vec<Vec<usize>> {
     let strangers = graph.imports.keys().copied();
     let edges: Vec<_> =
-        strangers.filter(|&(a, b)| graph.is_import_between_strangers(a, b)).collect();
+        strangers.filter(|&(a, b)| graph.is_import_between_unrelated(a, b)).collect();
     let mut sets = components(graph.files.len(), &edges);
     sets.retain(|set| set.len() > 1);
     sets

@@ -6,7 +6,7 @@
 //! depend on the imports alone.
 
 use super::cycles;
-use super::graph::Graph;
+use super::graph::ImportGraph;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
@@ -18,14 +18,14 @@ const LAYER_GAP: usize = 48;
 const WIDTH: usize = 1200;
 
 /// Returns all files as a directed graph in the Graphviz language.
-pub(crate) fn dot(graph: &Graph) -> String {
+pub(crate) fn dot(graph: &ImportGraph) -> String {
     let mut out = String::from("digraph modules {\n  node [shape=box, fontname=\"monospace\"];\n");
     for module in &graph.modules {
         let _ = writeln!(out, "  \"{}\";", label(module));
     }
     for &(from, to) in graph.imports.keys() {
         let style =
-            if graph.is_import_between_strangers(from, to) { "" } else { " [style=dotted]" };
+            if graph.is_import_between_unrelated(from, to) { "" } else { " [style=dotted]" };
         let (from, to) = (label(&graph.modules[from]), label(&graph.modules[to]));
         let _ = writeln!(out, "  \"{from}\" -> \"{to}\"{style};");
     }
@@ -37,7 +37,7 @@ fn label(module: &[String]) -> String {
 }
 
 /// A box of the picture, in pixels.
-struct Place {
+struct ModuleBox {
     name: String,
     x: usize,
     y: usize,
@@ -45,7 +45,7 @@ struct Place {
 }
 
 /// Returns the modules as a picture, without the root module, which imports everything.
-pub(crate) fn svg(graph: &Graph, depth: usize) -> String {
+pub(crate) fn svg(graph: &ImportGraph, depth: usize) -> String {
     let (names, edges) = fold(graph, depth);
     let (places, width, height) = lay_out(&names, &edges);
     let mut out = format!(
@@ -67,7 +67,7 @@ pub(crate) fn svg(graph: &Graph, depth: usize) -> String {
             to_y.saturating_sub(GAP)
         );
     }
-    for Place { name, x, y, width, .. } in &places {
+    for ModuleBox { name, x, y, width, .. } in &places {
         let _ = writeln!(
             out,
             "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{BOX_HEIGHT}\" rx=\"4\" \
@@ -81,7 +81,7 @@ pub(crate) fn svg(graph: &Graph, depth: usize) -> String {
 }
 
 /// Returns the modules of up to `depth` names, sorted, and the imports between them.
-pub(crate) fn fold(graph: &Graph, depth: usize) -> (Vec<String>, Vec<(usize, usize)>) {
+pub(crate) fn fold(graph: &ImportGraph, depth: usize) -> (Vec<String>, Vec<(usize, usize)>) {
     let folded = |module: &Vec<String>| label(&module[..module.len().min(depth)]);
     let all: BTreeSet<String> =
         graph.modules.iter().filter(|module| !module.is_empty()).map(folded).collect();
@@ -90,7 +90,7 @@ pub(crate) fn fold(graph: &Graph, depth: usize) -> (Vec<String>, Vec<(usize, usi
     let edges: BTreeSet<(usize, usize)> = graph
         .imports
         .keys()
-        .filter(|&&(from, to)| graph.is_import_between_strangers(from, to))
+        .filter(|&&(from, to)| graph.is_import_between_unrelated(from, to))
         .filter_map(|&(from, to)| Some((of(from)?, of(to)?)))
         .filter(|(from, to)| from != to)
         .collect();
@@ -99,11 +99,11 @@ pub(crate) fn fold(graph: &Graph, depth: usize) -> (Vec<String>, Vec<(usize, usi
 
 /// Puts each box into the layer below all boxes that import it, ordered by their positions and
 /// centered. Returns the boxes, and width and height of the picture.
-fn lay_out(names: &[String], edges: &[(usize, usize)]) -> (Vec<Place>, usize, usize) {
+fn lay_out(names: &[String], edges: &[(usize, usize)]) -> (Vec<ModuleBox>, usize, usize) {
     let layers = layers(names.len(), edges);
     let width = |name: &String| name.len() * CHARACTER + GAP;
-    let place = |name: &String| Place { name: name.clone(), x: 0, y: 0, width: width(name) };
-    let mut places: Vec<Place> = names.iter().map(place).collect();
+    let place = |name: &String| ModuleBox { name: name.clone(), x: 0, y: 0, width: width(name) };
+    let mut places: Vec<ModuleBox> = names.iter().map(place).collect();
     let mut y = GAP;
     for layer in 0..=layers.iter().copied().max().unwrap_or(0) {
         let mut nodes: Vec<usize> =
@@ -129,7 +129,7 @@ fn lay_out(names: &[String], edges: &[(usize, usize)]) -> (Vec<Place>, usize, us
 }
 
 /// Splits the nodes of a layer into rows that fit the width.
-fn rows(nodes: &[usize], places: &[Place]) -> Vec<Vec<usize>> {
+fn rows(nodes: &[usize], places: &[ModuleBox]) -> Vec<Vec<usize>> {
     let mut rows = vec![Vec::new()];
     let mut left = WIDTH;
     for &node in nodes {
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
     use crate::imports::tests::graph;
 
-    fn sample() -> Graph {
+    fn sample() -> ImportGraph {
         graph(&[
             ("lib.rs", "use crate::a::A;"),
             ("a.rs", "use crate::b::c::C;"),

@@ -7,12 +7,12 @@
 //! contains it.
 
 use crate::scan;
-use crate::tidy::Source;
+use crate::tidy::RustSource;
 use std::collections::BTreeMap;
 
 /// Files of a crate and their imports.
 #[derive(Debug)]
-pub(crate) struct Graph {
+pub(crate) struct ImportGraph {
     /// Paths of the files, relative to the repository's root, sorted.
     pub(crate) files: Vec<String>,
     /// Module path of each file, without the crate's name, outermost module first.
@@ -21,11 +21,11 @@ pub(crate) struct Graph {
     pub(crate) imports: BTreeMap<(usize, usize), Vec<usize>>,
 }
 
-impl Graph {
+impl ImportGraph {
     /// Reads the files below `folder`, the `src` folder of a crate.
-    pub(crate) fn new(sources: &[Source], folder: &str) -> Self {
+    pub(crate) fn new(sources: &[RustSource], folder: &str) -> Self {
         let has_lib = sources.iter().any(|source| source.path == format!("{folder}/lib.rs"));
-        let mut files: Vec<(&Source, Vec<String>)> = sources
+        let mut files: Vec<(&RustSource, Vec<String>)> = sources
             .iter()
             .filter(|source| !source.test_lines.iter().all(|&test| test))
             .filter_map(|source| Some((source, module(&source.path, folder, has_lib)?)))
@@ -49,7 +49,7 @@ impl Graph {
     }
 
     /// Returns whether neither file's module is an ancestor of the other's.
-    pub(crate) fn is_import_between_strangers(&self, from: usize, to: usize) -> bool {
+    pub(crate) fn is_import_between_unrelated(&self, from: usize, to: usize) -> bool {
         let (from, to) = (&self.modules[from], &self.modules[to]);
         !from.starts_with(to) && !to.starts_with(from)
     }
@@ -71,16 +71,16 @@ fn module(path: &str, folder: &str, has_lib: bool) -> Option<Vec<String>> {
 
 /// A path in the source code.
 #[derive(Debug, PartialEq, Eq)]
-struct Path {
+struct SourcePath {
     /// Names from `crate` or `super` to the last one.
     names: Vec<String>,
     /// Inline modules that contain the path, outermost first.
-    inside: Vec<String>,
+    inline_modules: Vec<String>,
     line: usize,
 }
 
 /// Returns all paths in masked code that begin with `crate` or `super`; groups are expanded.
-fn paths(code: &str) -> Vec<Path> {
+fn paths(code: &str) -> Vec<SourcePath> {
     let inline = scan::inline_modules(code);
     let mut found = Vec::new();
     for start in ["crate", "super"] {
@@ -91,29 +91,29 @@ fn paths(code: &str) -> Vec<Path> {
             }
             let inside = inline.iter().filter(|(_, range)| range.contains(&at));
             let inside: Vec<_> = inside.map(|(name, _)| name.clone()).collect();
-            let mut reader = Reader { code, at: at + start.len(), ends: Vec::new() };
+            let mut reader = PathParser { code, at: at + start.len(), ends: Vec::new() };
             reader.rest(&mut vec![start.to_owned()]);
             found.extend(reader.ends.into_iter().filter(|(names, _)| names.len() > 1).map(
                 |(names, at)| {
                     let line = scan::line_of(code, at);
-                    Path { names, inside: inside.clone(), line }
+                    SourcePath { names, inline_modules: inside.clone(), line }
                 },
             ));
         }
     }
-    found.sort_by_key(|path: &Path| path.line);
+    found.sort_by_key(|path: &SourcePath| path.line);
     found
 }
 
 /// Reads one path, which may contain groups.
-struct Reader<'a> {
+struct PathParser<'a> {
     code: &'a str,
     at: usize,
     /// Complete paths, with the position of the end of each.
     ends: Vec<(Vec<String>, usize)>,
 }
 
-impl Reader<'_> {
+impl PathParser<'_> {
     /// Continues after the last name of `path`.
     fn rest(&mut self, path: &mut Vec<String>) {
         let end = self.at;
@@ -175,11 +175,11 @@ impl Reader<'_> {
 }
 
 /// Returns the file that a path leads to.
-fn resolve(module: &[String], path: &Path, modules: &[Vec<String>]) -> Option<usize> {
+fn resolve(module: &[String], path: &SourcePath, modules: &[Vec<String>]) -> Option<usize> {
     let mut names = path.names.iter().map(String::as_str).peekable();
     let mut full: Vec<&str> = match names.peek() {
         Some(&"crate") => Vec::new(),
-        _ => module.iter().chain(&path.inside).map(String::as_str).collect(),
+        _ => module.iter().chain(&path.inline_modules).map(String::as_str).collect(),
     };
     names.next_if_eq(&"crate");
     while names.next_if_eq(&"super").is_some() {
@@ -199,7 +199,7 @@ mod tests {
         paths.into_iter().map(|path| (path.names.join("::"), path.line)).collect()
     }
 
-    fn named(graph: &Graph) -> Vec<(&str, &str, Vec<usize>)> {
+    fn named(graph: &ImportGraph) -> Vec<(&str, &str, Vec<usize>)> {
         let name = |file: usize| graph.files[file].trim_start_matches("crates/a/src/");
         graph.imports.iter().map(|(&(a, b), lines)| (name(a), name(b), lines.clone())).collect()
     }
@@ -248,9 +248,9 @@ mod tests {
             ]
         );
         let at = |name: &str| graph.files.iter().position(|f| f.ends_with(name)).unwrap();
-        assert!(graph.is_import_between_strangers(at("a/c.rs"), at("a/d.rs")));
-        assert!(!graph.is_import_between_strangers(at("a/c.rs"), at("a/mod.rs")));
-        assert!(!graph.is_import_between_strangers(at("a/c.rs"), at("lib.rs")));
+        assert!(graph.is_import_between_unrelated(at("a/c.rs"), at("a/d.rs")));
+        assert!(!graph.is_import_between_unrelated(at("a/c.rs"), at("a/mod.rs")));
+        assert!(!graph.is_import_between_unrelated(at("a/c.rs"), at("lib.rs")));
     }
 
     #[test]

@@ -10,10 +10,10 @@ mod cycles;
 mod draw;
 mod graph;
 
-use crate::report::Report;
-use crate::tidy::{self, Source};
+use crate::report::CheckReport;
+use crate::tidy::{self, RustSource};
 use crate::tree;
-use graph::Graph;
+use graph::ImportGraph;
 use std::process::ExitCode;
 
 /// Exception for a crate that still has files in cycles.
@@ -43,7 +43,7 @@ const ALLOWANCES: &[Allowance] = &[
 const LAYERED: &[&str] = &["host"];
 
 /// A forbidden direction of direct imports between files of a crate.
-struct Direction {
+struct ForbiddenDirection {
     /// Importing module and everything below it, as a path below `crates` without `.rs`.
     from: &'static str,
     /// Module that must not be imported, and everything below it.
@@ -51,13 +51,13 @@ struct Direction {
     why: &'static str,
 }
 
-const DIRECTIONS: &[Direction] = &[
-    Direction {
+const DIRECTIONS: &[ForbiddenDirection] = &[
+    ForbiddenDirection {
         from: "host/src/tcp",
         to: "host/src/l5p",
         why: "TCP carries bytes and knows no protocol above it",
     },
-    Direction {
+    ForbiddenDirection {
         from: "nic/src/engine",
         to: "nic/src/device",
         why: "an engine uses what it is lent, and does not know the device",
@@ -68,10 +68,10 @@ const DIRECTIONS: &[Direction] = &[
 ///
 /// # Errors
 /// Reports a tree that cannot be read.
-pub(crate) fn run() -> Result<Report, String> {
+pub(crate) fn run() -> Result<CheckReport, String> {
     let files = tree::files()?;
     let sources = tidy::sources(&files)?;
-    let mut report = Report::default();
+    let mut report = CheckReport::default();
     let mut imports = 0;
     for krate in tree::crates(&files) {
         let graph = graph_of(&sources, &krate);
@@ -82,7 +82,7 @@ pub(crate) fn run() -> Result<Report, String> {
             check_folders(&krate, &graph, &mut report);
         }
     }
-    report.looked_at = format!("{imports} imports");
+    report.summary = format!("{imports} imports");
     Ok(report)
 }
 
@@ -107,8 +107,8 @@ pub(crate) fn draw(args: &[&str]) -> Result<ExitCode, String> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn graph_of(sources: &[Source], krate: &str) -> Graph {
-    Graph::new(sources, &format!("crates/{krate}/src"))
+fn graph_of(sources: &[RustSource], krate: &str) -> ImportGraph {
+    ImportGraph::new(sources, &format!("crates/{krate}/src"))
 }
 
 fn allowance(krate: &str) -> usize {
@@ -116,7 +116,7 @@ fn allowance(krate: &str) -> usize {
 }
 
 /// Compares the number of files in cycles with the crate's allowance.
-fn check_cycles(krate: &str, graph: &Graph, allowed: usize, report: &mut Report) {
+fn check_cycles(krate: &str, graph: &ImportGraph, allowed: usize, report: &mut CheckReport) {
     let cycles = cycles::find(graph);
     let found: usize = cycles.iter().map(Vec::len).sum();
     let table = "xtask/src/imports/mod.rs";
@@ -131,7 +131,7 @@ fn check_cycles(krate: &str, graph: &Graph, allowed: usize, report: &mut Report)
     for cycle in &cycles {
         let mut lines = Vec::new();
         for (&(from, to), at) in &graph.imports {
-            if graph.is_import_between_strangers(from, to)
+            if graph.is_import_between_unrelated(from, to)
                 && cycle.contains(&from)
                 && cycle.contains(&to)
             {
@@ -151,7 +151,7 @@ fn check_cycles(krate: &str, graph: &Graph, allowed: usize, report: &mut Report)
     }
 }
 
-fn check_directions(graph: &Graph, rules: &[Direction], report: &mut Report) {
+fn check_directions(graph: &ImportGraph, rules: &[ForbiddenDirection], report: &mut CheckReport) {
     for rule in rules {
         for (&(from, to), lines) in &graph.imports {
             let (from, to) = (&graph.files[from], &graph.files[to]);
@@ -165,7 +165,7 @@ fn check_directions(graph: &Graph, rules: &[Direction], report: &mut Report) {
 }
 
 /// Finds cycles between top-level modules.
-fn check_folders(krate: &str, graph: &Graph, report: &mut Report) {
+fn check_folders(krate: &str, graph: &ImportGraph, report: &mut CheckReport) {
     let (names, edges) = draw::fold(graph, 1);
     for circle in cycles::components(names.len(), &edges).iter().filter(|set| set.len() > 1) {
         let names: Vec<&str> = circle.iter().map(|&node| names[node].as_str()).collect();
@@ -188,15 +188,15 @@ mod tests {
     use super::*;
 
     /// Returns the import graph of a crate `a` with these files.
-    pub(super) fn graph(files: &[(&str, &str)]) -> Graph {
+    pub(super) fn graph(files: &[(&str, &str)]) -> ImportGraph {
         let source = |&(path, text): &(&str, &str)| {
-            Source::new(&format!("crates/a/src/{path}"), text.to_owned(), false)
+            RustSource::new(&format!("crates/a/src/{path}"), text.to_owned(), false)
         };
         let sources: Vec<_> = files.iter().map(source).collect();
-        Graph::new(&sources, "crates/a/src")
+        ImportGraph::new(&sources, "crates/a/src")
     }
 
-    fn circle() -> Graph {
+    fn circle() -> ImportGraph {
         graph(&[
             ("lib.rs", "mod b;\nmod c;"),
             ("b.rs", "use crate::c::C;"),
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn circles_are_errors_above_what_is_allowed() {
         // `c` itself does not import `b`; its descendant `d` does, but `b` does not import `d`.
-        let mut report = Report::default();
+        let mut report = CheckReport::default();
         check_cycles("a", &circle(), 0, &mut report);
         assert_eq!(report.errors, []);
 
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn folders_in_a_circle_are_errors() {
-        let mut report = Report::default();
+        let mut report = CheckReport::default();
         let layers = [
             ("b/x.rs", "use crate::c::y::Y;"),
             ("c/y.rs", "struct Y;"),
@@ -251,12 +251,12 @@ mod tests {
 
     #[test]
     fn forbidden_directions_are_found() {
-        let mut report = Report::default();
-        let rule = Direction { from: "a/src/c", to: "a/src/b", why: "x" };
+        let mut report = CheckReport::default();
+        let rule = ForbiddenDirection { from: "a/src/c", to: "a/src/b", why: "x" };
         check_directions(&circle(), &[rule], &mut report);
         let [error] = report.errors.as_slice() else { panic!("{report:?}") };
         assert_eq!((error.path.as_str(), error.line), ("crates/a/src/c/d.rs", 2));
-        let back = Direction { from: "a/src/b", to: "a/src/c/d", why: "" };
+        let back = ForbiddenDirection { from: "a/src/b", to: "a/src/c/d", why: "" };
         check_directions(&circle(), &[back], &mut report);
         assert_eq!(report.errors.len(), 1);
     }

@@ -1,6 +1,6 @@
 //! A copy of the tree that contains all planted faults, and the programs built from it.
 //!
-//! Used by `mutants`. The copy is below the build folder. The switch is a crate `planted` that
+//! Used by `mutants`. The copy is below the build folder. The switch is a crate `content_in_copy` that
 //! exists only in the copy, so the product has no trace of it. Files are written only if they
 //! differ, so that a second run rebuilds only changed crates. As in `make sim`, the product's
 //! crates are built without assertions: a fault must be found by its effect.
@@ -10,8 +10,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::list::{Fault, Test};
-use super::plant::{self, Anchor};
+use super::list::{FaultTest, PlantedFault};
+use super::plant::{self, FaultAnchor};
 use crate::tree;
 
 /// Source code of the switch, without the list of fault names.
@@ -61,7 +61,7 @@ pub(crate) const REACHED: &str = "planted fault reached";
 
 /// Folders of the copy and of its build.
 #[derive(Debug)]
-pub(crate) struct Copy {
+pub(crate) struct TreeCopy {
     tree: PathBuf,
     target: PathBuf,
 }
@@ -75,15 +75,15 @@ pub(crate) struct Programs {
     pub(crate) tests: BTreeMap<(String, Option<String>), PathBuf>,
 }
 
-impl Copy {
+impl TreeCopy {
     /// Writes the copy.
     ///
     /// # Errors
     /// Reports a file that cannot be read or written, or two faults that overlap.
     pub(crate) fn write(
         files: &[String],
-        faults: &[Fault],
-        anchors: &[Anchor],
+        faults: &[PlantedFault],
+        anchors: &[FaultAnchor],
     ) -> Result<Self, String> {
         let outer =
             std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
@@ -92,7 +92,7 @@ impl Copy {
         let mut kept = BTreeSet::new();
         for path in files {
             let bytes = std::fs::read(tree::root().join(path)).map_err(|e| error(path, &e))?;
-            let bytes = planted(path, bytes, faults, anchors)?;
+            let bytes = content_in_copy(path, bytes, faults, anchors)?;
             kept.insert(copy.put(path, &bytes)?);
         }
         let names: Vec<&str> = faults.iter().map(|fault| fault.name.as_str()).collect();
@@ -122,7 +122,7 @@ impl Copy {
     ///
     /// # Errors
     /// Reports a compile error; cargo has printed it.
-    pub(crate) fn build(&self, tests: &BTreeSet<Test>) -> Result<Programs, String> {
+    pub(crate) fn build(&self, tests: &BTreeSet<FaultTest>) -> Result<Programs, String> {
         let mut programs = Programs::default();
         for built in self.cargo(&["build", "-p", "outboard-lab"])? {
             if let (Some(path), "outboard-lab") = (built.executable, built.name.as_str()) {
@@ -147,7 +147,7 @@ impl Copy {
         Ok(programs)
     }
 
-    fn cargo(&self, args: &[&str]) -> Result<Vec<Built>, String> {
+    fn cargo(&self, args: &[&str]) -> Result<Vec<CargoArtifact>, String> {
         let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
             .args(args)
             .args(["--quiet", "--message-format=json"])
@@ -167,20 +167,20 @@ impl Copy {
             }
             return Err(format!("cargo {} failed in {}", args.join(" "), self.tree.display()));
         }
-        Ok(messages.iter().filter_map(Built::of).collect())
+        Ok(messages.iter().filter_map(CargoArtifact::of).collect())
     }
 }
 
 /// An artifact that cargo reported.
 #[derive(Debug)]
-struct Built {
+struct CargoArtifact {
     name: String,
     kind: String,
     is_test: bool,
     executable: Option<PathBuf>,
 }
 
-impl Built {
+impl CargoArtifact {
     fn of(message: &serde_json::Value) -> Option<Self> {
         Some(Self {
             executable: Some(message["executable"].as_str()?.into()),
@@ -196,11 +196,11 @@ fn error(what: &str, e: &std::io::Error) -> String {
 }
 
 /// Returns the content of a file in the copy.
-fn planted(
+fn content_in_copy(
     path: &str,
     bytes: Vec<u8>,
-    faults: &[Fault],
-    anchors: &[Anchor],
+    faults: &[PlantedFault],
+    anchors: &[FaultAnchor],
 ) -> Result<Vec<u8>, String> {
     let here: Vec<(usize, Range<usize>, &str)> = faults
         .iter()
@@ -217,7 +217,7 @@ fn planted(
     }
     let text = String::from_utf8(bytes).map_err(|e| format!("{path}: {e}"))?;
     let text = if is_workspace {
-        text + &without_assertions(faults)
+        text + &profiles_without_assertions(faults)
     } else if krate.is_some() {
         let switch = "[dependencies]\nplanted = { path = \"../planted\" }";
         text.replacen("[dependencies]", switch, 1)
@@ -228,7 +228,7 @@ fn planted(
 }
 
 /// Returns cargo profiles that switch assertions off for the crates with faults.
-fn without_assertions(faults: &[Fault]) -> String {
+fn profiles_without_assertions(faults: &[PlantedFault]) -> String {
     let crates: BTreeSet<&str> = faults.iter().map(|fault| fault.krate.as_str()).collect();
     let profile = |krate| {
         let package = tree::package(krate);
@@ -256,8 +256,8 @@ fn remove_others(folder: &Path, kept: &BTreeSet<PathBuf>) -> std::io::Result<()>
 mod tests {
     use super::*;
 
-    fn fault() -> Fault {
-        Fault {
+    fn fault() -> PlantedFault {
+        PlantedFault {
             name: "n".into(),
             what: "w".into(),
             krate: "a".into(),
@@ -270,11 +270,12 @@ mod tests {
     }
 
     #[test]
-    fn only_what_has_a_fault_is_changed() {
+    fn only_files_with_faults_change() {
         let (faults, path) = ([fault()], String::from("crates/a/src/b.rs"));
-        let anchors = [Anchor { path: path.clone(), at: 0..1 }];
+        let anchors = [FaultAnchor { path: path.clone(), at: 0..1 }];
         let change = |path: &str, text: &str| {
-            String::from_utf8(planted(path, text.into(), &faults, &anchors).unwrap()).unwrap()
+            String::from_utf8(content_in_copy(path, text.into(), &faults, &anchors).unwrap())
+                .unwrap()
         };
         assert_eq!(change(&path, "1"), "(if ::planted::fault(0) { 2 } else { 1 })");
         assert_eq!(change("crates/a/src/c.rs", "1"), "1");

@@ -7,7 +7,7 @@
 use std::process::{Command, Output};
 
 use super::copy::{Programs, REACHED};
-use super::list::{Fault, Test};
+use super::list::{FaultTest, PlantedFault};
 
 /// Time limit in seconds for a test, or for [`SEEDS_AT_ONCE`] seeds, which take less than a tenth
 /// of it.
@@ -21,7 +21,7 @@ const TEXT_MAX: usize = 90;
 
 /// Outcome for one fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum HuntResult {
     /// The simulator found it.
     Seed {
         /// The first seed that failed.
@@ -36,7 +36,7 @@ pub(crate) enum Verdict {
     /// Nothing failed, and the code of the fault never ran.
     NotReached,
     /// The fault could not be tried, for this reason.
-    Untried(String),
+    NotTried(String),
 }
 
 /// Search for one fault, or a run without a fault.
@@ -47,12 +47,12 @@ pub(crate) struct Hunt<'a> {
     /// Number of the first seed that is not run.
     pub(crate) seeds: u64,
     /// The fault; `None` for the check that nothing fails without one.
-    pub(crate) fault: Option<&'a Fault>,
+    pub(crate) fault: Option<&'a PlantedFault>,
 }
 
 impl Hunt<'_> {
     /// Runs the simulator with the seeds from `first` up to the limit.
-    pub(crate) fn simulate(&self, first: u64) -> Verdict {
+    pub(crate) fn simulate(&self, first: u64) -> HuntResult {
         let mut reached = false;
         let mut at = first;
         while at < self.seeds {
@@ -62,47 +62,48 @@ impl Hunt<'_> {
             let args = [&sim, "sim", "--threads", "1", "--first", &first, "--seeds", &count];
             let output = match self.run(&args) {
                 Ok(output) => output,
-                Err(e) => return Verdict::Untried(e),
+                Err(e) => return HuntResult::NotTried(e),
             };
             let said = String::from_utf8_lossy(&output.stderr);
             reached |= said.contains(REACHED);
             if !output.status.success() {
-                let (seed, said) = first_failure(&said).unwrap_or_else(|| (at, ended(&output)));
-                return self.believed(reached, Verdict::Seed { seed, said });
+                let (seed, said) =
+                    first_failure(&said).unwrap_or_else(|| (at, describe_exit(&output)));
+                return self.attribute_failure(reached, HuntResult::Seed { seed, said });
             }
             at += SEEDS_AT_ONCE;
         }
-        if reached { Verdict::Missed } else { Verdict::NotReached }
+        if reached { HuntResult::Missed } else { HuntResult::NotReached }
     }
 
     /// Runs one test.
-    pub(crate) fn test(&self, test: &Test) -> Verdict {
+    pub(crate) fn test(&self, test: &FaultTest) -> HuntResult {
         let key = (test.package.clone(), test.file.clone());
         let Some(program) = self.programs.tests.get(&key) else {
-            return Verdict::Untried(format!("{} was not built", test.package));
+            return HuntResult::NotTried(format!("{} was not built", test.package));
         };
         let args = [&*program.to_string_lossy(), "--exact", &test.name, "--test-threads", "1"];
         let output = match self.run(&args) {
             Ok(output) => output,
-            Err(e) => return Verdict::Untried(e),
+            Err(e) => return HuntResult::NotTried(e),
         };
         let reached = String::from_utf8_lossy(&output.stderr).contains(REACHED);
         if String::from_utf8_lossy(&output.stdout).contains("running 0 tests") {
-            return Verdict::Untried(format!("{} has no test {}", test.package, test.name));
+            return HuntResult::NotTried(format!("{} has no test {}", test.package, test.name));
         }
         match (output.status.success(), reached) {
-            (false, _) => self.believed(reached, Verdict::Test),
-            (true, true) => Verdict::Missed,
-            (true, false) => Verdict::NotReached,
+            (false, _) => self.attribute_failure(reached, HuntResult::Test),
+            (true, true) => HuntResult::Missed,
+            (true, false) => HuntResult::NotReached,
         }
     }
 
     /// Accepts a failure only if the code of the fault ran.
-    fn believed(&self, reached: bool, verdict: Verdict) -> Verdict {
+    fn attribute_failure(&self, reached: bool, verdict: HuntResult) -> HuntResult {
         if reached || self.fault.is_none() {
             return verdict;
         }
-        Verdict::Untried(format!("failed before the fault was reached: {verdict:?}"))
+        HuntResult::NotTried(format!("failed before the fault was reached: {verdict:?}"))
     }
 
     fn run(&self, args: &[&str]) -> Result<Output, String> {
@@ -127,7 +128,7 @@ fn first_failure(said: &str) -> Option<(u64, String)> {
 }
 
 /// Describes the end of a program that failed without reporting a seed.
-fn ended(output: &Output) -> String {
+fn describe_exit(output: &Output) -> String {
     match output.status.code() {
         Some(124 | 137) => "does not end".to_owned(),
         _ => format!("{}, without a failed seed", output.status),
@@ -139,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_failure_is_told() {
+    fn first_failure_is_reported() {
         let said = "planted fault reached\nlines\nseed 7 failed at 1.5s: wire: no: bytes\nrun\n\
                     seed 9 failed at 2s: x: y\n";
         assert_eq!(first_failure(said), Some((7, "wire: no: bytes".to_owned())));
@@ -147,8 +148,8 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_without_the_fault_is_not_its() {
-        let fault = Fault {
+    fn failure_before_the_fault_is_not_a_finding() {
+        let fault = PlantedFault {
             name: "n".into(),
             what: "w".into(),
             krate: "a".into(),
@@ -160,11 +161,11 @@ mod tests {
         };
         let programs = Programs { sim: "false".into(), ..Programs::default() };
         let hunt = Hunt { programs: &programs, seeds: 1, fault: Some(&fault) };
-        assert!(matches!(hunt.simulate(0), Verdict::Untried(_)));
+        assert!(matches!(hunt.simulate(0), HuntResult::NotTried(_)));
         let hunt = Hunt { fault: None, ..hunt };
-        assert!(matches!(hunt.simulate(0), Verdict::Seed { seed: 0, .. }));
+        assert!(matches!(hunt.simulate(0), HuntResult::Seed { seed: 0, .. }));
         let programs = Programs { sim: "true".into(), ..Programs::default() };
         let hunt = Hunt { programs: &programs, seeds: 1, fault: Some(&fault) };
-        assert_eq!(hunt.simulate(0), Verdict::NotReached);
+        assert_eq!(hunt.simulate(0), HuntResult::NotReached);
     }
 }

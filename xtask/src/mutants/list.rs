@@ -13,7 +13,7 @@ const FOLDER: &str = "xtask/faults/";
 /// An entry of the list.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(crate) struct Fault {
+pub(crate) struct PlantedFault {
     /// Name by which the fault is switched on.
     pub(crate) name: String,
     /// Short description of its effect.
@@ -39,12 +39,12 @@ pub(crate) struct Fault {
 #[serde(deny_unknown_fields)]
 struct File {
     area: String,
-    fault: Vec<Fault>,
+    fault: Vec<PlantedFault>,
 }
 
 /// A test, written as `-p PACKAGE --lib|--test FILE NAME`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Test {
+pub(crate) struct FaultTest {
     /// The package.
     pub(crate) package: String,
     /// Test file below `tests` without `.rs`; `None` for a unit test.
@@ -53,12 +53,12 @@ pub(crate) struct Test {
     pub(crate) name: String,
 }
 
-impl Fault {
+impl PlantedFault {
     /// Returns the test that finds the fault; `None` if the simulator does.
     ///
     /// # Errors
     /// Reports a test that is not written in the required form.
-    pub(crate) fn test(&self) -> Result<Option<Test>, String> {
+    pub(crate) fn test(&self) -> Result<Option<FaultTest>, String> {
         let Some(text) = &self.test else { return Ok(None) };
         let words: Vec<&str> = text.split_whitespace().collect();
         let (package, file, name) = match words.as_slice() {
@@ -66,7 +66,7 @@ impl Fault {
             ["-p", package, "--test", file, name] => (package, Some((*file).to_owned()), name),
             _ => return Err(format!("`{text}` is not `-p PACKAGE --lib|--test FILE NAME`")),
         };
-        Ok(Some(Test { package: (*package).to_owned(), file, name: (*name).to_owned() }))
+        Ok(Some(FaultTest { package: (*package).to_owned(), file, name: (*name).to_owned() }))
     }
 }
 
@@ -74,7 +74,7 @@ impl Fault {
 ///
 /// # Errors
 /// Reports a file that cannot be read or is not a list.
-pub(crate) fn read(files: &[String]) -> Result<Vec<Fault>, String> {
+pub(crate) fn read(files: &[String]) -> Result<Vec<PlantedFault>, String> {
     let mut faults = Vec::new();
     let is_list = |path: &&String| path.starts_with(FOLDER) && path.ends_with(".toml");
     for path in files.iter().filter(is_list) {
@@ -83,7 +83,7 @@ pub(crate) fn read(files: &[String]) -> Result<Vec<Fault>, String> {
     Ok(faults)
 }
 
-fn parse(path: &str, text: &str) -> Result<Vec<Fault>, String> {
+fn parse(path: &str, text: &str) -> Result<Vec<PlantedFault>, String> {
     let File { area, mut fault } = toml::from_str(text).map_err(|e| format!("{path}: {e}"))?;
     for fault in &mut fault {
         area.clone_into(&mut fault.area);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_entry_is_an_error() {
+    fn invalid_entries_are_errors() {
         assert!(parse("f.toml", &format!("{ENTRY}line = 7\n")).is_err());
         assert!(parse("f.toml", "area = 'x'\n[[fault]]\nname = 'n'\n").is_err());
         let faults = parse("f.toml", &format!("{ENTRY}test = 'nic order'\n")).unwrap();

@@ -16,19 +16,19 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::report::Report;
+use crate::report::CheckReport;
 use crate::{tidy, tree};
-use copy::{Copy, Programs};
-use hunt::{Hunt, Verdict};
-use list::{Fault, Test};
-use plant::{Anchor, Tokenised};
+use copy::{Programs, TreeCopy};
+use hunt::{Hunt, HuntResult};
+use list::{FaultTest, PlantedFault};
+use plant::{FaultAnchor, TokenizedSource};
 
 /// Least number of faults in the list.
 const FAULTS_MIN: usize = 40;
 
 /// Command-line options.
 #[derive(Debug)]
-struct Args {
+struct MutantsArgs {
     /// Only faults whose names contain this.
     only: String,
     seeds: u64,
@@ -39,9 +39,9 @@ struct Args {
 
 /// Outcome of a fault that was tried.
 #[derive(Debug)]
-struct Tried<'a> {
-    fault: &'a Fault,
-    verdict: Verdict,
+struct FaultOutcome<'a> {
+    fault: &'a PlantedFault,
+    verdict: HuntResult,
     seconds: f64,
 }
 
@@ -49,11 +49,11 @@ struct Tried<'a> {
 ///
 /// # Errors
 /// Reports a tree or list that cannot be read.
-pub(crate) fn check() -> Result<Report, String> {
+pub(crate) fn check() -> Result<CheckReport, String> {
     let files = tree::files()?;
     let faults = list::read(&files)?;
     let sources = tidy::sources(&files)?;
-    let mut report = Report::default();
+    let mut report = CheckReport::default();
     check_list(&faults, &mut report);
     for fault in &faults {
         if let Some(message) = missing_test(fault, &sources) {
@@ -61,7 +61,7 @@ pub(crate) fn check() -> Result<Report, String> {
         }
     }
     let mut at = Vec::new();
-    let tokenised = Tokenised::all(&sources);
+    let tokenised = TokenizedSource::all(&sources);
     for fault in &faults {
         match plant::locate(fault, &tokenised) {
             Ok(anchor) => at.push((anchor, fault)),
@@ -69,7 +69,7 @@ pub(crate) fn check() -> Result<Report, String> {
         }
     }
     for (index, (anchor, fault)) in at.iter().enumerate() {
-        let overlaps = |(other, _): &&(Anchor, &Fault)| {
+        let overlaps = |(other, _): &&(FaultAnchor, &PlantedFault)| {
             other.path == anchor.path
                 && other.at != anchor.at
                 && other.at.start < anchor.at.end
@@ -80,11 +80,11 @@ pub(crate) fn check() -> Result<Report, String> {
             report.error(&fault.listed_in, 0, message);
         }
     }
-    report.looked_at = format!("{} faults", faults.len());
+    report.summary = format!("{} faults", faults.len());
     Ok(report)
 }
 
-fn check_list(faults: &[Fault], report: &mut Report) {
+fn check_list(faults: &[PlantedFault], report: &mut CheckReport) {
     if faults.len() < FAULTS_MIN {
         let message = format!("{} faults: at least {FAULTS_MIN}", faults.len());
         report.error("xtask/faults", 0, message);
@@ -101,7 +101,7 @@ fn check_list(faults: &[Fault], report: &mut Report) {
 }
 
 /// Returns an error message if the test that a fault names does not exist.
-fn missing_test(fault: &Fault, sources: &[tidy::Source]) -> Option<String> {
+fn missing_test(fault: &PlantedFault, sources: &[tidy::RustSource]) -> Option<String> {
     let test = match fault.test() {
         Ok(test) => test?,
         Err(message) => return Some(message),
@@ -112,7 +112,7 @@ fn missing_test(fault: &Fault, sources: &[tidy::Source]) -> Option<String> {
         Some(file) => format!("crates/{krate}/tests/{file}"),
     };
     let function = format!("fn {}(", test.name.rsplit("::").next().unwrap_or_default());
-    let has_it = |s: &tidy::Source| s.path.starts_with(&folder) && s.text.contains(&function);
+    let has_it = |s: &tidy::RustSource| s.path.starts_with(&folder) && s.text.contains(&function);
     let is_missing = !sources.iter().any(has_it);
     is_missing.then(|| format!("there is no test {} below {folder}", test.name))
 }
@@ -135,8 +135,9 @@ pub(crate) fn run(args: &[&str]) -> ExitCode {
     }
 }
 
-fn parse(args: &[&str]) -> Option<Args> {
-    let mut parsed = Args { only: String::new(), seeds: 1_000, json: false, simulate: false };
+fn parse(args: &[&str]) -> Option<MutantsArgs> {
+    let mut parsed =
+        MutantsArgs { only: String::new(), seeds: 1_000, json: false, simulate: false };
     let mut args = args.iter();
     while let Some(arg) = args.next() {
         match *arg {
@@ -151,26 +152,26 @@ fn parse(args: &[&str]) -> Option<Args> {
 }
 
 /// Tries the selected faults; returns whether all of them were found.
-fn try_all(args: &Args) -> Result<bool, String> {
+fn try_all(args: &MutantsArgs) -> Result<bool, String> {
     let files = tree::files()?;
     let faults = list::read(&files)?;
     let sources = tidy::sources(&files)?;
-    let tokenised = Tokenised::all(&sources);
+    let tokenised = TokenizedSource::all(&sources);
     let mut anchors = Vec::new();
     for fault in &faults {
         let anchor = plant::locate(fault, &tokenised);
         anchors.push(anchor.map_err(|e| format!("{}: {e}", fault.name))?);
     }
-    let wanted: Vec<&Fault> =
+    let wanted: Vec<&PlantedFault> =
         faults.iter().filter(|fault| fault.name.contains(&args.only)).collect();
     let mut tests = BTreeSet::new();
     for fault in &wanted {
         tests.extend(fault.test()?);
     }
     eprintln!("building the simulator and {} tests with {} faults", tests.len(), faults.len());
-    let programs = Copy::write(&files, &faults, &anchors)?.build(&tests)?;
+    let programs = TreeCopy::write(&files, &faults, &anchors)?.build(&tests)?;
     baseline(&programs, &tests, args)?;
-    let tried = each(&wanted, |fault| try_one(fault, &programs, args));
+    let tried = parallel_map(&wanted, |fault| try_one(fault, &programs, args));
     if args.json {
         println!("{}", json(&tried));
     } else {
@@ -181,22 +182,27 @@ fn try_all(args: &Args) -> Result<bool, String> {
     Ok(found == tried.len())
 }
 
-const fn is_found(verdict: &Verdict) -> bool {
-    matches!(verdict, Verdict::Seed { .. } | Verdict::Test)
+const fn is_found(verdict: &HuntResult) -> bool {
+    matches!(verdict, HuntResult::Seed { .. } | HuntResult::Test)
 }
 
 /// Checks that nothing fails without a fault.
-fn baseline(programs: &Programs, tests: &BTreeSet<Test>, args: &Args) -> Result<(), String> {
+fn baseline(
+    programs: &Programs,
+    tests: &BTreeSet<FaultTest>,
+    args: &MutantsArgs,
+) -> Result<(), String> {
     const PART: u64 = 50;
     let firsts: Vec<u64> = (0..args.seeds.div_ceil(PART)).map(|part| part * PART).collect();
     let hunt = |seeds| Hunt { programs, seeds, fault: None };
-    let verdicts = each(&firsts, |&first| hunt(args.seeds.min(first + PART)).simulate(first));
-    let tests: Vec<&Test> = tests.iter().collect();
-    let of_tests = each(&tests, |test| match hunt(0).test(test) {
-        Verdict::Test => Verdict::Untried(format!("{} fails", test.name)),
+    let verdicts =
+        parallel_map(&firsts, |&first| hunt(args.seeds.min(first + PART)).simulate(first));
+    let tests: Vec<&FaultTest> = tests.iter().collect();
+    let of_tests = parallel_map(&tests, |test| match hunt(0).test(test) {
+        HuntResult::Test => HuntResult::NotTried(format!("{} fails", test.name)),
         verdict => verdict,
     });
-    let is_well = |verdict: &&Verdict| !matches!(verdict, Verdict::NotReached);
+    let is_well = |verdict: &&HuntResult| !matches!(verdict, HuntResult::NotReached);
     match verdicts.iter().chain(&of_tests).find(is_well) {
         None => Ok(()),
         Some(verdict) => Err(format!("without any fault: {verdict:?}")),
@@ -204,25 +210,29 @@ fn baseline(programs: &Programs, tests: &BTreeSet<Test>, args: &Args) -> Result<
 }
 
 #[expect(clippy::disallowed_methods, reason = "shows people how long a fault took")]
-fn try_one<'a>(fault: &'a Fault, programs: &Programs, args: &Args) -> Tried<'a> {
+fn try_one<'a>(
+    fault: &'a PlantedFault,
+    programs: &Programs,
+    args: &MutantsArgs,
+) -> FaultOutcome<'a> {
     let start = std::time::Instant::now();
     let hunt = Hunt { programs, seeds: args.seeds, fault: Some(fault) };
     let verdict = match fault.test() {
-        Err(message) => Verdict::Untried(message),
+        Err(message) => HuntResult::NotTried(message),
         Ok(None) => hunt.simulate(0),
         Ok(Some(test)) if args.simulate => match hunt.simulate(0) {
-            Verdict::Missed | Verdict::NotReached => hunt.test(&test),
+            HuntResult::Missed | HuntResult::NotReached => hunt.test(&test),
             verdict => verdict,
         },
         Ok(Some(test)) => hunt.test(&test),
     };
-    let tried = Tried { fault, verdict, seconds: start.elapsed().as_secs_f64() };
-    eprintln!("{:6.1} s  {:<40} {}", tried.seconds, fault.name, words(&tried.verdict));
+    let tried = FaultOutcome { fault, verdict, seconds: start.elapsed().as_secs_f64() };
+    eprintln!("{:6.1} s  {:<40} {}", tried.seconds, fault.name, describe_result(&tried.verdict));
     tried
 }
 
 /// Maps each item on all processors, and returns the results in the order of the items.
-fn each<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+fn parallel_map<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
@@ -243,24 +253,24 @@ fn each<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> 
     done.into_iter().map(|(_, result)| result).collect()
 }
 
-fn words(verdict: &Verdict) -> String {
+fn describe_result(verdict: &HuntResult) -> String {
     match verdict {
-        Verdict::Seed { seed, said } => format!("seed {seed}: {said}"),
-        Verdict::Test => "the test fails".to_owned(),
-        Verdict::Missed => "MISSED".to_owned(),
-        Verdict::NotReached => "NOT REACHED".to_owned(),
-        Verdict::Untried(why) => format!("NOT TRIED: {why}"),
+        HuntResult::Seed { seed, said } => format!("seed {seed}: {said}"),
+        HuntResult::Test => "the test fails".to_owned(),
+        HuntResult::Missed => "MISSED".to_owned(),
+        HuntResult::NotReached => "NOT REACHED".to_owned(),
+        HuntResult::NotTried(why) => format!("NOT TRIED: {why}"),
     }
 }
 
 /// Returns the results as a Markdown table.
-fn table(tried: &[Tried<'_>]) -> String {
+fn table(tried: &[FaultOutcome<'_>]) -> String {
     let mut text = String::from("| area | fault | what is wrong | found by |\n|---|---|---|---|\n");
-    for Tried { fault, verdict, .. } in tried {
+    for FaultOutcome { fault, verdict, .. } in tried {
         let by = match verdict {
-            Verdict::Test => format!("test: `{}`", fault.test.as_deref().unwrap_or_default()),
-            Verdict::Seed { .. } => format!("simulator: {}", words(verdict)),
-            _ => format!("**{}**", words(verdict)),
+            HuntResult::Test => format!("test: `{}`", fault.test.as_deref().unwrap_or_default()),
+            HuntResult::Seed { .. } => format!("simulator: {}", describe_result(verdict)),
+            _ => format!("**{}**", describe_result(verdict)),
         };
         let cells =
             [&fault.area, &fault.name, &fault.what, &by].map(|cell| cell.replace('|', "\\|"));
@@ -270,10 +280,10 @@ fn table(tried: &[Tried<'_>]) -> String {
 }
 
 /// Returns the results as JSON.
-fn json(tried: &[Tried<'_>]) -> String {
-    let row = |Tried { fault, verdict, seconds }: &Tried<'_>| {
+fn json(tried: &[FaultOutcome<'_>]) -> String {
+    let row = |FaultOutcome { fault, verdict, seconds }: &FaultOutcome<'_>| {
         let seed = match verdict {
-            Verdict::Seed { seed, .. } => Some(*seed),
+            HuntResult::Seed { seed, .. } => Some(*seed),
             _ => None,
         };
         serde_json::json!({
@@ -283,7 +293,7 @@ fn json(tried: &[Tried<'_>]) -> String {
             "found": is_found(verdict),
             "seed": seed,
             "test": fault.test,
-            "said": words(verdict),
+            "said": describe_result(verdict),
             "seconds": seconds,
         })
     };
@@ -306,6 +316,6 @@ mod tests {
     #[test]
     fn work_keeps_its_order() {
         let items: Vec<u32> = (0..100).collect();
-        assert_eq!(each(&items, |&item| item * 2), (0..200).step_by(2).collect::<Vec<_>>());
+        assert_eq!(parallel_map(&items, |&item| item * 2), (0..200).step_by(2).collect::<Vec<_>>());
     }
 }

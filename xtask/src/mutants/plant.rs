@@ -7,13 +7,13 @@
 
 use std::ops::Range;
 
-use super::list::Fault;
+use super::list::PlantedFault;
 use super::tokens::{self, Token};
-use crate::tidy::Source;
+use crate::tidy::RustSource;
 
 /// Location of a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Anchor {
+pub(crate) struct FaultAnchor {
     /// File, relative to the repository's root.
     pub(crate) path: String,
     /// Byte range that is replaced.
@@ -22,16 +22,16 @@ pub(crate) struct Anchor {
 
 /// A source file and its tokens, computed once for all faults.
 #[derive(Debug)]
-pub(crate) struct Tokenised<'a> {
-    source: &'a Source,
+pub(crate) struct TokenizedSource<'a> {
+    source: &'a RustSource,
     tokens: Vec<Token<'a>>,
 }
 
-impl<'a> Tokenised<'a> {
+impl<'a> TokenizedSource<'a> {
     /// Tokenizes all sources that may contain faults.
-    pub(crate) fn all(sources: &'a [Source]) -> Vec<Self> {
-        let is_shipped = |source: &&Source| source.path.contains("/src/");
-        let split = |source: &'a Source| Self { source, tokens: tokens::tokens(&source.text) };
+    pub(crate) fn all(sources: &'a [RustSource]) -> Vec<Self> {
+        let is_shipped = |source: &&RustSource| source.path.contains("/src/");
+        let split = |source: &'a RustSource| Self { source, tokens: tokens::tokens(&source.text) };
         sources.iter().filter(is_shipped).map(split).collect()
     }
 }
@@ -40,7 +40,10 @@ impl<'a> Tokenised<'a> {
 ///
 /// # Errors
 /// Reports code that does not occur exactly once.
-pub(crate) fn locate(fault: &Fault, files: &[Tokenised<'_>]) -> Result<Anchor, String> {
+pub(crate) fn locate(
+    fault: &PlantedFault,
+    files: &[TokenizedSource<'_>],
+) -> Result<FaultAnchor, String> {
     let folder = format!("crates/{}/src/", fault.krate);
     let (wanted, marked) = marked(&fault.code)?;
     let mut found = Vec::new();
@@ -49,7 +52,7 @@ pub(crate) fn locate(fault: &Fault, files: &[Tokenised<'_>]) -> Result<Anchor, S
             let start = file.tokens[first + marked.start].at.start;
             let end = file.tokens[first + marked.end - 1].at.end;
             if !file.source.is_test(crate::scan::line_of(&file.source.text, start)) {
-                found.push(Anchor { path: file.source.path.clone(), at: start..end });
+                found.push(FaultAnchor { path: file.source.path.clone(), at: start..end });
             }
         }
     }
@@ -106,7 +109,7 @@ pub(crate) fn plant(text: &str, faults: &[(usize, Range<usize>, &str)]) -> Resul
         done = at.end;
     }
     planted.push_str(&text[done..]);
-    Ok(not_const(&planted))
+    Ok(remove_const(&planted))
 }
 
 /// Returns one `if` for all faults that replace the same code.
@@ -121,7 +124,7 @@ fn switched(code: &str, faults: &[(usize, Range<usize>, &str)]) -> String {
 }
 
 /// Removes `const` from functions with a fault, because the switch is read at run time.
-fn not_const(text: &str) -> String {
+fn remove_const(text: &str) -> String {
     let found = tokens::tokens(text);
     let mut blank = Vec::new();
     let mut function = None;
@@ -147,8 +150,8 @@ fn not_const(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn fault(code: &str) -> Fault {
-        Fault {
+    fn fault(code: &str) -> PlantedFault {
+        PlantedFault {
             name: "n".into(),
             what: "w".into(),
             krate: "a".into(),
@@ -160,10 +163,12 @@ mod tests {
         }
     }
 
-    fn locate_in(code: &str, texts: &[(&str, &str)]) -> Result<Anchor, String> {
-        let sources: Vec<Source> =
-            texts.iter().map(|(path, text)| Source::new(path, (*text).to_owned(), false)).collect();
-        locate(&fault(code), &Tokenised::all(&sources))
+    fn locate_in(code: &str, texts: &[(&str, &str)]) -> Result<FaultAnchor, String> {
+        let sources: Vec<RustSource> = texts
+            .iter()
+            .map(|(path, text)| RustSource::new(path, (*text).to_owned(), false))
+            .collect();
+        locate(&fault(code), &TokenizedSource::all(&sources))
     }
 
     #[test]

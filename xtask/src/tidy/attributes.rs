@@ -1,8 +1,8 @@
 //! Attributes that the root of a crate must declare: `#![forbid(unsafe_code)]`, and `#![no_std]` in
 //! crates for machines without an OS.
 
-use super::Source;
-use crate::report::Report;
+use super::RustSource;
+use crate::report::CheckReport;
 
 /// Crates for machines without an operating system.
 pub(crate) const NO_STD: [&str; 7] = [
@@ -23,7 +23,7 @@ pub(crate) const UNSAFE: [&str; 3] = ["crates/abi", "crates/io", "crates/tls-psk
 pub(crate) const UNSAFE_SHIM: &str = "xtask/noos/";
 
 /// Checks one file; only crate roots must declare attributes.
-pub(crate) fn check(source: &Source, report: &mut Report) {
+pub(crate) fn check(source: &RustSource, report: &mut CheckReport) {
     let is_root = source
         .path
         .strip_prefix(source.krate())
@@ -49,8 +49,8 @@ mod tests {
     use super::*;
 
     fn errors(path: &str, text: &str) -> usize {
-        let mut report = Report::default();
-        check(&Source::new(path, text.to_owned(), false), &mut report);
+        let mut report = CheckReport::default();
+        check(&RustSource::new(path, text.to_owned(), false), &mut report);
         report.errors.len()
     }
 

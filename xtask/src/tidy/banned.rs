@@ -1,8 +1,8 @@
 //! Banned idioms, each with its replacement, as one table.
 
-use super::Source;
+use super::RustSource;
 use super::attributes::{UNSAFE, UNSAFE_SHIM};
-use crate::report::Report;
+use crate::report::CheckReport;
 use crate::scan;
 
 /// Crates that get time, randomness and I/O from their callers only.
@@ -20,7 +20,7 @@ const SANS_IO: [&str; 9] = [
 
 /// Code in which an idiom is banned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Where {
+enum BanScope {
     /// In every file.
     Everywhere,
     /// Test code, and crates that only serve tests.
@@ -36,12 +36,12 @@ enum Where {
 
 struct Ban {
     pattern: &'static str,
-    place: Where,
+    scope: BanScope,
     instead: &'static str,
 }
 
-const fn ban(pattern: &'static str, place: Where, instead: &'static str) -> Ban {
-    Ban { pattern, place, instead }
+const fn ban(pattern: &'static str, place: BanScope, instead: &'static str) -> Ban {
+    Ban { pattern, scope: place, instead }
 }
 
 const CLOCK: &str = "pass base::Instant in: time is a parameter";
@@ -49,56 +49,56 @@ const HASHER: &str = "use BTreeMap or hashbrown with a seeded hasher: runs must 
 const OUTPUT: &str = "count it or return an event: only the binary prints";
 
 const BANS: &[Ban] = &[
-    ban("todo!", Where::Everywhere, "write it, or return an error that says what is not there"),
-    ban("unimplemented!", Where::Everywhere, "return an error that says what is not there"),
-    ban("dbg!", Where::Everywhere, "use a counter or a trace"),
-    ban("static mut", Where::Everywhere, "give the state an owner"),
-    ban("thread::sleep", Where::Tests, "wait for the event itself: a pipe, a channel, a child"),
-    ban("unsafe", Where::SafeCrates, "put it behind a safe function of crates/abi or crates/io"),
-    ban("std::net", Where::SansIo, "use the addresses of core::net, and sockets only in io"),
-    ban("std::fs", Where::SansIo, "ask for it through abi::disk"),
-    ban("std::thread", Where::SansIo, "leave threads to the binary"),
-    ban("println!", Where::SansIo, OUTPUT),
-    ban("print!", Where::SansIo, OUTPUT),
-    ban("eprintln!", Where::SansIo, OUTPUT),
-    ban("eprint!", Where::SansIo, OUTPUT),
-    ban("Instant::now", Where::SansIoAndSim, CLOCK),
-    ban("SystemTime::now", Where::SansIoAndSim, CLOCK),
-    ban("RandomState", Where::SansIoAndSim, HASHER),
-    ban("collections::HashMap", Where::SansIoAndSim, HASHER),
-    ban("collections::HashSet", Where::SansIoAndSim, HASHER),
+    ban("todo!", BanScope::Everywhere, "write it, or return an error that says what is not there"),
+    ban("unimplemented!", BanScope::Everywhere, "return an error that says what is not there"),
+    ban("dbg!", BanScope::Everywhere, "use a counter or a trace"),
+    ban("static mut", BanScope::Everywhere, "give the state an owner"),
+    ban("thread::sleep", BanScope::Tests, "wait for the event itself: a pipe, a channel, a child"),
+    ban("unsafe", BanScope::SafeCrates, "put it behind a safe function of crates/abi or crates/io"),
+    ban("std::net", BanScope::SansIo, "use the addresses of core::net, and sockets only in io"),
+    ban("std::fs", BanScope::SansIo, "ask for it through abi::disk"),
+    ban("std::thread", BanScope::SansIo, "leave threads to the binary"),
+    ban("println!", BanScope::SansIo, OUTPUT),
+    ban("print!", BanScope::SansIo, OUTPUT),
+    ban("eprintln!", BanScope::SansIo, OUTPUT),
+    ban("eprint!", BanScope::SansIo, OUTPUT),
+    ban("Instant::now", BanScope::SansIoAndSim, CLOCK),
+    ban("SystemTime::now", BanScope::SansIoAndSim, CLOCK),
+    ban("RandomState", BanScope::SansIoAndSim, HASHER),
+    ban("collections::HashMap", BanScope::SansIoAndSim, HASHER),
+    ban("collections::HashSet", BanScope::SansIoAndSim, HASHER),
 ];
 
 /// Checks one file.
-pub(crate) fn check(source: &Source, report: &mut Report) {
+pub(crate) fn check(source: &RustSource, report: &mut CheckReport) {
     for ban in BANS {
         for at in scan::words(&source.code, ban.pattern) {
             let line = scan::line_of(&source.code, at);
-            if applies(ban.place, source, line) {
+            if applies(ban.scope, source, line) {
                 let message = format!("`{}` is banned here: {}", ban.pattern, ban.instead);
                 report.error(&source.path, line, message);
             }
         }
     }
-    allows(source, report);
+    check_attribute_reasons(source, report);
 }
 
-fn applies(place: Where, source: &Source, line: usize) -> bool {
+fn applies(place: BanScope, source: &RustSource, line: usize) -> bool {
     let krate = source.krate();
     let test = source.is_test(line);
     let sans_io = SANS_IO.contains(&krate) && !(krate == "crates/abi" && test);
     match place {
-        Where::Everywhere => true,
-        Where::Tests => test || krate == "interop" || krate == "crates/testkit",
-        Where::SansIo => sans_io,
-        Where::SansIoAndSim => sans_io || krate == "crates/sim",
-        Where::SafeCrates => !UNSAFE.contains(&krate) && !source.path.starts_with(UNSAFE_SHIM),
+        BanScope::Everywhere => true,
+        BanScope::Tests => test || krate == "interop" || krate == "crates/testkit",
+        BanScope::SansIo => sans_io,
+        BanScope::SansIoAndSim => sans_io || krate == "crates/sim",
+        BanScope::SafeCrates => !UNSAFE.contains(&krate) && !source.path.starts_with(UNSAFE_SHIM),
     }
 }
 
 /// Checks that `#[allow]` and `#[expect]` have a reason. `#[expect]` is preferred, because it warns
 /// when it is no longer needed.
-fn allows(source: &Source, report: &mut Report) {
+fn check_attribute_reasons(source: &RustSource, report: &mut CheckReport) {
     for attribute in ["allow", "expect"] {
         for at in scan::words(&source.code, attribute) {
             let before = source.code[..at].trim_end();
@@ -121,8 +121,8 @@ mod tests {
     use super::*;
 
     fn hits(path: &str, text: &str) -> Vec<usize> {
-        let mut report = Report::default();
-        check(&Source::new(path, text.to_owned(), false), &mut report);
+        let mut report = CheckReport::default();
+        check(&RustSource::new(path, text.to_owned(), false), &mut report);
         report.errors.into_iter().map(|f| f.line).collect()
     }
 
@@ -135,7 +135,7 @@ mod tests {
         for ban in BANS {
             let text =
                 format!("// {0}\nlet a = \"{0}\";\n#[cfg(test)] mod t {{ {0} }}\n", ban.pattern);
-            let path = if ban.place == Where::Tests { IO } else { NIC };
+            let path = if ban.scope == BanScope::Tests { IO } else { NIC };
             assert_eq!(hits(path, &text), [3], "{}", ban.pattern);
         }
     }

@@ -4,8 +4,8 @@
 //! whose function changed its length, disappeared or no longer exceeds the limit is an error too.
 //! Test code is exempt.
 
-use super::Source;
-use crate::report::Report;
+use super::RustSource;
+use crate::report::CheckReport;
 use crate::scan;
 
 /// List of functions that may be longer.
@@ -23,7 +23,7 @@ struct Allowed<'a> {
 }
 
 /// Checks all files against the list.
-pub(crate) fn check(sources: &[Source], list: &str, report: &mut Report) {
+pub(crate) fn check(sources: &[RustSource], list: &str, report: &mut CheckReport) {
     let allowed = parse(list, report);
     let mut used = vec![false; allowed.len()];
     for source in sources {
@@ -55,7 +55,7 @@ pub(crate) fn check(sources: &[Source], list: &str, report: &mut Report) {
     }
 }
 
-fn parse<'a>(list: &'a str, report: &mut Report) -> Vec<Allowed<'a>> {
+fn parse<'a>(list: &'a str, report: &mut CheckReport) -> Vec<Allowed<'a>> {
     let mut allowed = Vec::new();
     for (index, line) in list.lines().enumerate() {
         let mut fields = line.splitn(4, ' ');
@@ -81,8 +81,8 @@ mod tests {
 
     fn errors(lines: usize, test: bool, list: &str) -> Vec<String> {
         let text = format!("fn f() {{\n{}}}\n", "x;\n".repeat(lines - 2));
-        let mut report = Report::default();
-        check(&[Source::new("a.rs", text, test)], list, &mut report);
+        let mut report = CheckReport::default();
+        check(&[RustSource::new("a.rs", text, test)], list, &mut report);
         report.errors.iter().map(ToString::to_string).collect()
     }
 

@@ -1,7 +1,7 @@
 //! Rules for single lines and whole files: width, tabs, trailing spaces, module head, file length.
 
-use super::Source;
-use crate::report::Report;
+use super::RustSource;
+use crate::report::CheckReport;
 
 /// Limit of a line's width in characters. Lines with a URL are exempt, because a URL cannot be
 /// broken.
@@ -12,7 +12,7 @@ const FILE_LINES_SOFT: usize = 600;
 const FILE_LINES_HARD: usize = 1200;
 
 /// Checks one file.
-pub(crate) fn check(source: &Source, report: &mut Report) {
+pub(crate) fn check(source: &RustSource, report: &mut CheckReport) {
     for (index, line) in source.text.lines().enumerate() {
         let mut error = |message: &str| report.error(&source.path, index + 1, message);
         let width = line.chars().count();
@@ -37,7 +37,7 @@ pub(crate) fn check(source: &Source, report: &mut Report) {
     length(source, report);
 }
 
-fn length(source: &Source, report: &mut Report) {
+fn length(source: &RustSource, report: &mut CheckReport) {
     // Tests do not count, so that thorough tests are not discouraged.
     let lines = source.test_lines.iter().filter(|&&test| !test).count();
     if lines > FILE_LINES_HARD {
@@ -56,8 +56,8 @@ mod tests {
     use super::*;
 
     fn errors(text: &str) -> Vec<(usize, String)> {
-        let mut report = Report::default();
-        check(&Source::new("crates/x/src/a.rs", text.to_owned(), false), &mut report);
+        let mut report = CheckReport::default();
+        check(&RustSource::new("crates/x/src/a.rs", text.to_owned(), false), &mut report);
         report.errors.into_iter().map(|f| (f.line, f.message)).collect()
     }
 
@@ -87,8 +87,8 @@ mod tests {
                 "x\n".repeat(code - 1),
                 "y\n".repeat(test)
             );
-            let mut report = Report::default();
-            check(&Source::new("a.rs", text, false), &mut report);
+            let mut report = CheckReport::default();
+            check(&RustSource::new("a.rs", text, false), &mut report);
             (report.errors.len(), report.warnings.len())
         };
         assert_eq!(of(FILE_LINES_SOFT, 5000), (0, 0));

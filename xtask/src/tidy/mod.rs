@@ -1,8 +1,9 @@
 //! House rules that neither rustc nor clippy checks: lengths, module heads, banned idioms, crate
 //! attributes, the language of comments, names of types.
 //!
-//! Called by `ci`. Reads every Rust file of the tree, and the documents for their language. A justified exception is added to the rule's
-//! table here, with a reason; a file cannot switch a rule off for itself.
+//! Called by `ci`. Reads every Rust file of the tree, and the documents for their language. A
+//! justified exception is added to the rule's table here, with a reason; a file cannot switch a
+//! rule off for itself.
 
 mod attributes;
 mod banned;
@@ -11,12 +12,12 @@ mod lines;
 mod names;
 mod prose;
 
-use crate::report::Report;
+use crate::report::CheckReport;
 use crate::{scan, tree};
 
 /// A Rust file, read and scanned once for all rules.
 #[derive(Debug)]
-pub(crate) struct Source {
+pub(crate) struct RustSource {
     /// Path relative to the repository's root.
     pub(crate) path: String,
     /// The original text.
@@ -27,7 +28,7 @@ pub(crate) struct Source {
     pub(crate) test_lines: Vec<bool>,
 }
 
-impl Source {
+impl RustSource {
     /// Scans a file. `test_file` marks all of it as test code.
     pub(crate) fn new(path: &str, text: String, test_file: bool) -> Self {
         let code = scan::mask(&text);
@@ -54,10 +55,10 @@ impl Source {
 ///
 /// # Errors
 /// Reports a tree that cannot be read.
-pub(crate) fn run() -> Result<Report, String> {
+pub(crate) fn run() -> Result<CheckReport, String> {
     let files = tree::files()?;
     let sources = sources(&files)?;
-    let mut report = Report::default();
+    let mut report = CheckReport::default();
     for source in &sources {
         lines::check(source, &mut report);
         banned::check(source, &mut report);
@@ -69,7 +70,7 @@ pub(crate) fn run() -> Result<Report, String> {
         prose::document(path, &tree::read(path)?, &mut report);
     }
     functions::check(&sources, &tree::read(functions::LIST)?, &mut report);
-    report.looked_at = format!("{} files", sources.len());
+    report.summary = format!("{} files", sources.len());
     Ok(report)
 }
 
@@ -77,7 +78,7 @@ pub(crate) fn run() -> Result<Report, String> {
 ///
 /// # Errors
 /// Reports a file that cannot be read.
-pub(crate) fn sources(files: &[String]) -> Result<Vec<Source>, String> {
+pub(crate) fn sources(files: &[String]) -> Result<Vec<RustSource>, String> {
     let mut texts = Vec::new();
     for path in files.iter().filter(|path| path.ends_with(".rs")) {
         texts.push((path.as_str(), tree::read(path)?));
@@ -85,7 +86,7 @@ pub(crate) fn sources(files: &[String]) -> Result<Vec<Source>, String> {
     let test_roots = test_roots(&texts);
     let scanned = texts
         .into_iter()
-        .map(|(path, text)| Source::new(path, text, is_test_file(path, &test_roots)));
+        .map(|(path, text)| RustSource::new(path, text, is_test_file(path, &test_roots)));
     Ok(scanned.collect())
 }
 
@@ -135,7 +136,7 @@ mod tests {
 
     #[test]
     fn crates_are_the_folders_of_manifests() {
-        let krate = |path: &str| Source::new(path, String::new(), false).krate().to_owned();
+        let krate = |path: &str| RustSource::new(path, String::new(), false).krate().to_owned();
         assert_eq!(krate("crates/nic/src/engine/file.rs"), "crates/nic");
         assert_eq!(krate("xtask/src/main.rs"), "xtask");
         assert_eq!(krate("build.rs"), "build.rs");

@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use super::Source;
-use crate::report::Report;
+use super::RustSource;
+use crate::report::CheckReport;
 use crate::scan;
 
 /// Definitions of one name that product code may have.
@@ -23,7 +23,7 @@ const NOT_PRODUCT: [&str; 6] =
 const KEYWORDS: [&str; 4] = ["struct", "enum", "trait", "union"];
 
 /// Checks all files of the tree.
-pub(crate) fn check(sources: &[Source], report: &mut Report) {
+pub(crate) fn check(sources: &[RustSource], report: &mut CheckReport) {
     let mut product: BTreeMap<&str, Vec<(&str, usize)>> = BTreeMap::new();
     for source in sources {
         for (name, line) in types(&source.code) {
@@ -67,9 +67,11 @@ mod tests {
     use super::*;
 
     fn errors(files: &[(&str, &str)]) -> Vec<String> {
-        let sources: Vec<Source> =
-            files.iter().map(|(path, text)| Source::new(path, (*text).to_owned(), false)).collect();
-        let mut report = Report::default();
+        let sources: Vec<RustSource> = files
+            .iter()
+            .map(|(path, text)| RustSource::new(path, (*text).to_owned(), false))
+            .collect();
+        let mut report = CheckReport::default();
         check(&sources, &mut report);
         report.errors.into_iter().map(|f| format!("{}:{}", f.path, f.line)).collect()
     }

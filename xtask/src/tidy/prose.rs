@@ -3,8 +3,8 @@
 //! Called by `tidy` for each Rust file and each Markdown file. Only phrases that a program can
 //! recognize without mistakes are listed; code blocks of documents are not looked at.
 
-use super::Source;
-use crate::report::Report;
+use super::RustSource;
+use crate::report::CheckReport;
 
 /// A phrase and its replacement.
 struct Phrase {
@@ -67,7 +67,7 @@ const PHRASES: &[Phrase] = &[
 ];
 
 /// Checks the comments of one Rust file.
-pub(crate) fn check(source: &Source, report: &mut Report) {
+pub(crate) fn check(source: &RustSource, report: &mut CheckReport) {
     let code = source.code.lines().map(Some).chain(std::iter::repeat(None));
     for (index, (text, code)) in source.text.lines().zip(code).enumerate() {
         if let Some(comment) = comment(text, code.unwrap_or_default()) {
@@ -77,7 +77,7 @@ pub(crate) fn check(source: &Source, report: &mut Report) {
 }
 
 /// Checks a document.
-pub(crate) fn document(path: &str, text: &str, report: &mut Report) {
+pub(crate) fn document(path: &str, text: &str, report: &mut CheckReport) {
     let mut in_block = false;
     for (index, text) in text.lines().enumerate() {
         if text.trim_start().starts_with("```") {
@@ -97,7 +97,7 @@ fn comment<'a>(text: &'a str, code: &str) -> Option<&'a str> {
     text[from..].find("//").map(|at| &text[from + at..])
 }
 
-fn line(path: &str, number: usize, text: &str, report: &mut Report) {
+fn line(path: &str, number: usize, text: &str, report: &mut CheckReport) {
     let text = without_code(text).to_lowercase();
     for phrase in PHRASES {
         if crate::scan::words(&text, phrase.text).next().is_some() {
@@ -132,8 +132,8 @@ mod tests {
     use super::*;
 
     fn hits(text: &str) -> Vec<usize> {
-        let mut report = Report::default();
-        check(&Source::new("crates/x/src/a.rs", text.to_owned(), false), &mut report);
+        let mut report = CheckReport::default();
+        check(&RustSource::new("crates/x/src/a.rs", text.to_owned(), false), &mut report);
         report.errors.into_iter().map(|f| f.line).collect()
     }
 
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn blocks_of_code_in_documents_are_not_looked_at() {
-        let mut report = Report::default();
+        let mut report = CheckReport::default();
         document("a.md", "It gives.\n```\nnobody\n```\nnobody\n", &mut report);
         assert_eq!(report.errors.iter().map(|f| f.line).collect::<Vec<_>>(), [1, 5]);
     }

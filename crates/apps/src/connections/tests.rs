@@ -246,10 +246,10 @@ impl ConnectionUnderTest for FakeUnderTest {
 macro_rules! rules {
     ($($made:ident: $($rule:ident)*;)*) => {
         mod of_the_host {
-            $($(#[test] fn $rule() { super::$rule(<super::OnHost as super::Subject>::$made()); })*)*
+            $($(#[test] fn $rule() { super::$rule(<super::HostUnderTest as super::ConnectionUnderTest>::$made()); })*)*
         }
         mod of_the_fake {
-            $($(#[test] fn $rule() { super::$rule(<super::OnFake as super::Subject>::$made()); })*)*
+            $($(#[test] fn $rule() { super::$rule(<super::FakeUnderTest as super::ConnectionUnderTest>::$made()); })*)*
         }
     };
 }

@@ -26,7 +26,10 @@ use super::request::{
 use super::request_target::{
     TargetError, authority, host_of, normalize_path, plain_path, split_target,
 };
-use super::response::{Content, Extra, Output, Persist, Plan, Variant};
+use super::response::{
+    ConnectionPersistence, ExtraField, ResponseContent, ResponseVariant, ResponseWriter,
+    WrittenResponse,
+};
 use super::status::HttpStatus;
 
 /// Action of a connection on the bytes at its front.
@@ -37,7 +40,7 @@ pub(crate) enum RequestDecision {
     /// Read the content behind the head, which has `head_bytes` bytes, and decide again.
     Content { head_bytes: usize, discard: ContentDiscard, expects_continue: bool },
     /// Send the response in [`Responder::output`], and remove this number of bytes from the front.
-    Respond(Plan, usize),
+    Respond(WrittenResponse, usize),
     /// Open the file at [`Responder::path`].
     Open,
     /// Wait for the open of that path, which is in progress.
@@ -93,7 +96,7 @@ pub(crate) struct RequestEnv {
 /// Everything that decisions and responses need, shared by all connections.
 pub(crate) struct Responder {
     pub(crate) files: FileCache,
-    pub(crate) output: Output,
+    pub(crate) output: ResponseWriter,
     pub(crate) log: AccessLogQueue,
     pub(crate) counters: Counters,
     limits: RequestLimits,
@@ -123,8 +126,8 @@ impl Responder {
         let key = (seeds.next_u64(), seeds.next_u64());
         let alt_svc = config.http3.as_ref().map(|quic| quic.port);
         let (files_key, epoch) = (key, config.unix_epoch);
-        let mut output = Output::new(&config.server_name, alt_svc, epoch, seeds.next_u64());
-        output.add_fields(&config.headers);
+        let mut output = ResponseWriter::new(&config.server_name, alt_svc, epoch, seeds.next_u64());
+        output.add_fields(&config.added_fields);
         output.set_pages(&config.error_pages);
         Self {
             files: FileCache::new(config.files_max, config.file_validity, files_key),
@@ -165,9 +168,13 @@ impl Responder {
         match parse(bytes, &mut slots, self.limits) {
             ParsedRequest::Incomplete => RequestDecision::Incomplete,
             ParsedRequest::Refused { status, head } => {
-                let content = if head { Content::HeadOnly } else { Content::Sent };
-                let plan =
-                    self.output.write_status_text(status, Extra::None, content, Persist::Close);
+                let content = if head { ResponseContent::HeadOnly } else { ResponseContent::Full };
+                let plan = self.output.write_status_text(
+                    status,
+                    ExtraField::None,
+                    content,
+                    ConnectionPersistence::Close,
+                );
                 self.record(bytes, &plan, None, about);
                 RequestDecision::Respond(plan, bytes.len())
             }
@@ -175,8 +182,12 @@ impl Responder {
                 if about.service == ListenerService::NotTls =>
             {
                 let (status, content) = (HttpStatus::BadRequest, content_of(&request));
-                let plan =
-                    self.output.write_status_text(status, Extra::NeedsTls, content, Persist::Close);
+                let plan = self.output.write_status_text(
+                    status,
+                    ExtraField::NeedsTls,
+                    content,
+                    ConnectionPersistence::Close,
+                );
                 self.record(bytes, &plan, Some(&request), about);
                 RequestDecision::Respond(plan, head_bytes)
             }
@@ -187,9 +198,9 @@ impl Responder {
                         let content = content_of(&request);
                         let plan = self.output.write_status_text(
                             status,
-                            Extra::None,
+                            ExtraField::None,
                             content,
-                            Persist::Close,
+                            ConnectionPersistence::Close,
                         );
                         self.record(bytes, &plan, Some(&request), about);
                         return RequestDecision::Respond(plan, head_bytes);
@@ -204,16 +215,16 @@ impl Responder {
                     return RequestDecision::Content { head_bytes, discard, expects_continue };
                 }
                 let persist = if !request.keep_alive || unread || about.last {
-                    Persist::Close
+                    ConnectionPersistence::Close
                 } else if request.minor == 0 {
-                    Persist::KeepAliveSaid
+                    ConnectionPersistence::KeepAliveExplicit
                 } else {
-                    Persist::KeepAlive
+                    ConnectionPersistence::KeepAlive
                 };
                 match self.respond(now, &request, persist, about) {
                     Ok(plan) => {
                         let parting = !request.keep_alive && !unread;
-                        let plan = Plan { close_after_reply: parting, ..plan };
+                        let plan = WrittenResponse { close_after_reply: parting, ..plan };
                         self.record(bytes, &plan, Some(&request), about);
                         RequestDecision::Respond(plan, head_bytes)
                     }
@@ -300,12 +311,20 @@ impl Responder {
         now: Instant,
         status: HttpStatus,
         remote: Option<IpAddr>,
-    ) -> Plan {
+    ) -> WrittenResponse {
         self.output.advance(now);
         self.output.secure = false;
-        let extra =
-            if status == HttpStatus::ServiceUnavailable { Extra::RetryAfter } else { Extra::None };
-        let plan = self.output.write_status_text(status, extra, Content::Sent, Persist::Close);
+        let extra = if status == HttpStatus::ServiceUnavailable {
+            ExtraField::RetryAfter
+        } else {
+            ExtraField::None
+        };
+        let plan = self.output.write_status_text(
+            status,
+            extra,
+            ResponseContent::Full,
+            ConnectionPersistence::Close,
+        );
         let about = RequestEnv { remote, ..RequestEnv::default() };
         self.record(b"", &plan, None, about);
         plan
@@ -315,9 +334,9 @@ impl Responder {
         &mut self,
         now: Instant,
         request: &HttpRequest<'_, '_>,
-        persist: Persist,
+        persist: ConnectionPersistence,
         about: RequestEnv,
-    ) -> Result<Plan, FileWait> {
+    ) -> Result<WrittenResponse, FileWait> {
         let RequestEnv { opened, since, .. } = about;
         let content = content_of(request);
         let output = &mut self.output;
@@ -325,18 +344,18 @@ impl Responder {
         if let ListenerService::Redirect(port) = about.service {
             return Ok(match secure_target(request, port) {
                 Some(extra) => text(redirect_status(request.method), extra),
-                None => text(HttpStatus::BadRequest, Extra::None),
+                None => text(HttpStatus::BadRequest, ExtraField::None),
             });
         }
         match request.method {
             Method::Get | Method::Head => {}
-            Method::NotAllowed => return Ok(text(HttpStatus::MethodNotAllowed, Extra::Allow)),
+            Method::NotAllowed => return Ok(text(HttpStatus::MethodNotAllowed, ExtraField::Allow)),
             // RFC 9110 section 9.1.
-            Method::Unknown => return Ok(text(HttpStatus::NotImplemented, Extra::None)),
+            Method::Unknown => return Ok(text(HttpStatus::NotImplemented, ExtraField::None)),
         }
         if request.unknown_expectation {
             // RFC 9110 section 10.1.1.
-            return Ok(text(HttpStatus::ExpectationFailed, Extra::None));
+            return Ok(text(HttpStatus::ExpectationFailed, ExtraField::None));
         }
         if let Some(Err(fault)) = opened {
             let (status, extra) = fault_status(fault);
@@ -344,7 +363,7 @@ impl Responder {
         }
         let (path, asked) = match locate(request.target, &self.index, &mut self.path) {
             Ok(located) => located,
-            Err(error) => return Ok(text(target_status(error), Extra::None)),
+            Err(error) => return Ok(text(target_status(error), ExtraField::None)),
         };
         let now = since.unwrap_or(now);
         let is_file = match self.files.lookup(now, path.unwrap_or(&self.path)) {
@@ -402,7 +421,7 @@ impl Responder {
         now: Instant,
         request: &HttpRequest<'_, '_>,
         serving: ServedRequest<'_>,
-    ) -> Plan {
+    ) -> WrittenResponse {
         let ServedRequest { path, requested: asked, coding, content, persist } = serving;
         let path = path.unwrap_or(&self.path);
         let found = match coding {
@@ -414,7 +433,7 @@ impl Responder {
         match (found, asked) {
             (FileLookup::Ready(CachedResource::File(file)), _) => {
                 let rule = self.cache_control.iter().find(|rule| rule.matches(path));
-                let variant = Variant {
+                let variant = ResponseVariant {
                     coded: coding.map(|coding| (coding, path)),
                     varies: self.precompressed,
                     cache_control: rule.map(|rule| &*rule.value),
@@ -425,7 +444,7 @@ impl Responder {
                 sending.file(request, file)
             }
             (FileLookup::Ready(CachedResource::Directory), RequestedResource::File { query }) => {
-                text(HttpStatus::MovedPermanently, Extra::Directory { path, query })
+                text(HttpStatus::MovedPermanently, ExtraField::Directory { path, query })
             }
             (FileLookup::Ready(CachedResource::Absent(fault)), _) => {
                 let (status, extra) = fault_status(*fault);
@@ -433,7 +452,7 @@ impl Responder {
             }
             // An index file that is itself a directory; everything else was in the cache a moment
             // ago.
-            _ => text(HttpStatus::NotFound, Extra::None),
+            _ => text(HttpStatus::NotFound, ExtraField::None),
         }
     }
 
@@ -441,7 +460,7 @@ impl Responder {
     fn record(
         &mut self,
         bytes: &[u8],
-        plan: &Plan,
+        plan: &WrittenResponse,
         request: Option<&HttpRequest<'_, '_>>,
         about: RequestEnv,
     ) {
@@ -467,8 +486,8 @@ impl Responder {
     }
 }
 
-fn content_of(request: &HttpRequest<'_, '_>) -> Content {
-    if request.method == Method::Head { Content::HeadOnly } else { Content::Sent }
+fn content_of(request: &HttpRequest<'_, '_>) -> ResponseContent {
+    if request.method == Method::Head { ResponseContent::HeadOnly } else { ResponseContent::Full }
 }
 
 /// The properties of a request for a file or directory in the cache.
@@ -478,22 +497,22 @@ struct ServedRequest<'b> {
     path: Option<&'b [u8]>,
     requested: RequestedResource<'b>,
     coding: Option<ContentCoding>,
-    content: Content,
-    persist: Persist,
+    content: ResponseContent,
+    persist: ConnectionPersistence,
 }
 
 /// The parameters of a response from an open file.
 struct FileResponse<'a> {
-    output: &'a mut Output,
+    output: &'a mut ResponseWriter,
     ranges: &'a mut Vec<ByteRange>,
     ranges_max: usize,
-    variant: Variant<'a>,
-    content: Content,
-    persist: Persist,
+    variant: ResponseVariant<'a>,
+    content: ResponseContent,
+    persist: ConnectionPersistence,
 }
 
 impl FileResponse<'_> {
-    fn file(self, request: &HttpRequest<'_, '_>, file: &OpenFile) -> Plan {
+    fn file(self, request: &HttpRequest<'_, '_>, file: &OpenFile) -> WrittenResponse {
         let now_s = self.output.clock().unix_s();
         match evaluate(request, &file.validators, now_s) {
             PreconditionResult::NotModified => {
@@ -501,7 +520,7 @@ impl FileResponse<'_> {
             }
             PreconditionResult::PreconditionFailed => {
                 let status = HttpStatus::PreconditionFailed;
-                self.output.write_status_text(status, Extra::None, self.content, self.persist)
+                self.output.write_status_text(status, ExtraField::None, self.content, self.persist)
             }
             PreconditionResult::Proceed { range: false } => {
                 self.output.write_whole_file(file, self.variant, self.content, self.persist)
@@ -510,7 +529,7 @@ impl FileResponse<'_> {
         }
     }
 
-    fn part(self, request: &HttpRequest<'_, '_>, file: &OpenFile) -> Plan {
+    fn part(self, request: &HttpRequest<'_, '_>, file: &OpenFile) -> WrittenResponse {
         // Several Range fields are invalid, and so ignored.
         let selection = request.single(KnownField::Range).map_or(RangeSelection::Whole, |value| {
             select_ranges(value, file.size, self.ranges_max, self.ranges)
@@ -523,7 +542,7 @@ impl FileResponse<'_> {
                 self.output.write_ranges(file, self.variant, self.ranges, self.persist)
             }
             RangeSelection::Unsatisfiable => {
-                let extra = Extra::Size(file.size);
+                let extra = ExtraField::Size(file.size);
                 self.output.write_status_text(
                     HttpStatus::RangeNotSatisfiable,
                     extra,
@@ -561,14 +580,14 @@ fn locate<'b>(
 }
 
 /// Returns the Location of the same resource by HTTPS; `None` if the request names no host.
-fn secure_target<'b>(request: &HttpRequest<'_, 'b>, port: u16) -> Option<Extra<'b>> {
+fn secure_target<'b>(request: &HttpRequest<'_, 'b>, port: u16) -> Option<ExtraField<'b>> {
     let target = split_target(request.target).ok()?;
     let host = authority(request.target).or_else(|| {
         let host = request.fields().iter().find(|f| f.name.eq_ignore_ascii_case("host"));
         host.map(|field| field.value)
     });
     let host = host.map(host_of).filter(|host| !host.is_empty())?;
-    Some(Extra::Https { host, port, path: target.path, query: target.query })
+    Some(ExtraField::Https { host, port, path: target.path, query: target.query })
 }
 
 /// Returns the status of a redirect. After 301 a client may change another method to GET, after 308
@@ -587,12 +606,12 @@ const fn target_status(error: TargetError) -> HttpStatus {
     }
 }
 
-const fn fault_status(fault: FileFault) -> (HttpStatus, Extra<'static>) {
+const fn fault_status(fault: FileFault) -> (HttpStatus, ExtraField<'static>) {
     match fault {
-        FileFault::NotFound | FileFault::BadPath => (HttpStatus::NotFound, Extra::None),
-        FileFault::Denied => (HttpStatus::Forbidden, Extra::None),
-        FileFault::Refused(_) => (HttpStatus::ServiceUnavailable, Extra::RetryAfter),
-        _ => (HttpStatus::InternalServerError, Extra::None),
+        FileFault::NotFound | FileFault::BadPath => (HttpStatus::NotFound, ExtraField::None),
+        FileFault::Denied => (HttpStatus::Forbidden, ExtraField::None),
+        FileFault::Refused(_) => (HttpStatus::ServiceUnavailable, ExtraField::RetryAfter),
+        _ => (HttpStatus::InternalServerError, ExtraField::None),
     }
 }
 

@@ -22,7 +22,7 @@ use super::answer::{ListenerService, RequestContentState, RequestDecision, Reque
 use super::discard::ContentDiscard;
 use super::file_cache::OpenWaiter;
 use super::gather::{HeadLimits, gather_head};
-use super::response::{Piece, Plan};
+use super::response::{ResponsePiece, WrittenResponse};
 use super::sockets::ContentSockets;
 use super::status::HttpStatus;
 
@@ -111,7 +111,7 @@ pub(crate) struct HttpConnection<I> {
     partial: Option<Box<PartialRequest>>,
     /// Pieces that the host had no room for.
     #[expect(clippy::box_collection, reason = "nearly always none: eight bytes instead of 32")]
-    pending: Option<Box<VecDeque<Piece>>>,
+    pending: Option<Box<VecDeque<ResponsePiece>>>,
     /// The file that was sent last.
     file: Option<FileId>,
 }
@@ -229,8 +229,8 @@ impl<I: Copy + Eq> HttpConnection<I> {
     /// Returns the files of pieces that were never given to the host. The connection is over.
     pub(crate) fn pending_files(&self) -> impl Iterator<Item = FileId> + '_ {
         self.pending.iter().flat_map(|pending| pending.iter()).filter_map(|piece| match piece {
-            Piece::File { file, .. } => Some(*file),
-            Piece::Bytes(_) => None,
+            ResponsePiece::File { file, .. } => Some(*file),
+            ResponsePiece::Bytes(_) => None,
         })
     }
 
@@ -397,7 +397,7 @@ impl<I: Copy + Eq> HttpConnection<I> {
         self.deadline = cx.now + cx.config.content_timeout;
         // RFC 9110 section 10.1.1: 100 is omitted if content has already arrived.
         if expects_continue && cx.host.peek(self.socket).is_empty() {
-            let piece = Piece::Bytes(Bytes::from_static(CONTINUE));
+            let piece = ResponsePiece::Bytes(Bytes::from_static(CONTINUE));
             if let Err(error) = self.send(cx, piece) {
                 return self.send_failed(cx, error);
             }
@@ -502,7 +502,7 @@ impl<I: Copy + Eq> HttpConnection<I> {
     fn send_response<S: ContentSockets<Id = I>>(
         &mut self,
         cx: &mut HttpConnectionEnv<'_, S>,
-        plan: &Plan,
+        plan: &WrittenResponse,
     ) -> RequestProgress {
         if !self.has_unacked {
             self.has_unacked = true;
@@ -531,14 +531,16 @@ impl<I: Copy + Eq> HttpConnection<I> {
     fn send<S: ContentSockets<Id = I>>(
         &mut self,
         cx: &mut HttpConnectionEnv<'_, S>,
-        piece: Piece,
+        piece: ResponsePiece,
     ) -> Result<(), SendError> {
         match &piece {
-            Piece::Bytes(bytes) => cx.responder.counters.http_head_bytes += bytes.len() as u64,
-            Piece::File { len, .. } => cx.responder.counters.http_body_bytes += len,
+            ResponsePiece::Bytes(bytes) => {
+                cx.responder.counters.http_head_bytes += bytes.len() as u64
+            }
+            ResponsePiece::File { len, .. } => cx.responder.counters.http_body_bytes += len,
         }
         if let Some(pending) = &mut self.pending {
-            if let Piece::File { file, .. } = piece {
+            if let ResponsePiece::File { file, .. } = piece {
                 cx.responder.files.pin(file);
             }
             pending.push_back(piece);
@@ -552,16 +554,16 @@ impl<I: Copy + Eq> HttpConnection<I> {
     fn write_piece<S: ContentSockets<Id = I>>(
         &mut self,
         cx: &mut HttpConnectionEnv<'_, S>,
-        piece: Piece,
-    ) -> Result<Option<Piece>, SendError> {
+        piece: ResponsePiece,
+    ) -> Result<Option<ResponsePiece>, SendError> {
         match piece {
-            Piece::Bytes(bytes) => {
+            ResponsePiece::Bytes(bytes) => {
                 let taken = cx.host.send(cx.now, self.socket, Bytes::clone(&bytes))?;
                 self.written += taken as u64;
                 let rest = bytes.slice(taken.min(bytes.len())..);
-                Ok((!rest.is_empty()).then_some(Piece::Bytes(rest)))
+                Ok((!rest.is_empty()).then_some(ResponsePiece::Bytes(rest)))
             }
-            Piece::File { file, offset, len } => {
+            ResponsePiece::File { file, offset, len } => {
                 cx.host.offload_write(cx.now, self.socket, file, offset, len)?;
                 self.written += len;
                 Ok(None)
@@ -575,7 +577,7 @@ impl<I: Copy + Eq> HttpConnection<I> {
         cx: &mut HttpConnectionEnv<'_, S>,
     ) -> Result<bool, SendError> {
         while let Some(piece) = self.pending.as_mut().and_then(|p| p.pop_front()) {
-            if let Piece::File { file, .. } = piece {
+            if let ResponsePiece::File { file, .. } = piece {
                 cx.responder.files.unpin(file);
             }
             if let Some(rest) = self.write_piece(cx, piece)? {

@@ -56,9 +56,9 @@ pub struct Config {
     /// TLS settings of the listeners in `listen`; `None` for plain HTTP.
     pub tls: Option<TlsServer>,
     /// Additional listeners without TLS.
-    pub cleartext: Vec<Listen>,
+    pub cleartext_listen: Vec<Listen>,
     /// Port of HTTPS to which all listeners without TLS redirect; `None` to serve files on them.
-    pub redirect: Option<u16>,
+    pub redirect_port: Option<u16>,
     /// Configuration of the HTTP/3 endpoint, which responses over TLS announce in Alt-Svc.
     pub http3: Option<quic::Config>,
     /// `TCP_SETUP_OFFLOAD` with `TCP_DEFER_ACCEPT`: the device does the handshakes, and the host
@@ -70,7 +70,7 @@ pub struct Config {
     /// Value of the Server field; empty to omit the field.
     pub server_name: String,
     /// Fields that are added to all responses.
-    pub headers: Vec<AddedField>,
+    pub added_fields: Vec<AddedField>,
     /// Rules for the Cache-Control field of files; the first whose pattern matches applies.
     pub cache_control: Vec<CacheControl>,
     /// Content of error responses, in place of the status line's text.
@@ -126,13 +126,13 @@ impl Default for Config {
         Self {
             listen: vec![Listen { addr: None, port: 80, backlog: 1024 }],
             tls: None,
-            cleartext: Vec::new(),
-            redirect: None,
+            cleartext_listen: Vec::new(),
+            redirect_port: None,
             http3: None,
             set_up: false,
             tear_down: false,
             server_name: String::from("outboard"),
-            headers: Vec::new(),
+            added_fields: Vec::new(),
             cache_control: Vec::new(),
             error_pages: Vec::new(),
             precompressed: false,
@@ -200,9 +200,9 @@ impl ContentServer {
     pub fn new(config: Config, host: &mut Host) -> Result<Self, ContentServerError> {
         let mut listeners = Vec::with_capacity(config.listen.len());
         let first = config.listen.iter().map(|&listen| (listen, config.tls.as_ref()));
-        let beside = config.cleartext.iter().map(|&listen| (listen, None));
+        let beside = config.cleartext_listen.iter().map(|&listen| (listen, None));
         for (listen, tls) in first.chain(beside) {
-            let (listener, service) = match (tls, config.redirect) {
+            let (listener, service) = match (tls, config.redirect_port) {
                 (Some(tls), _) => (host.listen_tls(listen, tls.clone())?, ListenerService::Secure),
                 (None, Some(port)) => (host.listen(listen)?, ListenerService::Redirect(port)),
                 (None, None) => (host.listen(listen)?, ListenerService::Plain),

@@ -34,7 +34,7 @@ impl OpenFile {
         let mut fields = format!("Content-Length: {}\r\n", stat.size).into_bytes();
         let type_at = offset(&fields);
         let mut type_field = String::new();
-        put_type_field(path, &mut type_field);
+        write_type_field(path, &mut type_field);
         fields.extend_from_slice(type_field.as_bytes());
         let ranges_at = offset(&fields);
         fields.extend_from_slice(b"Accept-Ranges: bytes\r\n");
@@ -103,7 +103,7 @@ fn etag(version: u64) -> [u8; ETAG_BYTES] {
 }
 
 /// Writes the Content-Type field, with its line end, for a file of that name.
-pub(crate) fn put_type_field(path: &[u8], out: &mut impl core::fmt::Write) {
+pub(crate) fn write_type_field(path: &[u8], out: &mut impl core::fmt::Write) {
     let kind = content_type(path);
     let charset = if wants_charset(kind) { "; charset=utf-8" } else { "" };
     // Writing to memory cannot fail.

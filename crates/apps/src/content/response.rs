@@ -3,7 +3,7 @@
 //! [`super::answer`] decides on the content of a response. Heads are written to one buffer that all
 //! connections share. They are split off it without a copy, and the buffer is used again once the
 //! last of them was acknowledged, so the steady state does not allocate. A response is left in
-//! [`Output::pieces`], in sending order.
+//! [`ResponseWriter::pieces`], in sending order.
 
 use std::fmt::Write as _;
 
@@ -14,7 +14,7 @@ use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
 
 use super::coding::ContentCoding;
 use super::date::HttpClock;
-use super::open_file::{OpenFile, put_type_field};
+use super::open_file::{OpenFile, write_type_field};
 use super::operator_fields::AddedField;
 use super::range::ByteRange;
 use super::status::HttpStatus;
@@ -45,7 +45,7 @@ const PATH: &AsciiSet = &CONTROLS
 
 /// Part of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Piece {
+pub(crate) enum ResponsePiece {
     /// Bytes of host memory.
     Bytes(Bytes),
     /// Bytes of a file; `len` is never 0.
@@ -54,25 +54,25 @@ pub(crate) enum Piece {
 
 /// Whether the connection persists after the response, and how the response says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Persist {
+pub(crate) enum ConnectionPersistence {
     /// It persists, which is the default of HTTP/1.1.
     KeepAlive,
     /// It persists, and HTTP/1.0 needs a Connection field that says so.
-    KeepAliveSaid,
+    KeepAliveExplicit,
     /// It closes.
     Close,
 }
 
 /// Whether the response has content; the response to HEAD has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Content {
-    Sent,
+pub(crate) enum ResponseContent {
+    Full,
     HeadOnly,
 }
 
 /// An additional field that belongs to a certain status.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Extra<'a> {
+pub(crate) enum ExtraField<'a> {
     None,
     /// The allowed methods: for 405.
     Allow,
@@ -109,7 +109,7 @@ pub struct ErrorPage {
 
 /// Properties of a response besides the fields of its file.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Variant<'a> {
+pub(crate) struct ResponseVariant<'a> {
     /// The coding of the file, and the name from which its media type follows: the path without the
     /// coding's suffix.
     pub(crate) coded: Option<(ContentCoding, &'a [u8])>,
@@ -121,7 +121,7 @@ pub(crate) struct Variant<'a> {
 
 /// A response that was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Plan {
+pub(crate) struct WrittenResponse {
     pub(crate) status: HttpStatus,
     pub(crate) close: bool,
     /// Bytes of content.
@@ -134,14 +134,14 @@ pub(crate) struct Plan {
 
 /// Writer of responses.
 #[derive(Debug)]
-pub(crate) struct Output {
+pub(crate) struct ResponseWriter {
     /// The pieces of the response that was written last.
-    pub(crate) pieces: Vec<Piece>,
+    pub(crate) pieces: Vec<ResponsePiece>,
     buffer: BytesMut,
     clock: HttpClock,
     /// Fields with their line ends that all responses have: over plain HTTP, and over TLS.
-    fixed: [String; 2],
-    /// `fixed` and the Date field.
+    static_fields: [String; 2],
+    /// `static_fields` and the Date field.
     common_fields: [Vec<u8>; 2],
     /// Error pages: status, Content-Type and Content-Length fields, content.
     pages: Vec<(u16, String, Bytes)>,
@@ -150,7 +150,7 @@ pub(crate) struct Output {
     boundaries: Prng,
 }
 
-impl Output {
+impl ResponseWriter {
     /// Creates a writer. `alt_svc` is the UDP port of HTTP/3 (RFC 7838, RFC 9114 section 3.1.1),
     /// `epoch` the Unix time at [`Instant::ZERO`], `seed` the seed of the boundaries of multipart
     /// responses.
@@ -166,7 +166,7 @@ impl Output {
             pieces: Vec::new(),
             buffer: BytesMut::with_capacity(BUFFER_BYTES),
             clock: HttpClock::new(epoch),
-            fixed,
+            static_fields: fixed,
             common_fields: Default::default(),
             pages: Vec::new(),
             secure: false,
@@ -180,9 +180,9 @@ impl Output {
     pub(crate) fn add_fields(&mut self, fields: &[AddedField]) {
         for field in fields {
             // Writing to a String cannot fail.
-            let _ = write!(self.fixed[1], "{field}\r\n");
+            let _ = write!(self.static_fields[1], "{field}\r\n");
             if field.allowed_without_tls() {
-                let _ = write!(self.fixed[0], "{field}\r\n");
+                let _ = write!(self.static_fields[0], "{field}\r\n");
             }
         }
         self.write_common();
@@ -193,7 +193,7 @@ impl Output {
         self.pages.clear();
         self.pages.extend(pages.iter().filter(|page| page.status >= 400).map(|page| {
             let mut fields = String::new();
-            put_type_field(page.name.as_bytes(), &mut fields);
+            write_type_field(page.name.as_bytes(), &mut fields);
             // Writing to a String cannot fail.
             let _ = write!(fields, "Content-Length: {}\r\n", page.content.len());
             (page.status, fields, page.content.clone())
@@ -216,10 +216,10 @@ impl Output {
     pub(crate) fn write_whole_file(
         &mut self,
         file: &OpenFile,
-        variant: Variant<'_>,
-        content: Content,
-        persist: Persist,
-    ) -> Plan {
+        variant: ResponseVariant<'_>,
+        content: ResponseContent,
+        persist: ConnectionPersistence,
+    ) -> WrittenResponse {
         self.begin(HttpStatus::Ok);
         if variant.coded.is_none() {
             self.buffer.extend_from_slice(file.fields());
@@ -230,11 +230,11 @@ impl Output {
         }
         self.write_variant_fields(variant);
         self.end(persist);
-        let body_bytes = if content == Content::Sent { file.size } else { 0 };
+        let body_bytes = if content == ResponseContent::Full { file.size } else { 0 };
         self.push_file(file.file, 0, body_bytes);
-        Plan {
+        WrittenResponse {
             status: HttpStatus::Ok,
-            close: persist == Persist::Close,
+            close: persist == ConnectionPersistence::Close,
             body_bytes,
             file: Some(file.file),
             close_after_reply: false,
@@ -245,10 +245,10 @@ impl Output {
     pub(crate) fn write_ranges(
         &mut self,
         file: &OpenFile,
-        variant: Variant<'_>,
+        variant: ResponseVariant<'_>,
         ranges: &[ByteRange],
-        persist: Persist,
-    ) -> Plan {
+        persist: ConnectionPersistence,
+    ) -> WrittenResponse {
         let body_bytes = match *ranges {
             [range] => {
                 self.begin(HttpStatus::PartialContent);
@@ -265,9 +265,9 @@ impl Output {
             _ => self.write_multipart(file, variant, ranges, persist),
         };
         let status = HttpStatus::PartialContent;
-        Plan {
+        WrittenResponse {
             status,
-            close: persist == Persist::Close,
+            close: persist == ConnectionPersistence::Close,
             body_bytes,
             file: Some(file.file),
             close_after_reply: false,
@@ -278,17 +278,17 @@ impl Output {
     pub(crate) fn write_not_modified(
         &mut self,
         file: &OpenFile,
-        variant: Variant<'_>,
-        persist: Persist,
-    ) -> Plan {
+        variant: ResponseVariant<'_>,
+        persist: ConnectionPersistence,
+    ) -> WrittenResponse {
         self.begin(HttpStatus::NotModified);
         self.buffer.extend_from_slice(file.validator_fields());
-        self.write_variant_fields(Variant { coded: None, ..variant });
+        self.write_variant_fields(ResponseVariant { coded: None, ..variant });
         self.end(persist);
         let status = HttpStatus::NotModified;
-        Plan {
+        WrittenResponse {
             status,
-            close: persist == Persist::Close,
+            close: persist == ConnectionPersistence::Close,
             body_bytes: 0,
             file: None,
             close_after_reply: false,
@@ -300,26 +300,26 @@ impl Output {
     pub(crate) fn write_status_text(
         &mut self,
         status: HttpStatus,
-        extra: Extra<'_>,
-        content: Content,
-        persist: Persist,
-    ) -> Plan {
+        extra: ExtraField<'_>,
+        content: ResponseContent,
+        persist: ConnectionPersistence,
+    ) -> WrittenResponse {
         self.begin(status);
         match extra {
-            Extra::None | Extra::NeedsTls => {}
+            ExtraField::None | ExtraField::NeedsTls => {}
             // RFC 9110 section 15.5.6.
-            Extra::Allow => self.field(format_args!("Allow: GET, HEAD")),
-            Extra::RetryAfter => self.field(format_args!("Retry-After: 1")),
+            ExtraField::Allow => self.field(format_args!("Allow: GET, HEAD")),
+            ExtraField::RetryAfter => self.field(format_args!("Retry-After: 1")),
             // RFC 9110 section 15.5.17.
-            Extra::Size(size) => self.field(format_args!("Content-Range: bytes */{size}")),
-            Extra::Https { host, port, path, query } => {
+            ExtraField::Size(size) => self.field(format_args!("Content-Range: bytes */{size}")),
+            ExtraField::Https { host, port, path, query } => {
                 let [host, path, query] = [host, path, query].map(|p| percent_encode(p, CONTROLS));
                 match port {
                     443 => self.field(format_args!("Location: https://{host}{path}{query}")),
                     _ => self.field(format_args!("Location: https://{host}:{port}{path}{query}")),
                 }
             }
-            Extra::Directory { path, query } => {
+            ExtraField::Directory { path, query } => {
                 // From the resolved path, which has no leading slash: `//host` would lead to
                 // another site.
                 let (path, query) = (percent_encode(path, PATH), percent_encode(query, CONTROLS));
@@ -330,22 +330,24 @@ impl Output {
             return self.write_error_page(at, status, content, persist);
         }
         let text = match extra {
-            Extra::NeedsTls => "400 Bad Request: a plain HTTP request was sent to an HTTPS port",
+            ExtraField::NeedsTls => {
+                "400 Bad Request: a plain HTTP request was sent to an HTTPS port"
+            }
             _ => status.line(),
         };
         self.field(format_args!("Content-Type: text/plain; charset=utf-8"));
         self.field(format_args!("Content-Length: {}", text.len() + 1));
         self.end_fields(persist);
         let mut body_bytes = 0;
-        if content == Content::Sent {
+        if content == ResponseContent::Full {
             self.buffer.extend_from_slice(text.as_bytes());
             self.buffer.extend_from_slice(b"\n");
             body_bytes = text.len() as u64 + 1;
         }
         self.end_piece();
-        Plan {
+        WrittenResponse {
             status,
-            close: persist == Persist::Close,
+            close: persist == ConnectionPersistence::Close,
             body_bytes,
             file: None,
             close_after_reply: false,
@@ -357,18 +359,19 @@ impl Output {
         &mut self,
         at: usize,
         status: HttpStatus,
-        content: Content,
-        persist: Persist,
-    ) -> Plan {
+        content: ResponseContent,
+        persist: ConnectionPersistence,
+    ) -> WrittenResponse {
         let (_, fields, page) = &self.pages[at];
         self.buffer.extend_from_slice(fields.as_bytes());
-        let page = Some(page.clone()).filter(|page| content == Content::Sent && !page.is_empty());
+        let page =
+            Some(page.clone()).filter(|page| content == ResponseContent::Full && !page.is_empty());
         self.end(persist);
         let body_bytes = page.as_ref().map_or(0, |page| page.len() as u64);
-        self.pieces.extend(page.map(Piece::Bytes));
-        Plan {
+        self.pieces.extend(page.map(ResponsePiece::Bytes));
+        WrittenResponse {
             status,
-            close: persist == Persist::Close,
+            close: persist == ConnectionPersistence::Close,
             body_bytes,
             file: None,
             close_after_reply: false,
@@ -380,16 +383,16 @@ impl Output {
     fn write_multipart(
         &mut self,
         file: &OpenFile,
-        variant: Variant<'_>,
+        variant: ResponseVariant<'_>,
         ranges: &[ByteRange],
-        persist: Persist,
+        persist: ConnectionPersistence,
     ) -> u64 {
         // The file might contain the boundary; 64 random bits make that improbable.
         let boundary = format!("outboard-{:016x}", self.boundaries.next_u64());
         self.pieces.clear();
         // The head comes first but contains the length of the parts: an empty piece reserves its
         // position.
-        self.pieces.push(Piece::Bytes(Bytes::new()));
+        self.pieces.push(ResponsePiece::Bytes(Bytes::new()));
         let mut body_bytes = 0;
         for range in ranges {
             self.buffer.reserve(HEAD_BYTES);
@@ -410,7 +413,7 @@ impl Output {
         self.buffer.extend_from_slice(file.fields_from_ranges());
         self.write_variant_fields(variant);
         self.end_fields(persist);
-        self.pieces[0] = Piece::Bytes(self.buffer.split().freeze());
+        self.pieces[0] = ResponsePiece::Bytes(self.buffer.split().freeze());
         body_bytes
     }
 
@@ -434,15 +437,15 @@ impl Output {
     }
 
     /// Writes the media type of the decoded content.
-    fn type_field(&mut self, file: &OpenFile, variant: Variant<'_>) {
+    fn type_field(&mut self, file: &OpenFile, variant: ResponseVariant<'_>) {
         match variant.coded {
-            Some((_, path)) => put_type_field(path, &mut self.buffer),
+            Some((_, path)) => write_type_field(path, &mut self.buffer),
             None => self.buffer.extend_from_slice(file.type_field()),
         }
     }
 
     /// Writes the fields of `write_variant_fields`.
-    fn write_variant_fields(&mut self, variant: Variant<'_>) {
+    fn write_variant_fields(&mut self, variant: ResponseVariant<'_>) {
         if let Some((coding, _)) = variant.coded {
             self.field(format_args!("Content-Encoding: {}", coding.name()));
         }
@@ -454,32 +457,32 @@ impl Output {
         }
     }
 
-    fn end_fields(&mut self, persist: Persist) {
+    fn end_fields(&mut self, persist: ConnectionPersistence) {
         self.buffer.extend_from_slice(match persist {
-            Persist::KeepAlive => b"\r\n",
-            Persist::KeepAliveSaid => b"Connection: keep-alive\r\n\r\n",
-            Persist::Close => b"Connection: close\r\n\r\n",
+            ConnectionPersistence::KeepAlive => b"\r\n",
+            ConnectionPersistence::KeepAliveExplicit => b"Connection: keep-alive\r\n\r\n",
+            ConnectionPersistence::Close => b"Connection: close\r\n\r\n",
         });
     }
 
-    fn end(&mut self, persist: Persist) {
+    fn end(&mut self, persist: ConnectionPersistence) {
         self.end_fields(persist);
         self.end_piece();
     }
 
     /// Turns the bytes written since the last cut into a piece.
     fn end_piece(&mut self) {
-        self.pieces.push(Piece::Bytes(self.buffer.split().freeze()));
+        self.pieces.push(ResponsePiece::Bytes(self.buffer.split().freeze()));
     }
 
     fn push_file(&mut self, file: FileId, offset: u64, len: u64) {
         if len > 0 {
-            self.pieces.push(Piece::File { file, offset, len });
+            self.pieces.push(ResponsePiece::File { file, offset, len });
         }
     }
 
     fn write_common(&mut self) {
-        for (common, fixed) in self.common_fields.iter_mut().zip(&self.fixed) {
+        for (common, fixed) in self.common_fields.iter_mut().zip(&self.static_fields) {
             common.clear();
             common.extend_from_slice(fixed.as_bytes());
             common.extend_from_slice(b"Date: ");

@@ -79,7 +79,7 @@ impl Default for Check {
 
 /// A backend, and its share of the connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Backend {
+pub struct ProxyBackend {
     /// Address and port.
     pub addr: Endpoint,
     /// The available backends with the lowest value get all connections (RFC 2782).
@@ -88,12 +88,12 @@ pub struct Backend {
     pub weight: u32,
 }
 
-impl Backend {
+impl ProxyBackend {
     /// Default weight.
     pub const WEIGHT: u32 = 64;
 }
 
-impl From<Endpoint> for Backend {
+impl From<Endpoint> for ProxyBackend {
     fn from(addr: Endpoint) -> Self {
         Self { addr, priority: 0, weight: Self::WEIGHT }
     }
@@ -108,7 +108,7 @@ pub struct Pool {
     pub balance: Balance,
     /// The backends, in any order. A backend that a later table lacks gets no new connections, and
     /// keeps those that it has.
-    pub backends: Vec<Backend>,
+    pub backends: Vec<ProxyBackend>,
     /// Maximum number of connections of each backend.
     pub connections_max: u32,
     /// True to begin each connection with a header of the PROXY protocol, version 2.
@@ -132,7 +132,7 @@ impl Default for Pool {
 
 /// Assignment of requests to a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Route {
+pub struct ProxyRoute {
     /// Host in lower case and without a port: `a.example`, or `*.example` for all names below it;
     /// empty for any host.
     pub host: String,
@@ -177,7 +177,7 @@ pub struct Listener {
     /// The part of a connection that is read.
     pub mode: Mode,
     /// Routes by requested host and path; the most specific one applies. Unused in [`Mode::Tcp`].
-    pub routes: Vec<Route>,
+    pub routes: Vec<ProxyRoute>,
     /// Index of the pool for requests that no route matches, and for all connections in
     /// [`Mode::Tcp`].
     pub default: Option<usize>,
@@ -314,7 +314,7 @@ impl Table {
     }
 }
 
-impl Route {
+impl ProxyRoute {
     fn with_pool_index(&self, place: impl Fn(usize) -> Option<usize>) -> Option<Self> {
         place(self.pool).map(|pool| Self { pool, ..self.clone() })
     }
@@ -359,7 +359,7 @@ mod tests {
             addr: None,
             port,
             mode: Mode::Http,
-            routes: vec![Route { pool: default, ..Route::default() }],
+            routes: vec![ProxyRoute { pool: default, ..ProxyRoute::default() }],
             default: Some(default),
             insert: Insert::default(),
             policy: HeaderPolicy::Append,

@@ -34,8 +34,8 @@ use host::{
 };
 
 pub use config::{
-    Backend, Balance, Check, Config, HashBy, HeaderPolicy, Insert, Limits, Listener, ListenerError,
-    Mode, Pool, Route, Table, check_listeners,
+    Balance, Check, Config, HashBy, HeaderPolicy, Insert, Limits, Listener, ListenerError, Mode,
+    Pool, ProxyBackend, ProxyRoute, Table, check_listeners,
 };
 pub use counters::Counters;
 

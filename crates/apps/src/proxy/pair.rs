@@ -19,7 +19,7 @@ use super::config::{Balance, Listener, Mode};
 use super::head::{self, ProxyDecision};
 use super::maglev::{hash_addr, hash_name};
 use super::pool::{BackendId, NoBackend};
-use super::shared::{ProxyLogRecord, ProxyShared, SocketOwner, StatPairTimese, Times};
+use super::shared::{PairTimes, ProxyLogRecord, ProxyShared, ResponseStatusLine, SocketOwner};
 use super::sni::{self, ClientHelloName};
 use super::sockets::ProxySockets;
 use super::termination::{Termination, TerminationCause, TerminationStage};
@@ -98,7 +98,7 @@ pub(crate) struct ProxyPair<I> {
     /// The sending direction to that side was shut down.
     send_closed: [bool; 2],
     times: PairTimes,
-    status: StatusLine,
+    status: ResponseStatusLine,
     /// How the pair ends, once that is known; the first cause counts.
     termination: Option<Termination>,
     /// Unacknowledged bytes on both sides at the last check of the deadline.
@@ -144,7 +144,7 @@ impl<I: Copy + Eq> ProxyPair<I> {
             bytes: [0; 2],
             send_closed: [false; 2],
             times: PairTimes::new(cx.now),
-            status: StatusLine::default(),
+            status: ResponseStatusLine::default(),
             termination: None,
             queued: 0,
             last_relayed: cx.now,

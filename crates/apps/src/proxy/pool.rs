@@ -8,7 +8,7 @@
 use base::{Duration, Instant};
 use wire::Endpoint;
 
-use super::config::{Backend as BackendConfig, Balance, Check, Pool as PoolConfig};
+use super::config::{Balance, Check, Pool as PoolConfig, ProxyBackend as BackendConfig};
 use super::maglev::MaglevTable;
 
 /// Maximum ratio of two backends' entries in a Maglev table.

@@ -4,7 +4,7 @@
 //! treats `/%61` as `/a` does so after the choice. Routes select backends; they are no access
 //! control.
 
-use super::config::{Listener, Route};
+use super::config::{Listener, ProxyRoute};
 
 /// Returns the pool for a name and a path, both of which may be empty; `None` if neither a route
 /// matches nor a default exists.
@@ -15,7 +15,7 @@ pub(crate) fn find_pool(listener: &Listener, name: &str, path: &str) -> Option<u
     });
     // The first of equals; `max_by_key` would return the last.
     let best = fitting.reduce(|best, next| if next.0 > best.0 { next } else { best });
-    best.map(|(_, Route { pool, .. })| *pool).or(listener.default)
+    best.map(|(_, ProxyRoute { pool, .. })| *pool).or(listener.default)
 }
 
 /// Returns how specific a pattern is that matches a name: exact names rank highest, then patterns
@@ -61,7 +61,7 @@ mod tests {
     use crate::proxy::config::{HeaderPolicy, Insert, Mode};
 
     fn listener(routes: &[(&str, &str)], default: Option<usize>) -> Listener {
-        let route = |(pool, (host, path)): (usize, &(&str, &str))| Route {
+        let route = |(pool, (host, path)): (usize, &(&str, &str))| ProxyRoute {
             host: (*host).to_owned(),
             path: (*path).to_owned(),
             pool,

@@ -22,7 +22,7 @@ const NAME_BYTES_MAX: usize = 255;
 
 /// Parses all bytes that a client has sent.
 pub(crate) fn parse(bytes: &[u8]) -> ClientHelloName {
-    match ClientHello::of(bytes) {
+    match ClientHello::parse(bytes) {
         ClientHello::Incomplete => ClientHelloName::Incomplete,
         ClientHello::Whole(body) => {
             server_name(&body).map_or(ClientHelloName::Malformed, ClientHelloName::Complete)
@@ -34,7 +34,7 @@ pub(crate) fn parse(bytes: &[u8]) -> ClientHelloName {
 /// Returns the server name of a complete ClientHello: `Some(None)` if it has none, `None` if the
 /// ClientHello is malformed.
 fn server_name(body: &[u8]) -> Option<Option<String>> {
-    let Some(content) = client_hello::find(body, extension::SERVER_NAME)? else {
+    let Some(content) = client_hello::find_extension(body, extension::SERVER_NAME)? else {
         return Some(None);
     };
     let name = client_hello::host_name(content)?;

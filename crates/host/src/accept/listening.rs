@@ -159,6 +159,6 @@ fn install_on_device(streams: &mut Streams, out: &mut Outbox, config: &TcpConfig
         mss: [mss(IPV4_BYTES), mss(IPV6_BYTES)],
         sack: config.sack,
         ecn: config.ecn,
-        defer: state.defer,
+        defer_accept: state.defer,
     })));
 }

@@ -16,7 +16,7 @@ use tcp_rules::cookie::{CookieOptions, ReturnedCookie, SynCookies};
 use tcp_rules::paws::TsRecent;
 use tcp_rules::time_wait::TimeWaitVerdict;
 use wire::Tuple;
-use wire::tcp::{Flags, Options, Segment, Timestamps};
+use wire::tcp::{Flags, Segment, TcpOptions, Timestamps};
 
 use crate::api::SocketId;
 use crate::config::Config;
@@ -419,12 +419,12 @@ impl Accept {
                     ack: remains.tcb.rcv_nxt,
                     flags: Flags::ACK,
                     window: cx.config.first_window(),
-                    options: Options {
+                    options: TcpOptions {
                         timestamps: remains.tcb.ts_recent.map(|echo| Timestamps {
                             value: timestamp(cx.now, remains.ts_offset),
                             echo,
                         }),
-                        ..Options::default()
+                        ..TcpOptions::default()
                     },
                 };
                 cx.out.send_tcp(cx.now, FlowId::NONE, tuple, &reply, TcpPayload::default());
@@ -476,14 +476,14 @@ fn send_syn_ack_with(
         ack: entry.irs + 1,
         flags,
         window: cx.config.first_window(),
-        options: Options {
+        options: TcpOptions {
             mss: Some(cx.out.net.mss_for(&entry.tuple).min(listeners.max_segment(entry.listener))),
             window_scale: entry.peer_scale.map(|_| own_scale),
             sack_permitted: options.sack,
             timestamps: options
                 .timestamps
                 .then_some(Timestamps { value: ts_value, echo: options.ts_recent.value() }),
-            ..Options::default()
+            ..TcpOptions::default()
         },
     };
     let payload = TcpPayload::default();
@@ -513,12 +513,12 @@ fn challenge_half_open(
         flags: Flags::ACK,
         window: cx.config.first_window()
             >> entry.peer_scale.map_or(0, |_| cx.config.window_scale()),
-        options: Options {
+        options: TcpOptions {
             timestamps: options.timestamps.then(|| Timestamps {
                 value: timestamp(cx.now, options.ts_offset),
                 echo: options.ts_recent.value(),
             }),
-            ..Options::default()
+            ..TcpOptions::default()
         },
     };
     cx.out.send_tcp(cx.now, FlowId::NONE, &entry.tuple, &segment, TcpPayload::default());

@@ -235,7 +235,7 @@ impl Services {
                 }
             }
             Event::DdpTeardownDone(done) => streams.nvme_buffer_returned(cx, *done),
-            Event::ListenRefused { listener, why } => {
+            Event::ListenRefused { listener, reason: why } => {
                 Accept::handle_refused(streams, cx, listener, why);
             }
             Event::TeardownDone(done) => {

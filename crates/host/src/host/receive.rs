@@ -62,7 +62,7 @@ impl Services {
         };
         let streams = &mut self.streams;
         let (hash, place) = streams.table.look_up(&tuple);
-        streams.teardown.ack_teardowns(received.teardowns);
+        streams.teardown.ack_teardowns(received.teardowns_taken);
         if place.is_none() && streams.teardown.may_be_untaken(hash) {
             cx.out.counters.hand_over_frames_returned += 1;
             let Received { packet, checksum, segment_size, .. } = received;

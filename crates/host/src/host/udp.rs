@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 use core::net::IpAddr;
 
-use abi::quic::{QuicAdd, QuicId, QuicLimits, QuicRekey, QuicRoute};
+use abi::quic::{QuicAdd, QuicId, QuicLimits, QuicRekey, QuicRouteChange};
 use abi::{FlowId, Op, PacketBuf, Refusal};
 use base::Instant;
 
@@ -83,7 +83,7 @@ impl Host {
     }
 
     /// Adds or removes a connection ID or address that routes packets to a connection.
-    pub fn quic_route(&mut self, route: Box<QuicRoute>) {
+    pub fn quic_route(&mut self, route: Box<QuicRouteChange>) {
         self.out.ops.push_back(Op::QuicRoute(route));
     }
 

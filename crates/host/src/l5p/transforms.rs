@@ -12,11 +12,11 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use abi::l5o::{Content, L5oId};
-use abi::{FileId, Op, Part, Refusal};
+use abi::l5o::{L5oContent, L5oId};
+use abi::{FileId, Op, Refusal, TransmitPart};
 use bytes::Bytes;
 use smallvec::smallvec;
-use wire::tls::Run;
+use wire::tls::TlsRecordRun;
 
 use super::nvme_tcp::tx_pdus::{NvmeTxPdus, TxContent, TxDigestPdu};
 use super::tls::record::content;
@@ -103,7 +103,7 @@ impl L5pUnit {
         if records.epoch != epoch || records.kind != content::APPLICATION_DATA {
             return None;
         }
-        let place = records.run.place(offset);
+        let place = records.run.position(offset);
         let first = place.index + u64::from(place.offset > 0);
         (first < records.run.records()).then_some(first)
     }
@@ -116,13 +116,14 @@ impl L5pUnit {
         else {
             return TakenBack::Nothing;
         };
-        let kept = (first * u64::from(records.run.record_content)).min(records.run.content);
+        let kept =
+            (first * u64::from(records.run.record_content_bytes)).min(records.run.content_bytes);
         unsent.number = records.number + first;
         unsent.records += records.run.records() - first;
         let before = source.split_to(kept);
         let taken = core::mem::replace(source, before);
-        unsent.content.push((taken, records.run.content - kept));
-        records.run.content = kept;
+        unsent.content.push((taken, records.run.content_bytes - kept));
+        records.run.content_bytes = kept;
         if first > 0 { TakenBack::Tail } else { TakenBack::All }
     }
 }
@@ -175,8 +176,8 @@ impl TxUnit for L5pUnit {
     fn piece_end(&self, offset: u64) -> u64 {
         match self {
             Self::Records { records, text: TxContent::Plain(_) } => {
-                let place = records.run.place(offset);
-                if place.offset == 0 { offset } else { records.run.start_of(place.index + 1) }
+                let place = records.run.position(offset);
+                if place.offset == 0 { offset } else { records.run.record_start(place.index + 1) }
             }
             _ if offset == 0 => 0,
             _ => self.len(),
@@ -188,9 +189,9 @@ impl TxUnit for L5pUnit {
         match self {
             Self::Records { records, text: TxContent::Plain(source) } => {
                 let content = if is_whole {
-                    records.run.content
+                    records.run.content_bytes
                 } else {
-                    records.forget(records.run.place(offset).index)
+                    records.forget(records.run.position(offset).index)
                 };
                 if content > 0 { source.release_front(content, release) } else { 0 }
             }
@@ -209,14 +210,14 @@ impl TxUnit for L5pUnit {
             return Some(UnreadRange { at: 0, file, offset: file_offset, bytes, bytes_min: bytes });
         };
         let run = records.run;
-        let record = run.place(offset).index;
-        let before = record * u64::from(run.record_content);
+        let record = run.position(offset).index;
+        let before = record * u64::from(run.record_content_bytes);
         Some(UnreadRange {
-            at: run.start_of(record),
+            at: run.record_start(record),
             file,
             offset: file_offset + before,
-            bytes: run.content - before,
-            bytes_min: run.record_content.into(),
+            bytes: run.content_bytes - before,
+            bytes_min: run.record_content_bytes.into(),
         })
     }
 }
@@ -252,12 +253,13 @@ impl L5pTransforms {
         offset: u64,
         bytes: &[u8],
     ) -> Option<(u64, SpanPieces<L5pUnit>)> {
-        let place = records.run.place(offset);
+        let place = records.run.position(offset);
         let mut here = *records;
         let skipped = here.forget(place.index);
-        let most = here.run.content.min(bytes.len() as u64);
-        let per_record = u64::from(here.run.record_content);
-        let len = if most == here.run.content { most } else { most / per_record * per_record };
+        let most = here.run.content_bytes.min(bytes.len() as u64);
+        let per_record = u64::from(here.run.record_content_bytes);
+        let len =
+            if most == here.run.content_bytes { most } else { most / per_record * per_record };
         if place.offset != 0 || len == 0 {
             return None;
         }
@@ -266,7 +268,7 @@ impl L5pTransforms {
         let mut rest = source.clone();
         let first = TxContent::Plain(rest.split_to(skipped));
         let _sealed = rest.split_to(len);
-        let run = Run { content: skipped, ..records.run };
+        let run = TlsRecordRun { content_bytes: skipped, ..records.run };
         let before = L5pUnit::Records { records: RecordRun { run, ..*records }, text: first };
         here.forget(len.div_ceil(per_record));
         let left = records.run.wire_len() - offset - sealed.len() as u64;
@@ -307,7 +309,7 @@ impl TxTransforms for L5pTransforms {
     type Unit = L5pUnit;
     type Lost = LostContexts;
 
-    fn part(&mut self, unit: &L5pUnit, start: u64, offset: u64, len: u32) -> Option<Part> {
+    fn part(&mut self, unit: &L5pUnit, start: u64, offset: u64, len: u32) -> Option<TransmitPart> {
         let pdus = self.pdus.as_mut();
         match unit {
             L5pUnit::Records { records, text } => {
@@ -319,7 +321,7 @@ impl TxTransforms for L5pTransforms {
             }
             L5pUnit::Pdu(pdu) => {
                 let range = pdus?.range(pdu, offset, offset + u64::from(len))?;
-                Some(Part::Pdu(Box::new(range)))
+                Some(TransmitPart::Pdu(Box::new(range)))
             }
         }
     }
@@ -365,7 +367,7 @@ impl TxTransforms for L5pTransforms {
         }
     }
 
-    fn note_handed_over(&mut self, start: u64, tag: u32, parts: &[Part], again: bool) {
+    fn note_handed_over(&mut self, start: u64, tag: u32, parts: &[TransmitPart], again: bool) {
         if let (true, Some(pdus)) = (again, &mut self.pdus) {
             pdus.note_reread(start, tag);
         }
@@ -404,16 +406,16 @@ impl TxTransforms for L5pTransforms {
         }
     }
 
-    fn device_has_context(&self, part: &Part, una: u64) -> bool {
+    fn device_has_context(&self, part: &TransmitPart, una: u64) -> bool {
         match part {
             // Hand-over is for connections that end with a response, as those of NVMe/TCP do not,
             // so descriptions of PDUs are never handed over.
-            Part::Sealed(sealed) if matches!(sealed.content, Content::Pdu(_)) => false,
-            Part::Pdu(_) => false,
-            Part::Sealed(sealed) => {
+            TransmitPart::Records(sealed) if matches!(sealed.content, L5oContent::Pdu(_)) => false,
+            TransmitPart::Pdu(_) => false,
+            TransmitPart::Records(sealed) => {
                 self.tx_keys.as_ref().is_some_and(|s| s.is_proven(sealed.context, una))
             }
-            Part::Host(_) | Part::File(_) => true,
+            TransmitPart::Host(_) | TransmitPart::File(_) => true,
         }
     }
 

@@ -9,7 +9,7 @@ use core::net::IpAddr;
 
 use base::{Instant, SeqNum};
 use bytes::Bytes;
-use wire::checksum::{Sum, pseudo_header};
+use wire::checksum::{ChecksumSum, pseudo_header};
 use wire::emit::IpHeader;
 use wire::frame::{IpPacket, protocol};
 use wire::std_formats::{Icmpv6Packet, Icmpv6Repr};
@@ -117,7 +117,7 @@ fn checksum_holds(ip: &IpPacket, body: &[u8]) -> bool {
     let mut sum = if ip.protocol == protocol::ICMPV6 {
         pseudo_header(ip.source, ip.destination, protocol::ICMPV6, body.len())
     } else {
-        Sum::new()
+        ChecksumSum::new()
     };
     sum.add(body);
     sum.finish() == 0
@@ -149,7 +149,7 @@ fn write_checksum(ip: &IpHeader, body: &mut [u8]) {
     let mut sum = if ip.protocol == protocol::ICMPV6 {
         pseudo_header(ip.source, ip.destination, protocol::ICMPV6, body.len())
     } else {
-        Sum::new()
+        ChecksumSum::new()
     };
     sum.add(body);
     body[2..4].copy_from_slice(&sum.finish().to_be_bytes());

@@ -215,7 +215,7 @@ impl NeighborTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use abi::{FlowId, Header, Parts};
+    use abi::{FlowId, Header, TransmitParts};
     use core::net::Ipv4Addr;
 
     fn transmit() -> Transmit {
@@ -223,7 +223,7 @@ mod tests {
             flow: FlowId::NONE,
             header: Header::zeroed(54, 14, 34).unwrap(),
             segment_size: 0,
-            parts: Parts::new(),
+            parts: TransmitParts::new(),
             timestamp: None,
             echo: None,
             retransmission: false,

@@ -10,7 +10,9 @@ use core::net::IpAddr;
 use abi::disk::DiskRequest;
 use abi::l5o::{L5oId, L5oLimits};
 use abi::nvme_tcp::NvmeTcpLimits;
-use abi::{Capabilities, FlowId, Header, Op, PacketBuf, Parts, Refusal, Transmit, TsOption};
+use abi::{
+    Capabilities, FlowId, Header, Op, PacketBuf, Refusal, Transmit, TransmitParts, TsvalPosition,
+};
 use base::{Instant, SeqNum};
 use bytes::Bytes;
 use wire::emit::{self, IpHeader, Link};
@@ -60,7 +62,7 @@ pub(crate) struct Offloads {
 /// Contents of a TCP transmit beyond its header.
 #[derive(Debug, Default)]
 pub(crate) struct TcpPayload {
-    pub(crate) parts: Parts,
+    pub(crate) parts: TransmitParts,
     pub(crate) segment_size: u16,
     /// Microseconds since the millisecond of the timestamp.
     pub(crate) past_us: u16,
@@ -109,7 +111,7 @@ impl Outbox {
     ) {
         let made = self.tcp_header(tuple, segment, payload.ecn);
         let Some((header, timestamp)) = made else { return };
-        let timestamp = timestamp.map(|ts| TsOption { past_us: payload.past_us, ..ts });
+        let timestamp = timestamp.map(|ts| TsvalPosition { sub_ms_us: payload.past_us, ..ts });
         let transmit = Transmit {
             flow,
             header,
@@ -131,7 +133,7 @@ impl Outbox {
         now: Instant,
         tuple: &Tuple,
         segment: &Segment,
-    ) -> Option<(Header, Option<TsOption>)> {
+    ) -> Option<(Header, Option<TsvalPosition>)> {
         let hop = self.net.next_hop(tuple.remote.addr)?;
         let destination = self.net.neighbors.lookup(now, hop)?;
         let (mut header, timestamp) = self.tcp_header(tuple, segment, 0)?;
@@ -145,7 +147,7 @@ impl Outbox {
         tuple: &Tuple,
         segment: &Segment,
         ecn: u8,
-    ) -> Option<(Header, Option<TsOption>)> {
+    ) -> Option<(Header, Option<TsvalPosition>)> {
         let ip = IpHeader {
             source: tuple.local.addr,
             destination: tuple.remote.addr,
@@ -161,7 +163,7 @@ impl Outbox {
         let tsval_at = emit::tcp_template(&link, &ip, segment, header.as_mut_slice());
         let timestamp = tsval_at
             .and_then(|at| u8::try_from(at).ok())
-            .map(|offset| TsOption { offset, past_us: 0 });
+            .map(|offset| TsvalPosition { offset, sub_ms_us: 0 });
         Some((header, timestamp))
     }
 
@@ -265,9 +267,9 @@ impl Outbox {
 }
 
 fn plain_transmit(header: Header, body: Bytes) -> Transmit {
-    let mut parts = Parts::new();
+    let mut parts = TransmitParts::new();
     if !body.is_empty() {
-        parts.push(abi::Part::Host(body));
+        parts.push(abi::TransmitPart::Host(body));
     }
     Transmit {
         flow: FlowId::NONE,

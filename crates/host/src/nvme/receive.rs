@@ -4,7 +4,7 @@
 //! of data has a destination when it is read. Bytes that the device placed at that destination are
 //! skipped; all others are copied. Data digests that the device verified are not computed again.
 
-use abi::nvme_tcp::{DdpId, NvmeTcpState, Placed};
+use abi::nvme_tcp::{DdpId, NvmeRxClaims, NvmeTcpState};
 use alloc::vec::Vec;
 use base::{Instant, SeqNum};
 use bytes::Bytes;
@@ -173,7 +173,7 @@ struct PlacedRun {
 }
 
 /// Returns the run that begins with byte `at` of a payload.
-fn run_at(placed: &Placed, at: usize, len: usize) -> PlacedRun {
+fn run_at(placed: &NvmeRxClaims, at: usize, len: usize) -> PlacedRun {
     let at = u32::try_from(at).unwrap_or(u32::MAX);
     // Offset in a range that has begun, if it has, and the distance to its next boundary.
     let turn = |range: &Range<u32>| match at.checked_sub(range.start) {

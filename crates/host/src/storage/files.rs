@@ -272,7 +272,7 @@ impl Files {
         let entry = self.entry(file).filter(|e| !e.closed)?;
         let Some(Ok(stat)) = entry.stat else { return None };
         let end = offset.checked_add(len)?;
-        if !DiskAccess::from(entry.access).takes(stat.kind) || end > stat.size {
+        if !DiskAccess::from(entry.access).accepts(stat.kind) || end > stat.size {
             return None;
         }
         entry.referenced_bytes += len;

@@ -168,7 +168,7 @@ impl Files {
             NamespaceChange::Write { buffer, len, .. } => *len as usize <= buffer.len(),
             NamespaceChange::Flush | NamespaceChange::Zero { .. } => true,
         };
-        let takes = DiskAccess::NamespaceWrite.takes(stat.kind);
+        let takes = DiskAccess::NamespaceWrite.accepts(stat.kind);
         if takes && in_file && in_buffer { Ok(*disk) } else { Err(FileFault::BadExtent) }
     }
 

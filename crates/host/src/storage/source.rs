@@ -3,8 +3,8 @@
 //! Used by the span map (`spans`), by the protocols above, which make records and PDUs of sources,
 //! and by files, which count references.
 
-use abi::l5o::Content;
-use abi::{FileExtent, FileId, Part};
+use abi::l5o::L5oContent;
+use abi::{FileExtent, FileId, TransmitPart};
 use bytes::Bytes;
 
 /// Source of a range of bytes.
@@ -92,15 +92,15 @@ impl StreamSource {
     }
 
     /// Returns the bytes `from..to`; `None` if the host has to read them first.
-    pub(crate) fn content(&self, from: u64, to: u64) -> Option<Content> {
+    pub(crate) fn content(&self, from: u64, to: u64) -> Option<L5oContent> {
         match self {
             Self::Memory(bytes) => {
                 let range = usize::try_from(from).ok()?..usize::try_from(to).ok()?;
-                Some(Content::Host(bytes.slice(range)))
+                Some(L5oContent::Host(bytes.slice(range)))
             }
             Self::Device { file, offset } => {
                 let len = u32::try_from(to - from).ok()?;
-                Some(Content::File(FileExtent { file: *file, offset: offset + from, len }))
+                Some(L5oContent::File(FileExtent { file: *file, offset: offset + from, len }))
             }
             Self::Unread { .. } => None,
         }
@@ -108,11 +108,11 @@ impl StreamSource {
 
     /// Returns the bytes `from..to` as a part of a transmit; `None` if the host has to read them
     /// first.
-    pub(crate) fn part(&self, from: u64, to: u64) -> Option<Part> {
+    pub(crate) fn part(&self, from: u64, to: u64) -> Option<TransmitPart> {
         match self.content(from, to)? {
-            Content::Host(bytes) => Some(Part::Host(bytes)),
-            Content::File(extent) => Some(Part::File(extent)),
-            Content::Pdu(_) => None,
+            L5oContent::Host(bytes) => Some(TransmitPart::Host(bytes)),
+            L5oContent::File(extent) => Some(TransmitPart::File(extent)),
+            L5oContent::Pdu(_) => None,
         }
     }
 }

@@ -16,7 +16,7 @@
 //! everything that is left to send, as soon as it fits, and is forgotten (AccelTCP section 4.2).
 
 use abi::teardown::{ClosingState, LateData, Teardown, TeardownRefused};
-use abi::{Op, Part};
+use abi::{Op, TransmitPart};
 use base::{Instant, internal_error};
 use tcp_rules::paws::TsRecent;
 use tcp_rules::time_wait::TimeWaitTcb;
@@ -139,10 +139,10 @@ impl Streams {
         cx: &mut TcpEnv<'_>,
         refused: TeardownRefused,
     ) {
-        let TeardownRefused { teardown, why } = refused;
+        let TeardownRefused { teardown, reason: why } = refused;
         self.teardown.note_refused(why);
         cx.out.counters.hand_over_refused += 1;
-        let ours = teardown.parts.iter().all(|part| matches!(part, Part::Host(_)));
+        let ours = teardown.parts.iter().all(|part| matches!(part, TransmitPart::Host(_)));
         let contexts = teardown.contexts.iter();
         cx.out.ops.extend(contexts.map(|&context| Op::L5oDestroy { context }));
         let Some(begin) = params_of_refused(cx, &teardown) else {

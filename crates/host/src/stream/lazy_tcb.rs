@@ -17,14 +17,14 @@ use core::ops::Range;
 
 use abi::l5o::RxMetadata;
 use abi::teardown::{ClosingState, LateData, Teardown};
-use abi::{FlowId, PacketBuf, Part, Parts, Refusal, TsOption};
+use abi::{FlowId, PacketBuf, Refusal, TransmitPart, TransmitParts, TsvalPosition};
 use base::{Duration, Instant, SeqNum};
 use bytes::Bytes;
 use smallvec::SmallVec;
 use tcp_rules::cookie::MSS;
 use tcp_rules::paws::TsRecent;
 use wire::emit::to_v6_octets;
-use wire::tcp::{Flags, Options, Segment, Timestamps};
+use wire::tcp::{Flags, Segment, TcpOptions, Timestamps};
 use wire::{Endpoint, Tuple};
 
 use crate::api::{Readiness, SocketInfo};
@@ -85,7 +85,7 @@ pub(crate) struct LazyTcb {
     /// Unread bytes: the packet and the range in it.
     unread: Option<(PacketBuf, Range<usize>)>,
     /// The response as written so far.
-    reply: Parts,
+    reply: TransmitParts,
     reply_bytes: u32,
     /// The request was received; another promotes the connection.
     has_request: bool,
@@ -179,7 +179,7 @@ impl LazyTcb {
         Some(Self {
             tcb,
             unread: None,
-            reply: Parts::new(),
+            reply: TransmitParts::new(),
             reply_bytes: 0,
             has_request: false,
             routed: false,
@@ -242,7 +242,7 @@ impl LazyTcb {
         let most = (config.initial_window * u32::from(self.tcb.mss())).min(self.tcb.peer_window());
         let fits = self.reply.len() < self.reply.inline_size() && total <= most;
         if fits && len > 0 {
-            self.reply.push(Part::Host(bytes.clone()));
+            self.reply.push(TransmitPart::Host(bytes.clone()));
             self.reply_bytes = total;
         }
         fits
@@ -294,9 +294,9 @@ impl LazyTcb {
             flags: Flags::ACK,
             window: u16::try_from(config.receive_bytes_max >> self.own_scale(shift))
                 .unwrap_or(u16::MAX),
-            options: Options {
+            options: TcpOptions {
                 timestamps: Some(Timestamps { value, echo: tcb.ts_recent }),
-                ..Options::default()
+                ..TcpOptions::default()
             },
         };
         let (header, timestamp) = out.tcp_header_to(now, tuple, &segment)?;
@@ -304,7 +304,7 @@ impl LazyTcb {
         Some(Box::new(Teardown {
             flow,
             header,
-            timestamp: timestamp.map(|ts| TsOption { past_us: past_us(now), ..ts }),
+            timestamp: timestamp.map(|ts| TsvalPosition { sub_ms_us: past_us(now), ..ts }),
             una: nxt,
             nxt,
             edge: nxt + tcb.peer_window(),
@@ -356,7 +356,7 @@ impl LazyTcb {
             conn.rcv.take_over_request(chunk);
         }
         for part in self.reply {
-            if let Part::Host(bytes) = part {
+            if let TransmitPart::Host(bytes) = part {
                 conn.write_unbounded(bytes);
             }
         }

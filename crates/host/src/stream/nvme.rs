@@ -12,7 +12,7 @@ use alloc::sync::Arc;
 use abi::aligned::AlignedBuf;
 use abi::crypto::CryptoProvider;
 use abi::l5o::{Direction, L5oCreate, L5oId, L5oRefused, L5oState, ResyncRequest};
-use abi::nvme_tcp::{DdpId, DdpTeardownDone, NvmeTcpState, PREFIX_BYTES_MAX, Placed};
+use abi::nvme_tcp::{DdpId, DdpTeardownDone, NvmeRxClaims, NvmeTcpState, PREFIX_BYTES_MAX};
 use abi::{FlowId, Op, Refusal};
 use base::{SeqNum, internal_error};
 use bytes::Bytes;
@@ -221,14 +221,14 @@ impl Streams {
 
     /// Returns what the device did with the bytes that [`Self::peek`] returns, and their position
     /// in the payload. `None` if it did nothing, or if the bytes are a decrypted copy.
-    pub(crate) fn nvme_placed(&mut self, socket: SocketId) -> Option<(&mut Placed, usize)> {
+    pub(crate) fn nvme_placed(&mut self, socket: SocketId) -> Option<(&mut NvmeRxClaims, usize)> {
         let (conn, session, port) = self.table.slot_mut(socket)?.layers_mut()?;
         let context = port.as_deref()?.context().ok()?;
         if session.is_some_and(|session| !session.peeks_in_place()) {
             return None;
         }
         let (metadata, at) = conn.rcv.metadata_mut()?;
-        let placed = metadata.placed.as_deref_mut()?;
+        let placed = metadata.nvme_tcp.as_deref_mut()?;
         (placed.context == Some(context)).then_some((placed, at))
     }
 

@@ -9,7 +9,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
 use abi::teardown::{Teardown, TeardownDone, TeardownLimits};
-use abi::{Capabilities, Load, Op, Refusal};
+use abi::{Capabilities, DeviceLoad, Op, Refusal};
 
 use crate::config::Config;
 use crate::counters::HostCounters;
@@ -98,7 +98,7 @@ impl TeardownOffloadState {
     }
 
     /// Handles a change of the device's load: AccelTCP section 3, "full control by the host side".
-    pub(crate) fn handle_load(&mut self, counters: &mut HostCounters, load: Load) {
+    pub(crate) fn handle_load(&mut self, counters: &mut HostCounters, load: DeviceLoad) {
         if load.high != self.overloaded {
             self.overloaded = load.high;
             counters.device_overloads += u64::from(load.high);

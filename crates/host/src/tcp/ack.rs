@@ -9,7 +9,7 @@ use base::{Instant, SeqNum, low32};
 use wire::tcp::{Flags, SackBlock, Segment};
 
 use super::conn::{AckedFileRange, TcpConnection, TcpEnv};
-use super::recovery::{CongestCwndUndohase, CwndReduction, Undo};
+use super::recovery::{CongestionPhase, CwndReduction, CwndUndo};
 use super::scoreboard::DeliveredBytes;
 use super::state::TcpState;
 use super::timers::TcpTimer;

@@ -20,7 +20,7 @@ use super::congestion::{Congestion, CwndUsage};
 use super::delivery::DeliveryRate;
 use super::rack::Rack;
 use super::rcv::TcpReceiveState;
-use super::recovery::{CongestCwndUndohase, Undo};
+use super::recovery::{CongestionPhase, CwndUndo};
 use super::rtt::TcpRttEstimator;
 use super::scoreboard::RetransmitQueue;
 use super::spans::SpanMap;

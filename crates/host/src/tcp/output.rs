@@ -5,9 +5,9 @@
 //! up to the device's limit, over any sources in the span map: a response's head from memory and
 //! its body from a file leave together.
 
-use abi::{FlowId, Part, Parts};
+use abi::{FlowId, TransmitPart, TransmitParts};
 use base::{Duration, Instant, SeqNum};
-use wire::tcp::{Flags, Options, Segment, Timestamps};
+use wire::tcp::{Flags, Segment, TcpOptions, Timestamps};
 
 use super::ack::timestamp;
 use super::conn::{TcpConnection, TcpEnv};
@@ -201,7 +201,7 @@ impl<T: TxTransforms> TcpConnection<T> {
             ack: if acks { self.rcv.ack() } else { SeqNum(0) },
             flags,
             window: self.rcv.window_to_offer(cx.config.receive_bytes_max, self.snd.mss),
-            options: Options { timestamps, ..Options::default() },
+            options: TcpOptions { timestamps, ..TcpOptions::default() },
         }
     }
 
@@ -425,7 +425,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         end: u64,
         again: bool,
     ) -> u64 {
-        let mut parts = Parts::new();
+        let mut parts = TransmitParts::new();
         let data_end = end.min(self.snd.spans.end());
         let want = u32::try_from(data_end.saturating_sub(start)).unwrap_or(0);
         let CollectedSpans { len, ends_write } = match want {
@@ -448,7 +448,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         let from_file = parts.iter().any(|p| p.extent().is_some());
         // For a prefix (bytes before the transmit in its record) the device already holds the
         // buffers.
-        let recovers = parts.iter().any(Part::has_prefix);
+        let recovers = parts.iter().any(TransmitPart::has_prefix);
         cx.out.counters.tls_tx_recoveries += u64::from(recovers);
         // Transmits of a flow leave in order: while one waits for a disk, later ones wait behind
         // it.
@@ -498,7 +498,14 @@ impl<T: TxTransforms> TcpConnection<T> {
         u16::try_from(self.snd.mss).unwrap_or(u16::MAX)
     }
 
-    fn note_sent(&mut self, cx: &mut TcpEnv<'_>, start: u64, len: u32, parts: &Parts, again: bool) {
+    fn note_sent(
+        &mut self,
+        cx: &mut TcpEnv<'_>,
+        start: u64,
+        len: u32,
+        parts: &TransmitParts,
+        again: bool,
+    ) {
         self.snd.last_sent = cx.now;
         self.pace(cx, u64::from(len));
         if let CongestionPhase::Recovery(episode) | CongestionPhase::Cwr(episode) =
@@ -513,7 +520,7 @@ impl<T: TxTransforms> TcpConnection<T> {
             self.snd.small_segment_end = start + u64::from(len);
         }
         // The prefix of a record was counted before.
-        let new = |part: &Part| {
+        let new = |part: &TransmitPart| {
             let prefix = part.extent_prefix();
             part.extent().map(|extent| u64::from(extent.len.saturating_sub(prefix)))
         };

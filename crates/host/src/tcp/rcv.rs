@@ -440,7 +440,7 @@ mod tests {
     use super::*;
     use abi::PacketPool;
     use proptest::prelude::*;
-    use wire::tcp::Options;
+    use wire::tcp::TcpOptions;
 
     const IRS: SeqNum = SeqNum(u32::MAX - 50);
 
@@ -467,7 +467,7 @@ mod tests {
     }
 
     fn blocks(rcv: &mut TcpReceiveState) -> Vec<(u32, u32)> {
-        let mut options = Options::default();
+        let mut options = TcpOptions::default();
         rcv.sack_blocks(&mut options, 3);
         let at = |seq: SeqNum| u32::try_from(seq.distance(IRS)).unwrap();
         options.sack().iter().map(|b| (at(b.start), at(b.end))).collect()

@@ -14,7 +14,7 @@
 use alloc::collections::VecDeque;
 use core::ops::Range;
 
-use abi::{FileId, FileLimits, Parts};
+use abi::{FileId, FileLimits, TransmitParts};
 use bytes::Bytes;
 use smallvec::smallvec;
 
@@ -204,7 +204,7 @@ impl<U: TxUnit> SpanMap<U> {
         position: u64,
         len: u32,
         transforms: &mut T,
-        parts: &mut Parts,
+        parts: &mut TransmitParts,
     ) -> CollectedSpans {
         let mut at = position;
         let mut ends_write = false;

@@ -84,7 +84,7 @@ pub(crate) enum TcpStateEvent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use testkit::states;
+    use testkit::state_diagram;
 
     const STATES: [(TcpState, &str); 10] = [
         (TcpState::SynSent, "SYN_SENT"),
@@ -109,7 +109,11 @@ mod tests {
     /// The diagram in ARCHITECTURE.md equals the table, and `End` leads from every state to CLOSED.
     #[test]
     fn transitions_are_documented() {
-        states::assert_documented(&states::diagram(&STATES, &EVENTS, TcpState::next));
+        state_diagram::assert_documented(&state_diagram::mermaid_diagram(
+            &STATES,
+            &EVENTS,
+            TcpState::next,
+        ));
         for (state, _) in STATES {
             assert_eq!(state.next(TcpStateEvent::End), Some(TcpState::Closed));
         }

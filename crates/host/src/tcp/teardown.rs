@@ -6,7 +6,7 @@
 use alloc::boxed::Box;
 
 use abi::teardown::{ClosingState, Teardown, TeardownLimits};
-use abi::{FileExtent, FileId, Header, Op, Part, Parts};
+use abi::{FileExtent, FileId, Header, Op, TransmitPart, TransmitParts};
 use base::Instant;
 use smallvec::SmallVec;
 use wire::emit::set_lengths;
@@ -78,7 +78,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         let state = self.closing_state()?;
         let segment = self.segment(cx, self.snd.nxt, Flags::ACK);
         let (header, timestamp) = cx.out.tcp_header_to(cx.now, &self.tuple, &segment)?;
-        let timestamp = timestamp.map(|ts| abi::TsOption { past_us: past_us(cx.now), ..ts });
+        let timestamp = timestamp.map(|ts| abi::TsvalPosition { sub_ms_us: past_us(cx.now), ..ts });
         let (parts, new_file_bytes) = self.collect_unacked()?;
         cx.out.counters.file_offload_bytes += new_file_bytes;
         self.timers.stop_all();
@@ -122,10 +122,10 @@ impl<T: TxTransforms> TcpConnection<T> {
 
     /// Collects the unacknowledged bytes, and counts the file bytes among them that were never
     /// sent. Sent and unsent bytes are separate parts, because the device retransmits whole parts.
-    fn collect_unacked(&mut self) -> Option<(Parts, u64)> {
+    fn collect_unacked(&mut self) -> Option<(TransmitParts, u64)> {
         let (una, end) = (self.snd.una, self.snd.spans.end());
         let nxt = self.snd.nxt.min(end);
-        let (mut parts, mut sent) = (Parts::new(), 0);
+        let (mut parts, mut sent) = (TransmitParts::new(), 0);
         for (from, to) in [(una, nxt), (nxt, end)] {
             sent = parts.len();
             let Some(len) = u32::try_from(to.saturating_sub(from)).ok().filter(|&len| len > 0)
@@ -156,7 +156,7 @@ impl<T: TxTransforms> TcpConnection<T> {
     ) -> Self {
         let mut conn = Self::established(begin, config, now);
         for part in &teardown.parts {
-            if let Part::Host(bytes) = part {
+            if let TransmitPart::Host(bytes) = part {
                 conn.snd.spans.push_memory(bytes.clone());
             }
         }
@@ -189,12 +189,12 @@ impl<T: TxTransforms> TcpConnection<T> {
 }
 
 /// Returns the bytes of files in the parts of a hand-over, without prefixes.
-pub(crate) fn teardown_file_bytes(parts: &Parts) -> u64 {
+pub(crate) fn teardown_file_bytes(parts: &TransmitParts) -> u64 {
     parts.iter().map(file_bytes_without_prefix).sum()
 }
 
 /// Returns the file bytes that a part sends, without the prefix before them in their record.
-fn file_bytes_without_prefix(part: &Part) -> u64 {
+fn file_bytes_without_prefix(part: &TransmitPart) -> u64 {
     let prefix = part.extent_prefix();
     part.extent().map_or(0, |extent| u64::from(extent.len.saturating_sub(prefix)))
 }

@@ -5,7 +5,7 @@
 use alloc::collections::VecDeque;
 
 use base::{Duration, Instant};
-use structures::slab::{Key, Slab};
+use structures::slab::{Slab, SlabKey};
 use tcp_rules::time_wait::TimeWaitTcb;
 use wire::Tuple;
 
@@ -34,7 +34,7 @@ pub(crate) struct HostTimeWaitTable {
     entries: Slab<TimeWaitSlot>,
     /// Entries in order of expiry. A restarted entry is here more than once; only its last time
     /// counts.
-    queue: VecDeque<(Instant, Key)>,
+    queue: VecDeque<(Instant, SlabKey)>,
 }
 
 #[derive(Debug)]
@@ -77,7 +77,7 @@ impl HostTimeWaitTable {
     }
 
     /// Removes the entry with this key and expiry time; `None` if it is gone or was restarted.
-    fn remove_due(&mut self, (at, key): (Instant, Key)) -> Option<(u32, TimeWaitEntry)> {
+    fn remove_due(&mut self, (at, key): (Instant, SlabKey)) -> Option<(u32, TimeWaitEntry)> {
         self.entries.get(key).filter(|entry| entry.until == at)?;
         self.entries.remove(key).map(|entry| (key.index(), entry.remains))
     }

@@ -8,7 +8,7 @@
 use core::fmt::Debug;
 
 use abi::l5o::L5oId;
-use abi::{FileId, Part, Refusal};
+use abi::{FileId, Refusal, TransmitPart};
 use bytes::Bytes;
 use smallvec::SmallVec;
 
@@ -88,7 +88,13 @@ pub(crate) trait TxTransforms: Debug + Default {
 
     /// Returns the part of a transmit for `len` bytes from `offset` of a unit that begins at
     /// position `start`. `None` if it cannot be sent now.
-    fn part(&mut self, unit: &Self::Unit, start: u64, offset: u64, len: u32) -> Option<Part>;
+    fn part(
+        &mut self,
+        unit: &Self::Unit,
+        start: u64,
+        offset: u64,
+        len: u32,
+    ) -> Option<TransmitPart>;
 
     /// Makes the pieces that replace a unit of which the host has read `bytes` for `offset`.
     /// Returns how many of these bytes the pieces contain, too; `None` if the bytes do not fit the
@@ -106,7 +112,7 @@ pub(crate) trait TxTransforms: Debug + Default {
 
     /// Notes that the transmit `tag` of `parts` from `start` was handed over and will be echoed;
     /// `again` is true for a retransmission.
-    fn note_handed_over(&mut self, start: u64, tag: u32, parts: &[Part], again: bool);
+    fn note_handed_over(&mut self, start: u64, tag: u32, parts: &[TransmitPart], again: bool);
 
     /// Notes the echo of the transmit `tag`; `sent` is true if it has left, false if it was
     /// dropped.
@@ -124,7 +130,7 @@ pub(crate) trait TxTransforms: Debug + Default {
 
     /// Returns whether the device is known to have the context for a part, so that it cannot refuse
     /// it. `una` is the position of the first unacknowledged byte.
-    fn device_has_context(&self, part: &Part, una: u64) -> bool;
+    fn device_has_context(&self, part: &TransmitPart, una: u64) -> bool;
 
     /// Drops the context that the device refused, with the reason, or all of them if `refused` is
     /// `None`. Returns which kinds the connection had.

@@ -6,8 +6,8 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use core::net::IpAddr;
 
-use abi::quic::{Packet, Protect};
-use abi::{ExtentCount, FileExtent, FlowId, Header, Part, Parts, Transmit};
+use abi::quic::{QuicProtect, QuicTxPacket};
+use abi::{ExtentCount, FileExtent, FlowId, Header, Transmit, TransmitPart, TransmitParts};
 use base::Instant;
 use wire::emit::{self, IpHeader, Link};
 use wire::frame::protocol;
@@ -30,13 +30,13 @@ pub struct UdpSend {
     /// Bytes of each datagram but the last; zero if there is only one.
     pub segment_size: u16,
     /// Payload of all datagrams.
-    pub parts: Parts,
+    pub parts: TransmitParts,
     /// All extents in the payload were sent before.
     pub retransmission: bool,
     /// Request a [`crate::Notice::UdpFault`] with this scope if the content cannot be read.
     pub echo: Option<FaultScope>,
     /// The QUIC packets that the device encrypts.
-    pub protect: Option<Box<Protect>>,
+    pub protect: Option<Box<QuicProtect>>,
 }
 
 /// A batch that is being sent: cut if it exceeds the limits of one transmit.
@@ -64,7 +64,7 @@ impl UdpSendBatch {
             }
             return;
         }
-        let mut left: VecDeque<Part> = parts.into_iter().collect();
+        let mut left: VecDeque<TransmitPart> = parts.into_iter().collect();
         while !left.is_empty() {
             let (parts, count) = self.take(&mut left);
             self.cut |= count == self.datagrams_max && !left.is_empty();
@@ -75,7 +75,7 @@ impl UdpSendBatch {
     }
 
     /// Removes whole datagrams from the front: as many as fit one transmit, and at least one.
-    fn take(&self, left: &mut VecDeque<Part>) -> (Parts, usize) {
+    fn take(&self, left: &mut VecDeque<TransmitPart>) -> (TransmitParts, usize) {
         if let Some(count) = self.fit(left.iter()) {
             return (left.drain(..).collect(), count);
         }
@@ -87,7 +87,7 @@ impl UdpSendBatch {
             }
             (count, bytes) = (count + 1, len);
         }
-        let mut parts = Parts::new();
+        let mut parts = TransmitParts::new();
         move_front(left, bytes, &mut parts);
         (parts, count)
     }
@@ -101,7 +101,7 @@ impl UdpSendBatch {
     }
 
     /// Returns the number of datagrams in parts that fit one transmit; `None` if they do not fit.
-    fn fit<'a>(&self, parts: impl Iterator<Item = &'a Part>) -> Option<usize> {
+    fn fit<'a>(&self, parts: impl Iterator<Item = &'a TransmitPart>) -> Option<usize> {
         let (len, fits) = self.measure(parts, usize::MAX);
         let count = len.div_ceil(self.size());
         (fits && count <= self.datagrams_max).then_some(count)
@@ -109,28 +109,32 @@ impl UdpSendBatch {
 
     /// Returns the bytes of the first parts, at most `size`, and whether the device takes them in
     /// one transmit.
-    fn measure<'a>(&self, parts: impl Iterator<Item = &'a Part>, size: usize) -> (usize, bool) {
+    fn measure<'a>(
+        &self,
+        parts: impl Iterator<Item = &'a TransmitPart>,
+        size: usize,
+    ) -> (usize, bool) {
         let (mut len, mut fits, mut extents) = (0, true, ExtentCount::default());
         for part in parts {
             if len >= size {
                 break;
             }
             len += (part.len() as usize).min(size - len);
-            fits &= part.extent().is_none_or(|extent| extents.takes(extent));
+            fits &= part.extent().is_none_or(|extent| extents.add(extent));
         }
         (len, fits && len <= self.bytes_max)
     }
 
     /// Returns the encryption of the next `count` datagrams.
-    fn protect(&mut self, count: usize) -> Option<Box<Protect>> {
-        let whole = |protect: &Protect| protect.packets.len() == count;
+    fn protect(&mut self, count: usize) -> Option<Box<QuicProtect>> {
+        let whole = |protect: &QuicProtect| protect.packets.len() == count;
         if self.send.protect.as_deref().is_some_and(whole) {
             return self.send.protect.take();
         }
         let protect = self.send.protect.as_deref()?;
-        let packets: &[Option<Packet>] = protect.packets.get(self.next..self.next + count)?;
+        let packets: &[Option<QuicTxPacket>] = protect.packets.get(self.next..self.next + count)?;
         let some = packets.iter().any(Option::is_some);
-        some.then(|| Box::new(Protect { quic: protect.quic, packets: packets.into() }))
+        some.then(|| Box::new(QuicProtect { quic: protect.quic, packets: packets.into() }))
     }
 
     fn transmit(
@@ -138,7 +142,7 @@ impl UdpSendBatch {
         out: &mut Outbox,
         now: Instant,
         tuple: &Tuple,
-        parts: Parts,
+        parts: TransmitParts,
         count: usize,
     ) {
         let ip = IpHeader {
@@ -193,7 +197,7 @@ pub(super) const fn scope_of(tag: u32) -> FaultScope {
 }
 
 /// Moves `len` bytes from the front of `from` to the end of `to`.
-fn move_front(from: &mut VecDeque<Part>, mut len: usize, to: &mut Parts) {
+fn move_front(from: &mut VecDeque<TransmitPart>, mut len: usize, to: &mut TransmitParts) {
     while len > 0 {
         let Some(part) = from.pop_front() else { return };
         let whole = part.len() as usize;
@@ -210,18 +214,20 @@ fn move_front(from: &mut VecDeque<Part>, mut len: usize, to: &mut Parts) {
 }
 
 /// Splits a part at `at`, which is less than its length.
-fn split(part: Part, at: usize) -> (Part, Part) {
+fn split(part: TransmitPart, at: usize) -> (TransmitPart, TransmitPart) {
     match part {
-        Part::Host(mut bytes) => {
+        TransmitPart::Host(mut bytes) => {
             let front = bytes.split_to(at.min(bytes.len()));
-            (Part::Host(front), Part::Host(bytes))
+            (TransmitPart::Host(front), TransmitPart::Host(bytes))
         }
-        Part::File(FileExtent { file, offset, len }) => {
+        TransmitPart::File(FileExtent { file, offset, len }) => {
             let first = u32::try_from(at).unwrap_or(u32::MAX).min(len);
             let back = FileExtent { file, offset: offset + u64::from(first), len: len - first };
-            (Part::File(FileExtent { file, offset, len: first }), Part::File(back))
+            (TransmitPart::File(FileExtent { file, offset, len: first }), TransmitPart::File(back))
         }
         // Parts that the device completes occur in TCP only.
-        other @ (Part::Sealed(_) | Part::Pdu(_)) => (other, Part::Host(bytes::Bytes::new())),
+        other @ (TransmitPart::Records(_) | TransmitPart::Pdu(_)) => {
+            (other, TransmitPart::Host(bytes::Bytes::new()))
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Detects whether an open file still has the content that it had when it was opened.
 //!
 //! Called by all backends after each read of a file that was opened as [`DiskAccess::Content`]:
-//! [`Promise::check`] compares the file's metadata with those of the open. If the content has
+//! [`ContentPromise::check`] compares the file's metadata with those of the open. If the content has
 //! changed, the read returns another [`FileStat::version`] than the open did, and the requester
 //! ends its transfers.
 //!
@@ -33,14 +33,14 @@ use std::sync::{Mutex, PoisonError};
 use abi::disk::DiskAccess;
 use abi::{FileFault, FileKind, FileStat};
 
-use super::root::{fault, mix, stat};
+use super::root::{file_fault_of, mix, stat};
 
 /// Size of the sample: the last promised bytes, compared if metadata cannot decide.
 const SAMPLE_BYTES: u64 = 4096;
 
 /// Most looks at a file that may be growing: some milliseconds, enough for a writer that was
 /// preempted.
-const GROWTH_LOOKS: u32 = 2000;
+const GROWTH_POLLS_MAX: u32 = 2000;
 
 /// Which changes of a file end its transfers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,13 +55,13 @@ pub enum ChangeRule {
 
 /// Metadata that changes with the content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Marks {
+struct FileMarks {
     size: u64,
     modified: (i64, i64),
     changed: (i64, i64),
 }
 
-impl Marks {
+impl FileMarks {
     fn of(meta: &Metadata) -> Self {
         Self {
             size: meta.size(),
@@ -71,7 +71,7 @@ impl Marks {
     }
 
     fn read(file: &File) -> Result<Self, FileFault> {
-        file.metadata().map(|meta| Self::of(&meta)).map_err(|error| fault(&error))
+        file.metadata().map(|meta| Self::of(&meta)).map_err(|error| file_fault_of(&error))
     }
 
     /// Returns whether a file with metadata `before` was rewritten in place, or is about to grow: a
@@ -83,34 +83,34 @@ impl Marks {
 
 /// State of the promised bytes.
 #[derive(Clone, Copy, Debug)]
-enum State {
+enum PromiseState {
     /// Unchanged when the metadata was `seen`. `sample` is the digest of the sample, if it was
     /// read.
-    Kept { seen: Marks, sample: Option<u64> },
+    Kept { seen: FileMarks, sample: Option<u64> },
     /// Changed; final.
     Broken,
 }
 
 /// The promise of an open file: the content at its open.
 #[derive(Debug)]
-pub(super) struct Promise {
+pub(super) struct ContentPromise {
     rule: ChangeRule,
     access: DiskAccess,
     stat: FileStat,
-    at_open: Marks,
-    state: Mutex<State>,
+    at_open: FileMarks,
+    state: Mutex<PromiseState>,
 }
 
-impl Promise {
+impl ContentPromise {
     /// Promises the file's present content.
     pub(super) fn new(
         file: &File,
         access: DiskAccess,
         rule: ChangeRule,
     ) -> Result<Self, FileFault> {
-        let meta = file.metadata().map_err(|error| fault(&error))?;
-        let (stat, at_open) = (stat(file, &meta)?, Marks::of(&meta));
-        let state = Mutex::new(State::Kept { seen: at_open, sample: None });
+        let meta = file.metadata().map_err(|error| file_fault_of(&error))?;
+        let (stat, at_open) = (stat(file, &meta)?, FileMarks::of(&meta));
+        let state = Mutex::new(PromiseState::Kept { seen: at_open, sample: None });
         Ok(Self { rule, access, stat, at_open, state })
     }
 
@@ -119,7 +119,7 @@ impl Promise {
         self.stat
     }
 
-    /// Returns offset and length of the sample for [`Self::note_sample`], if one is needed.
+    /// Returns offset and length of the sample for [`Self::record_sample`], if one is needed.
     pub(super) fn sample_range(&self) -> Option<(u64, usize)> {
         let wanted = self.rule == ChangeRule::Content
             && self.access == DiskAccess::Content
@@ -131,27 +131,27 @@ impl Promise {
 
     /// Records the content of [`Self::sample_range`], read after the open. It is discarded if the
     /// metadata have changed since, because the bytes may not be the promised ones.
-    pub(super) fn note_sample(&self, file: &File, bytes: &[u8]) {
+    pub(super) fn record_sample(&self, file: &File, bytes: &[u8]) {
         let whole = self.sample_range().is_some_and(|(_, len)| bytes.len() == len);
-        if whole && Marks::read(file) == Ok(self.at_open) {
-            if let State::Kept { sample, .. } = &mut *self.lock() {
+        if whole && FileMarks::read(file) == Ok(self.at_open) {
+            if let PromiseState::Kept { sample, .. } = &mut *self.lock() {
                 *sample = Some(digest(bytes));
             }
         }
     }
 
     /// Reads the sample in the calling thread.
-    pub(super) fn take_sample(&self, file: &File) {
+    pub(super) fn read_and_record_sample(&self, file: &File) {
         if let Some(bytes) = self.read_sample(file) {
-            self.note_sample(file, &bytes);
+            self.record_sample(file, &bytes);
         }
     }
 
     /// Returns the metadata for a read that has just ended: those of the open while the promised
     /// bytes are unchanged, otherwise the present ones, with another version.
     pub(super) fn check(&self, file: &File) -> Result<FileStat, FileFault> {
-        let meta = file.metadata().map_err(|error| fault(&error))?;
-        if Marks::of(&meta) == self.at_open && self.stat.kind != FileKind::Block {
+        let meta = file.metadata().map_err(|error| file_fault_of(&error))?;
+        if FileMarks::of(&meta) == self.at_open && self.stat.kind != FileKind::Block {
             return Ok(self.stat);
         }
         if self.rule == ChangeRule::Strict || self.access != DiskAccess::Content {
@@ -159,30 +159,30 @@ impl Promise {
         }
         // Read again under the lock, so that the looks of several threads are ordered.
         let mut state = self.lock();
-        let mut meta = file.metadata().map_err(|error| fault(&error))?;
-        if let State::Kept { seen, .. } = &*state {
-            for _ in 0..GROWTH_LOOKS {
-                if !Marks::of(&meta).may_grow_from(seen) {
+        let mut meta = file.metadata().map_err(|error| file_fault_of(&error))?;
+        if let PromiseState::Kept { seen, .. } = &*state {
+            for _ in 0..GROWTH_POLLS_MAX {
+                if !FileMarks::of(&meta).may_grow_from(seen) {
                     break;
                 }
                 std::thread::yield_now();
-                meta = file.metadata().map_err(|error| fault(&error))?;
+                meta = file.metadata().map_err(|error| file_fault_of(&error))?;
             }
         }
-        let now = Marks::of(&meta);
+        let now = FileMarks::of(&meta);
         *state = match *state {
-            State::Kept { seen, sample } if self.is_kept(file, seen, now, sample) => {
-                State::Kept { seen: now, sample }
+            PromiseState::Kept { seen, sample } if self.is_kept(file, seen, now, sample) => {
+                PromiseState::Kept { seen: now, sample }
             }
-            State::Kept { .. } | State::Broken => State::Broken,
+            PromiseState::Kept { .. } | PromiseState::Broken => PromiseState::Broken,
         };
         match *state {
-            State::Kept { .. } => Ok(self.stat),
-            State::Broken => stat(file, &meta),
+            PromiseState::Kept { .. } => Ok(self.stat),
+            PromiseState::Broken => stat(file, &meta),
         }
     }
 
-    fn is_kept(&self, file: &File, seen: Marks, now: Marks, sample: Option<u64>) -> bool {
+    fn is_kept(&self, file: &File, seen: FileMarks, now: FileMarks, sample: Option<u64>) -> bool {
         let untouched = (now.size, now.modified) == (seen.size, seen.modified);
         if now == seen || self.at_open.size == 0 {
             return true;
@@ -204,7 +204,7 @@ impl Promise {
         Some(bytes)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, PromiseState> {
         // A panic cannot leave the state half written: every change is one assignment.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -223,7 +223,7 @@ fn digest(bytes: &[u8]) -> u64 {
 /// Returns why changes of files below `root` may be detected late or not at all, if its file system
 /// is known for that. The text is for the operator.
 #[must_use]
-pub fn weak_time_stamps(root: &Path) -> Option<&'static str> {
+pub fn unreliable_metadata_reason(root: &Path) -> Option<&'static str> {
     let path = CString::new(root.as_os_str().as_bytes()).ok()?;
     // SAFETY: a statfs is plain data, valid as zeroes.
     let mut found: libc::statfs = unsafe { std::mem::zeroed() };

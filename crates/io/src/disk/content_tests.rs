@@ -13,24 +13,24 @@ use abi::disk::{DiskAccess, DiskFile};
 use base::Duration;
 use tempfile::TempDir;
 
-use super::content::Promise;
-use super::tests::{Asker, KINDS, each, pattern, tree};
+use super::content::ContentPromise;
+use super::tests::{DiskTester, KINDS, each, pattern, tree};
 use super::*;
-use crate::clock::Clock;
+use crate::clock::MonotonicClock;
 
 const NAME: &str = "1048577";
 const BYTES: usize = (1 << 20) + 1;
 
 /// An open file, with its metadata at the open.
-struct Subject<'a> {
-    asker: &'a mut Asker,
+struct PromisedFile<'a> {
+    asker: &'a mut DiskTester,
     path: PathBuf,
     file: DiskFile,
     at_open: FileStat,
 }
 
-impl<'a> Subject<'a> {
-    fn open(dir: &TempDir, asker: &'a mut Asker) -> Self {
+impl<'a> PromisedFile<'a> {
+    fn open(dir: &TempDir, asker: &'a mut DiskTester) -> Self {
         let (file, at_open) = asker.open(NAME).unwrap();
         // The first read lets io_uring complete the read of the sample.
         assert_eq!(asker.read(file, 0, 1).unwrap().1, at_open);
@@ -66,12 +66,12 @@ impl<'a> Subject<'a> {
 }
 
 /// A change of the file at a path.
-type Change = fn(&Path);
+type PathChange = fn(&Path);
 /// A change of the file that is being read.
-type Rewrite = fn(&Subject<'_>);
+type Rewrite = fn(&PromisedFile<'_>);
 
 /// Changes of metadata only, by name.
-const TOUCHES: [(&str, Change); 6] = [
+const TOUCHES: [(&str, PathChange); 6] = [
     ("chmod", |path| fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap()),
     ("touch -a", |path| run(Command::new("touch").arg("-a").arg(path))),
     ("link", |path| fs::hard_link(path, path.with_extension("link")).unwrap()),
@@ -94,7 +94,7 @@ fn run(command: &mut Command) {
 #[test]
 fn what_touches_only_metadata_is_no_change() {
     each(|dir, asker| {
-        let mut subject = Subject::open(dir, asker);
+        let mut subject = PromisedFile::open(dir, asker);
         for (what, touch) in TOUCHES {
             touch(&subject.path);
             subject.assert_kept(what);
@@ -105,7 +105,7 @@ fn what_touches_only_metadata_is_no_change() {
 #[test]
 fn an_append_is_no_change_of_what_was_promised() {
     each(|dir, asker| {
-        let mut subject = Subject::open(dir, asker);
+        let mut subject = PromisedFile::open(dir, asker);
         for round in 0..10 {
             subject.append(&[7; 5000]);
             subject.assert_kept(&format!("append {round}"));
@@ -124,8 +124,8 @@ fn an_append_in_progress_is_no_change() {
     let (dir, over) = (tree(), AtomicBool::new(false));
     let path = dir.path().join("root").join(NAME);
     let file = File::open(&path).unwrap();
-    let promise = Promise::new(&file, DiskAccess::Content, ChangeRule::Content).unwrap();
-    promise.take_sample(&file);
+    let promise = ContentPromise::new(&file, DiskAccess::Content, ChangeRule::Content).unwrap();
+    promise.read_and_record_sample(&file);
     std::thread::scope(|scope| {
         let looks = scope.spawn(|| {
             while !over.load(Ordering::Acquire) {
@@ -134,7 +134,7 @@ fn an_append_in_progress_is_no_change() {
         });
         let mut writer = OpenOptions::new().append(true).open(&path).unwrap();
         // The clock of the file system ticks every few milliseconds.
-        let clock = Clock::new();
+        let clock = MonotonicClock::new();
         let end = clock.now() + Duration::from_millis(500);
         while clock.now() < end && !looks.is_finished() {
             writer.write_all(&[7]).unwrap();
@@ -162,7 +162,7 @@ fn truncation_and_rewriting_in_place_are_changes() {
     ];
     for (what, change) in changes {
         each(|dir, asker| {
-            let mut subject = Subject::open(dir, asker);
+            let mut subject = PromisedFile::open(dir, asker);
             change(&subject);
             subject.assert_changed(what);
             // No later append restores it.
@@ -175,14 +175,14 @@ fn truncation_and_rewriting_in_place_are_changes() {
 #[test]
 fn an_append_does_not_hide_what_was_rewritten_before() {
     each(|dir, asker| {
-        let mut subject = Subject::open(dir, asker);
+        let mut subject = PromisedFile::open(dir, asker);
         subject.append(b"more");
         subject.assert_kept("append");
         subject.writer().write_all_at(b"!", 70_000).unwrap();
         subject.assert_changed("rewritten");
     });
     each(|dir, asker| {
-        let mut subject = Subject::open(dir, asker);
+        let mut subject = PromisedFile::open(dir, asker);
         subject.append(&[7; 100]);
         subject.assert_kept("append");
         // Shorter than before, but not shorter than promised.
@@ -197,16 +197,16 @@ fn strict_disks_take_every_touch_for_a_change() {
         for (what, touch) in TOUCHES {
             let dir = tree();
             let disk = open_disk_with(&dir.path().join("root"), kind, ChangeRule::Strict).unwrap();
-            let mut asker = Asker::with(disk);
-            let mut subject = Subject::open(&dir, &mut asker);
+            let mut asker = DiskTester::with(disk);
+            let mut subject = PromisedFile::open(&dir, &mut asker);
             subject.assert_kept("nothing");
             touch(&subject.path);
             subject.assert_changed(what);
         }
         let dir = tree();
         let disk = open_disk_with(&dir.path().join("root"), kind, ChangeRule::Strict).unwrap();
-        let mut asker = Asker::with(disk);
-        let mut subject = Subject::open(&dir, &mut asker);
+        let mut asker = DiskTester::with(disk);
+        let mut subject = PromisedFile::open(&dir, &mut asker);
         subject.append(b"more");
         subject.assert_changed("append");
     }
@@ -234,7 +234,7 @@ fn a_root_that_is_a_link_is_followed_when_it_leads_elsewhere() {
         fs::write(other.join("4096"), "another release").unwrap();
         symlink("../secret", other.join("out")).unwrap();
         symlink("root", &link).unwrap();
-        let mut asker = Asker::at(&link, kind);
+        let mut asker = DiskTester::at(&link, kind);
         let (before, _) = asker.open("4096").unwrap();
         // As `ln -sfn` does.
         symlink("other", dir.path().join("current.new")).unwrap();

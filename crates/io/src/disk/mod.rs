@@ -37,9 +37,9 @@ use std::path::{Path, PathBuf};
 use abi::FileFault;
 use abi::disk::{DiskCompletion, DiskRequest};
 
-pub use content::{ChangeRule, weak_time_stamps};
+pub use content::{ChangeRule, unreliable_metadata_reason};
 pub use lock::lock;
-use root::Root;
+use root::DiskRoot;
 
 /// Most requests in flight, including answers that were not polled.
 pub const IN_FLIGHT_MAX: usize = 256;
@@ -167,7 +167,7 @@ pub fn open_disk_with(
     kind: DiskKind,
     rule: ChangeRule,
 ) -> Result<Box<dyn Disk>, DiskSetupError> {
-    let root = Root::open(root, rule)?;
+    let root = DiskRoot::open(root, rule)?;
     match kind {
         DiskKind::Uring => Ok(Box::new(uring::UringDisk::new(root).map_err(|(error, _)| error)?)),
         DiskKind::Threads => Ok(Box::new(threads::ThreadsDisk::new(root, "threads".into())?)),

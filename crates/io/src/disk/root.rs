@@ -20,7 +20,7 @@ use abi::disk::DiskAccess;
 use abi::{FileFault, FileKind, FileStat, Refusal};
 
 use super::DiskSetupError;
-use super::content::{ChangeRule, Promise};
+use super::content::{ChangeRule, ContentPromise};
 
 /// Most attempts of an open that races with renames.
 const OPEN_TRIES: usize = 8;
@@ -33,21 +33,21 @@ pub(super) const RESOLVE: u64 = libc::RESOLVE_BENEATH | libc::RESOLVE_NO_MAGICLI
 
 /// The directory that no path leads out of.
 #[derive(Debug)]
-pub(super) struct Root {
+pub(super) struct DiskRoot {
     path: PathBuf,
-    dir: Mutex<Dir>,
+    dir: Mutex<RootDir>,
     rule: ChangeRule,
 }
 
 /// The directory that the root's path led to at the last check.
 #[derive(Debug)]
-struct Dir {
+struct RootDir {
     file: Arc<File>,
     /// Device and inode.
     identity: (u64, u64),
 }
 
-impl Dir {
+impl RootDir {
     fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(path)?;
         let identity = identity(&file.metadata()?);
@@ -68,7 +68,7 @@ pub(super) struct OpenFile {
     pub(super) size: u64,
     pub(super) access: DiskAccess,
     /// Boxed to keep the answer to an open small.
-    pub(super) promise: Box<Promise>,
+    pub(super) promise: Box<ContentPromise>,
 }
 
 /// Returns the flags for opening a file with this access.
@@ -80,9 +80,9 @@ pub(super) fn open_flags(access: DiskAccess) -> u64 {
     u64::from((OPEN_FLAGS | mode).unsigned_abs())
 }
 
-impl Root {
+impl DiskRoot {
     pub(super) fn open(path: &Path, rule: ChangeRule) -> Result<Self, DiskSetupError> {
-        let dir = Dir::open(path)
+        let dir = RootDir::open(path)
             .map_err(|source| DiskSetupError::Root { path: path.to_owned(), source })?;
         match openat2(dir.file.as_raw_fd(), c".", DiskAccess::Content) {
             Ok(_) => Ok(Self { path: path.to_owned(), dir: Mutex::new(dir), rule }),
@@ -101,7 +101,7 @@ impl Root {
         let mut dir = self.dir.lock().unwrap_or_else(PoisonError::into_inner);
         let same = |meta: Metadata| identity(&meta) == dir.identity;
         if !std::fs::metadata(&self.path).is_ok_and(same) {
-            if let Ok(now) = Dir::open(&self.path) {
+            if let Ok(now) = RootDir::open(&self.path) {
                 *dir = now;
             }
         }
@@ -119,10 +119,10 @@ impl Root {
             match openat2(dir.as_raw_fd(), path, access) {
                 // EAGAIN: the kernel could not rule out a race with a rename, see openat2(2).
                 Err(error) if is_transient(&error) => {}
-                Err(error) => return Err(fault(&error)),
+                Err(error) => return Err(file_fault_of(&error)),
                 Ok(file) => {
-                    let (file, stat) = opened(file, access, self.rule)?;
-                    file.promise.take_sample(&file.file);
+                    let (file, stat) = inspect_opened(file, access, self.rule)?;
+                    file.promise.read_and_record_sample(&file.file);
                     return Ok((file, stat));
                 }
             }
@@ -155,14 +155,14 @@ pub(super) fn c_path(path: &[u8]) -> Result<CString, FileFault> {
 
 /// Reads the metadata of a file that has just been opened. Clears `O_NONBLOCK` if the file may be
 /// read or written.
-pub(super) fn opened(
+pub(super) fn inspect_opened(
     file: File,
     access: DiskAccess,
     rule: ChangeRule,
 ) -> Result<(OpenFile, FileStat), FileFault> {
-    let promise = Box::new(Promise::new(&file, access, rule)?);
+    let promise = Box::new(ContentPromise::new(&file, access, rule)?);
     let stat = promise.stat();
-    if access.takes(stat.kind) {
+    if access.accepts(stat.kind) {
         // With O_NONBLOCK, io_uring would return EAGAIN on a file system that cannot read without
         // blocking. SAFETY: F_SETFL takes an integer; the descriptor is open.
         unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, 0) };
@@ -188,7 +188,7 @@ pub(super) fn stat(mut file: &File, meta: &Metadata) -> Result<FileStat, FileFau
     let size = match kind {
         // The metadata of a block device have size 0. The descriptor's position is not used
         // otherwise.
-        FileKind::Block => file.seek(SeekFrom::End(0)).map_err(|error| fault(&error))?,
+        FileKind::Block => file.seek(SeekFrom::End(0)).map_err(|error| file_fault_of(&error))?,
         _ => meta.size(),
     };
     // Only the bits matter, not the sign.
@@ -226,7 +226,7 @@ pub(super) fn read_whole(
             Ok(0) => break,
             Ok(bytes) => done += bytes,
             Err(error) if is_transient(&error) => continue,
-            Err(error) => return Err(fault(&error)),
+            Err(error) => return Err(file_fault_of(&error)),
         }
         pieces += 1;
     }
@@ -238,7 +238,7 @@ pub(super) fn is_transient(error: &io::Error) -> bool {
 }
 
 /// Converts an error of the kernel for the requester.
-pub(super) fn fault(error: &io::Error) -> FileFault {
+pub(super) fn file_fault_of(error: &io::Error) -> FileFault {
     match error.raw_os_error() {
         Some(libc::ENOENT) => FileFault::NotFound,
         // EXDEV: the path leads out of the root.

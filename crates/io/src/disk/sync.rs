@@ -7,22 +7,22 @@ use std::os::fd::RawFd;
 
 use abi::disk::{DiskCompletion, DiskRequest};
 
-use super::root::{Root, c_path, read_whole};
-use super::table::{FileTable, written};
+use super::root::{DiskRoot, c_path, read_whole};
+use super::table::{FileTable, bytes_to_write};
 use super::write::{flush, write_whole, zero};
 use super::{Disk, DiskCounters, IN_FLIGHT_MAX};
 
 /// A disk without concurrency.
 #[derive(Debug)]
 pub(super) struct SyncDisk {
-    root: Root,
+    root: DiskRoot,
     files: FileTable,
     ready: VecDeque<DiskCompletion>,
     counters: DiskCounters,
 }
 
 impl SyncDisk {
-    pub(super) fn new(root: Root) -> Self {
+    pub(super) fn new(root: DiskRoot) -> Self {
         let (files, ready) = (FileTable::default(), VecDeque::with_capacity(IN_FLIGHT_MAX));
         Self { root, files, ready, counters: DiskCounters::default() }
     }
@@ -56,7 +56,8 @@ impl Disk for SyncDisk {
             DiskRequest::Write { id, file, offset, buf, len, fua } => {
                 let file = self.files.for_write(file, offset, u64::from(len));
                 let result = file.and_then(|file| {
-                    let continued = write_whole(&file.file, written(&buf, len)?, offset, fua)?;
+                    let continued =
+                        write_whole(&file.file, bytes_to_write(&buf, len)?, offset, fua)?;
                     self.counters.disk_writes_continued += u64::from(continued);
                     self.counters.disk_write_bytes += u64::from(len);
                     Ok(())

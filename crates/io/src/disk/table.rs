@@ -18,7 +18,7 @@ const SLOT_BITS: u32 = 16;
 const FILES_MAX: usize = 1 << SLOT_BITS;
 
 #[derive(Debug, Default)]
-struct Slot {
+struct FileSlot {
     generation: u16,
     file: Option<Arc<OpenFile>>,
 }
@@ -26,7 +26,7 @@ struct Slot {
 /// Table of open files.
 #[derive(Debug, Default)]
 pub(super) struct FileTable {
-    slots: Vec<Slot>,
+    slots: Vec<FileSlot>,
     free: Vec<u16>,
 }
 
@@ -39,7 +39,7 @@ impl FileTable {
                 return Err(FileFault::Refused(Refusal::TableFull));
             }
             None => {
-                self.slots.push(Slot::default());
+                self.slots.push(FileSlot::default());
                 u16::try_from(self.slots.len() - 1).map_err(|_| FileFault::BadExtent)?
             }
         };
@@ -70,7 +70,7 @@ impl FileTable {
         let file = self.find(name)?;
         let end = offset.checked_add(buf.len() as u64).and_then(|end| i64::try_from(end).ok());
         let page_aligned = offset % PAGE_BYTES as u64 == 0;
-        if !file.access.takes(file.kind) || end.is_none() || !page_aligned {
+        if !file.access.accepts(file.kind) || end.is_none() || !page_aligned {
             return Err(FileFault::BadExtent);
         }
         // The number of bytes read is a u32.
@@ -99,7 +99,7 @@ impl FileTable {
     /// Returns the file for a flush, if it was opened for writing.
     pub(super) fn for_flush(&self, name: DiskFile) -> Result<Arc<OpenFile>, FileFault> {
         let file = self.find(name)?;
-        if file.access != DiskAccess::NamespaceWrite || !file.access.takes(file.kind) {
+        if file.access != DiskAccess::NamespaceWrite || !file.access.accepts(file.kind) {
             return Err(FileFault::BadExtent);
         }
         Ok(Arc::clone(file))
@@ -118,7 +118,7 @@ impl FileTable {
 }
 
 /// Returns the bytes to write, if the buffer is long enough.
-pub(super) fn written(buf: &AlignedBuf, len: u32) -> Result<&[u8], FileFault> {
+pub(super) fn bytes_to_write(buf: &AlignedBuf, len: u32) -> Result<&[u8], FileFault> {
     buf.as_slice().get(..len as usize).ok_or(FileFault::BadExtent)
 }
 

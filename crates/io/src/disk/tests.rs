@@ -48,7 +48,7 @@ pub(super) fn tree() -> TempDir {
 }
 
 /// Sends requests to a disk, one at a time.
-pub(super) struct Asker {
+pub(super) struct DiskTester {
     pub(super) disk: Box<dyn Disk>,
     next_id: u64,
 }
@@ -56,7 +56,7 @@ pub(super) struct Asker {
 pub(super) type OpenResult = Result<(DiskFile, FileStat), FileFault>;
 pub(super) type ReadResult = Result<(Vec<u8>, FileStat), FileFault>;
 
-impl Asker {
+impl DiskTester {
     pub(super) fn new(dir: &TempDir, kind: DiskKind) -> Self {
         Self::at(&dir.path().join("root"), kind)
     }
@@ -122,10 +122,10 @@ impl Asker {
     }
 }
 
-pub(super) fn each(test: impl Fn(&TempDir, &mut Asker)) {
+pub(super) fn each(test: impl Fn(&TempDir, &mut DiskTester)) {
     for kind in KINDS {
         let dir = tree();
-        let mut asker = Asker::new(&dir, kind);
+        let mut asker = DiskTester::new(&dir, kind);
         println!("{}", asker.disk.backend());
         test(&dir, &mut asker);
     }
@@ -273,7 +273,7 @@ fn many_at_once_and_no_more() {
         let (file, _) = asker.open("1048577").unwrap();
         let expected = pattern((1 << 20) + 1);
         let mut asked = BTreeMap::new();
-        let mut read = |asker: &mut Asker| {
+        let mut read = |asker: &mut DiskTester| {
             let (id, buf) = (asker.id(), AlignedBuf::new(4));
             let offset = id.0 % 64 * (4 * PAGE_BYTES as u64);
             asker.disk.submit(DiskRequest::Read { id, file, offset, buf })?;
@@ -299,10 +299,10 @@ fn many_at_once_and_no_more() {
 }
 
 #[test]
-fn the_bell_is_silent_when_nothing_waits() {
+fn the_descriptor_is_not_readable_when_idle() {
     for kind in [DiskKind::Uring, DiskKind::Threads] {
         let dir = tree();
-        let mut asker = Asker::new(&dir, kind);
+        let mut asker = DiskTester::new(&dir, kind);
         for _ in 0..100 {
             let (file, _) = asker.open("4096").unwrap();
             asker.read(file, 0, 1).unwrap();
@@ -320,7 +320,7 @@ fn dropping_with_work_under_way_is_sound() {
     for kind in KINDS {
         for flushed in [true, false] {
             let dir = tree();
-            let mut asker = Asker::new(&dir, kind);
+            let mut asker = DiskTester::new(&dir, kind);
             let path = dir.path().join("root/1048577");
             let (file, _) = asker.open("1048577").unwrap();
             let on_disk = fs::File::open(&path).unwrap();

@@ -17,8 +17,8 @@ use abi::aligned::AlignedBuf;
 use abi::disk::{DiskAccess, DiskCompletion, DiskRequest, RequestId};
 use abi::{FileFault, FileStat};
 
-use super::root::{OpenFile, Root, c_path, read_whole};
-use super::table::{FileTable, written};
+use super::root::{DiskRoot, OpenFile, c_path, read_whole};
+use super::table::{FileTable, bytes_to_write};
 use super::write::{flush, write_whole, zero};
 use super::{Disk, DiskCounters, DiskSetupError, IN_FLIGHT_MAX};
 use crate::notify::Notifier;
@@ -26,7 +26,7 @@ use crate::notify::Notifier;
 /// Threads in the pool: enough to keep a queue at the disk, few enough to start at once.
 const THREADS: usize = 8;
 
-enum Job {
+enum DiskJob {
     Open { id: RequestId, path: CString, access: DiskAccess },
     Read { id: RequestId, file: Arc<OpenFile>, offset: u64, buf: AlignedBuf },
     Write { id: RequestId, file: Arc<OpenFile>, offset: u64, buf: AlignedBuf, len: u32, fua: bool },
@@ -34,19 +34,19 @@ enum Job {
     Zero { id: RequestId, file: Arc<OpenFile>, offset: u64, len: u64, deallocate: bool },
 }
 
-type Opened = Result<(OpenFile, FileStat), FileFault>;
+type OpenOutcome = Result<(OpenFile, FileStat), FileFault>;
 /// Bytes read, metadata, and whether it took more than one call.
-type ReadDone = Result<(u32, FileStat, bool), FileFault>;
+type ReadOutcome = Result<(u32, FileStat, bool), FileFault>;
 
-enum Done {
+enum DiskJobResult {
     Open {
         id: RequestId,
-        result: Opened,
+        result: OpenOutcome,
     },
     Read {
         id: RequestId,
         buf: AlignedBuf,
-        result: ReadDone,
+        result: ReadOutcome,
     },
     /// Bytes written, and whether it took more than one call.
     Write {
@@ -66,30 +66,30 @@ enum Done {
 }
 
 #[derive(Default)]
-struct Jobs {
-    queue: VecDeque<Job>,
+struct DiskJobQueue {
+    queue: VecDeque<DiskJob>,
     stop: bool,
 }
 
-struct Shared {
-    root: Root,
-    jobs: Mutex<Jobs>,
+struct DiskPoolShared {
+    root: DiskRoot,
+    jobs: Mutex<DiskJobQueue>,
     work: Condvar,
-    done: Mutex<VecDeque<Done>>,
+    done: Mutex<VecDeque<DiskJobResult>>,
     /// True if `done` may hold answers: a check that needs no lock. Written under the lock.
     any_done: AtomicBool,
-    bell: Notifier,
+    done_notifier: Notifier,
 }
 
 /// A disk with a thread pool.
 pub(super) struct ThreadsDisk {
-    shared: Arc<Shared>,
+    shared: Arc<DiskPoolShared>,
     threads: Vec<JoinHandle<()>>,
     files: FileTable,
     /// Submitted, not yet flushed.
-    staged: VecDeque<Job>,
+    staged: VecDeque<DiskJob>,
     /// Taken from the threads, not yet polled.
-    taken: VecDeque<Done>,
+    taken: VecDeque<DiskJobResult>,
     in_flight: usize,
     backend: String,
     counters: DiskCounters,
@@ -102,15 +102,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl ThreadsDisk {
     /// Starts the pool. `backend` is the name that [`Disk::backend`] returns.
-    pub(super) fn new(root: Root, backend: String) -> Result<Self, DiskSetupError> {
+    pub(super) fn new(root: DiskRoot, backend: String) -> Result<Self, DiskSetupError> {
         let no_threads = |source: io::Error| DiskSetupError::NoThreads { source };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(DiskPoolShared {
             root,
             jobs: Mutex::default(),
             work: Condvar::new(),
             done: Mutex::default(),
             any_done: AtomicBool::new(false),
-            bell: Notifier::new().map_err(no_threads)?,
+            done_notifier: Notifier::new().map_err(no_threads)?,
         });
         let mut disk = Self {
             shared,
@@ -126,7 +126,7 @@ impl ThreadsDisk {
             let shared = Arc::clone(&disk.shared);
             let thread = std::thread::Builder::new().name("disk".into()).spawn(move || {
                 while let Some(job) = shared.next_job() {
-                    shared.finish(shared.work_on(job));
+                    shared.finish(shared.execute(job));
                 }
             });
             // On failure, dropping `disk` ends the threads that are running.
@@ -136,32 +136,32 @@ impl ThreadsDisk {
     }
 
     /// Returns the job for a request, `None` for a close; or the answer, if the request is invalid.
-    fn stage(&self, request: DiskRequest) -> Result<Option<Job>, Done> {
+    fn stage(&self, request: DiskRequest) -> Result<Option<DiskJob>, DiskJobResult> {
         let job = match request {
             DiskRequest::Open { id, path, access } => match c_path(&path) {
-                Ok(path) => Job::Open { id, path, access },
-                Err(fault) => return Err(Done::Open { id, result: Err(fault) }),
+                Ok(path) => DiskJob::Open { id, path, access },
+                Err(fault) => return Err(DiskJobResult::Open { id, result: Err(fault) }),
             },
             DiskRequest::Read { id, file, offset, buf } => {
                 match self.files.for_read(file, offset, &buf) {
-                    Ok(file) => Job::Read { id, file, offset, buf },
-                    Err(fault) => return Err(Done::Read { id, buf, result: Err(fault) }),
+                    Ok(file) => DiskJob::Read { id, file, offset, buf },
+                    Err(fault) => return Err(DiskJobResult::Read { id, buf, result: Err(fault) }),
                 }
             }
             DiskRequest::Write { id, file, offset, buf, len, fua } => {
                 match self.files.for_write(file, offset, u64::from(len)) {
-                    Ok(file) => Job::Write { id, file, offset, buf, len, fua },
-                    Err(fault) => return Err(Done::Write { id, buf, result: Err(fault) }),
+                    Ok(file) => DiskJob::Write { id, file, offset, buf, len, fua },
+                    Err(fault) => return Err(DiskJobResult::Write { id, buf, result: Err(fault) }),
                 }
             }
             DiskRequest::Flush { id, file } => match self.files.for_flush(file) {
-                Ok(file) => Job::Flush { id, file },
-                Err(fault) => return Err(Done::Flush { id, result: Err(fault) }),
+                Ok(file) => DiskJob::Flush { id, file },
+                Err(fault) => return Err(DiskJobResult::Flush { id, result: Err(fault) }),
             },
             DiskRequest::Zero { id, file, offset, len, deallocate } => {
                 match self.files.for_write(file, offset, len) {
-                    Ok(file) => Job::Zero { id, file, offset, len, deallocate },
-                    Err(fault) => return Err(Done::Zero { id, result: Err(fault) }),
+                    Ok(file) => DiskJob::Zero { id, file, offset, len, deallocate },
+                    Err(fault) => return Err(DiskJobResult::Zero { id, result: Err(fault) }),
                 }
             }
             DiskRequest::Close { .. } => return Ok(None),
@@ -170,28 +170,28 @@ impl ThreadsDisk {
     }
 
     /// Converts the result of a job to the answer to its request.
-    fn answer(&mut self, done: Done) -> DiskCompletion {
+    fn answer(&mut self, done: DiskJobResult) -> DiskCompletion {
         match done {
-            Done::Open { id, result } => {
+            DiskJobResult::Open { id, result } => {
                 let result = result.and_then(|(file, stat)| Ok((self.files.insert(file)?, stat)));
                 DiskCompletion::Opened { id, result }
             }
-            Done::Read { id, buf, result } => {
+            DiskJobResult::Read { id, buf, result } => {
                 let result = result.map(|(bytes, stat, continued)| {
                     self.counters.disk_reads_continued += u64::from(continued);
                     (bytes, stat)
                 });
                 DiskCompletion::Read { id, buf, result }
             }
-            Done::Write { id, buf, result } => {
+            DiskJobResult::Write { id, buf, result } => {
                 let result = result.map(|(bytes, continued)| {
                     self.counters.disk_writes_continued += u64::from(continued);
                     self.counters.disk_write_bytes += u64::from(bytes);
                 });
                 DiskCompletion::Written { id, buf, result }
             }
-            Done::Flush { id, result } => DiskCompletion::Flushed { id, result },
-            Done::Zero { id, result } => {
+            DiskJobResult::Flush { id, result } => DiskCompletion::Flushed { id, result },
+            DiskJobResult::Zero { id, result } => {
                 let result = result.map(|by_hand| {
                     self.counters.disk_zeroes_written += u64::from(by_hand);
                 });
@@ -209,12 +209,12 @@ impl ThreadsDisk {
         std::mem::swap(&mut *done, &mut self.taken);
         self.shared.any_done.store(false, Ordering::Relaxed);
         // Under the lock, so that the eventfd is signaled if and only if the queue holds answers.
-        self.shared.bell.drain();
+        self.shared.done_notifier.drain();
     }
 }
 
-impl Shared {
-    fn next_job(&self) -> Option<Job> {
+impl DiskPoolShared {
+    fn next_job(&self) -> Option<DiskJob> {
         let mut jobs = lock(&self.jobs);
         loop {
             if jobs.stop {
@@ -227,33 +227,33 @@ impl Shared {
         }
     }
 
-    fn work_on(&self, job: Job) -> Done {
+    fn execute(&self, job: DiskJob) -> DiskJobResult {
         match job {
-            Job::Open { id, path, access } => {
-                Done::Open { id, result: self.root.open_beneath(&path, access) }
+            DiskJob::Open { id, path, access } => {
+                DiskJobResult::Open { id, result: self.root.open_beneath(&path, access) }
             }
-            Job::Read { id, file, offset, mut buf } => {
+            DiskJob::Read { id, file, offset, mut buf } => {
                 let result = read_whole(&file, &mut buf, offset);
-                Done::Read { id, buf, result }
+                DiskJobResult::Read { id, buf, result }
             }
-            Job::Write { id, file, offset, buf, len, fua } => {
-                let bytes = written(&buf, len);
+            DiskJob::Write { id, file, offset, buf, len, fua } => {
+                let bytes = bytes_to_write(&buf, len);
                 let result = bytes.and_then(|bytes| write_whole(&file.file, bytes, offset, fua));
-                Done::Write { id, buf, result: result.map(|continued| (len, continued)) }
+                DiskJobResult::Write { id, buf, result: result.map(|continued| (len, continued)) }
             }
-            Job::Flush { id, file } => Done::Flush { id, result: flush(&file.file) },
-            Job::Zero { id, file, offset, len, deallocate } => {
-                Done::Zero { id, result: zero(&file.file, offset, len, deallocate) }
+            DiskJob::Flush { id, file } => DiskJobResult::Flush { id, result: flush(&file.file) },
+            DiskJob::Zero { id, file, offset, len, deallocate } => {
+                DiskJobResult::Zero { id, result: zero(&file.file, offset, len, deallocate) }
             }
         }
     }
 
-    fn finish(&self, answer: Done) {
+    fn finish(&self, answer: DiskJobResult) {
         let mut done = lock(&self.done);
         done.push_back(answer);
         if done.len() == 1 {
             self.any_done.store(true, Ordering::Release);
-            self.bell.notify();
+            self.done_notifier.notify();
         }
     }
 }
@@ -302,7 +302,7 @@ impl Disk for ThreadsDisk {
     }
 
     fn pollable(&self) -> Option<RawFd> {
-        Some(self.shared.bell.as_raw_fd())
+        Some(self.shared.done_notifier.as_raw_fd())
     }
 
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {

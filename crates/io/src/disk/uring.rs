@@ -26,9 +26,11 @@ use abi::{FileFault, FileStat};
 use io_uring::types::{Fd, FsyncFlags, OpenHow};
 use io_uring::{IoUring, Probe, opcode, squeue};
 
-use super::root::{OpenFile, RESOLVE, Root, c_path, fault, is_transient, open_flags, opened};
-use super::table::{FileTable, written};
-use super::write::{ZERO_BYTES, ZEROS, is_unable, write_fault, zero_mode};
+use super::root::{
+    DiskRoot, OpenFile, RESOLVE, c_path, file_fault_of, inspect_opened, is_transient, open_flags,
+};
+use super::table::{FileTable, bytes_to_write};
+use super::write::{ZERO_BYTES, ZEROS, is_fallocate_unsupported, write_fault_of, zero_mode};
 use super::{Disk, DiskCounters, DiskSetupError, IN_FLIGHT_MAX};
 
 /// Most retries of a request that the kernel asks to repeat (EAGAIN, EINTR).
@@ -39,7 +41,7 @@ const SAMPLES_MAX: usize = 16;
 const UNTRACKED: u64 = u64::MAX;
 
 /// A read that the kernel has, or will have at the next flush.
-struct Read {
+struct UringRead {
     id: RequestId,
     file: Arc<OpenFile>,
     offset: u64,
@@ -48,7 +50,7 @@ struct Read {
     retries: u8,
 }
 
-struct Open {
+struct UringOpen {
     id: RequestId,
     /// Directory that the path is relative to.
     dir: Arc<File>,
@@ -59,13 +61,13 @@ struct Open {
 }
 
 /// Read of the bytes by which a later change of the file is detected.
-struct Sample {
+struct UringSample {
     file: Arc<OpenFile>,
     offset: u64,
     bytes: Box<[u8]>,
 }
 
-struct Write {
+struct UringWrite {
     id: RequestId,
     file: Arc<OpenFile>,
     offset: u64,
@@ -76,35 +78,35 @@ struct Write {
     retries: u8,
 }
 
-struct Flush {
+struct UringFlush {
     id: RequestId,
     file: Arc<OpenFile>,
     retries: u8,
 }
 
-struct Zero {
+struct UringZero {
     id: RequestId,
     file: Arc<OpenFile>,
     /// Bytes that are left to zero.
     range: Range<u64>,
     deallocate: bool,
     /// True if the file system cannot zero a range, so that zeros are written.
-    by_hand: bool,
+    writes_zeros: bool,
     retries: u8,
 }
 
-enum InFlight {
+enum UringRequest {
     Free,
-    Open(Open),
-    Read(Read),
-    Sample(Sample),
-    Write(Write),
-    Flush(Flush),
-    Zero(Zero),
+    Open(UringOpen),
+    Read(UringRead),
+    Sample(UringSample),
+    Write(UringWrite),
+    Flush(UringFlush),
+    Zero(UringZero),
 }
 
 /// Progress of a request after a completion.
-enum Progress {
+enum UringProgress {
     /// The request must be submitted again.
     Again,
     Done(Result<(), FileFault>),
@@ -113,10 +115,10 @@ enum Progress {
 /// A disk on io_uring.
 pub(super) struct UringDisk {
     ring: IoUring,
-    root: Root,
+    root: DiskRoot,
     files: FileTable,
     /// Requests in flight; the index is the tag of their entry.
-    slots: Vec<InFlight>,
+    slots: Vec<UringRequest>,
     free: Vec<usize>,
     /// Slots reserved for samples, so that these never take a request's slot.
     free_samples: Vec<usize>,
@@ -147,7 +149,7 @@ fn set_up() -> io::Result<IoUring> {
 
 impl UringDisk {
     /// Sets up a ring; returns the root with the error if that fails.
-    pub(super) fn new(root: Root) -> Result<Self, (DiskSetupError, Root)> {
+    pub(super) fn new(root: DiskRoot) -> Result<Self, (DiskSetupError, DiskRoot)> {
         let ring = match set_up() {
             Ok(ring) => ring,
             Err(source) => return Err((DiskSetupError::NoUring { source }, root)),
@@ -156,7 +158,7 @@ impl UringDisk {
             ring,
             root,
             files: FileTable::default(),
-            slots: (0..IN_FLIGHT_MAX + SAMPLES_MAX).map(|_| InFlight::Free).collect(),
+            slots: (0..IN_FLIGHT_MAX + SAMPLES_MAX).map(|_| UringRequest::Free).collect(),
             free: (0..IN_FLIGHT_MAX).rev().collect(),
             free_samples: (IN_FLIGHT_MAX..IN_FLIGHT_MAX + SAMPLES_MAX).collect(),
             ready: VecDeque::with_capacity(IN_FLIGHT_MAX),
@@ -166,26 +168,26 @@ impl UringDisk {
     }
 
     /// Puts a request into a slot and its entry into the ring.
-    fn start(&mut self, slot: usize, mut request: InFlight) {
+    fn start(&mut self, slot: usize, mut request: UringRequest) {
         let entry = match &mut request {
-            InFlight::Open(open) => {
+            UringRequest::Open(open) => {
                 let dir = Fd(open.dir.as_raw_fd());
                 opcode::OpenAt2::new(dir, open.path.as_ptr(), &raw const *open.how).build()
             }
-            InFlight::Read(read) => {
+            UringRequest::Read(read) => {
                 let rest = &mut read.buf.as_mut_slice()[read.done..];
                 let len = u32::try_from(rest.len()).unwrap_or(u32::MAX);
                 let offset = read.offset + read.done as u64;
                 let fd = Fd(read.file.file.as_raw_fd());
                 opcode::Read::new(fd, rest.as_mut_ptr(), len).offset(offset).build()
             }
-            InFlight::Sample(sample) => {
+            UringRequest::Sample(sample) => {
                 let len = u32::try_from(sample.bytes.len()).unwrap_or(0);
                 let fd = Fd(sample.file.file.as_raw_fd());
                 let to = sample.bytes.as_mut_ptr();
                 opcode::Read::new(fd, to, len).offset(sample.offset).build()
             }
-            InFlight::Write(write) => {
+            UringRequest::Write(write) => {
                 let rest = &write.buf.as_slice()[write.done..write.len];
                 let len = u32::try_from(rest.len()).unwrap_or(u32::MAX);
                 let fd = Fd(write.file.file.as_raw_fd());
@@ -194,12 +196,12 @@ impl UringDisk {
                 let offset = write.offset + write.done as u64;
                 opcode::Write::new(fd, rest.as_ptr(), len).offset(offset).rw_flags(flags).build()
             }
-            InFlight::Flush(flush) => {
+            UringRequest::Flush(flush) => {
                 let fd = Fd(flush.file.file.as_raw_fd());
                 opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build()
             }
-            InFlight::Zero(zero) => zero.entry(),
-            InFlight::Free => return,
+            UringRequest::Zero(zero) => zero.entry(),
+            UringRequest::Free => return,
         };
         self.slots[slot] = request;
         let pushed = self.push(&entry.user_data(slot as u64));
@@ -218,27 +220,27 @@ impl UringDisk {
 
     /// Handles the completion of the request in `slot`.
     fn finish(&mut self, slot: usize, result: i32) -> Option<DiskCompletion> {
-        let request = std::mem::replace(self.slots.get_mut(slot)?, InFlight::Free);
+        let request = std::mem::replace(self.slots.get_mut(slot)?, UringRequest::Free);
         match request {
-            InFlight::Free => None,
-            InFlight::Open(open) => {
+            UringRequest::Free => None,
+            UringRequest::Open(open) => {
                 self.free.push(slot);
                 Some(self.finish_open(&open, result))
             }
-            InFlight::Read(read) => self.finish_read(slot, read, result),
-            InFlight::Sample(sample) => {
+            UringRequest::Read(read) => self.finish_read(slot, read, result),
+            UringRequest::Sample(sample) => {
                 self.free_samples.push(slot);
                 let read = usize::try_from(result).unwrap_or(0);
                 let bytes = sample.bytes.get(..read).unwrap_or_default();
-                sample.file.promise.note_sample(&sample.file.file, bytes);
+                sample.file.promise.record_sample(&sample.file.file, bytes);
                 None
             }
-            InFlight::Write(mut write) => match write.finish(result) {
-                Progress::Again => {
+            UringRequest::Write(mut write) => match write.finish(result) {
+                UringProgress::Again => {
                     self.counters.disk_writes_continued += 1;
-                    self.go_on(slot, InFlight::Write(write))
+                    self.resubmit(slot, UringRequest::Write(write))
                 }
-                Progress::Done(result) => {
+                UringProgress::Done(result) => {
                     self.free.push(slot);
                     if result.is_ok() {
                         self.counters.disk_write_bytes += write.len as u64;
@@ -246,43 +248,46 @@ impl UringDisk {
                     Some(DiskCompletion::Written { id: write.id, buf: write.buf, result })
                 }
             },
-            InFlight::Flush(mut flush) => match ended(result, &mut flush.retries) {
-                Progress::Again => self.go_on(slot, InFlight::Flush(flush)),
-                Progress::Done(result) => {
+            UringRequest::Flush(mut flush) => match progress_of(result, &mut flush.retries) {
+                UringProgress::Again => self.resubmit(slot, UringRequest::Flush(flush)),
+                UringProgress::Done(result) => {
                     self.free.push(slot);
                     Some(DiskCompletion::Flushed { id: flush.id, result })
                 }
             },
-            InFlight::Zero(mut zero) => match zero.finish(result) {
-                Progress::Again => self.go_on(slot, InFlight::Zero(zero)),
-                Progress::Done(result) => {
+            UringRequest::Zero(mut zero) => match zero.finish(result) {
+                UringProgress::Again => self.resubmit(slot, UringRequest::Zero(zero)),
+                UringProgress::Done(result) => {
                     self.free.push(slot);
-                    self.counters.disk_zeroes_written += u64::from(zero.by_hand && result.is_ok());
+                    self.counters.disk_zeroes_written +=
+                        u64::from(zero.writes_zeros && result.is_ok());
                     Some(DiskCompletion::Zeroed { id: zero.id, result })
                 }
             },
         }
     }
 
-    fn go_on(&mut self, slot: usize, request: InFlight) -> Option<DiskCompletion> {
+    fn resubmit(&mut self, slot: usize, request: UringRequest) -> Option<DiskCompletion> {
         self.start(slot, request);
         None
     }
 
     /// Returns the request to execute; or the answer, if the request is invalid, which is `None`
     /// for a close.
-    fn stage(&self, request: DiskRequest) -> Result<InFlight, Option<DiskCompletion>> {
+    fn stage(&self, request: DiskRequest) -> Result<UringRequest, Option<DiskCompletion>> {
         let retries = 0;
         let in_flight = match request {
             DiskRequest::Open { id, path, access } => {
                 let result = c_path(&path).map_err(Err);
                 let path = result.map_err(|result| DiskCompletion::Opened { id, result })?;
                 let how = Box::new(OpenHow::new().flags(open_flags(access)).resolve(RESOLVE));
-                InFlight::Open(Open { id, dir: self.root.dir(), path, how, access })
+                UringRequest::Open(UringOpen { id, dir: self.root.dir(), path, how, access })
             }
             DiskRequest::Read { id, file, offset, buf } => {
                 match self.files.for_read(file, offset, &buf) {
-                    Ok(file) => InFlight::Read(Read { id, file, offset, buf, done: 0, retries }),
+                    Ok(file) => {
+                        UringRequest::Read(UringRead { id, file, offset, buf, done: 0, retries })
+                    }
                     Err(fault) => {
                         return Err(Some(DiskCompletion::Read { id, buf, result: Err(fault) }));
                     }
@@ -290,10 +295,19 @@ impl UringDisk {
             }
             DiskRequest::Write { id, file, offset, buf, len, fua } => {
                 let file = self.files.for_write(file, offset, u64::from(len));
-                match file.and_then(|file| Ok((file, written(&buf, len)?.len()))) {
+                match file.and_then(|file| Ok((file, bytes_to_write(&buf, len)?.len()))) {
                     Ok((file, len)) => {
                         let done = 0;
-                        InFlight::Write(Write { id, file, offset, buf, len, fua, done, retries })
+                        UringRequest::Write(UringWrite {
+                            id,
+                            file,
+                            offset,
+                            buf,
+                            len,
+                            fua,
+                            done,
+                            retries,
+                        })
                     }
                     Err(fault) => {
                         return Err(Some(DiskCompletion::Written { id, buf, result: Err(fault) }));
@@ -303,28 +317,35 @@ impl UringDisk {
             DiskRequest::Flush { id, file } => {
                 let file = self.files.for_flush(file).map_err(Err);
                 let file = file.map_err(|result| DiskCompletion::Flushed { id, result })?;
-                InFlight::Flush(Flush { id, file, retries })
+                UringRequest::Flush(UringFlush { id, file, retries })
             }
             DiskRequest::Zero { id, file, offset, len, deallocate } => {
                 let file = self.files.for_write(file, offset, len).map_err(Err);
                 let file = file.map_err(|result| DiskCompletion::Zeroed { id, result })?;
                 let range = offset..offset + len;
-                InFlight::Zero(Zero { id, file, range, deallocate, by_hand: false, retries })
+                UringRequest::Zero(UringZero {
+                    id,
+                    file,
+                    range,
+                    deallocate,
+                    writes_zeros: false,
+                    retries,
+                })
             }
             DiskRequest::Close { .. } => return Err(None),
         };
         Ok(in_flight)
     }
 
-    fn finish_open(&mut self, open: &Open, result: i32) -> DiskCompletion {
+    fn finish_open(&mut self, open: &UringOpen, result: i32) -> DiskCompletion {
         let outcome = match into_result(result) {
             Ok(fd) => {
                 // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
                 let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-                opened(file, open.access, self.root.rule())
+                inspect_opened(file, open.access, self.root.rule())
             }
             Err(error) if is_transient(&error) => self.root.open_beneath(&open.path, open.access),
-            Err(error) => Err(fault(&error)),
+            Err(error) => Err(file_fault_of(&error)),
         };
         let result = outcome.and_then(|(file, stat)| {
             let name = self.files.insert(file)?;
@@ -340,12 +361,17 @@ impl UringDisk {
         let Some((offset, len)) = file.promise.sample_range() else { return };
         if let Some(slot) = self.free_samples.pop() {
             let bytes = vec![0; len].into_boxed_slice();
-            self.start(slot, InFlight::Sample(Sample { file, offset, bytes }));
+            self.start(slot, UringRequest::Sample(UringSample { file, offset, bytes }));
         }
     }
 
     /// Ends a read if its buffer is full or the file ends; otherwise submits the rest.
-    fn finish_read(&mut self, slot: usize, mut read: Read, result: i32) -> Option<DiskCompletion> {
+    fn finish_read(
+        &mut self,
+        slot: usize,
+        mut read: UringRead,
+        result: i32,
+    ) -> Option<DiskCompletion> {
         let end = match into_result(result) {
             Ok(bytes) => {
                 let bytes = usize::try_from(bytes).unwrap_or(0);
@@ -361,11 +387,11 @@ impl UringDisk {
                 read.retries += 1;
                 None
             }
-            Err(error) => Some(Err(fault(&error))),
+            Err(error) => Some(Err(file_fault_of(&error))),
         };
         let Some(end) = end else {
             self.counters.disk_reads_continued += 1;
-            self.start(slot, InFlight::Read(read));
+            self.start(slot, UringRequest::Read(read));
             return None;
         };
         self.free.push(slot);
@@ -375,27 +401,27 @@ impl UringDisk {
     }
 }
 
-impl Write {
-    fn finish(&mut self, result: i32) -> Progress {
+impl UringWrite {
+    fn finish(&mut self, result: i32) -> UringProgress {
         let bytes = match into_result(result) {
             Ok(bytes) => usize::try_from(bytes).unwrap_or(0),
-            Err(_) => return ended(result, &mut self.retries),
+            Err(_) => return progress_of(result, &mut self.retries),
         };
         // Clamped to the buffer, whatever the kernel returns.
         self.done = (self.done + bytes).min(self.len);
         match (bytes, self.done == self.len) {
-            (_, true) => Progress::Done(Ok(())),
-            (0, false) => Progress::Done(Err(FileFault::Io)),
-            _ => Progress::Again,
+            (_, true) => UringProgress::Done(Ok(())),
+            (0, false) => UringProgress::Done(Err(FileFault::Io)),
+            _ => UringProgress::Again,
         }
     }
 }
 
-impl Zero {
+impl UringZero {
     fn entry(&self) -> squeue::Entry {
         let fd = Fd(self.file.file.as_raw_fd());
         let Range { start, end } = self.range;
-        if !self.by_hand {
+        if !self.writes_zeros {
             let mode = zero_mode(self.deallocate);
             return opcode::Fallocate::new(fd, end - start).offset(start).mode(mode).build();
         }
@@ -403,37 +429,37 @@ impl Zero {
         opcode::Write::new(fd, ZEROS.as_ptr(), len).offset(start).build()
     }
 
-    fn finish(&mut self, result: i32) -> Progress {
+    fn finish(&mut self, result: i32) -> UringProgress {
         match into_result(result) {
-            Err(error) if !self.by_hand && is_unable(&error) => {
-                self.by_hand = true;
-                Progress::Again
+            Err(error) if !self.writes_zeros && is_fallocate_unsupported(&error) => {
+                self.writes_zeros = true;
+                UringProgress::Again
             }
-            Err(_) => ended(result, &mut self.retries),
-            Ok(_) if !self.by_hand => Progress::Done(Ok(())),
-            Ok(0) => Progress::Done(Err(FileFault::Io)),
+            Err(_) => progress_of(result, &mut self.retries),
+            Ok(_) if !self.writes_zeros => UringProgress::Done(Ok(())),
+            Ok(0) => UringProgress::Done(Err(FileFault::Io)),
             Ok(bytes) => {
                 self.range.start += u64::from(bytes.unsigned_abs());
                 let whole = self.range.start >= self.range.end;
-                if whole { Progress::Done(Ok(())) } else { Progress::Again }
+                if whole { UringProgress::Done(Ok(())) } else { UringProgress::Again }
             }
         }
     }
 }
 
 /// Returns the progress of a request that the kernel executes as a whole, or that has failed.
-fn ended(result: i32, retries: &mut u8) -> Progress {
+fn progress_of(result: i32, retries: &mut u8) -> UringProgress {
     match into_result(result) {
-        Ok(_) => Progress::Done(Ok(())),
+        Ok(_) => UringProgress::Done(Ok(())),
         Err(error) if is_transient(&error) && *retries < RETRIES_MAX => {
             *retries += 1;
-            Progress::Again
+            UringProgress::Again
         }
-        Err(error) => Progress::Done(Err(write_fault(&error))),
+        Err(error) => UringProgress::Done(Err(write_fault_of(&error))),
     }
 }
 
-fn is_whole(read: &Read, after: &FileStat) -> bool {
+fn is_whole(read: &UringRead, after: &FileStat) -> bool {
     read.done == read.buf.len() || read.offset + read.done as u64 >= after.size
 }
 
@@ -512,12 +538,12 @@ impl Drop for UringDisk {
         // room is waited for without.
         let _ = self.ring.submit();
         for slot in 0..self.slots.len() {
-            if !matches!(self.slots[slot], InFlight::Free) {
+            if !matches!(self.slots[slot], UringRequest::Free) {
                 let cancel = opcode::AsyncCancel::new(slot as u64).build();
                 let _ = self.push(&cancel.user_data(UNTRACKED));
             }
         }
-        while self.slots.iter().any(|slot| !matches!(slot, InFlight::Free)) {
+        while self.slots.iter().any(|slot| !matches!(slot, UringRequest::Free)) {
             match self.ring.submit_and_wait(1) {
                 Ok(_) => {}
                 Err(e) if is_transient(&e) || e.raw_os_error() == Some(libc::EBUSY) => {}
@@ -531,12 +557,12 @@ impl Drop for UringDisk {
             while let Some(entry) = self.ring.completion().next() {
                 let slot = usize::try_from(entry.user_data()).unwrap_or(usize::MAX);
                 let Some(slot) = self.slots.get_mut(slot) else { continue };
-                if let (InFlight::Open(_), fd @ 0..) = (&*slot, entry.result()) {
+                if let (UringRequest::Open(_), fd @ 0..) = (&*slot, entry.result()) {
                     // SAFETY: the kernel has just returned this descriptor, and nothing else owns
                     // it.
                     drop(unsafe { OwnedFd::from_raw_fd(fd) });
                 }
-                *slot = InFlight::Free;
+                *slot = UringRequest::Free;
             }
         }
     }

@@ -33,7 +33,7 @@ pub(super) fn write_whole(
             Ok(0) => return Err(FileFault::Io),
             Ok(written) => done += written,
             Err(error) if is_transient(&error) => continue,
-            Err(error) => return Err(write_fault(&error)),
+            Err(error) => return Err(write_fault_of(&error)),
         }
         pieces += 1;
     }
@@ -49,7 +49,7 @@ pub(super) fn flush(file: &File) -> Result<(), FileFault> {
         match file.sync_data() {
             Ok(()) => return Ok(()),
             Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
-            Err(error) => return Err(write_fault(&error)),
+            Err(error) => return Err(write_fault_of(&error)),
         }
     }
 }
@@ -63,8 +63,10 @@ pub(super) fn zero(
 ) -> Result<bool, FileFault> {
     match fallocate(file, offset, len, deallocate) {
         Ok(()) => Ok(false),
-        Err(error) if is_unable(&error) => write_zeros(file, offset, len).map(|()| true),
-        Err(error) => Err(write_fault(&error)),
+        Err(error) if is_fallocate_unsupported(&error) => {
+            write_zeros(file, offset, len).map(|()| true)
+        }
+        Err(error) => Err(write_fault_of(&error)),
     }
 }
 
@@ -102,12 +104,12 @@ pub(super) const fn zero_mode(deallocate: bool) -> i32 {
 
 /// Returns whether an error of `fallocate(2)` means that the operation is not supported: on this
 /// file system, or (EINVAL, block devices) at this alignment.
-pub(super) fn is_unable(error: &io::Error) -> bool {
+pub(super) fn is_fallocate_unsupported(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL))
 }
 
 /// Converts an error of a write for the requester.
-pub(super) fn write_fault(error: &io::Error) -> FileFault {
+pub(super) fn write_fault_of(error: &io::Error) -> FileFault {
     match error.raw_os_error() {
         Some(libc::ENOSPC | libc::EDQUOT) => FileFault::NoSpace,
         // EPERM: a sealed or immutable file. EROFS: the file system was mounted again, read-only.

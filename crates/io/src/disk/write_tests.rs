@@ -9,13 +9,13 @@ use abi::FileKind;
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use abi::disk::{DiskAccess, DiskFile};
 
-use super::tests::{Asker, KINDS, each, pattern};
+use super::tests::{DiskTester, KINDS, each, pattern};
 use super::write::ZERO_BYTES;
 use super::*;
 
 type WriteResult = Result<(), FileFault>;
 
-impl Asker {
+impl DiskTester {
     fn open_namespace(&mut self, path: &str) -> DiskFile {
         self.open_for(path, DiskAccess::NamespaceWrite).unwrap().0
     }
@@ -115,7 +115,8 @@ fn only_what_was_opened_for_it_is_written() {
             assert_eq!(asker.zero(file, 0, 1, false), Err(FileFault::BadExtent));
         }
         // Directories cannot be opened for writing, FIFOs cannot be written.
-        let namespace = |asker: &mut Asker, path| asker.open_for(path, DiskAccess::NamespaceWrite);
+        let namespace =
+            |asker: &mut DiskTester, path| asker.open_for(path, DiskAccess::NamespaceWrite);
         assert_eq!(namespace(asker, "sub"), Err(FileFault::BadPath));
         assert_eq!(namespace(asker, "out"), Err(FileFault::Denied));
         assert_eq!(namespace(asker, "none"), Err(FileFault::NotFound));
@@ -218,26 +219,26 @@ fn writes_and_reads_at_once() {
 }
 
 /// A command that is run when a test ends, even by a panic.
-struct Undo(&'static str, PathBuf);
+struct CleanupCommand(&'static str, PathBuf);
 
-impl Drop for Undo {
+impl Drop for CleanupCommand {
     fn drop(&mut self) {
-        let done = Command::new(self.0).args(undo_args(self.0)).arg(&self.1).status();
+        let done = Command::new(self.0).args(cleanup_args(self.0)).arg(&self.1).status();
         assert!(done.is_ok_and(|status| status.success()) || std::thread::panicking());
     }
 }
 
-fn undo_args(program: &str) -> &'static [&'static str] {
+fn cleanup_args(program: &str) -> &'static [&'static str] {
     if program == "losetup" { &["-d"] } else { &[] }
 }
 
 /// Mounts a file system of 256 KiB that cannot zero ranges itself; returns why if that fails.
-fn small_tmpfs(at: &Path) -> Result<Undo, String> {
+fn small_tmpfs(at: &Path) -> Result<CleanupCommand, String> {
     let mut mount = Command::new("mount");
     mount.args(["-t", "tmpfs", "-o", "size=256k", "none"]).arg(at);
     let done = mount.output().map_err(|error| error.to_string())?;
     if done.status.success() {
-        Ok(Undo("umount", at.to_owned()))
+        Ok(CleanupCommand("umount", at.to_owned()))
     } else {
         Err(String::from_utf8_lossy(&done.stderr).into_owned())
     }
@@ -253,7 +254,7 @@ fn a_full_disk_says_so() {
         };
         let path = dir.path().join("namespace");
         fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
-        let mut asker = Asker::at(dir.path(), kind);
+        let mut asker = DiskTester::at(dir.path(), kind);
         let file = asker.open_namespace("namespace");
         let chunk = vec![7; 64 * 1024];
         let end = (0..16).find(|i| asker.write(file, i * 65536, &chunk, false).is_err()).unwrap();
@@ -275,14 +276,14 @@ fn a_full_disk_says_so() {
 }
 
 /// Creates a block device on a file; returns why if that fails.
-fn loop_device(file: &Path) -> Result<Undo, String> {
+fn loop_device(file: &Path) -> Result<CleanupCommand, String> {
     let set_up = Command::new("losetup").args(["-f", "--show"]).arg(file).output();
     let done = set_up.map_err(|error| error.to_string())?;
     if !done.status.success() {
         return Err(String::from_utf8_lossy(&done.stderr).into_owned());
     }
     let name = String::from_utf8(done.stdout).map_err(|error| error.to_string())?;
-    Ok(Undo("losetup", PathBuf::from(name.trim())))
+    Ok(CleanupCommand("losetup", PathBuf::from(name.trim())))
 }
 
 #[test]
@@ -295,7 +296,7 @@ fn a_block_device_is_a_namespace() {
             Ok(device) => device,
             Err(why) => return println!("skipped, no loop device is to be had: {why}"),
         };
-        let mut asker = Asker::at(Path::new("/dev"), kind);
+        let mut asker = DiskTester::at(Path::new("/dev"), kind);
         let name = device.1.file_name().unwrap().to_str().unwrap();
         let (content, stat) = asker.open_for(name, DiskAccess::Content).unwrap();
         assert_eq!((stat.kind, stat.size), (FileKind::Block, 1 << 20));

@@ -1,12 +1,12 @@
 //! Fault injection: counts, equal traces for equal seeds, and parts that are never changed.
 
 use super::*;
-use crate::mem::{LinkConfig, MemWire, link};
+use crate::memory_link::{MemoryLink, MemoryLinkConfig, memory_link_pair};
 use crate::test_frames::{bytes_of, frame, nonzero};
 
-fn faulty(config: FaultConfig) -> (FaultWire<MemWire>, MemWire) {
-    let (a, b) = link(&LinkConfig::default());
-    (FaultWire::new(a, config), b)
+fn faulty(config: FaultConfig) -> (FaultLink<MemoryLink>, MemoryLink) {
+    let (a, b) = memory_link_pair(&MemoryLinkConfig::default());
+    (FaultLink::new(a, config), b)
 }
 
 fn only(set: impl Fn(&mut FaultConfig)) -> FaultConfig {
@@ -16,7 +16,7 @@ fn only(set: impl Fn(&mut FaultConfig)) -> FaultConfig {
 }
 
 /// Sends numbered frames at one instant, then advances time until none is held.
-fn send_all(wire: &mut FaultWire<MemWire>, peer: &mut MemWire, count: u32) -> Vec<Vec<u8>> {
+fn send_all(wire: &mut FaultLink<MemoryLink>, peer: &mut MemoryLink, count: u32) -> Vec<Vec<u8>> {
     let mut pool = PacketPool::new(4);
     let (mut now, mut got) = (Instant::from_millis(1), Vec::new());
     for i in 0..count {
@@ -36,7 +36,11 @@ fn send_all(wire: &mut FaultWire<MemWire>, peer: &mut MemWire, count: u32) -> Ve
 }
 
 /// Sends numbered frames from the peer, and receives them through the link with faults.
-fn receive_all(wire: &mut FaultWire<MemWire>, peer: &mut MemWire, count: u32) -> Vec<RxFrame> {
+fn receive_all(
+    wire: &mut FaultLink<MemoryLink>,
+    peer: &mut MemoryLink,
+    count: u32,
+) -> Vec<RxFrame> {
     let mut pool = PacketPool::new(4);
     let (mut now, mut got) = (Instant::from_millis(1), Vec::new());
     for i in 0..count {
@@ -119,7 +123,7 @@ fn reorders_without_loss_and_within_bounds() {
 }
 
 #[test]
-fn a_held_packet_goes_on_when_nothing_follows() {
+fn a_held_packet_is_released_after_its_delay() {
     let (mut wire, mut peer) = faulty(only(|c| c.reorder = 1.0));
     let (mut pool, now) = (PacketPool::new(4), Instant::from_millis(7));
     assert_eq!(wire.transmit(now, &frame(b"last")), TxStatus::Sent);
@@ -158,7 +162,7 @@ fn corrupting_leaves_the_senders_buffer_alone() {
 }
 
 #[test]
-fn what_has_no_checksum_is_lost_and_what_was_good_is_bad() {
+fn corruption_drops_arp_and_marks_checksums_bad() {
     let (mut wire, mut peer) = faulty(only(|c| c.corrupt = 1.0));
     let mut pool = PacketPool::new(4);
     let mut arp = frame(b"who has");
@@ -193,8 +197,9 @@ fn equal_seeds_give_equal_traces() {
 
 #[test]
 fn a_full_wire_turns_frames_back_and_loses_none() {
-    let (a, mut b) = link(&LinkConfig { frames_max: 1, ..LinkConfig::default() });
-    let mut wire = FaultWire::new(a, only(|c| c.dup = 1.0));
+    let (a, mut b) =
+        memory_link_pair(&MemoryLinkConfig { frames_max: 1, ..MemoryLinkConfig::default() });
+    let mut wire = FaultLink::new(a, only(|c| c.dup = 1.0));
     let (mut pool, mut now) = (PacketPool::new(4), Instant::ZERO);
     let mut taken = 0_u32;
     while wire.transmit(now, &frame(&taken.to_be_bytes())) == TxStatus::Sent {

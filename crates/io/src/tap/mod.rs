@@ -28,7 +28,7 @@ use base::Instant;
 pub use error::TapError;
 pub use setup::{IpPrefix, TapConfig, run_bytes_max};
 
-use crate::wire::{TxStatus, Wire};
+use crate::link::{Link, TxStatus};
 use vnet::VNET_BYTES;
 
 /// `IoSlice`s of one frame that need no allocation: both headers and 62 slices of payload.
@@ -69,7 +69,7 @@ base::counters! {
 
 /// Offloads that the kernel accepts from us.
 #[derive(Clone, Copy, Debug)]
-struct Offloads {
+struct TapOffloads {
     /// Partial checksums, and runs of TCP segments.
     tcp: bool,
     /// Runs of UDP datagrams.
@@ -83,7 +83,7 @@ pub struct Tap {
     name: String,
     caps: WireCaps,
     /// Buffer of the largest size, for the next frame.
-    landing: Option<PacketBuf>,
+    rx_buffer: Option<PacketBuf>,
     counters: TapCounters,
 }
 
@@ -98,11 +98,11 @@ impl Tap {
         setup::open(config)
     }
 
-    fn new(file: File, name: &str, mtu: u16, offloads: Offloads) -> Self {
-        let Offloads { tcp, udp } = offloads;
+    fn new(file: File, name: &str, mtu: u16, offloads: TapOffloads) -> Self {
+        let TapOffloads { tcp, udp } = offloads;
         let caps = WireCaps { segmentation: tcp, udp_segmentation: udp, checksum: tcp, mtu };
         let (name, counters) = (name.to_owned(), TapCounters::default());
-        Self { file, name, caps, landing: None, counters }
+        Self { file, name, caps, rx_buffer: None, counters }
     }
 
     /// Name of the interface.
@@ -120,7 +120,7 @@ impl Tap {
     /// Reads one frame into the landing buffer. Returns its virtio-net header, and the length of
     /// both.
     fn read(&mut self, pool: &mut PacketPool) -> io::Result<([u8; VNET_BYTES], usize)> {
-        let landing = match &mut self.landing {
+        let landing = match &mut self.rx_buffer {
             Some(landing) => landing,
             none => match pool.take(PacketPool::FRAME_BYTES_MAX) {
                 Some(buffer) => none.insert(buffer),
@@ -134,11 +134,11 @@ impl Tap {
     }
 
     /// Removes the frame of `len` bytes from the landing buffer, or copies it if it is short.
-    fn take_landed(&mut self, len: usize, pool: &mut PacketPool) -> Option<PacketBuf> {
+    fn take_received(&mut self, len: usize, pool: &mut PacketPool) -> Option<PacketBuf> {
         if len <= KEEP_BYTES {
-            return pool.copy(&self.landing.as_ref()?.as_slice()[..len]);
+            return pool.copy(&self.rx_buffer.as_ref()?.as_slice()[..len]);
         }
-        let mut packet = self.landing.take()?;
+        let mut packet = self.rx_buffer.take()?;
         packet.truncate(len);
         Some(packet)
     }
@@ -182,7 +182,7 @@ fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-impl Wire for Tap {
+impl Link for Tap {
     fn capabilities(&self) -> WireCaps {
         self.caps
     }
@@ -228,7 +228,7 @@ impl Wire for Tap {
             };
             // A read that fills the buffer may have been truncated.
             let len = len.checked_sub(VNET_BYTES).filter(|&n| n < PacketPool::FRAME_BYTES_MAX);
-            let packet = len.filter(|&n| n > 0).and_then(|n| self.take_landed(n, pool));
+            let packet = len.filter(|&n| n > 0).and_then(|n| self.take_received(n, pool));
             let Some(packet) = packet else {
                 self.counters.tap_rx_malformed += 1;
                 continue;

@@ -87,7 +87,7 @@ fn acknowledgment(reply: &[u8]) -> Option<i32> {
 }
 
 /// Returns the names of the interfaces that have this address.
-pub(super) fn holders(addr: IpAddr) -> io::Result<Vec<String>> {
+pub(super) fn interfaces_with_address(addr: IpAddr) -> io::Result<Vec<String>> {
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: `list` is valid for the pointer that the call stores.
     if unsafe { libc::getifaddrs(&raw mut list) } != 0 {

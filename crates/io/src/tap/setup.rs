@@ -13,7 +13,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 
 use super::vnet::VNET_BYTES;
-use super::{Offloads, Tap, TapError, netlink};
+use super::{Tap, TapError, TapOffloads, netlink};
 
 /// An address with its network's prefix length, as in `10.77.0.1/24`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,9 +63,10 @@ fn takes_long_runs(release: &str) -> bool {
 pub(super) fn open(config: &TapConfig) -> Result<Vec<Tap>, TapError> {
     let name = check_name(&config.name)?;
     for peer in &config.peer {
-        if let Some(interface) = (netlink::holders(peer.addr).map_err(other(name, "look at"))?)
-            .into_iter()
-            .find(|holder| holder != name)
+        if let Some(interface) = (netlink::interfaces_with_address(peer.addr)
+            .map_err(tap_error(name, "look at"))?)
+        .into_iter()
+        .find(|holder| holder != name)
         {
             return Err(TapError::AddressInUse { addr: peer.addr, interface });
         }
@@ -93,7 +94,10 @@ fn check_name(name: &str) -> Result<&str, TapError> {
     }
 }
 
-fn other<'a>(name: &'a str, doing: &'static str) -> impl FnOnce(io::Error) -> TapError + use<'a> {
+fn tap_error<'a>(
+    name: &'a str,
+    doing: &'static str,
+) -> impl FnOnce(io::Error) -> TapError + use<'a> {
     move |error| TapError::from_io(name, doing, error)
 }
 
@@ -102,7 +106,7 @@ fn open_queue(
     queue: usize,
     many: bool,
     offloads: bool,
-) -> Result<(File, Offloads), TapError> {
+) -> Result<(File, TapOffloads), TapError> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -133,8 +137,8 @@ fn open_queue(
     })?;
     // The default, set again because a persistent interface may have another size.
     let mut size = libc::c_int::try_from(VNET_BYTES).unwrap_or(0);
-    ioctl(&file, libc::TUNSETVNETHDRSZ, &mut size).map_err(other(name, "set the header of"))?;
-    let offloads = set_offloads(&file, offloads).map_err(other(name, "set the offloads of"))?;
+    ioctl(&file, libc::TUNSETVNETHDRSZ, &mut size).map_err(tap_error(name, "set the header of"))?;
+    let offloads = set_offloads(&file, offloads).map_err(tap_error(name, "set the offloads of"))?;
     Ok((file, offloads))
 }
 
@@ -148,11 +152,11 @@ const fn low_word(flags: libc::c_int) -> [u8; 2] {
 /// The kernel accepts runs of datagrams if it knows the flags `TUN_F_USO*` (Linux 6.2;
 /// `set_offload`). We do not accept such runs ourselves: the device decrypts QUIC datagrams one at
 /// a time.
-fn set_offloads(file: &File, on: bool) -> io::Result<Offloads> {
+fn set_offloads(file: &File, on: bool) -> io::Result<TapOffloads> {
     let all = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
     let udp = on && set_flags(file, all | libc::TUN_F_USO4 | libc::TUN_F_USO6).is_ok();
     set_flags(file, if on { all } else { 0 })?;
-    Ok(Offloads { tcp: on, udp })
+    Ok(TapOffloads { tcp: on, udp })
 }
 
 fn set_flags(file: &File, flags: libc::c_uint) -> io::Result<()> {
@@ -168,13 +172,13 @@ fn set_flags(file: &File, flags: libc::c_uint) -> io::Result<()> {
 /// interface with all of them needs no privilege.
 fn configure(config: &TapConfig, name: &str) -> Result<u16, TapError> {
     // Interface ioctls work on any socket; a UDP socket needs no privilege.
-    let socket = UdpSocket::bind(("0.0.0.0", 0)).map_err(other(name, "reach"))?;
+    let socket = UdpSocket::bind(("0.0.0.0", 0)).map_err(tap_error(name, "reach"))?;
     if let Some(mtu) = config.mtu {
         if read_mtu(&socket, name)? != mtu {
             let mut request = ifreq(name);
             request.ifr_ifru.ifru_mtu = mtu.into();
             ioctl(&socket, libc::SIOCSIFMTU, &mut request)
-                .map_err(other(name, "set the MTU of"))?;
+                .map_err(tap_error(name, "set the MTU of"))?;
         }
     }
     if config.peer.iter().any(|peer| peer.addr.is_ipv6()) {
@@ -182,19 +186,20 @@ fn configure(config: &TapConfig, name: &str) -> Result<u16, TapError> {
     }
     let index = interface_index(name)?;
     for &peer in &config.peer {
-        let holders = netlink::holders(peer.addr).map_err(other(name, "look at"))?;
+        let holders =
+            netlink::interfaces_with_address(peer.addr).map_err(tap_error(name, "look at"))?;
         if holders.is_empty() {
-            netlink::add_address(index, peer).map_err(other(name, "give an address to"))?;
+            netlink::add_address(index, peer).map_err(tap_error(name, "give an address to"))?;
         }
     }
     let mut request = ifreq(name);
-    ioctl(&socket, libc::SIOCGIFFLAGS, &mut request).map_err(other(name, "look at"))?;
+    ioctl(&socket, libc::SIOCGIFFLAGS, &mut request).map_err(tap_error(name, "look at"))?;
     // SAFETY: SIOCGIFFLAGS has filled in this member.
     let flags = unsafe { request.ifr_ifru.ifru_flags };
     let up = libc::c_short::try_from(libc::IFF_UP).unwrap_or(0);
     if flags & up == 0 {
         request.ifr_ifru.ifru_flags = flags | up;
-        ioctl(&socket, libc::SIOCSIFFLAGS, &mut request).map_err(other(name, "bring up"))?;
+        ioctl(&socket, libc::SIOCSIFFLAGS, &mut request).map_err(tap_error(name, "bring up"))?;
     }
     read_mtu(&socket, name)
 }
@@ -209,7 +214,7 @@ fn prepare_ipv6(name: &str) {
 
 fn read_mtu(socket: &UdpSocket, name: &str) -> Result<u16, TapError> {
     let mut request = ifreq(name);
-    ioctl(socket, libc::SIOCGIFMTU, &mut request).map_err(other(name, "read the MTU of"))?;
+    ioctl(socket, libc::SIOCGIFMTU, &mut request).map_err(tap_error(name, "read the MTU of"))?;
     // SAFETY: SIOCGIFMTU has filled in this member.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
     Ok(u16::try_from(mtu).unwrap_or(u16::MAX))

@@ -50,13 +50,13 @@ fn config(queues: usize, offloads: bool) -> TapConfig {
 }
 
 /// A TAP, with the learned link address of the kernel's end.
-struct Peer {
+struct TapPeer {
     tap: Tap,
     pool: PacketPool,
     kernel_mac: [u8; 6],
 }
 
-impl Peer {
+impl TapPeer {
     fn new(offloads: bool) -> Self {
         let tap = Tap::open(&config(1, offloads)).unwrap().remove(0);
         Self { tap, pool: PacketPool::new(4), kernel_mac: [0; 6] }
@@ -158,7 +158,7 @@ fn is_tcp(frame: &[u8]) -> bool {
 #[test]
 fn datagrams_cross_both_ways() {
     in_namespace("tap::tests::datagrams_cross_both_ways", || {
-        let mut peer = Peer::new(true);
+        let mut peer = TapPeer::new(true);
         let caps = peer.tap.capabilities();
         let all = WireCaps { segmentation: true, checksum: true, mtu: 1500, ..caps };
         assert_eq!(caps, all);
@@ -193,7 +193,7 @@ fn datagrams_cross_both_ways() {
 #[test]
 fn runs_of_datagrams_go_out() {
     in_namespace("tap::tests::runs_of_datagrams_go_out", || {
-        let mut peer = Peer::new(true);
+        let mut peer = TapPeer::new(true);
         let socket = UdpSocket::bind((KERNEL4, 5000)).unwrap();
         socket.set_read_timeout(Some(GUARD)).unwrap();
         // The kernel must resolve our address before it accepts our packets.
@@ -224,7 +224,7 @@ fn runs_of_datagrams_go_out() {
 #[test]
 fn runs_of_segments_cross_both_ways() {
     in_namespace("tap::tests::runs_of_segments_cross_both_ways", || {
-        let mut peer = Peer::new(true);
+        let mut peer = TapPeer::new(true);
         let listener = TcpListener::bind((KERNEL4, 80)).unwrap();
         // The kernel must resolve our address before it can answer a SYN.
         UdpSocket::bind((KERNEL4, 0)).unwrap().send_to(b"?", (OURS4, 9)).unwrap();
@@ -285,7 +285,7 @@ fn runs_of_segments_cross_both_ways() {
 #[test]
 fn without_offloads_every_packet_is_whole() {
     in_namespace("tap::tests::without_offloads_every_packet_is_whole", || {
-        let mut peer = Peer::new(false);
+        let mut peer = TapPeer::new(false);
         assert!(!peer.tap.capabilities().segmentation && !peer.tap.capabilities().checksum);
         let socket = UdpSocket::bind((KERNEL4, 5000)).unwrap();
         socket.send_to(b"sum me", (OURS4, 6000)).unwrap();
@@ -308,12 +308,12 @@ fn opens_once_and_goes_away() {
             assert_eq!(taps.len(), queues);
             let again = Tap::open(&config(queues, true)).unwrap_err();
             assert!(matches!(again, TapError::Busy { .. }), "{again:?}");
-            assert_eq!(netlink::holders(KERNEL4.into()).unwrap(), ["ob0"]);
-            assert_eq!(netlink::holders(KERNEL6.into()).unwrap(), ["ob0"]);
+            assert_eq!(netlink::interfaces_with_address(KERNEL4.into()).unwrap(), ["ob0"]);
+            assert_eq!(netlink::interfaces_with_address(KERNEL6.into()).unwrap(), ["ob0"]);
             // Usable at once, since duplicate address detection is off.
             UdpSocket::bind((KERNEL6, 5000)).unwrap();
             drop(taps);
-            assert!(netlink::holders(KERNEL4.into()).unwrap().is_empty());
+            assert!(netlink::interfaces_with_address(KERNEL4.into()).unwrap().is_empty());
         }
     });
 }
@@ -359,7 +359,7 @@ fn without_the_capability_it_says_so() {
 #[test]
 fn a_frame_that_cannot_be_described_is_refused() {
     in_namespace("tap::tests::a_frame_that_cannot_be_described_is_refused", || {
-        let mut peer = Peer::new(true);
+        let mut peer = TapPeer::new(true);
         let icmp = peer.packet(1, &[8, 0, 0, 0, 0, 0, 0, 0], &[]);
         assert_eq!(peer.tap.transmit(Instant::ZERO, &icmp), TxStatus::Failed);
         assert_eq!(peer.tap.counters().tap_tx_refused, 1);

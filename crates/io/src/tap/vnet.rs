@@ -39,7 +39,7 @@ pub(super) fn encode(frame: &TxFrame) -> Option<[u8; VNET_BYTES]> {
         return Some(out);
     }
     let header = frame.header.as_slice();
-    let (ipv6, protocol) = network(header, frame.header.l3())?;
+    let (ipv6, protocol) = ip_version_and_protocol(header, frame.header.l3())?;
     let l4 = frame.header.l4();
     if frame.checksum_partial {
         let offset: u16 = match protocol {
@@ -76,7 +76,7 @@ pub(super) const fn is_run(vnet: [u8; VNET_BYTES]) -> bool {
 
 /// Returns whether the packet is IPv6, and its transport protocol. Our stack sends no extension
 /// headers.
-fn network(header: &[u8], l3: usize) -> Option<(bool, u8)> {
+fn ip_version_and_protocol(header: &[u8], l3: usize) -> Option<(bool, u8)> {
     match header.get(l3)? >> 4 {
         4 => Some((false, *header.get(l3 + 9)?)),
         6 => Some((true, *header.get(l3 + 6)?)),

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use host::{Application, Host, Notice, SocketError, SocketId};
 use wire::Endpoint;
 
-use super::accounted::BenchApp;
+use super::cycle_accounting::BenchApp;
 use super::testbed::Files;
 
 /// Connections in the handshake at one time.
@@ -22,23 +22,23 @@ struct Download {
     /// Bytes of the present body; `u64::MAX` until the connection is established.
     file: u32,
     /// Bytes of the response's header section so far.
-    in_head: Vec<u8>,
-    /// Body bytes since [`Client::restart_shares`].
-    body: u64,
-    done: u64,
+    head: Vec<u8>,
+    /// Body bytes since [`DownloadClient::reset_bytes_per_connection`].
+    bytes_since_reset: u64,
+    body_received: u64,
     responses: u64,
 }
 
 #[derive(Debug)]
-pub(crate) struct Client {
+pub(crate) struct DownloadClient {
     server: Endpoint,
     files: Files,
     connections: u32,
     downloads: BTreeMap<SocketId, Download>,
     /// Connections that have been established.
-    standing: u32,
+    established: u32,
     /// Connections that have had two responses.
-    warm: u32,
+    warm_connections: u32,
     prng: Prng,
     /// Complete responses received.
     pub(crate) responses: u64,
@@ -50,15 +50,15 @@ pub(crate) struct Client {
     pub(crate) draining: bool,
 }
 
-impl Client {
+impl DownloadClient {
     pub(crate) fn new(server: Endpoint, files: Files, connections: u32) -> Self {
         Self {
             server,
             files,
             connections,
             downloads: BTreeMap::new(),
-            standing: 0,
-            warm: 0,
+            established: 0,
+            warm_connections: 0,
             prng: Prng::new(7),
             responses: 0,
             body_bytes: 0,
@@ -70,12 +70,12 @@ impl Client {
     /// Opens the next connection; after the last one, all connections send their first request.
     fn established(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         if let Some(download) = self.downloads.get_mut(&socket) {
-            download.done = 0;
+            download.body_received = 0;
         }
-        self.standing += 1;
+        self.established += 1;
         if self.downloads.len() < self.connections as usize {
             self.open(now, host, 1);
-        } else if self.standing == self.connections {
+        } else if self.established == self.connections {
             let all: Vec<_> = self.downloads.keys().copied().collect();
             all.into_iter().for_each(|socket| self.request(now, host, socket));
         }
@@ -85,7 +85,8 @@ impl Client {
         for _ in 0..count {
             match host.connect(now, self.server) {
                 Ok(socket) => {
-                    self.downloads.insert(socket, Download { done: u64::MAX, ..<_>::default() });
+                    self.downloads
+                        .insert(socket, Download { body_received: u64::MAX, ..<_>::default() });
                 }
                 Err(e) => self.errors.push(e.to_string()),
             }
@@ -93,29 +94,29 @@ impl Client {
     }
 
     /// Returns the number of connections that are established.
-    pub(crate) fn writable(&self, host: &Host) -> usize {
+    pub(crate) fn established_count(&self, host: &Host) -> usize {
         self.downloads.keys().filter(|&&s| host.readiness(s).writable).count()
     }
 
     /// Returns whether every connection has had two responses.
     pub(crate) const fn is_warm(&self) -> bool {
-        self.warm == self.connections
+        self.warm_connections == self.connections
     }
 
     /// Restarts the count of body bytes per connection.
-    pub(crate) fn restart_shares(&mut self) {
-        self.downloads.values_mut().for_each(|d| d.body = 0);
+    pub(crate) fn reset_bytes_per_connection(&mut self) {
+        self.downloads.values_mut().for_each(|d| d.bytes_since_reset = 0);
     }
 
     /// Returns the body bytes of each connection, for Jain's fairness index.
-    pub(crate) fn shares(&self) -> Vec<f64> {
-        self.downloads.values().map(|d| d.body as f64).collect()
+    pub(crate) fn bytes_per_connection(&self) -> Vec<f64> {
+        self.downloads.values().map(|d| d.bytes_since_reset as f64).collect()
     }
 
     fn request(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         let Some(download) = self.downloads.get_mut(&socket) else { return };
-        download.done = 0;
-        download.in_head.clear();
+        download.body_received = 0;
+        download.head.clear();
         if self.draining {
             return;
         }
@@ -127,39 +128,37 @@ impl Client {
     }
 
     /// Takes bytes from the receive queue, up to the end of one response. Returns the number used.
-    fn take(&mut self, host: &Host, socket: SocketId) -> usize {
+    fn take_response(&mut self, host: &Host, socket: SocketId) -> usize {
         let bytes = host.peek(socket);
         let Some(download) = self.downloads.get_mut(&socket) else { return bytes.len() };
         let mut used = 0;
-        if download.done == 0 && !download.in_head.ends_with(b"\r\n\r\n") {
-            while used < bytes.len() && !download.in_head.ends_with(b"\r\n\r\n") {
-                download.in_head.push(bytes[used]);
+        if download.body_received == 0 && !download.head.ends_with(b"\r\n\r\n") {
+            while used < bytes.len() && !download.head.ends_with(b"\r\n\r\n") {
+                download.head.push(bytes[used]);
                 used += 1;
             }
-            if download.in_head.ends_with(b"\r\n\r\n")
-                && !download.in_head.starts_with(b"HTTP/1.1 200")
-            {
-                self.errors.push(String::from_utf8_lossy(&download.in_head).into_owned());
+            if download.head.ends_with(b"\r\n\r\n") && !download.head.starts_with(b"HTTP/1.1 200") {
+                self.errors.push(String::from_utf8_lossy(&download.head).into_owned());
             }
         }
-        let left = self.files.size - download.done;
+        let left = self.files.size - download.body_received;
         let here = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len() - used);
         if here > 0 {
             // One byte of each piece is compared.
             let at = usize::try_from(self.prng.below(here as u64)).unwrap_or(0);
-            let expected = (self.files.byte)(download.file, download.done + at as u64);
+            let expected = (self.files.byte)(download.file, download.body_received + at as u64);
             if bytes[used + at] != expected {
                 self.errors.push(format!("wrong byte in file {}", download.file));
             }
         }
-        download.done += here as u64;
-        download.body += here as u64;
+        download.body_received += here as u64;
+        download.bytes_since_reset += here as u64;
         self.body_bytes += here as u64;
         used + here
     }
 }
 
-impl Application for Client {
+impl Application for DownloadClient {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         let Notice::Socket(socket) = notice else { return };
         let readiness = host.readiness(socket);
@@ -169,17 +168,17 @@ impl Application for Client {
             }
             return;
         }
-        let fresh = self.downloads.get(&socket).is_some_and(|d| d.done == u64::MAX);
+        let fresh = self.downloads.get(&socket).is_some_and(|d| d.body_received == u64::MAX);
         if fresh && readiness.writable {
             self.established(now, host, socket);
         }
         while !host.peek(socket).is_empty() {
-            let used = self.take(host, socket);
+            let used = self.take_response(host, socket);
             host.consume(socket, used);
             let Some(download) = self.downloads.get_mut(&socket) else { return };
-            if download.done == self.files.size {
+            if download.body_received == self.files.size {
                 download.responses += 1;
-                self.warm += u32::from(download.responses == 2);
+                self.warm_connections += u32::from(download.responses == 2);
                 self.responses += 1;
                 self.request(now, host, socket);
             }
@@ -187,7 +186,7 @@ impl Application for Client {
     }
 }
 
-impl BenchApp for Client {
+impl BenchApp for DownloadClient {
     /// Opens the first connections: a few at a time, since a SYN that is lost to a limit is
     /// repeated only after a second.
     fn start(&mut self, now: Instant, host: &mut Host) {

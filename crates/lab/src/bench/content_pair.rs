@@ -5,21 +5,21 @@ use std::path::Path;
 use apps::content::{self, ContentServer};
 use base::Duration;
 use host::Listen;
-use io::mem::link;
+use io::memory_link::memory_link_pair;
 use nic::LONG_TRANSMIT_BYTES;
 
-use super::accounted::Pair;
-use super::client::Client;
+use super::client::DownloadClient;
+use super::cycle_accounting::AccountedPair;
 use super::disk::DiskModel;
-use super::testbed::{self, FAST_DISK, Files, Machine, TRANSMIT_RING};
+use super::testbed::{self, FAST_DISK, Files, MachineConfig, TRANSMIT_RING};
 use cli::Failure;
 
 /// The two machines.
-pub(crate) type ContentPair = Pair<ContentServer, Client>;
+pub(crate) type ContentPair = AccountedPair<ContentServer, DownloadClient>;
 
 /// How the server sends files.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sending {
+pub(crate) struct FileSending {
     /// The device reads files; otherwise the host.
     pub(crate) offload: bool,
     /// The device reports when a packet leaves (the echo of IO-TCP).
@@ -30,7 +30,7 @@ pub(crate) struct Sending {
     pub(crate) disk: DiskModel,
 }
 
-impl Sending {
+impl FileSending {
     /// Files read by the device, as in the product.
     pub(crate) const BY_DEVICE: Self =
         Self { offload: true, echo: true, correct_timestamps: true, disk: FAST_DISK };
@@ -41,13 +41,13 @@ impl Sending {
 /// # Errors
 /// Reports a folder that cannot be opened.
 pub(crate) fn content_pair(
-    sending: Sending,
+    sending: FileSending,
     connections: u32,
     files: Files,
     folder: &Path,
 ) -> Result<ContentPair, Failure> {
-    let (server_wire, client_wire) = link(&testbed::link_config(TRANSMIT_RING));
-    let mut server = Machine::new(1);
+    let (server_wire, client_wire) = memory_link_pair(&testbed::link_config(TRANSMIT_RING));
+    let mut server = MachineConfig::new(1);
     // As `serve` does; frames on the link stay below 64 KiB, and so do the runs that the client
     // acknowledges.
     server.device.transmit_bytes_max = LONG_TRANSMIT_BYTES;
@@ -68,9 +68,9 @@ pub(crate) fn content_pair(
     let server = server.start(Box::new(server_wire), |host| {
         ContentServer::new(content, host).map_err(testbed::cannot_listen)
     })?;
-    let mut client = Machine::new(2);
+    let mut client = MachineConfig::new(2);
     client.device.file = None;
-    let app = Client::new(testbed::endpoint(1, 80), files, connections);
+    let app = DownloadClient::new(testbed::endpoint(1, 80), files, connections);
     let client = client.start(Box::new(client_wire), |_| Ok(app))?;
-    Ok(Pair::new(server, client, Duration::ZERO))
+    Ok(AccountedPair::new(server, client, Duration::ZERO))
 }

@@ -2,7 +2,7 @@
 //! each run, prints a table, and prints JSON.
 //!
 //! A benchmark has arguments, which implement [`Benchmark`], settings, a measurement, a check of
-//! the path, and fields. It hands its experiments to a [`Report`] and adds its conclusions from
+//! the path, and fields. It hands its experiments to a [`BenchReport`] and adds its conclusions from
 //! their rows. Nothing here depends on what is measured.
 
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ pub(crate) trait Benchmark {
     ///
     /// # Errors
     /// Reports a set-up that failed, wrong bytes, or a path other than the one to be measured.
-    fn run(&self, report: &mut Report) -> Result<(), Failure>;
+    fn run(&self, report: &mut BenchReport) -> Result<(), Failure>;
 }
 
 /// A measured table. `S` is the setting of a run, `F` the result of one run, or of all runs of a
@@ -42,17 +42,20 @@ pub(crate) struct Experiment<'a, S, F> {
 }
 
 /// Returns the fields of a row; the second argument is the first row of its group.
-pub(crate) type ShowRow<'a, S, F> = &'a dyn Fn(&Row<S, F>, &Row<S, F>) -> Fields;
+pub(crate) type ShowRow<'a, S, F> = &'a dyn Fn(&ResultRow<S, F>, &ResultRow<S, F>) -> Fields;
 
 /// A setting with its result.
 #[derive(Clone, Debug)]
-pub(crate) struct Row<S, F> {
+pub(crate) struct ResultRow<S, F> {
     pub(crate) setting: S,
     pub(crate) figures: F,
 }
 
 /// Returns the result of the first setting that matches.
-pub(crate) fn find<S, F>(rows: &[Row<S, F>], is_wanted: impl Fn(&S) -> bool) -> Option<&F> {
+pub(crate) fn find_figures<S, F>(
+    rows: &[ResultRow<S, F>],
+    is_wanted: impl Fn(&S) -> bool,
+) -> Option<&F> {
     rows.iter().find(|row| is_wanted(&row.setting)).map(|row| &row.figures)
 }
 
@@ -74,7 +77,7 @@ pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 /// Returns the run of a setting that is run once.
-pub(crate) fn only<F>(mut runs: Vec<F>) -> F {
+pub(crate) fn single_run<F>(mut runs: Vec<F>) -> F {
     runs.swap_remove(0)
 }
 
@@ -133,7 +136,7 @@ impl Fields {
     }
 
     /// Appends the fields of another row.
-    pub(crate) fn and(mut self, other: Self) -> Self {
+    pub(crate) fn append(mut self, other: Self) -> Self {
         self.0.extend(other.0);
         self
     }
@@ -171,12 +174,12 @@ fn text(value: &Value) -> String {
 
 /// A printed table. Columns grow with their contents.
 #[derive(Debug, Default)]
-pub(crate) struct Table {
+pub(crate) struct TextTable {
     /// Width of each column, and whether it holds text (aligned left).
     columns: Vec<(usize, bool)>,
 }
 
-impl Table {
+impl TextTable {
     /// Returns the lines of rows; the heading comes before the first rows.
     pub(crate) fn lines(&mut self, rows: &[Fields]) -> Vec<String> {
         let Some(first) = rows.first() else { return Vec::new() };
@@ -206,14 +209,14 @@ impl Table {
 }
 
 /// Output of a benchmark: tables for people, or one JSON object.
-pub(crate) struct Report {
+pub(crate) struct BenchReport {
     json: bool,
     fields: Map<String, Value>,
     /// Reason for which the numbers are invalid.
     void: Option<Failure>,
 }
 
-impl Report {
+impl BenchReport {
     /// Returns an empty report, as JSON or as tables.
     pub(crate) fn new(json: bool) -> Self {
         Self { json, fields: Map::new(), void: None }
@@ -241,8 +244,8 @@ impl Report {
         &mut self,
         field: &str,
         mut experiment: Experiment<'_, S, F>,
-    ) -> Result<Vec<Row<S, F>>, Failure> {
-        let (mut table, mut rows, mut values) = (Table::default(), Vec::new(), Vec::new());
+    ) -> Result<Vec<ResultRow<S, F>>, Failure> {
+        let (mut table, mut rows, mut values) = (TextTable::default(), Vec::new(), Vec::new());
         for settings in std::mem::take(&mut experiment.groups) {
             let group = experiment.measure_group(&settings)?;
             let fields = group.iter().map(|row| (experiment.fields)(row, &group[0]));
@@ -257,12 +260,12 @@ impl Report {
 
     /// Prints a table of rows that were measured elsewhere, and sets them as `field`.
     pub(crate) fn table(&mut self, field: &str, rows: Vec<Fields>) {
-        Table::default().lines(&rows).iter().for_each(|line| self.line(line));
+        TextTable::default().lines(&rows).iter().for_each(|line| self.line(line));
         self.set(field, rows.into_iter().map(Fields::into_json).collect::<Vec<_>>());
     }
 
     /// Marks the numbers as invalid. They are printed nevertheless; the first reason is kept.
-    pub(crate) fn void(&mut self, why: Failure) {
+    pub(crate) fn invalidate(&mut self, why: Failure) {
         self.void.get_or_insert(why);
     }
 
@@ -281,7 +284,7 @@ impl Report {
 }
 
 impl<S: Copy + Debug, F: Debug> Experiment<'_, S, F> {
-    fn measure_group(&mut self, settings: &[S]) -> Result<Vec<Row<S, F>>, Failure> {
+    fn measure_group(&mut self, settings: &[S]) -> Result<Vec<ResultRow<S, F>>, Failure> {
         let mut runs: Vec<Vec<F>> = settings.iter().map(|_| Vec::new()).collect();
         for _ in 0..self.repeats {
             for (&setting, runs) in settings.iter().zip(&mut runs) {
@@ -297,7 +300,7 @@ impl<S: Copy + Debug, F: Debug> Experiment<'_, S, F> {
                 runs.push(figures);
             }
         }
-        let row = |(&setting, runs)| Row { setting, figures: (self.combine)(runs) };
+        let row = |(&setting, runs)| ResultRow { setting, figures: (self.combine)(runs) };
         Ok(settings.iter().zip(runs).map(row).collect())
     }
 }
@@ -328,7 +331,7 @@ mod tests {
 
     #[test]
     fn runs_of_a_group_take_turns() {
-        let (mut report, mut count) = (Report::new(true), 0);
+        let (mut report, mut count) = (BenchReport::new(true), 0);
         let mut measure = |groups: Vec<Vec<u32>>, limit| {
             report.measure(
                 "rows",
@@ -350,7 +353,7 @@ mod tests {
         // Results in order of the runs: 11 22, 13 24, 15 26; 37 38 39.
         let rows = measure(vec![vec![10, 20], vec![30]], 40).unwrap();
         assert_eq!(rows.iter().map(|row| row.figures).collect::<Vec<_>>(), [13, 24, 38]);
-        assert_eq!(find(&rows, |&setting| setting == 20), Some(&24));
+        assert_eq!(find_figures(&rows, |&setting| setting == 20), Some(&24));
         let failure = measure(vec![vec![10]], 18).unwrap_err().to_string();
         assert_eq!(failure, "the wrong path was measured (10): 20");
         let rows = json!([{ "n": 13, "of": 10 }, { "n": 24, "of": 10 }, { "n": 38, "of": 30 }]);
@@ -369,7 +372,7 @@ mod tests {
         let row = |name: &str, value: Option<f64>| {
             Fields::new().show("name", "n", name).column("a number", value).field("hidden", 1)
         };
-        let mut table = Table::default();
+        let mut table = TextTable::default();
         let rows = [row("one", Some(1234.56)), row("two", Some(0.123_46))];
         assert_eq!(
             table.lines(&rows),

@@ -4,7 +4,7 @@ use io::fault::FaultConfig;
 
 /// A kind of packet fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub(crate) enum PacketFault {
     Loss,
     Reorder,
     /// Loss and reordering, each at the full rate.
@@ -13,16 +13,16 @@ pub(crate) enum Fault {
 
 /// A kind of fault and its rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Faults {
-    pub(crate) fault: Fault,
+pub(crate) struct PacketFaultRate {
+    pub(crate) fault: PacketFault,
     /// Probability per packet, in per mille.
     pub(crate) rate: u32,
 }
 
-impl Faults {
+impl PacketFaultRate {
     /// Returns every combination of these faults and rates.
-    pub(crate) fn all(faults: &[Fault], rates: &[u32]) -> Vec<Self> {
-        let of = |&fault: &Fault| rates.iter().map(move |&rate| Self { fault, rate });
+    pub(crate) fn all(faults: &[PacketFault], rates: &[u32]) -> Vec<Self> {
+        let of = |&fault: &PacketFault| rates.iter().map(move |&rate| Self { fault, rate });
         faults.iter().flat_map(of).collect()
     }
 
@@ -35,9 +35,9 @@ impl Faults {
     pub(crate) fn lost_and_late(self) -> [f64; 2] {
         let p = self.probability();
         match self.fault {
-            Fault::Loss => [p, 0.0],
-            Fault::Reorder => [0.0, p],
-            Fault::Both => [p, p],
+            PacketFault::Loss => [p, 0.0],
+            PacketFault::Reorder => [0.0, p],
+            PacketFault::Both => [p, p],
         }
     }
 
@@ -47,8 +47,8 @@ impl Faults {
         let least = |p: f64, has: bool| if has { p.max(1e-9) } else { p };
         let [lost, late] = self.lost_and_late();
         FaultConfig {
-            drop: least(lost, self.fault != Fault::Reorder),
-            reorder: least(late, self.fault != Fault::Loss),
+            drop: least(lost, self.fault != PacketFault::Reorder),
+            reorder: least(late, self.fault != PacketFault::Loss),
             seed: 3,
             ..FaultConfig::default()
         }

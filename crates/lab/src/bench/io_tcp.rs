@@ -9,11 +9,12 @@ use base::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::accounted::Usage;
-use super::content_pair::{ContentPair, Sending, content_pair};
+use super::content_pair::{ContentPair, FileSending, content_pair};
+use super::cycle_accounting::Usage;
 use super::disk::DiskModel;
 use super::experiment::{
-    self, Benchmark, Experiment, Fields, Report, TempFolder, find, median_by, only, ratio,
+    self, BenchReport, Benchmark, Experiment, Fields, TempFolder, find_figures, median_by, ratio,
+    single_run,
 };
 use super::testbed::FileSet;
 use cli::Failure;
@@ -50,15 +51,15 @@ pub(crate) struct IoTcpArgs {
 
 /// Configuration of one run.
 #[derive(Clone, Copy, Debug)]
-struct Setting {
+struct IoTcpSetting {
     size: u64,
     connections: u32,
-    sending: Sending,
+    sending: FileSending,
 }
 
 /// Result of one run.
 #[derive(Debug)]
-struct Figures {
+struct IoTcpFigures {
     requests: u64,
     bytes: u64,
     server: Usage,
@@ -66,9 +67,9 @@ struct Figures {
     jain: f64,
 }
 
-type Row = experiment::Row<Setting, Figures>;
+type IoTcpRow = experiment::ResultRow<IoTcpSetting, IoTcpFigures>;
 
-impl Figures {
+impl IoTcpFigures {
     fn host_per_byte(&self) -> f64 {
         self.server.cycles.host as f64 / self.bytes as f64
     }
@@ -86,7 +87,7 @@ impl Figures {
 }
 
 impl Benchmark for IoTcpArgs {
-    fn run(&self, report: &mut Report) -> Result<(), Failure> {
+    fn run(&self, report: &mut BenchReport) -> Result<(), Failure> {
         let folder = TempFolder::new();
         let mut files = FileSet::new(folder.path(), WORKING_SET_BYTES);
         let mut measure = |setting| measure(setting, &mut files);
@@ -95,7 +96,7 @@ impl Benchmark for IoTcpArgs {
             repeats: REPEATS,
             measure: &mut measure,
             took_path: &took_path,
-            combine: &|runs| median_by(runs, Figures::host_per_byte),
+            combine: &|runs| median_by(runs, IoTcpFigures::host_per_byte),
             fields: &|row, _| fields(row),
         };
         let rows = report.measure("rows", reading)?;
@@ -110,14 +111,14 @@ impl Benchmark for IoTcpArgs {
             repeats: 1,
             measure: &mut measure,
             took_path: &took_path,
-            combine: &only,
+            combine: &single_run,
             fields: &|row, _| {
-                let Sending { echo, correct_timestamps, .. } = row.setting.sending;
+                let FileSending { echo, correct_timestamps, .. } = row.setting.sending;
                 Fields::new()
                     .show("echo", "echo", echo)
                     .show("timestamps corrected", "correct_timestamps", correct_timestamps)
                     .column("srtt us", row.figures.mean_srtt.as_micros())
-                    .and(fields(row))
+                    .append(fields(row))
             },
         };
         report.measure("corrections", corrections).map(drop)
@@ -126,15 +127,15 @@ impl Benchmark for IoTcpArgs {
 
 impl IoTcpArgs {
     /// Returns the settings of the main table: files read by the device, and by the host.
-    fn readings(&self) -> Vec<Vec<Setting>> {
+    fn readings(&self) -> Vec<Vec<IoTcpSetting>> {
         let all: (&[u64], &[u32]) =
             if self.quick { (&[300_000], &[64, 1_000]) } else { (&SIZES, &CONNECTIONS) };
         let sizes = self.sizes.as_deref().unwrap_or(all.0);
         let counts = self.connections.as_deref().unwrap_or(all.1);
         let both = sizes.iter().flat_map(|&size| counts.iter().map(move |&count| (size, count)));
         let group = |(size, connections)| {
-            let sending = |offload| Sending { offload, ..Sending::BY_DEVICE };
-            let setting = |offload| Setting { size, connections, sending: sending(offload) };
+            let sending = |offload| FileSending { offload, ..FileSending::BY_DEVICE };
+            let setting = |offload| IoTcpSetting { size, connections, sending: sending(offload) };
             [true, false].map(setting).into()
         };
         both.map(group).collect()
@@ -143,40 +144,40 @@ impl IoTcpArgs {
 
 /// Returns the settings with and without echo and timestamp correction, whose retransmissions,
 /// timeouts and round-trip times are compared.
-fn corrections() -> Vec<Vec<Setting>> {
+fn corrections() -> Vec<Vec<IoTcpSetting>> {
     let setting = |(echo, correct_timestamps)| {
-        let sending = Sending { offload: true, echo, correct_timestamps, disk: SLOW_DISK };
-        vec![Setting { size: 300_000, connections: 1_000, sending }]
+        let sending = FileSending { offload: true, echo, correct_timestamps, disk: SLOW_DISK };
+        vec![IoTcpSetting { size: 300_000, connections: 1_000, sending }]
     };
     [(true, true), (true, false), (false, true), (false, false)].map(setting).into()
 }
 
-fn measure(setting: Setting, files: &mut FileSet<'_>) -> Result<Figures, Failure> {
-    let Setting { size, connections, sending } = setting;
+fn measure(setting: IoTcpSetting, files: &mut FileSet<'_>) -> Result<IoTcpFigures, Failure> {
+    let IoTcpSetting { size, connections, sending } = setting;
     let mut pair = content_pair(sending, connections, files.of_size(size)?, files.folder)?;
     pair.start();
     let warm = u64::from(connections) * 2;
     let wanted = (MEASURED_BYTES_MAX / size).clamp(warm, 20_000);
     pair.run_until(|p| p.client.app.is_warm())?;
-    pair.client.app.restart_shares();
+    pair.client.app.reset_bytes_per_connection();
     let before = pair.server_usage();
     let (responses, bytes) = (pair.client.app.responses, pair.client.app.body_bytes);
     pair.run_until(|p| p.client.app.responses >= responses + wanted)?;
-    Ok(Figures {
+    Ok(IoTcpFigures {
         requests: pair.client.app.responses - responses,
         bytes: pair.client.app.body_bytes - bytes,
         server: pair.server_usage().since(&before),
         mean_srtt: mean_srtt(&pair),
-        jain: jain(&pair.client.app.shares()),
+        jain: jain(&pair.client.app.bytes_per_connection()),
     })
 }
 
-fn took_path(setting: Setting, figures: &Figures) -> bool {
+fn took_path(setting: IoTcpSetting, figures: &IoTcpFigures) -> bool {
     let by_host = figures.server.moved("file_fallback_bytes") > 0;
     by_host != setting.sending.offload
 }
 
-fn fields(Row { setting, figures }: &Row) -> Fields {
+fn fields(IoTcpRow { setting, figures }: &IoTcpRow) -> Fields {
     let Usage { cycles, counters, .. } = &figures.server;
     let moved = |name: &str| figures.server.moved(name);
     let per_request = cycles.host as f64 / figures.requests as f64;
@@ -197,15 +198,16 @@ fn fields(Row { setting, figures }: &Row) -> Fields {
         .counters(counters)
 }
 
-fn headline(rows: &[Row]) -> Value {
+fn headline(rows: &[IoTcpRow]) -> Value {
     let find = |offload: bool, connections: u32| {
-        find(rows, |s| {
+        find_figures(rows, |s| {
             (s.size, s.connections, s.sending.offload) == (300_000, connections, offload)
         })
     };
-    let per_byte = |offload, connections| find(offload, connections).map(Figures::host_per_byte);
+    let per_byte =
+        |offload, connections| find(offload, connections).map(IoTcpFigures::host_per_byte);
     // IO-TCP's figure 9: throughput of a server with one host core.
-    let rate = |connections| find(true, connections).map(Figures::one_core_rate);
+    let rate = |connections| find(true, connections).map(IoTcpFigures::one_core_rate);
     json!({
         "host_cycles_per_byte_300k": per_byte(true, 1_000),
         "ratio_vs_host_read_300k": ratio(per_byte(true, 1_000), per_byte(false, 1_000)),

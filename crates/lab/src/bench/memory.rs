@@ -12,9 +12,9 @@ use clap::Args;
 use io::heap::allocated_bytes;
 use serde_json::json;
 
-use super::accounted::Pair;
-use super::content_pair::{Sending, content_pair};
-use super::experiment::{Benchmark, Report, TempFolder};
+use super::content_pair::{FileSending, content_pair};
+use super::cycle_accounting::AccountedPair;
+use super::experiment::{BenchReport, Benchmark, TempFolder};
 use super::testbed::FileSet;
 use cli::Failure;
 
@@ -34,7 +34,7 @@ pub(crate) struct MemoryArgs {
 }
 
 impl Benchmark for MemoryArgs {
-    fn run(&self, report: &mut Report) -> Result<(), Failure> {
+    fn run(&self, report: &mut BenchReport) -> Result<(), Failure> {
         let folder = TempFolder::new();
         let idle = measure(self.connections, folder.path())?;
         report.line(format!(
@@ -54,17 +54,17 @@ impl Benchmark for MemoryArgs {
 /// everything else was dropped.
 fn measure(connections: u32, folder: &Path) -> Result<f64, Failure> {
     let files = FileSet::new(folder, 0).of_size(10_000)?;
-    let mut pair = content_pair(Sending::BY_DEVICE, connections, files, folder)?;
+    let mut pair = content_pair(FileSending::BY_DEVICE, connections, files, folder)?;
     pair.start();
     pair.run_until(|p| p.client.app.is_warm())?;
     pair.client.app.draining = true;
     let quiet = pair.now + IDLE;
     pair.run_until(|p| p.now >= quiet)?;
-    let established = pair.client.app.writable(&pair.client.host.host);
+    let established = pair.client.app.established_count(&pair.client.host.host);
     if established != connections as usize {
         return Err(Failure::System(format!("only {established} connections are there")));
     }
-    let Pair { server, client, .. } = pair;
+    let AccountedPair { server, client, .. } = pair;
     drop(client);
     let host = server.into_host();
     let with = allocated_bytes();

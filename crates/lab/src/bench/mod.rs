@@ -1,11 +1,11 @@
 //! `outboard-lab bench`: the papers' tables, and comparisons with other programs.
 //!
 //! A benchmark is a file or a folder: it implements [`experiment::Benchmark`] and hands its tables
-//! to [`experiment::Report`].
+//! to [`experiment::BenchReport`].
 //!
 //! - Accounted benchmarks ([`io_tcp`], [`memory`], [`tls`], [`tls_loss`], [`tls_scale`],
 //!   [`short_connections`], [`splice`], [`quic`], [`quic_reorder`], [`nvme`], [`nvme_loss`]) run
-//!   client, link, device and host in turn on one thread ([`accounted`]) and sum the cycles of
+//!   client, link, device and host in turn on one thread ([`cycle_accounting`]) and sum the cycles of
 //!   each. [`testbed`] and the modules whose names end in `_pair` build the machines that several
 //!   of them run.
 //! - Live benchmarks ([`serve_live`], [`proxy_live`], [`quic_live`], [`quic_relay`]) run the
@@ -15,10 +15,10 @@
 //!
 //! Every claim is a ratio measured within one run, because machines differ.
 
-mod accounted;
 mod client;
 mod connections;
 mod content_pair;
+mod cycle_accounting;
 mod disk;
 mod experiment;
 mod faults;
@@ -35,7 +35,7 @@ mod quic_pair;
 mod quic_relay;
 mod quic_reorder;
 mod serve_live;
-mod short;
+mod short_conn_apps;
 mod short_connections;
 mod splice;
 mod stream;
@@ -51,7 +51,7 @@ mod tls_scale;
 use clap::{Args, Subcommand};
 
 use cli::Failure;
-use experiment::{Benchmark, Report};
+use experiment::{BenchReport, Benchmark};
 
 /// Arguments of `outboard-lab bench`.
 #[derive(Debug, Args)]
@@ -133,7 +133,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         Bench::ProxyLive(args) => args,
         Bench::ServeLive(args) => args,
     };
-    let mut report = Report::new(args.json);
+    let mut report = BenchReport::new(args.json);
     benchmark.run(&mut report)?;
     report.finish()
 }

@@ -20,8 +20,12 @@ use clap::Args;
 use io::fault::FaultConfig;
 use serde_json::{Value, json};
 
-use super::experiment::{self, Benchmark, Experiment, Fields, Report, TempFolder, find, ratio};
-use super::nvme_pair::{Commands, Figures, Method, Namespace, Run, Side, measure, took_path};
+use super::experiment::{
+    self, BenchReport, Benchmark, Experiment, Fields, TempFolder, find_figures, ratio,
+};
+use super::nvme_pair::{
+    BenchNamespace, Commands, NvmeFigures, NvmeOffloads, NvmeRun, NvmeSide, measure, took_path,
+};
 use cli::Failure;
 
 /// Command sizes of the paper's figure 10.
@@ -44,18 +48,19 @@ const BYTES_MAX: u64 = 192 << 20;
 /// Limit of the commands that a run measures.
 const COMMANDS_MAX: u64 = 10_000;
 
-const SOFTWARE: Method =
-    Method { name: "software", tls: None, crc: false, copy: false, file: None };
-const COPY: Method = Method { name: "copy", copy: true, ..SOFTWARE };
-const CRC: Method = Method { name: "crc", crc: true, ..SOFTWARE };
-const BOTH: Method = Method { name: "crc+copy", crc: true, copy: true, ..SOFTWARE };
-const TLS_SOFTWARE: Method = Method { name: "tls software", tls: Some(false), ..SOFTWARE };
-const TLS: Method = Method { name: "tls", tls: Some(true), ..SOFTWARE };
-const TLS_COPY: Method = Method { name: "tls+copy", copy: true, ..TLS };
-const TLS_BOTH: Method = Method { name: "tls+crc+copy", crc: true, ..TLS_COPY };
-const HOST_READ: Method = Method { name: "host read", file: Some(false), ..SOFTWARE };
-const FILE: Method =
-    Method { name: "file to wire", crc: true, copy: true, file: Some(true), ..SOFTWARE };
+const SOFTWARE: NvmeOffloads =
+    NvmeOffloads { name: "software", tls: None, crc: false, copy: false, file: None };
+const COPY: NvmeOffloads = NvmeOffloads { name: "copy", copy: true, ..SOFTWARE };
+const CRC: NvmeOffloads = NvmeOffloads { name: "crc", crc: true, ..SOFTWARE };
+const BOTH: NvmeOffloads = NvmeOffloads { name: "crc+copy", crc: true, copy: true, ..SOFTWARE };
+const TLS_SOFTWARE: NvmeOffloads =
+    NvmeOffloads { name: "tls software", tls: Some(false), ..SOFTWARE };
+const TLS: NvmeOffloads = NvmeOffloads { name: "tls", tls: Some(true), ..SOFTWARE };
+const TLS_COPY: NvmeOffloads = NvmeOffloads { name: "tls+copy", copy: true, ..TLS };
+const TLS_BOTH: NvmeOffloads = NvmeOffloads { name: "tls+crc+copy", crc: true, ..TLS_COPY };
+const HOST_READ: NvmeOffloads = NvmeOffloads { name: "host read", file: Some(false), ..SOFTWARE };
+const FILE: NvmeOffloads =
+    NvmeOffloads { name: "file to wire", crc: true, copy: true, file: Some(true), ..SOFTWARE };
 
 /// Arguments of `outboard-lab bench nvme`.
 #[derive(Debug, Args)]
@@ -77,16 +82,16 @@ pub(crate) struct NvmeArgs {
     moderation: u64,
 }
 
-type Row = experiment::Row<Commands, Figures>;
+type NvmeRow = experiment::ResultRow<Commands, NvmeFigures>;
 
 impl Benchmark for NvmeArgs {
-    fn run(&self, report: &mut Report) -> Result<(), Failure> {
+    fn run(&self, report: &mut BenchReport) -> Result<(), Failure> {
         let target_depth = if self.quick { QUICK.2 } else { TARGET_DEPTH };
         let compared =
             |a: &Commands, b: &Commands| (a.side, a.bytes, a.depth) == (b.side, b.bytes, b.depth);
-        let settings = self.chosen(target_depth)?;
+        let settings = self.selected_settings(target_depth)?;
         let folder = TempFolder::new();
-        let namespace = &Namespace::new(folder.path(), NAMESPACE_BYTES)?;
+        let namespace = &BenchNamespace::new(folder.path(), NAMESPACE_BYTES)?;
         let moderation = Duration::from_micros(self.moderation);
         let experiment = Experiment {
             groups: settings.chunk_by(compared).map(<[Commands]>::to_vec).collect(),
@@ -97,7 +102,7 @@ impl Benchmark for NvmeArgs {
                 measure_commands(commands, moderation, (warm, measured), namespace)
             },
             took_path: &took_path,
-            combine: &Figures::of_all,
+            combine: &NvmeFigures::of_all,
             fields: &|row, _| row.figures.fields(),
         };
         let rows = report.measure("rows", experiment)?;
@@ -113,9 +118,9 @@ fn measure_commands(
     commands: Commands,
     moderation: Duration,
     (warm, measured): (u64, u64),
-    namespace: &Namespace<'_>,
-) -> Result<Figures, Failure> {
-    measure(&Run {
+    namespace: &BenchNamespace<'_>,
+) -> Result<NvmeFigures, Failure> {
+    measure(&NvmeRun {
         commands,
         connections: 1,
         faults: FaultConfig::default(),
@@ -129,7 +134,7 @@ fn measure_commands(
 
 impl NvmeArgs {
     /// Returns the settings that the options select.
-    fn chosen(&self, target_depth: u16) -> Result<Vec<Commands>, Failure> {
+    fn selected_settings(&self, target_depth: u16) -> Result<Vec<Commands>, Failure> {
         let is_wanted = |setting: &Commands| {
             self.paths.as_ref().is_none_or(|paths| paths.iter().any(|p| p == setting.method.name))
                 && self.sizes.as_ref().is_none_or(|sizes| sizes.contains(&setting.bytes))
@@ -157,21 +162,22 @@ fn settings(quick: bool, target_depth: u16) -> Vec<Commands> {
     for &bytes in sizes {
         let of = |side, depth| move |method| Commands { side, method, bytes, depth };
         for &depth in depths {
-            all.extend(reads.map(of(Side::Initiator, depth)));
-            all.extend(served.map(of(Side::TargetReads, depth)));
+            all.extend(reads.map(of(NvmeSide::Initiator, depth)));
+            all.extend(served.map(of(NvmeSide::TargetReads, depth)));
         }
-        all.extend(written.map(of(Side::TargetWrites, target_depth)));
+        all.extend(written.map(of(NvmeSide::TargetWrites, target_depth)));
     }
     all
 }
 
-fn headline(rows: &[Row], depth: u16, shares: &[Share]) -> Value {
+fn headline(rows: &[NvmeRow], depth: u16, shares: &[Share]) -> Value {
     let cost = |side, method| {
         let wanted = Commands { side, method, bytes: SIZES[3], depth };
-        find(rows, |&setting| setting == wanted).map(Figures::host_per_command)
+        find_figures(rows, |&setting| setting == wanted).map(NvmeFigures::host_per_command)
     };
     let ratio = |side, a, b| ratio(cost(side, a), cost(side, b));
-    let (reads, served, written) = (Side::Initiator, Side::TargetReads, Side::TargetWrites);
+    let (reads, served, written) =
+        (NvmeSide::Initiator, NvmeSide::TargetReads, NvmeSide::TargetWrites);
     let large = shares.iter().find(|share| (share.bytes, share.depth) == (SIZES[3], depth));
     json!({
         "read_ratio_256k": ratio(reads, SOFTWARE, BOTH),
@@ -196,14 +202,14 @@ struct Share {
 
 impl Share {
     /// Returns the shares of a row if it is a read in software.
-    fn of(Row { setting, figures }: &Row, rows: &[Row]) -> Option<Self> {
+    fn of(NvmeRow { setting, figures }: &NvmeRow, rows: &[NvmeRow]) -> Option<Self> {
         let Commands { side, method, bytes, depth } = *setting;
-        if side != Side::Initiator || method != SOFTWARE {
+        if side != NvmeSide::Initiator || method != SOFTWARE {
             return None;
         }
         let wanted = Commands { method: COPY, ..*setting };
-        let placed = find(rows, |&setting| setting == wanted)?;
-        let beyond_digests = |f: &Figures| f.host_per_command() - f.digests_per_command();
+        let placed = find_figures(rows, |&setting| setting == wanted)?;
+        let beyond_digests = |f: &NvmeFigures| f.host_per_command() - f.digests_per_command();
         let all = figures.host_per_command();
         let copy = (beyond_digests(figures) - beyond_digests(placed)) / all;
         Some(Self { bytes, depth, copy, crc: figures.digests_per_command() / all })
@@ -224,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_leaves_nothing_is_wrong_usage() {
+    fn options_that_select_nothing_are_usage_errors() {
         use crate::args::{Cli, Verb};
         use crate::bench::{Bench, BenchArgs};
         use clap::Parser as _;
@@ -232,7 +238,7 @@ mod tests {
             let cli = Cli::parse_from(["outboard", "bench", "nvme", "--quick", option]);
             match cli.verb {
                 Verb::Bench(BenchArgs { bench: Bench::Nvme(args), .. }) => {
-                    args.chosen(QUICK.2).map(|all| all.len())
+                    args.selected_settings(QUICK.2).map(|all| all.len())
                 }
                 _ => panic!("a benchmark"),
             }
@@ -245,9 +251,9 @@ mod tests {
     }
 
     #[test]
-    fn every_path_is_the_one_that_is_asked_for() {
+    fn every_setting_takes_its_path() {
         let folder = std::env::temp_dir().join(format!("outboard-nvme-{}", std::process::id()));
-        let namespace = Namespace::new(&folder, 4 << 20).unwrap();
+        let namespace = BenchNamespace::new(&folder, 4 << 20).unwrap();
         let moderation = Duration::from_micros(MODERATION_US);
         for commands in settings(true, QUICK.2) {
             let figures = measure_commands(commands, moderation, (1, 40), &namespace).unwrap();

@@ -12,10 +12,12 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::experiment::{
-    self, Benchmark, Experiment, Fields, Report, TempFolder, find, only, ratio,
+    self, BenchReport, Benchmark, Experiment, Fields, TempFolder, find_figures, ratio, single_run,
 };
-use super::faults::{Fault, Faults, shares};
-use super::nvme_pair::{Commands, Figures, Method, Namespace, Run, Side, measure};
+use super::faults::{PacketFault, PacketFaultRate, shares};
+use super::nvme_pair::{
+    BenchNamespace, Commands, NvmeFigures, NvmeOffloads, NvmeRun, NvmeSide, measure,
+};
 use cli::Failure;
 
 /// Probabilities per packet, in per mille.
@@ -41,30 +43,30 @@ pub(crate) struct NvmeLossArgs {
 
 /// How the device continues after lost and reordered packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Algorithm {
+enum NvmeLossAlgorithm {
     Paper,
     Ours,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Setting {
-    faults: Faults,
+struct NvmeLossSetting {
+    faults: PacketFaultRate,
     bytes: u32,
-    algorithm: Algorithm,
+    algorithm: NvmeLossAlgorithm,
 }
 
-type Row = experiment::Row<Setting, Figures>;
+type NvmeLossRow = experiment::ResultRow<NvmeLossSetting, NvmeFigures>;
 
 impl Benchmark for NvmeLossArgs {
-    fn run(&self, report: &mut Report) -> Result<(), Failure> {
+    fn run(&self, report: &mut BenchReport) -> Result<(), Failure> {
         let folder = TempFolder::new();
-        let namespace = &Namespace::new(folder.path(), NAMESPACE_BYTES)?;
+        let namespace = &BenchNamespace::new(folder.path(), NAMESPACE_BYTES)?;
         let experiment = Experiment {
             groups: groups(if self.quick { &[0, 50] } else { &RATES }),
             repeats: 1,
             measure: &mut |setting| measure_reads(setting, MEASURED_BYTES, namespace),
             took_path: &|_, figures| took_path(figures),
-            combine: &only,
+            combine: &single_run,
             fields: &|row, _| fields(row),
         };
         let rows = report.measure("rows", experiment)?;
@@ -73,28 +75,29 @@ impl Benchmark for NvmeLossArgs {
     }
 }
 
-fn groups(rates: &[u32]) -> Vec<Vec<Setting>> {
-    let faults = Faults::all(&[Fault::Loss, Fault::Reorder], rates).into_iter();
+fn groups(rates: &[u32]) -> Vec<Vec<NvmeLossSetting>> {
+    let faults =
+        PacketFaultRate::all(&[PacketFault::Loss, PacketFault::Reorder], rates).into_iter();
     let both = faults.flat_map(|faults| SIZES.map(|bytes| (faults, bytes)));
     let group = |(faults, bytes)| {
-        let setting = |algorithm| Setting { faults, bytes, algorithm };
-        [Algorithm::Paper, Algorithm::Ours].map(setting).into()
+        let setting = |algorithm| NvmeLossSetting { faults, bytes, algorithm };
+        [NvmeLossAlgorithm::Paper, NvmeLossAlgorithm::Ours].map(setting).into()
     };
     both.map(group).collect()
 }
 
 fn measure_reads(
-    setting: Setting,
+    setting: NvmeLossSetting,
     measured_bytes: u64,
-    namespace: &Namespace<'_>,
-) -> Result<Figures, Failure> {
-    let method = Method { name: "crc+copy", tls: None, crc: true, copy: true, file: None };
-    let Setting { faults, bytes, algorithm } = setting;
-    measure(&Run {
-        commands: Commands { side: Side::Initiator, method, bytes, depth: DEPTH },
+    namespace: &BenchNamespace<'_>,
+) -> Result<NvmeFigures, Failure> {
+    let method = NvmeOffloads { name: "crc+copy", tls: None, crc: true, copy: true, file: None };
+    let NvmeLossSetting { faults, bytes, algorithm } = setting;
+    measure(&NvmeRun {
+        commands: Commands { side: NvmeSide::Initiator, method, bytes, depth: DEPTH },
         connections: CONNECTIONS,
         faults: faults.config(),
-        out_of_order: algorithm == Algorithm::Ours,
+        out_of_order: algorithm == NvmeLossAlgorithm::Ours,
         moderation: MODERATION,
         warm: WARM_BYTES.min(measured_bytes) / u64::from(bytes),
         measured: measured_bytes / u64::from(bytes),
@@ -102,25 +105,25 @@ fn measure_reads(
     })
 }
 
-fn took_path(figures: &Figures) -> bool {
+fn took_path(figures: &NvmeFigures) -> bool {
     figures.moved("nvme_rx_pdus_full") + figures.moved("nvme_rx_pdus_partial") > 0
 }
 
 /// Returns the shares of received PDUs that the device processed entirely, partially and not at
 /// all.
-fn shares_of(figures: &Figures) -> [f64; 3] {
+fn shares_of(figures: &NvmeFigures) -> [f64; 3] {
     let names = ["nvme_rx_pdus_full", "nvme_rx_pdus_partial", "nvme_rx_pdus_none"];
     shares(names.map(|name| figures.moved(name)))
 }
 
 /// Returns the share of the received bytes that the device placed.
-fn placed(figures: &Figures) -> f64 {
+fn placed(figures: &NvmeFigures) -> f64 {
     let names = ["nvme_rx_placed_bytes", "nvme_rx_copied_bytes"];
     let [placed, copied] = names.map(|name| figures.moved(name) as f64);
     placed / (placed + copied)
 }
 
-fn fields(Row { setting, figures }: &Row) -> Fields {
+fn fields(NvmeLossRow { setting, figures }: &NvmeLossRow) -> Fields {
     let [full, partial, none] = shares_of(figures);
     Fields::new()
         .show("fault", "fault", format!("{:?}", setting.faults.fault))
@@ -130,33 +133,34 @@ fn fields(Row { setting, figures }: &Row) -> Fields {
         .show("partial", "partial", partial)
         .show("none", "none", none)
         .show("placed", "placed", placed(figures))
-        .and(figures.fields())
+        .append(figures.fields())
 }
 
 /// Returns results at 5 % relative to 0 %: bytes placed, and PDUs processed entirely.
-fn headline(rows: &[Row]) -> Value {
+fn headline(rows: &[NvmeLossRow]) -> Value {
     let of = |algorithm| {
-        let left = |fault, bytes, value: fn(&Figures) -> f64| {
+        let left = |fault, bytes, value: fn(&NvmeFigures) -> f64| {
             let at = |rate| {
-                let wanted = Setting { faults: Faults { fault, rate }, bytes, algorithm };
-                find(rows, |&setting| setting == wanted).map(value)
+                let wanted =
+                    NvmeLossSetting { faults: PacketFaultRate { fault, rate }, bytes, algorithm };
+                find_figures(rows, |&setting| setting == wanted).map(value)
             };
             ratio(at(50), at(0))
         };
         let [small, large] = SIZES;
-        let full = |figures: &Figures| shares_of(figures)[0];
+        let full = |figures: &NvmeFigures| shares_of(figures)[0];
         json!({
-            "placed_at_5_loss_16k": left(Fault::Loss, small, placed),
-            "placed_at_5_loss_256k": left(Fault::Loss, large, placed),
-            "placed_at_5_reorder_16k": left(Fault::Reorder, small, placed),
-            "placed_at_5_reorder_256k": left(Fault::Reorder, large, placed),
-            "full_at_5_loss_16k": left(Fault::Loss, small, full),
-            "full_at_5_loss_256k": left(Fault::Loss, large, full),
-            "full_at_5_reorder_16k": left(Fault::Reorder, small, full),
-            "full_at_5_reorder_256k": left(Fault::Reorder, large, full),
+            "placed_at_5_loss_16k": left(PacketFault::Loss, small, placed),
+            "placed_at_5_loss_256k": left(PacketFault::Loss, large, placed),
+            "placed_at_5_reorder_16k": left(PacketFault::Reorder, small, placed),
+            "placed_at_5_reorder_256k": left(PacketFault::Reorder, large, placed),
+            "full_at_5_loss_16k": left(PacketFault::Loss, small, full),
+            "full_at_5_loss_256k": left(PacketFault::Loss, large, full),
+            "full_at_5_reorder_16k": left(PacketFault::Reorder, small, full),
+            "full_at_5_reorder_256k": left(PacketFault::Reorder, large, full),
         })
     };
-    json!({ "ours": of(Algorithm::Ours), "paper": of(Algorithm::Paper) })
+    json!({ "ours": of(NvmeLossAlgorithm::Ours), "paper": of(NvmeLossAlgorithm::Paper) })
 }
 
 #[cfg(test)]
@@ -164,18 +168,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loss_takes_less_of_ours() {
+    fn our_algorithm_loses_less_offload() {
         let folder = std::env::temp_dir().join(format!("outboard-loss-{}", std::process::id()));
-        let namespace = Namespace::new(&folder, 4 << 20).unwrap();
+        let namespace = BenchNamespace::new(&folder, 4 << 20).unwrap();
         let run = |rate, algorithm| {
-            let faults = Faults { fault: Fault::Loss, rate };
-            let setting = Setting { faults, bytes: SIZES[0], algorithm };
+            let faults = PacketFaultRate { fault: PacketFault::Loss, rate };
+            let setting = NvmeLossSetting { faults, bytes: SIZES[0], algorithm };
             let figures = measure_reads(setting, 8 << 20, &namespace).unwrap();
             assert!(took_path(&figures), "{figures:?}");
             figures
         };
-        let whole = run(0, Algorithm::Paper);
-        let (paper, ours) = (run(50, Algorithm::Paper), run(50, Algorithm::Ours));
+        let whole = run(0, NvmeLossAlgorithm::Paper);
+        let (paper, ours) = (run(50, NvmeLossAlgorithm::Paper), run(50, NvmeLossAlgorithm::Ours));
         assert!((placed(&whole) - 1.0).abs() < 1e-9 && shares_of(&whole)[0] > 0.999);
         assert!(placed(&paper) < 1.0 && shares_of(&paper)[0] < 1.0);
         assert!(shares_of(&ours)[0] > shares_of(&paper)[0] && placed(&ours) > placed(&paper));

@@ -1,7 +1,7 @@
 //! `outboard-lab bench proxy-live`: wrk through `outboard proxy`, through HAProxy with
 //! `splice-auto` and through nginx, on one core each, to an nginx that serves the files.
 //!
-//! All three proxies run during the whole benchmark, each in a network namespace ([`lab`]), and
+//! All three proxies run during the whole benchmark, each in a network namespace ([`servers`]), and
 //! take turns, so that other load on the machine affects all alike. Client and backend share the
 //! other core and can be the bottleneck: if the client's core is busy, the CPU time per request
 //! says more than requests per second. A row's result is the median over rounds of the ratio within
@@ -11,18 +11,18 @@
 //! proxies; HAProxy and nginx parse every request. Needs root, for the namespaces' interfaces. All
 //! processes that it starts end with it.
 
-mod lab;
+mod servers;
 
 use clap::Args;
 use serde_json::{Map, Value, json};
 
-use super::experiment::{Benchmark, Report};
+use super::experiment::{BenchReport, Benchmark};
 use super::live::comparison::{Measured, Rounds, RunValue, report};
-use super::live::load::{self, Run};
+use super::live::load::{self, LoadRun};
 use super::live::machine::machine;
-use super::live::{Row, named, tools};
+use super::live::{LoadRow, named, tools};
 use cli::Failure;
-use lab::Lab;
+use servers::ProxyLiveServers;
 
 /// Arguments of `outboard-lab bench proxy-live`.
 #[derive(Debug, Args)]
@@ -32,17 +32,17 @@ pub(crate) struct ProxyLiveArgs {
     /// Rows to measure
     #[arg(long, value_delimiter = ',', value_parser = |name: &str| named(&ROWS, name),
         default_values_t = ROWS)]
-    rows: Vec<Row>,
+    rows: Vec<LoadRow>,
     /// Pass an option to `outboard proxy`, such as `--proxy-option=--splice=off`; repeatable
     #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
     proxy_option: Vec<String>,
 }
 
-const ROWS: [Row; 4] = [
-    Row::new("4k", 4 << 10, 64),
-    Row::new("256k", 256 << 10, 64),
-    Row { close: true, ..Row::new("4k-close", 4 << 10, 64) },
-    Row { close: true, ..Row::new("256k-close", 256 << 10, 64) },
+const ROWS: [LoadRow; 4] = [
+    LoadRow::new("4k", 4 << 10, 64),
+    LoadRow::new("256k", 256 << 10, 64),
+    LoadRow { close: true, ..LoadRow::new("4k-close", 4 << 10, 64) },
+    LoadRow { close: true, ..LoadRow::new("256k-close", 256 << 10, 64) },
 ];
 
 /// Seconds of a warm-up run.
@@ -51,10 +51,10 @@ const WARM_UP_S: u32 = 1;
 const NAMES: [&str; 3] = ["outboard", "haproxy", "nginx"];
 
 impl Benchmark for ProxyLiveArgs {
-    fn run(&self, to: &mut Report) -> Result<(), Failure> {
+    fn run(&self, to: &mut BenchReport) -> Result<(), Failure> {
         tools::check_root()?;
         tools::check_programs()?;
-        let lab = Lab::start(&ROWS, &self.proxy_option)?;
+        let lab = ProxyLiveServers::start(&ROWS, &self.proxy_option)?;
         let servers = lab.servers();
         for &row in &self.rows {
             for server in servers {
@@ -66,9 +66,9 @@ impl Benchmark for ProxyLiveArgs {
         })?;
         let [spliced, relayed] = lab.relayed()?;
         let values: [RunValue; 3] = [
-            ("requests", Run::requests_per_s),
-            ("CPU", Run::server_s_per_request),
-            ("core", Run::core_s_per_request),
+            ("requests", LoadRun::requests_per_s),
+            ("CPU", LoadRun::server_s_per_request),
+            ("core", LoadRun::core_s_per_request),
         ];
         report(to, NAMES, &measured, &values, fields);
         to.line(format!("outboard's connections: {spliced} by the device, {relayed} by the host."));
@@ -92,9 +92,9 @@ impl Benchmark for ProxyLiveArgs {
 fn fields(m: &Measured<3>) -> Value {
     let ratios = |other| {
         json!({
-            "requests": m.ratio(other, Run::requests_per_s),
-            "cpu_per_request": m.ratio(other, Run::server_s_per_request),
-            "core_per_request": m.ratio(other, Run::core_s_per_request),
+            "requests": m.ratio(other, LoadRun::requests_per_s),
+            "cpu_per_request": m.ratio(other, LoadRun::server_s_per_request),
+            "core_per_request": m.ratio(other, LoadRun::core_s_per_request),
         })
     };
     json!({

@@ -1,7 +1,7 @@
 //! `outboard-lab bench quic-live`: HTTP/3 from `outboard serve` and from quinn over kernel UDP with
 //! segmentation and receive offload (`UDP_SEGMENT`, `UDP_GRO`), on one core each.
 //!
-//! Both servers run during the whole benchmark, each in a network namespace ([`lab`]), and take
+//! Both servers run during the whole benchmark, each in a network namespace ([`servers`]), and take
 //! turns, so that other load on the machine affects both. Client, cipher suite, certificate,
 //! congestion control and the other transport parameters are the same. The client, also quinn, has
 //! a core of its own. A row's result is the median over rounds of the ratio within a round.
@@ -16,18 +16,18 @@
 //! dependencies of the product; they are expected in this program's folder. Needs root, for the
 //! namespaces' interfaces. All processes that it starts end with it.
 
-mod lab;
+mod servers;
 
 use clap::Args;
 use serde_json::{Map, Value, json};
 
-use super::experiment::{Benchmark, Report};
+use super::experiment::{BenchReport, Benchmark};
 use super::live::comparison::{Measured, Rounds, RunValue, report};
-use super::live::load::Run;
+use super::live::load::LoadRun;
 use super::live::machine::machine;
-use super::live::{Row, named, tools};
+use super::live::{LoadRow, named, tools};
 use cli::Failure;
-use lab::{ByDevice, Lab};
+use servers::{ByDevice, QuicLiveServers};
 
 /// Arguments of `outboard-lab bench quic-live`.
 #[derive(Debug, Args)]
@@ -37,26 +37,26 @@ pub(crate) struct QuicLiveArgs {
     /// Rows to measure
     #[arg(long, value_delimiter = ',', value_parser = |name: &str| named(&ROWS, name),
         default_values_t = ROWS)]
-    rows: Vec<Row>,
+    rows: Vec<LoadRow>,
     /// Pass an option to `outboard serve`, such as `--serve-option=--threads=two`; repeatable
     #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
     serve_option: Vec<String>,
 }
 
-const ROWS: [Row; 3] = [
-    Row::over_tls("large", 256 << 20, 1),
-    Row::over_tls("many", 8 << 20, 16),
-    Row { streams: 16, ..Row::over_tls("small", 4 << 10, 8) },
+const ROWS: [LoadRow; 3] = [
+    LoadRow::over_tls("large", 256 << 20, 1),
+    LoadRow::over_tls("many", 8 << 20, 16),
+    LoadRow { streams: 16, ..LoadRow::over_tls("small", 4 << 10, 8) },
 ];
 
 /// Seconds of a warm-up run.
 const WARM_UP_S: u32 = 1;
 
 impl Benchmark for QuicLiveArgs {
-    fn run(&self, to: &mut Report) -> Result<(), Failure> {
+    fn run(&self, to: &mut BenchReport) -> Result<(), Failure> {
         tools::check_root()?;
         tools::check_programs()?;
-        let lab = Lab::start(&ROWS, &self.serve_option)?;
+        let lab = QuicLiveServers::start(&ROWS, &self.serve_option)?;
         let servers = [&lab.outboard, &lab.quinn];
         for &row in &self.rows {
             eprintln!("warming up: {row}");
@@ -68,9 +68,9 @@ impl Benchmark for QuicLiveArgs {
             lab.run(servers[server], row, seconds)
         })?;
         let values: [RunValue; 3] = [
-            ("bytes per second", Run::bytes_per_s),
-            ("CPU per byte", Run::server_s_per_byte),
-            ("core", Run::core_s_per_byte),
+            ("bytes per second", LoadRun::bytes_per_s),
+            ("CPU per byte", LoadRun::server_s_per_byte),
+            ("core", LoadRun::core_s_per_byte),
         ];
         report(to, ["outboard", "quinn"], &measured, &values, fields);
         let ByDevice { sealed, opened, file_bytes, datagrams } = lab.by_device()?;
@@ -88,9 +88,9 @@ impl Benchmark for QuicLiveArgs {
                 let name = format!("{what}_ratio_to_quinn_{}", m.row.name);
                 headline.insert(name, m.ratio(1, value).into());
             };
-            put("bytes_per_s", Run::bytes_per_s);
-            put("server_cpu_per_byte", Run::server_s_per_byte);
-            put("core_busy_per_byte", Run::core_s_per_byte);
+            put("bytes_per_s", LoadRun::bytes_per_s);
+            put("server_cpu_per_byte", LoadRun::server_s_per_byte);
+            put("core_busy_per_byte", LoadRun::core_s_per_byte);
         }
         to.set("headline", headline);
         to.set("machine", machine(&lab.bed, &[]));
@@ -102,11 +102,11 @@ fn fields(m: &Measured<2>) -> Value {
     json!({
         "file_bytes": m.row.bytes,
         "requests_at_one_time_per_connection": m.row.streams,
-        "bytes_per_s_ratio": m.ratio(1, Run::bytes_per_s),
-        "server_cpu_per_byte_ratio": m.ratio(1, Run::server_s_per_byte),
-        "server_cpu_per_byte_ratio_of_rounds": m.ratios(1, Run::server_s_per_byte),
-        "core_busy_per_byte_ratio": m.ratio(1, Run::core_s_per_byte),
-        "core_busy_per_byte_ratio_of_rounds": m.ratios(1, Run::core_s_per_byte),
+        "bytes_per_s_ratio": m.ratio(1, LoadRun::bytes_per_s),
+        "server_cpu_per_byte_ratio": m.ratio(1, LoadRun::server_s_per_byte),
+        "server_cpu_per_byte_ratio_of_rounds": m.ratios(1, LoadRun::server_s_per_byte),
+        "core_busy_per_byte_ratio": m.ratio(1, LoadRun::core_s_per_byte),
+        "core_busy_per_byte_ratio_of_rounds": m.ratios(1, LoadRun::core_s_per_byte),
     })
 }
 

@@ -2,7 +2,7 @@
 //! path with a round trip of 10 ms, loss and reordering.
 //!
 //! Each server runs in a network namespace during the whole benchmark; client and relay run there
-//! for each run ([`lab`]). The client is quic-go's for all servers, because quinn takes a packet
+//! for each run ([`servers`]). The client is quic-go's for all servers, because quinn takes a packet
 //! for a duplicate if more than 128 others have overtaken it. The relay delays both directions, and
 //! drops and delays packets of the server; its seed depends on the round only, so that all servers
 //! get the same.
@@ -11,19 +11,19 @@
 //! folder; quic-go's is built there if Go is installed. Needs root, for the namespaces. All
 //! processes that it starts end with it.
 
-mod lab;
+mod servers;
 
 use std::fmt::{self, Display};
 
 use clap::Args;
 use serde_json::{Map, Value, json};
 
-use super::experiment::{Benchmark, Fields, Report, Table};
+use super::experiment::{BenchReport, Benchmark, Fields, TextTable};
 use super::live::comparison::{Compared, Rounds};
 use super::live::machine::machine;
 use super::live::{named, tools};
 use cli::Failure;
-use lab::{Got, Lab, SERVERS};
+use servers::{PullResult, QuicRelayServers, SERVERS};
 
 /// Arguments of `outboard-lab bench quic-relay`.
 #[derive(Debug, Args)]
@@ -84,17 +84,17 @@ impl Display for TestPath {
     }
 }
 
-type Measured = Compared<TestPath, Got, { SERVERS.len() }>;
+type Measured = Compared<TestPath, PullResult, { SERVERS.len() }>;
 
 impl Benchmark for QuicRelayArgs {
-    fn run(&self, report: &mut Report) -> Result<(), Failure> {
+    fn run(&self, report: &mut BenchReport) -> Result<(), Failure> {
         tools::check_root()?;
-        tools::check(&lab::PROGRAMS)?;
-        let lab = Lab::start(&self.serve_option)?;
+        tools::check(&servers::PROGRAMS)?;
+        let lab = QuicRelayServers::start(&self.serve_option)?;
         let measured = self.rounds.compare(&self.paths, |path, server, seconds, round| {
             lab.run(server, &path, seconds, round)
         })?;
-        let mut table = Table::default();
+        let mut table = TextTable::default();
         for m in &measured {
             table.lines(&lines(m)).iter().for_each(|line| report.line(line));
         }
@@ -111,8 +111,8 @@ impl Benchmark for QuicRelayArgs {
 
 /// Returns the ratio of Outboard's rate to that of the faster of the others.
 fn ratio(m: &Measured) -> f64 {
-    let others = (1..SERVERS.len()).map(|server| m.median(server, Got::bytes_per_s));
-    m.median(0, Got::bytes_per_s) / others.fold(0.0, f64::max)
+    let others = (1..SERVERS.len()).map(|server| m.median(server, PullResult::bytes_per_s));
+    m.median(0, PullResult::bytes_per_s) / others.fold(0.0, f64::max)
 }
 
 /// Returns the lines of a path: rates, and with `small` the time that the 300 KB took.
@@ -123,11 +123,11 @@ fn lines(m: &Measured) -> Vec<Fields> {
         let values = servers.fold(start, |line, (at, name)| line.column(name, value(at)));
         values.column("unit", unit).column("ratio", ratio).column("what", what)
     };
-    let rate = |at| m.median(at, Got::bytes_per_s) / 1e6;
+    let rate = |at| m.median(at, PullResult::bytes_per_s) / 1e6;
     let mut lines = vec![line("MB/s", &rate, Some(ratio(m)), m.row.what)];
     if m.row.small {
         // Infinite if the download was not complete at the end of the run.
-        let small = |at| m.median(at, Got::small_ms);
+        let small = |at| m.median(at, PullResult::small_ms);
         lines.push(line("ms", &small, None, "until the 300 KB are there"));
     }
     lines
@@ -135,13 +135,13 @@ fn lines(m: &Measured) -> Vec<Fields> {
 
 fn json_of(m: &Measured) -> Value {
     let server = |(at, name): (usize, &&str)| {
-        let rounds: Vec<f64> = m.runs[at].iter().map(Got::bytes_per_s).collect();
+        let rounds: Vec<f64> = m.runs[at].iter().map(PullResult::bytes_per_s).collect();
         let mut value = json!({
-            "bytes_per_s": m.median(at, Got::bytes_per_s),
+            "bytes_per_s": m.median(at, PullResult::bytes_per_s),
             "bytes_per_s_of_rounds": rounds,
         });
         if m.row.small {
-            value["small_ms"] = m.median(at, Got::small_ms).into();
+            value["small_ms"] = m.median(at, PullResult::small_ms).into();
         }
         ((*name).to_owned(), value)
     };

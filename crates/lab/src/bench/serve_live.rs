@@ -1,7 +1,7 @@
 //! `outboard-lab bench serve-live`: wrk against `outboard serve` and against nginx with sendfile,
 //! on one core each.
 //!
-//! Both servers run during the whole benchmark, each in a network namespace ([`lab`]), and take
+//! Both servers run during the whole benchmark, each in a network namespace ([`servers`]), and take
 //! turns, so that other load on the machine affects both. The client has a core of its own. A row's
 //! result is the median over rounds of the ratio within a round. The cost of a run is read from
 //! /proc ([`crate::bench::live::load`]): the CPU time of all the server's threads, and the busy
@@ -10,20 +10,20 @@
 //!
 //! Needs root, for the namespaces' interfaces. All processes that it starts end with it.
 
-mod lab;
+mod servers;
 
 use std::collections::BTreeMap;
 
 use clap::Args;
 use serde_json::{Map, Value, json};
 
-use super::experiment::{Benchmark, Report};
+use super::experiment::{BenchReport, Benchmark};
 use super::live::comparison::{Measured, Rounds, RunValue, report};
-use super::live::load::{self, Run};
+use super::live::load::{self, LoadRun};
 use super::live::machine::machine;
-use super::live::{Row, named, tools};
+use super::live::{LoadRow, named, tools};
 use cli::Failure;
-use lab::Lab;
+use servers::ServeLiveServers;
 
 /// Arguments of `outboard-lab bench serve-live`.
 #[derive(Debug, Args)]
@@ -33,20 +33,20 @@ pub(crate) struct ServeLiveArgs {
     /// Rows to measure
     #[arg(long, value_delimiter = ',', value_parser = |name: &str| named(&ROWS, name),
         default_values_t = ROWS)]
-    rows: Vec<Row>,
+    rows: Vec<LoadRow>,
     /// Pass an option to `outboard serve`, such as `--serve-option=--threads=two`; repeatable
     #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
     serve_option: Vec<String>,
 }
 
-const ROWS: [Row; 7] = [
-    Row::new("4k", 4 << 10, 64),
-    Row::new("256k", 256 << 10, 64),
-    Row::new("10m", 10 << 20, 16),
-    Row { close: true, ..Row::new("close", 64, 64) },
-    Row::over_tls("https-4k", 4 << 10, 64),
-    Row::over_tls("https-256k", 256 << 10, 64),
-    Row::over_tls("https-10m", 10 << 20, 16),
+const ROWS: [LoadRow; 7] = [
+    LoadRow::new("4k", 4 << 10, 64),
+    LoadRow::new("256k", 256 << 10, 64),
+    LoadRow::new("10m", 10 << 20, 16),
+    LoadRow { close: true, ..LoadRow::new("close", 64, 64) },
+    LoadRow::over_tls("https-4k", 4 << 10, 64),
+    LoadRow::over_tls("https-256k", 256 << 10, 64),
+    LoadRow::over_tls("https-10m", 10 << 20, 16),
 ];
 
 /// Seconds of a run that warms up, or compares settings of nginx.
@@ -58,11 +58,11 @@ const ALTERNATIVE: &str = "cubic";
 type Congestion = BTreeMap<&'static str, String>;
 
 impl Benchmark for ServeLiveArgs {
-    fn run(&self, to: &mut Report) -> Result<(), Failure> {
+    fn run(&self, to: &mut BenchReport) -> Result<(), Failure> {
         tools::check_root()?;
         tools::check_programs()?;
-        let lab = Lab::start(&ROWS, &self.serve_option)?;
-        let congestion = choose(&lab, &self.rows)?;
+        let lab = ServeLiveServers::start(&ROWS, &self.serve_option)?;
+        let congestion = select_congestion_control(&lab, &self.rows)?;
         let measured = self.rounds.compare(&self.rows, |row, server, seconds, _| {
             if server == 0 {
                 return load::run(lab.outboard(row), &lab.bed, row, seconds);
@@ -71,9 +71,9 @@ impl Benchmark for ServeLiveArgs {
             load::run(lab.nginx.server(), &lab.bed, row, seconds)
         })?;
         let values: [RunValue; 3] = [
-            ("requests", Run::requests_per_s),
-            ("CPU", Run::server_s_per_request),
-            ("core", Run::core_s_per_request),
+            ("requests", LoadRun::requests_per_s),
+            ("CPU", LoadRun::server_s_per_request),
+            ("core", LoadRun::core_s_per_request),
         ];
         let names = ["outboard", "nginx"];
         report(to, names, &measured, &values, |m| fields(m, &congestion));
@@ -83,8 +83,8 @@ impl Benchmark for ServeLiveArgs {
             let mut put = |what: &str, value| {
                 headline.insert(format!("{what}_ratio_{}", m.row.name), m.ratio(1, value).into());
             };
-            put("requests", Run::requests_per_s);
-            put("server_cpu", Run::server_s_per_request);
+            put("requests", LoadRun::requests_per_s);
+            put("server_cpu", LoadRun::server_s_per_request);
         }
         to.set("headline", headline);
         let mut machine = machine(&lab.bed, &["nginx", "wrk"]);
@@ -99,15 +99,18 @@ fn fields(m: &Measured<2>, congestion: &Congestion) -> Value {
         "file_bytes": m.row.bytes,
         "connection_close": m.row.close,
         "nginx_congestion_control": congestion[m.row.name],
-        "requests_ratio": m.ratio(1, Run::requests_per_s),
-        "requests_ratio_of_rounds": m.ratios(1, Run::requests_per_s),
-        "server_cpu_ratio": m.ratio(1, Run::server_s_per_request),
-        "core_busy_ratio": m.ratio(1, Run::core_s_per_request),
+        "requests_ratio": m.ratio(1, LoadRun::requests_per_s),
+        "requests_ratio_of_rounds": m.ratios(1, LoadRun::requests_per_s),
+        "server_cpu_ratio": m.ratio(1, LoadRun::server_s_per_request),
+        "core_busy_ratio": m.ratio(1, LoadRun::core_s_per_request),
     })
 }
 
 /// Warms up, and selects for each row the congestion control with which nginx is faster.
-fn choose(lab: &Lab, rows: &[Row]) -> Result<Congestion, Failure> {
+fn select_congestion_control(
+    lab: &ServeLiveServers,
+    rows: &[LoadRow],
+) -> Result<Congestion, Failure> {
     let mut chosen = Congestion::new();
     for &row in rows {
         eprintln!("warming up: {row}");

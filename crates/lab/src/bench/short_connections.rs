@@ -7,15 +7,18 @@
 
 use clap::{Args, ValueEnum};
 use host::ListenerOption;
-use io::mem::link;
+use io::memory_link::memory_link_pair;
 use serde_json::{Value, json};
 
-use super::accounted::Pair;
-use super::experiment::{self, Benchmark, Experiment, Fields, Report, find, median_by, ratio};
-use super::short::{
-    Agreed, Closes, MODERATION, ShortClient, ShortServer, TRANSMIT_RING, Transactions,
+use super::cycle_accounting::AccountedPair;
+use super::experiment::{
+    self, BenchReport, Benchmark, Experiment, Fields, find_figures, median_by, ratio,
 };
-use super::testbed::{self, Machine};
+use super::short_conn_apps::{
+    ClosingEnd, MODERATION, ShortClient, ShortServer, TRANSMIT_RING, TransactionParams,
+    Transactions,
+};
+use super::testbed::{self, MachineConfig};
 use cli::Failure;
 
 /// Message sizes of the paper's figure 11.
@@ -35,7 +38,7 @@ pub(crate) struct ShortConnectionsArgs {
     sizes: Option<Vec<usize>>,
     /// Paths to measure [default: all]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PATH")]
-    paths: Option<Vec<Mode>>,
+    paths: Option<Vec<ConnOffloadMode>>,
     /// Number of concurrent transactions
     #[arg(long, default_value_t = CONCURRENT, value_name = "N")]
     concurrent: u32,
@@ -43,7 +46,7 @@ pub(crate) struct ShortConnectionsArgs {
 
 /// Offloads that the server uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Mode {
+enum ConnOffloadMode {
     /// No offload
     Baseline,
     /// Connection set-up
@@ -58,7 +61,7 @@ enum Mode {
     Persistent,
 }
 
-impl Mode {
+impl ConnOffloadMode {
     const fn name(self) -> &'static str {
         match self {
             Self::Baseline => "baseline",
@@ -81,15 +84,15 @@ impl Mode {
 
 /// Configuration of one run.
 #[derive(Clone, Copy, Debug)]
-struct Setting {
-    mode: Mode,
+struct ShortConnSetting {
+    mode: ConnOffloadMode,
     message_bytes: usize,
 }
 
-type Row = experiment::Row<Setting, Transactions>;
+type ShortConnRow = experiment::ResultRow<ShortConnSetting, Transactions>;
 
 impl Benchmark for ShortConnectionsArgs {
-    fn run(&self, report: &mut Report) -> Result<(), Failure> {
+    fn run(&self, report: &mut BenchReport) -> Result<(), Failure> {
         let experiment = Experiment {
             groups: self.groups(),
             repeats: if self.quick { 1 } else { REPEATS },
@@ -105,26 +108,27 @@ impl Benchmark for ShortConnectionsArgs {
 }
 
 impl ShortConnectionsArgs {
-    fn groups(&self) -> Vec<Vec<Setting>> {
+    fn groups(&self) -> Vec<Vec<ShortConnSetting>> {
         let sizes = if self.quick { &SIZES[..1] } else { &SIZES };
         let sizes = self.sizes.as_deref().unwrap_or(sizes);
-        let modes = self.paths.as_deref().unwrap_or_else(|| Mode::value_variants());
+        let modes = self.paths.as_deref().unwrap_or_else(|| ConnOffloadMode::value_variants());
         let group = |&message_bytes: &usize| {
-            modes.iter().map(|&mode| Setting { mode, message_bytes }).collect()
+            modes.iter().map(|&mode| ShortConnSetting { mode, message_bytes }).collect()
         };
         sizes.iter().map(group).collect()
     }
 }
 
 fn measure(
-    Setting { mode, message_bytes }: Setting,
+    ShortConnSetting { mode, message_bytes }: ShortConnSetting,
     concurrent: u32,
 ) -> Result<Transactions, Failure> {
-    let per_connection = if mode == Mode::Persistent { u32::MAX } else { 1 };
-    let agreed = Agreed { concurrent, message_bytes, per_connection, closes: Closes::Server };
+    let per_connection = if mode == ConnOffloadMode::Persistent { u32::MAX } else { 1 };
+    let agreed =
+        TransactionParams { concurrent, message_bytes, per_connection, closes: ClosingEnd::Server };
     let mut pair = build(mode, agreed)?;
     pair.start();
-    let done = |p: &Pair<ShortServer, ShortClient>| p.client.app.transactions;
+    let done = |p: &AccountedPair<ShortServer, ShortClient>| p.client.app.transactions;
     pair.run_until(|p| p.client.app.is_full())?;
     let full = done(&pair);
     pair.run_until(|p| done(p) >= full + 3 * u64::from(concurrent))?;
@@ -134,54 +138,60 @@ fn measure(
 }
 
 /// Checks at least nine in ten connections.
-fn took_path(Setting { mode, message_bytes }: Setting, figures: &Transactions) -> bool {
+fn took_path(
+    ShortConnSetting { mode, message_bytes }: ShortConnSetting,
+    figures: &Transactions,
+) -> bool {
     let moved = |name: &str| figures.used.moved(name);
     let most = figures.count * 9 / 10;
     let ran = |count: u64, wanted: bool| if wanted { count >= most } else { count == 0 };
     let whole = moved("quasi_made_whole") <= figures.count / 10;
     // A response of several segments, or of more than an initial window, promotes the quasi-TCB.
-    let quasi = mode != Mode::All || message_bytes > 1024 || whole;
+    let quasi = mode != ConnOffloadMode::All || message_bytes > 1024 || whole;
     ran(moved("setup_accepted"), mode.sets_up())
         && ran(moved("handed_over"), mode.tears_down())
         && quasi
 }
 
-fn fields(Row { setting, figures }: &Row, baseline: &Row) -> Fields {
+fn fields(ShortConnRow { setting, figures }: &ShortConnRow, baseline: &ShortConnRow) -> Fields {
     Fields::new()
         .show("bytes", "message_bytes", setting.message_bytes)
         .show("path", "path", setting.mode.name())
-        .and(figures.fields())
+        .append(figures.fields())
         .column("baseline", baseline.figures.host_cycles() / figures.host_cycles())
         .counters(&figures.used.counters)
 }
 
-fn headline(rows: &[Row]) -> Value {
+fn headline(rows: &[ShortConnRow]) -> Value {
     let cycles = |mode| {
-        let found = find(rows, |s| s.mode == mode && s.message_bytes == SIZES[0]);
+        let found = find_figures(rows, |s| s.mode == mode && s.message_bytes == SIZES[0]);
         found.map(Transactions::host_cycles)
     };
-    let all = cycles(Mode::All);
+    let all = cycles(ConnOffloadMode::All);
     json!({
-        "ratio_all": ratio(cycles(Mode::Baseline), all),
+        "ratio_all": ratio(cycles(ConnOffloadMode::Baseline), all),
         "host_cycles_all": all,
-        "vs_persistent": ratio(all, cycles(Mode::Persistent)),
+        "vs_persistent": ratio(all, cycles(ConnOffloadMode::Persistent)),
     })
 }
 
-fn build(mode: Mode, agreed: Agreed) -> Result<Pair<ShortServer, ShortClient>, Failure> {
-    let (server_wire, client_wire) = link(&testbed::link_config(TRANSMIT_RING));
-    let mut server = Machine::new(1);
+fn build(
+    mode: ConnOffloadMode,
+    agreed: TransactionParams,
+) -> Result<AccountedPair<ShortServer, ShortClient>, Failure> {
+    let (server_wire, client_wire) = memory_link_pair(&testbed::link_config(TRANSMIT_RING));
+    let mut server = MachineConfig::new(1);
     server.host.setup_offload = testbed::offload(mode.sets_up());
     server.host.teardown_offload = testbed::offload(mode.tears_down());
-    server.host.lazy_tcb = mode == Mode::All;
+    server.host.lazy_tcb = mode == ConnOffloadMode::All;
     let options = [
-        ListenerOption::DeferAccept(mode == Mode::All),
+        ListenerOption::DeferAccept(mode == ConnOffloadMode::All),
         ListenerOption::TeardownOffload(mode.tears_down()),
         ListenerOption::SetupOffload(mode.sets_up()),
     ];
     let server =
         server.start(Box::new(server_wire), |host| Ok(ShortServer::new(agreed, host, &options)))?;
     let app = ShortClient::new(agreed, testbed::endpoint(1, 80));
-    let client = Machine::new(2).start(Box::new(client_wire), |_| Ok(app))?;
-    Ok(Pair::new(server, client, MODERATION))
+    let client = MachineConfig::new(2).start(Box::new(client_wire), |_| Ok(app))?;
+    Ok(AccountedPair::new(server, client, MODERATION))
 }

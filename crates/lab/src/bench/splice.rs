@@ -9,13 +9,17 @@
 use apps::proxy::{self, Listener, Mode, Pool, Proxy, Table};
 use base::Duration;
 use clap::Args;
-use io::mem::link;
+use io::memory_link::memory_link_pair;
 use serde_json::{Value, json};
 
-use super::accounted::{Pair, START, Usage};
-use super::experiment::{self, Benchmark, Experiment, Fields, Report, find, median_by, ratio};
-use super::short::{Agreed, Closes, MODERATION, PORTS, Peers, TRANSMIT_RING, Transactions};
-use super::testbed::{self, Machine};
+use super::cycle_accounting::{AccountedPair, START, Usage};
+use super::experiment::{
+    self, BenchReport, Benchmark, Experiment, Fields, find_figures, median_by, ratio,
+};
+use super::short_conn_apps::{
+    ClosingEnd, MODERATION, PORTS, ProxyPeers, TRANSMIT_RING, TransactionParams, Transactions,
+};
+use super::testbed::{self, MachineConfig};
 use cli::Failure;
 
 /// Message sizes in bytes.
@@ -39,26 +43,26 @@ pub(crate) struct SpliceArgs {
 
 /// Configuration of one run.
 #[derive(Clone, Copy, Debug)]
-struct Setting {
+struct SpliceSetting {
     splice: bool,
-    agreed: Agreed,
+    params: TransactionParams,
 }
 
-impl Setting {
+impl SpliceSetting {
     const fn persists(&self) -> bool {
-        self.agreed.per_connection == u32::MAX
+        self.params.per_connection == u32::MAX
     }
 }
 
 /// Result of one run.
 #[derive(Debug)]
-struct Figures {
+struct SpliceFigures {
     transactions: Transactions,
     /// Pairs that are spliced at the end of the run.
     open: u64,
 }
 
-impl Figures {
+impl SpliceFigures {
     fn used(&self) -> &Usage {
         &self.transactions.used
     }
@@ -74,10 +78,10 @@ impl Figures {
     }
 }
 
-type Row = experiment::Row<Setting, Figures>;
+type SpliceRow = experiment::ResultRow<SpliceSetting, SpliceFigures>;
 
 impl Benchmark for SpliceArgs {
-    fn run(&self, report: &mut Report) -> Result<(), Failure> {
+    fn run(&self, report: &mut BenchReport) -> Result<(), Failure> {
         let counts: &[u32] = if self.quick { &[1, 128] } else { &TRANSACTIONS };
         let most = counts.last().copied().unwrap_or(1);
         let experiment = Experiment {
@@ -85,7 +89,7 @@ impl Benchmark for SpliceArgs {
             repeats: if self.quick { 1 } else { REPEATS },
             measure: &mut measure,
             took_path: &took_path,
-            combine: &|runs| median_by(runs, Figures::cost),
+            combine: &|runs| median_by(runs, SpliceFigures::cost),
             fields: &fields,
         };
         let rows = report.measure("rows", experiment)?;
@@ -97,26 +101,26 @@ impl Benchmark for SpliceArgs {
 impl SpliceArgs {
     /// Returns the settings: the largest number of transactions with every size, every number of
     /// transactions with the smallest size, and every size on persistent connections.
-    fn groups(&self, counts: &[u32], most: u32) -> Vec<Vec<Setting>> {
+    fn groups(&self, counts: &[u32], most: u32) -> Vec<Vec<SpliceSetting>> {
         let sizes = if self.quick { &SIZES[..1] } else { &SIZES };
         let by_count = counts.iter().map(|&count| (SIZES[0], count));
         let by_size = sizes.iter().skip(1).map(|&bytes| (bytes, most));
         let persistent = sizes.iter().map(|&bytes| (bytes, u32::MAX));
         let group = |(message_bytes, per_connection)| {
-            let (concurrent, closes) = (self.concurrent, Closes::Client);
-            let agreed = Agreed { concurrent, message_bytes, per_connection, closes };
-            [false, true].map(|splice| Setting { splice, agreed }).into()
+            let (concurrent, closes) = (self.concurrent, ClosingEnd::Client);
+            let agreed = TransactionParams { concurrent, message_bytes, per_connection, closes };
+            [false, true].map(|splice| SpliceSetting { splice, params: agreed }).into()
         };
         by_count.chain(by_size).chain(persistent).map(group).collect()
     }
 }
 
-fn measure(setting: Setting) -> Result<Figures, Failure> {
+fn measure(setting: SpliceSetting) -> Result<SpliceFigures, Failure> {
     let mut pair = build(setting)?;
     pair.start();
-    let done = |p: &Pair<Proxy, Peers>| p.client.app.client.transactions;
-    let spliced = |p: &Pair<Proxy, Peers>| p.server_usage().moved("splice_pairs");
-    let clients = u64::from(setting.agreed.concurrent);
+    let done = |p: &AccountedPair<Proxy, ProxyPeers>| p.client.app.client.transactions;
+    let spliced = |p: &AccountedPair<Proxy, ProxyPeers>| p.server_usage().moved("splice_pairs");
+    let clients = u64::from(setting.params.concurrent);
     pair.run_until(|p| p.client.app.client.is_full())?;
     let full = done(&pair);
     pair.run_until(|p| done(p) >= full + 3 * clients)?;
@@ -128,32 +132,32 @@ fn measure(setting: Setting) -> Result<Figures, Failure> {
         }
     }
     let (from, before) = (done(&pair), pair.server_usage());
-    let wanted = match setting.agreed.per_connection {
+    let wanted = match setting.params.per_connection {
         u32::MAX => 20 * clients,
         count => (2 * clients * u64::from(count)).max(10 * clients),
     };
     pair.run_until(|p| done(p) >= from + wanted)?;
     let used = pair.server_usage().since(&before);
     let transactions = Transactions { count: done(&pair) - from, used };
-    Ok(Figures { transactions, open: spliced(&pair) })
+    Ok(SpliceFigures { transactions, open: spliced(&pair) })
 }
 
-fn took_path(setting: Setting, figures: &Figures) -> bool {
+fn took_path(setting: SpliceSetting, figures: &SpliceFigures) -> bool {
     let began = figures.used().moved("splice_begun");
     match (setting.splice, setting.persists()) {
         (false, _) => began == 0 && figures.open == 0,
         // A few connections may still be in the handshake: a lost SYN is repeated after a second,
         // which is the time of many thousand transactions.
-        (true, true) => figures.open >= u64::from(setting.agreed.concurrent) * 95 / 100,
+        (true, true) => figures.open >= u64::from(setting.params.concurrent) * 95 / 100,
         (true, false) => {
-            let connections = figures.transactions.count / u64::from(setting.agreed.per_connection);
+            let connections = figures.transactions.count / u64::from(setting.params.per_connection);
             began >= connections * 8 / 10
         }
     }
 }
 
-fn fields(Row { setting, figures }: &Row, relayed: &Row) -> Fields {
-    let Agreed { message_bytes, per_connection, concurrent, .. } = setting.agreed;
+fn fields(SpliceRow { setting, figures }: &SpliceRow, relayed: &SpliceRow) -> Fields {
+    let TransactionParams { message_bytes, per_connection, concurrent, .. } = setting.params;
     let cycles = figures.used().cycles;
     let count = (!setting.persists()).then_some(per_connection);
     let [here, relayed] = [figures, &relayed.figures].map(|f| f.transactions.host_cycles());
@@ -163,17 +167,17 @@ fn fields(Row { setting, figures }: &Row, relayed: &Row) -> Fields {
         .field("transactions_per_connection", count)
         .show("path", "path", if setting.splice { "splice" } else { "relay" })
         .field("clients", concurrent)
-        .and(figures.transactions.fields())
+        .append(figures.transactions.fields())
         .show("per packet", "device_cycles_per_packet", figures.per_packet(cycles.device))
         .field("wire_cycles_per_packet", figures.per_packet(cycles.wire))
         .column("ratio", relayed / here.max(0.01))
         .counters(&figures.used().counters)
 }
 
-fn headline(rows: &[Row], most: u32) -> Value {
+fn headline(rows: &[SpliceRow], most: u32) -> Value {
     let find = |splice, count| {
-        find(rows, |s| {
-            let Agreed { message_bytes, per_connection, .. } = s.agreed;
+        find_figures(rows, |s| {
+            let TransactionParams { message_bytes, per_connection, .. } = s.params;
             (s.splice, per_connection, message_bytes) == (splice, count, SIZES[0])
         })
     };
@@ -187,8 +191,8 @@ fn headline(rows: &[Row], most: u32) -> Value {
     })
 }
 
-fn build(setting: Setting) -> Result<Pair<Proxy, Peers>, Failure> {
-    let (proxy_wire, peers_wire) = link(&testbed::link_config(TRANSMIT_RING));
+fn build(setting: SpliceSetting) -> Result<AccountedPair<Proxy, ProxyPeers>, Failure> {
+    let (proxy_wire, peers_wire) = memory_link_pair(&testbed::link_config(TRANSMIT_RING));
     let listener = |port| Listener {
         addr: None,
         port,
@@ -211,11 +215,11 @@ fn build(setting: Setting) -> Result<Pair<Proxy, Peers>, Failure> {
     };
     let config =
         proxy::Config { backlog: 65_536, splice: setting.splice, ..proxy::Config::default() };
-    let server = Machine::new(1).start(Box::new(proxy_wire), |host| {
+    let server = MachineConfig::new(1).start(Box::new(proxy_wire), |host| {
         Proxy::new(START, config, table, host).map_err(testbed::cannot_listen)
     })?;
     let proxy = testbed::endpoint(1, 80);
-    let client = Machine::new(2)
-        .start(Box::new(peers_wire), |host| Ok(Peers::new(setting.agreed, proxy, host)))?;
-    Ok(Pair::new(server, client, MODERATION))
+    let client = MachineConfig::new(2)
+        .start(Box::new(peers_wire), |host| Ok(ProxyPeers::new(setting.params, proxy, host)))?;
+    Ok(AccountedPair::new(server, client, MODERATION))
 }

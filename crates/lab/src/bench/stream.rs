@@ -16,7 +16,7 @@ use host::{
 };
 use wire::Endpoint;
 
-use super::accounted::BenchApp;
+use super::cycle_accounting::BenchApp;
 
 /// Bytes of the buffer from which messages are cut.
 const SOURCE_BYTES: usize = 1 << 20;
@@ -29,7 +29,7 @@ pub(crate) const CONTENT: &str = "content";
 
 /// Source of the sender's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
+pub(crate) enum StreamSource {
     /// Memory that is sent without a copy.
     Memory,
     /// Memory that is copied first, as `send` to a kernel does.
@@ -40,17 +40,17 @@ pub(crate) enum Source {
 
 /// Parameters that both ends of a run share.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Agreed {
+pub(crate) struct StreamParams {
     pub(crate) connections: u32,
     pub(crate) message_bytes: usize,
-    pub(crate) source: Source,
+    pub(crate) source: StreamSource,
     /// TLS version and cipher suite; `None` for plain TCP.
     pub(crate) suite: Option<(TlsVersion, Suite)>,
 }
 
 /// The application of either end.
-pub(crate) struct Stream {
-    agreed: Agreed,
+pub(crate) struct StreamApp {
+    params: StreamParams,
     /// Address to connect to; `None` at the listening end.
     server: Option<Endpoint>,
     sends: bool,
@@ -68,7 +68,7 @@ pub(crate) struct Stream {
 
 /// Returns the offset of the nth connection's server port from the first one: the client has a
 /// limited number of local ports for each.
-pub(crate) fn port_of(nth: u32) -> u16 {
+pub(crate) fn server_port_offset(nth: u32) -> u16 {
     u16::try_from(nth / 16_000).unwrap_or(0)
 }
 
@@ -85,10 +85,10 @@ pub(crate) fn content() -> Vec<u8> {
     (0..SOURCE_BYTES as u64).map(byte_at).collect()
 }
 
-impl Stream {
-    pub(crate) fn new(agreed: Agreed, server: Option<Endpoint>, sends: bool) -> Self {
+impl StreamApp {
+    pub(crate) fn new(agreed: StreamParams, server: Option<Endpoint>, sends: bool) -> Self {
         Self {
-            agreed,
+            params: agreed,
             server,
             sends,
             content: Bytes::from(content()),
@@ -103,13 +103,13 @@ impl Stream {
 
     /// Returns whether every connection is established.
     pub(crate) const fn is_up(&self) -> bool {
-        self.established == self.agreed.connections
+        self.established == self.params.connections
     }
 
     /// Handles an established connection: attaches TLS, if it is used.
     fn establish(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         self.established += 1;
-        let Some((version, suite)) = self.agreed.suite else { return };
+        let Some((version, suite)) = self.params.suite else { return };
         // One key for all streams of a measurement: nothing here is secret.
         let direction = |which: u8| TlsDirection::new(&[which; 32], [which; 12], 0);
         let (tx, rx) = if self.server.is_some() { (1, 2) } else { (2, 1) };
@@ -130,24 +130,24 @@ impl Stream {
 
     fn write(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         let Some(done) = self.done.get_mut(&socket) else { return };
-        let message = self.agreed.message_bytes;
-        let share = QUEUED_BYTES / u64::from(self.agreed.connections);
+        let message = self.params.message_bytes;
+        let share = QUEUED_BYTES / u64::from(self.params.connections);
         let queued = share.clamp(2 * message as u64, 2 << 20);
         while host.send_queue(socket) < queued && host.readiness(socket).writable {
             // To the end of the present message, of which the socket may have accepted only a part.
             #[expect(clippy::cast_possible_truncation, reason = "less than the source")]
             let at = *done as usize % SOURCE_BYTES;
             let end = (at / message + 1) * message;
-            let taken = match self.agreed.source {
-                Source::File => {
+            let taken = match self.params.source {
+                StreamSource::File => {
                     let Some(file) = self.file.filter(|&f| host.offload_fstat(f).is_some()) else {
                         return;
                     };
                     let len = end - at;
                     host.offload_write(now, socket, file, at as u64, len as u64).map(|()| len)
                 }
-                Source::Memory => host.send(now, socket, self.content.slice(at..end)),
-                Source::Copied => {
+                StreamSource::Memory => host.send(now, socket, self.content.slice(at..end)),
+                StreamSource::Copied => {
                     host.send(now, socket, Bytes::copy_from_slice(&self.content[at..end]))
                 }
             };
@@ -181,7 +181,7 @@ impl Stream {
     }
 }
 
-impl Application for Stream {
+impl Application for StreamApp {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         match notice {
             Notice::Accepted(_, socket) => {
@@ -198,12 +198,12 @@ impl Application for Stream {
                 }
                 let fresh =
                     self.server.is_some() && host.info(socket).is_some_and(|i| i.tls.is_none());
-                let plain = self.agreed.suite.is_none();
+                let plain = self.params.suite.is_none();
                 if fresh && !plain && host.readiness(socket).writable {
                     self.establish(now, host, socket);
                 } else if plain
                     && self.server.is_some()
-                    && self.established < self.agreed.connections
+                    && self.established < self.params.connections
                 {
                     self.established += 1;
                 }
@@ -217,14 +217,14 @@ impl Application for Stream {
     }
 }
 
-impl BenchApp for Stream {
+impl BenchApp for StreamApp {
     fn start(&mut self, now: Instant, host: &mut Host) {
-        if self.sends && self.agreed.source == Source::File {
+        if self.sends && self.params.source == StreamSource::File {
             self.file = host.offload_open(CONTENT);
         }
         let Some(server) = self.server else { return };
-        for nth in 0..self.agreed.connections {
-            let port = server.port + port_of(nth);
+        for nth in 0..self.params.connections {
+            let port = server.port + server_port_offset(nth);
             match host.connect(now, Endpoint { port, ..server }) {
                 Ok(socket) => {
                     self.done.insert(socket, 0);

@@ -10,26 +10,26 @@ use abi::crypto::Suite;
 use base::Duration;
 use host::TlsVersion;
 use io::fault::FaultConfig;
-use io::mem::{LinkConfig, link};
+use io::memory_link::{MemoryLinkConfig, memory_link_pair};
 use nic::{L5oConfig, LONG_TRANSMIT_BYTES};
 
-use super::accounted::{Pair, Usage};
+use super::cycle_accounting::{AccountedPair, Usage};
 use super::experiment::Fields;
-use super::stream::{self, Agreed, Source, Stream};
-use super::testbed::{self, FAST_DISK, Machine, TRANSMIT_RING};
+use super::stream::{self, StreamApp, StreamParams, StreamSource};
+use super::testbed::{self, FAST_DISK, MachineConfig, TRANSMIT_RING};
 use cli::Failure;
 
 /// Direction in which the measured machine transfers data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Side {
+pub(crate) enum StreamSide {
     Transmit,
     Receive,
 }
 
 /// Where the measured machine processes TLS records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum By {
-    Nobody,
+pub(crate) enum TlsProcessing {
+    NoTls,
     Host,
     Device,
 }
@@ -37,9 +37,9 @@ pub(crate) enum By {
 /// Streams of a run: direction, TLS, source, and sizes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Streams {
-    pub(crate) side: Side,
-    pub(crate) by: By,
-    pub(crate) source: Source,
+    pub(crate) side: StreamSide,
+    pub(crate) by: TlsProcessing,
+    pub(crate) source: StreamSource,
     pub(crate) suite: Suite,
     pub(crate) message_bytes: usize,
     pub(crate) connections: u32,
@@ -49,25 +49,25 @@ impl Streams {
     /// Returns the name of the measured path.
     pub(crate) const fn path(&self) -> &'static str {
         match (self.by, self.source) {
-            (By::Nobody, Source::File) => "plain file",
-            (By::Nobody, _) => "plain",
-            (By::Host, _) => "host",
-            (By::Device, Source::Copied) => "device copied",
-            (By::Device, Source::Memory) => "device",
-            (By::Device, Source::File) => "device file",
+            (TlsProcessing::NoTls, StreamSource::File) => "plain file",
+            (TlsProcessing::NoTls, _) => "plain",
+            (TlsProcessing::Host, _) => "host",
+            (TlsProcessing::Device, StreamSource::Copied) => "device copied",
+            (TlsProcessing::Device, StreamSource::Memory) => "device",
+            (TlsProcessing::Device, StreamSource::File) => "device file",
         }
     }
 }
 
 /// Result of one run.
 #[derive(Debug)]
-pub(crate) struct Figures {
+pub(crate) struct StreamFigures {
     bytes: u64,
     /// Resources that the measured machine used.
     pub(crate) used: Usage,
 }
 
-impl Figures {
+impl StreamFigures {
     /// Returns bytes per second of virtual time: the modeled link's throughput.
     pub(crate) fn link_rate(&self) -> f64 {
         self.bytes as f64 * 1e9 / self.used.elapsed.as_nanos() as f64
@@ -86,7 +86,7 @@ impl Figures {
             .show(
                 "suite",
                 "suite",
-                (streams.by != By::Nobody).then(|| format!("{:?}", streams.suite)),
+                (streams.by != TlsProcessing::NoTls).then(|| format!("{:?}", streams.suite)),
             )
             .show("message", "message_bytes", streams.message_bytes)
             .show("path", "path", streams.path())
@@ -116,7 +116,7 @@ pub(crate) fn measure(
     out_of_order: bool,
     (warm_bytes, measured_bytes): (u64, u64),
     folder: &Path,
-) -> Result<Figures, Failure> {
+) -> Result<StreamFigures, Failure> {
     let mut pair = build(streams, faults, out_of_order, folder)?;
     pair.start();
     let read = |p: &StreamPair| p.server.app.bytes + p.client.app.bytes;
@@ -124,10 +124,10 @@ pub(crate) fn measure(
     pair.run_until(|p| is_up(p) && read(p) >= warm_bytes)?;
     let (before, bytes) = (pair.server_usage(), read(&pair));
     pair.run_until(|p| read(p) >= bytes + measured_bytes)?;
-    Ok(Figures { bytes: read(&pair) - bytes, used: pair.server_usage().since(&before) })
+    Ok(StreamFigures { bytes: read(&pair) - bytes, used: pair.server_usage().since(&before) })
 }
 
-type StreamPair = Pair<Stream, Stream>;
+type StreamPair = AccountedPair<StreamApp, StreamApp>;
 
 /// Returns the two machines of a run.
 fn build(
@@ -139,12 +139,13 @@ fn build(
     let Streams { side, by, source, suite, message_bytes, connections } = streams;
     // Faults are per packet, so segments cross the link one by one in both directions.
     let segmentation = !faults.is_active();
-    let (near, far) = link(&LinkConfig { segmentation, ..testbed::link_config(TRANSMIT_RING) });
+    let (near, far) =
+        memory_link_pair(&MemoryLinkConfig { segmentation, ..testbed::link_config(TRANSMIT_RING) });
     let near = testbed::with_faults(near, faults);
-    let sends = side == Side::Transmit;
-    let suite = (by != By::Nobody).then_some((TlsVersion::Tls13, suite));
-    let agreed = Agreed { connections, message_bytes, source, suite };
-    let l5o = (by == By::Device).then(|| L5oConfig {
+    let sends = side == StreamSide::Transmit;
+    let suite = (by != TlsProcessing::NoTls).then_some((TlsVersion::Tls13, suite));
+    let agreed = StreamParams { connections, message_bytes, source, suite };
+    let l5o = (by == TlsProcessing::Device).then(|| L5oConfig {
         out_of_order,
         contexts_max: 1 << 20,
         ..L5oConfig::new(Arc::new(crypto::Provider))
@@ -154,25 +155,25 @@ fn build(
     server.device.l5o = l5o;
     server.device_disk = testbed::disk(folder, FAST_DISK)?;
     let server = server.start(near, |host| {
-        for port in 80..=80 + stream::port_of(connections - 1) {
+        for port in 80..=80 + stream::server_port_offset(connections - 1) {
             testbed::listen(host, port, 1 << 18)?;
         }
-        Ok(Stream::new(agreed, None, sends))
+        Ok(StreamApp::new(agreed, None, sends))
     })?;
     let mut client = node(2);
     client.device.file = None;
     client.host.file_offload = testbed::offload(false);
     // The far end always sends from memory.
-    let agreed = Agreed { source: Source::Memory, ..agreed };
-    let app = Stream::new(agreed, Some(testbed::endpoint(1, 80)), !sends);
+    let agreed = StreamParams { source: StreamSource::Memory, ..agreed };
+    let app = StreamApp::new(agreed, Some(testbed::endpoint(1, 80)), !sends);
     let client = client.start(Box::new(far), |_| Ok(app))?;
     // Single packets arrive so fast that interrupts are moderated.
     let moderation = if segmentation { Duration::ZERO } else { Duration::from_micros(5) };
-    Ok(Pair::new(server, client, moderation))
+    Ok(AccountedPair::new(server, client, moderation))
 }
 
-fn node(number: u8) -> Machine {
-    let mut machine = Machine::new(number);
+fn node(number: u8) -> MachineConfig {
+    let mut machine = MachineConfig::new(number);
     machine.device.transmit_bytes_max = LONG_TRANSMIT_BYTES;
     // All streams are opened at the same time.
     machine.host.connections_max = 1 << 18;

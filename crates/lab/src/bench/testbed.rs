@@ -11,13 +11,13 @@ use abi::Refusal;
 use base::Duration;
 use host::{Cidr, Host, Listen};
 use io::disk::{DiskKind, open_disk};
-use io::fault::{FaultConfig, FaultWire};
-use io::mem::{LinkConfig, MemWire};
-use io::wire::Wire;
+use io::fault::{FaultConfig, FaultLink};
+use io::link::Link;
+use io::memory_link::{MemoryLink, MemoryLinkConfig};
 use nic::{Device, DeviceConfig, FileConfig};
 use wire::Endpoint;
 
-use super::accounted::{BenchApp, Node};
+use super::cycle_accounting::{AccountedMachine, BenchApp};
 use super::disk::{DiskModel, ModelledDisk};
 use cli::Failure;
 
@@ -32,19 +32,19 @@ pub(crate) const FAST_DISK: DiskModel =
 /// Returns a link of 100 Gb/s with a delay of 25 us in each direction, which carries a run of
 /// segments whole, as a receiver that merges would get it. As in a real NIC, frames above the rate
 /// wait for one of `frames_max` slots of the transmit ring: nothing is lost.
-pub(crate) fn link_config(frames_max: usize) -> LinkConfig {
-    LinkConfig {
+pub(crate) fn link_config(frames_max: usize) -> MemoryLinkConfig {
+    MemoryLinkConfig {
         delay: Duration::from_micros(25),
         bytes_per_s: Some(12_500_000_000),
         queue_bytes_max: u64::MAX,
         frames_max,
-        ..LinkConfig::default()
+        ..MemoryLinkConfig::default()
     }
 }
 
-/// Returns `wire` with these faults, if there are any.
-pub(crate) fn with_faults(wire: MemWire, faults: FaultConfig) -> Box<dyn Wire> {
-    if faults.is_active() { Box::new(FaultWire::new(wire, faults)) } else { Box::new(wire) }
+/// Returns `link` with these faults, if there are any.
+pub(crate) fn with_faults(wire: MemoryLink, faults: FaultConfig) -> Box<dyn Link> {
+    if faults.is_active() { Box::new(FaultLink::new(wire, faults)) } else { Box::new(wire) }
 }
 
 /// Returns the endpoint of a machine's port.
@@ -58,7 +58,7 @@ pub(crate) fn file_config() -> FileConfig {
 }
 
 /// Configuration of a machine, which a benchmark changes before it starts the machine.
-pub(crate) struct Machine {
+pub(crate) struct MachineConfig {
     number: u8,
     pub(crate) device: DeviceConfig,
     pub(crate) host: host::Config,
@@ -66,7 +66,7 @@ pub(crate) struct Machine {
     pub(crate) host_disk: Option<ModelledDisk>,
 }
 
-impl Machine {
+impl MachineConfig {
     /// Returns machine 1 or 2, without disks.
     pub(crate) fn new(number: u8) -> Self {
         let addr = endpoint(number, 0).addr;
@@ -88,13 +88,13 @@ impl Machine {
     /// Returns the error of `app`.
     pub(crate) fn start<A: BenchApp>(
         self,
-        wire: Box<dyn Wire>,
+        wire: Box<dyn Link>,
         app: impl FnOnce(&mut Host) -> Result<A, Failure>,
-    ) -> Result<Node<A>, Failure> {
+    ) -> Result<AccountedMachine<A>, Failure> {
         let device = Device::new(self.device, wire.capabilities());
         let mut host = Host::new(self.host, &device.capabilities(), self.number.into());
         let app = app(&mut host)?;
-        Ok(Node::new(host, device, app, wire, self.device_disk, self.host_disk))
+        Ok(AccountedMachine::new(host, device, app, wire, self.device_disk, self.host_disk))
     }
 }
 

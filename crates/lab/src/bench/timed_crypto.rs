@@ -5,16 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use abi::crypto::{
-    Aead, BadTag, CryptoProvider, HeaderProtection, NONCE_BYTES, SAMPLE_BYTES, Suite, Sum,
+    Aead, AuthSum, BadTag, CryptoProvider, HeaderProtection, NONCE_BYTES, SAMPLE_BYTES, Suite,
     TAG_BYTES,
 };
 use io::clock::cycles;
 
 /// Counted cycles, shared by all clones.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Meter(Arc<AtomicU64>);
+pub(crate) struct CycleMeter(Arc<AtomicU64>);
 
-impl Meter {
+impl CycleMeter {
     /// Returns the cycles counted so far.
     pub(crate) fn cycles(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -30,19 +30,19 @@ impl Meter {
 
 /// The product's crypto provider, with a meter.
 #[derive(Debug)]
-pub(crate) struct Timed(pub(crate) Meter);
+pub(crate) struct MeteredCrypto(pub(crate) CycleMeter);
 
-struct Key<T: ?Sized>(Box<T>, Meter);
+struct MeteredKey<T: ?Sized>(Box<T>, CycleMeter);
 
-impl CryptoProvider for Timed {
+impl CryptoProvider for MeteredCrypto {
     fn aead(&self, suite: Suite, key: &[u8]) -> Option<Box<dyn Aead>> {
         let key = crypto::Provider.aead(suite, key)?;
-        Some(Box::new(Key(key, self.0.clone())))
+        Some(Box::new(MeteredKey(key, self.0.clone())))
     }
 
     fn header_protection(&self, suite: Suite, key: &[u8]) -> Option<Box<dyn HeaderProtection>> {
         let key = crypto::Provider.header_protection(suite, key)?;
-        Some(Box::new(Key(key, self.0.clone())))
+        Some(Box::new(MeteredKey(key, self.0.clone())))
     }
 
     fn crc32c(&self, crc: u32, bytes: &[u8]) -> u32 {
@@ -54,13 +54,13 @@ impl CryptoProvider for Timed {
     }
 }
 
-impl HeaderProtection for Key<dyn HeaderProtection> {
+impl HeaderProtection for MeteredKey<dyn HeaderProtection> {
     fn mask(&self, sample: &[u8; SAMPLE_BYTES]) -> [u8; 5] {
         self.1.time(|| self.0.mask(sample))
     }
 }
 
-impl Aead for Key<dyn Aead> {
+impl Aead for MeteredKey<dyn Aead> {
     fn seal(&self, nonce: &[u8; NONCE_BYTES], aad: &[u8], text: &mut [u8]) -> [u8; TAG_BYTES] {
         self.1.time(|| self.0.seal(nonce, aad, text))
     }
@@ -74,15 +74,21 @@ impl Aead for Key<dyn Aead> {
         self.1.time(|| self.0.open(nonce, aad, sealed))
     }
 
-    fn apply(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
-        self.1.time(|| self.0.apply(nonce, offset, range));
+    fn apply_keystream(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
+        self.1.time(|| self.0.apply_keystream(nonce, offset, range));
     }
 
-    fn absorb(&self, nonce: &[u8; NONCE_BYTES], sum: &mut Sum, offset: u64, sealed: &[u8]) {
-        self.1.time(|| self.0.absorb(nonce, sum, offset, sealed));
+    fn absorb_ciphertext(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        sum: &mut AuthSum,
+        offset: u64,
+        sealed: &[u8],
+    ) {
+        self.1.time(|| self.0.absorb_ciphertext(nonce, sum, offset, sealed));
     }
 
-    fn merge(&self, sum: &mut Sum, other: &Sum) {
+    fn merge(&self, sum: &mut AuthSum, other: &AuthSum) {
         self.0.merge(sum, other);
     }
 
@@ -91,7 +97,7 @@ impl Aead for Key<dyn Aead> {
         nonce: &[u8; NONCE_BYTES],
         aad: &[u8],
         text_len: u64,
-        sum: &Sum,
+        sum: &AuthSum,
     ) -> [u8; TAG_BYTES] {
         self.1.time(|| self.0.finish(nonce, aad, text_len, sum))
     }

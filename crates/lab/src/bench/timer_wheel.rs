@@ -25,12 +25,12 @@ use hierarchical_hash_wheel_timer::wheels::cancellable::{
 use hierarchical_hash_wheel_timer::wheels::quad_wheel::{
     QuadWheelWithOverflow as PlainWheel, no_prune,
 };
-use io::clock::{Clock, cycles};
+use io::clock::{MonotonicClock, cycles};
 use io::heap::allocated_bytes;
 use serde_json::json;
 use structures::TimerBitmapWheel;
 
-use super::experiment::{Benchmark, Experiment, Fields, Report, Row, median_by};
+use super::experiment::{BenchReport, Benchmark, Experiment, Fields, ResultRow, median_by};
 use cli::Failure;
 
 /// Slots of the wheel, with a bitmap each: as many as in the device.
@@ -43,7 +43,7 @@ const FLOWS: [u32; 2] = [64 << 10, 256 << 10];
 /// have run them one after the other.
 const ROUNDS: usize = 7;
 /// Measured operations, in nanoseconds and in cycles.
-const STEPS: [&str; 3] = ["insert", "cancel", "expire"];
+const WHEEL_OPERATIONS: [&str; 3] = ["insert", "cancel", "expire"];
 
 /// Arguments of `outboard-lab bench timer-wheel`.
 #[derive(Debug, Args)]
@@ -54,20 +54,20 @@ pub(crate) struct TimerWheelArgs {
 }
 
 impl Benchmark for TimerWheelArgs {
-    fn run(&self, report: &mut Report) -> Result<(), Failure> {
+    fn run(&self, report: &mut BenchReport) -> Result<(), Failure> {
         let experiment = Experiment {
             groups: groups(if self.quick { &FLOWS[..1] } else { &FLOWS }),
             repeats: if self.quick { 1 } else { ROUNDS },
             measure: &mut measure,
             // The measurement checks that every timer expires once.
             took_path: &|_, _| true,
-            combine: &|runs: Vec<Figures>| {
+            combine: &|runs: Vec<TimerWheelFigures>| {
                 // The median of each operation by itself.
                 let step = |nth: usize| {
                     let of = runs.iter().map(|run| run.steps[nth]).collect();
                     median_by(of, |&(ns, _): &(f64, f64)| ns)
                 };
-                Figures { steps: [step(0), step(1), step(2)], ..runs[0] }
+                TimerWheelFigures { steps: [step(0), step(1), step(2)], ..runs[0] }
             },
             fields: &|row, _| fields(row),
         };
@@ -75,17 +75,17 @@ impl Benchmark for TimerWheelArgs {
     }
 }
 
-fn groups(counts: &[u32]) -> Vec<Vec<Setting>> {
+fn groups(counts: &[u32]) -> Vec<Vec<TimerWheelSetting>> {
     let both = counts.iter().flat_map(|&flows| [1, 2].map(|threads| (flows, threads)));
     let group = |(flows, threads)| {
-        let setting = |kind| Setting { kind, flows, threads };
-        [Kind::Bitmaps, Kind::Own, Kind::Locked].map(setting).into()
+        let setting = |kind| TimerWheelSetting { kind, flows, threads };
+        [WheelKind::Bitmaps, WheelKind::Own, WheelKind::Locked].map(setting).into()
     };
     both.map(group).collect()
 }
 
-fn fields(row: &Row<Setting, Figures>) -> Fields {
-    let Setting { kind, flows, threads } = row.setting;
+fn fields(row: &ResultRow<TimerWheelSetting, TimerWheelFigures>) -> Fields {
+    let TimerWheelSetting { kind, flows, threads } = row.setting;
     // With several threads, only the heap of one is known.
     let per_flow = (threads == 1).then(|| row.figures.memory as f64 / f64::from(flows));
     let start = Fields::new()
@@ -93,7 +93,7 @@ fn fields(row: &Row<Setting, Figures>) -> Fields {
         .show("flows", "flows", flows)
         .show("threads", "threads", threads)
         .show("bytes a flow", "bytes_per_flow", per_flow);
-    STEPS.iter().zip(row.figures.steps).fold(start, |fields, (step, (ns, cycles))| {
+    WHEEL_OPERATIONS.iter().zip(row.figures.steps).fold(start, |fields, (step, (ns, cycles))| {
         let figures = json!({ "ns": ns, "cycles": cycles });
         fields.column(step, ns).column("cycles", cycles).field(step, figures)
     })
@@ -101,13 +101,13 @@ fn fields(row: &Row<Setting, Figures>) -> Fields {
 
 /// Timer wheels under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum WheelKind {
     Bitmaps,
     Own,
     Locked,
 }
 
-impl Kind {
+impl WheelKind {
     const fn name(self) -> &'static str {
         match self {
             Self::Bitmaps => "bitmap wheel, shared",
@@ -118,14 +118,14 @@ impl Kind {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Setting {
-    kind: Kind,
+struct TimerWheelSetting {
+    kind: WheelKind,
     flows: u32,
     threads: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Figures {
+struct TimerWheelFigures {
     /// Nanoseconds and cycles per operation.
     steps: [(f64, f64); 3],
     /// Bytes of heap with all timers set.
@@ -133,39 +133,40 @@ struct Figures {
 }
 
 /// A thread's access to a wheel.
-trait Worker {
+trait WheelWorker {
     fn insert(&mut self, flow: u32, ticks: u32);
     fn cancel(&mut self, flow: u32);
     /// Lets all timeouts pass; returns the number of timers that expired.
     fn expire(&mut self) -> usize;
 }
 
-fn measure(setting: Setting) -> Result<Figures, Failure> {
-    let Setting { kind, flows, threads } = setting;
+fn measure(setting: TimerWheelSetting) -> Result<TimerWheelFigures, Failure> {
+    let TimerWheelSetting { kind, flows, threads } = setting;
     let order = shuffled(flows);
     let before = allocated_bytes();
     match kind {
-        Kind::Bitmaps => {
+        WheelKind::Bitmaps => {
             let wheel = TimerBitmapWheel::new(flows, SLOTS);
             let share = flows / u32::try_from(threads).unwrap_or(1);
-            let worker = |nth: u32| Bitmaps {
+            let worker = |nth: u32| BitmapWheelWorker {
                 wheel: &wheel,
                 slots: vec![0; flows as usize],
                 region: nth * share..(nth + 1) * share,
             };
             let memory = wheel.memory_bytes();
-            work(&order, threads, worker).map(|f| Figures { memory: before + memory, ..f })
+            run_workers(&order, threads, worker)
+                .map(|f| TimerWheelFigures { memory: before + memory, ..f })
         }
-        Kind::Own => work(&order, threads, |_| Own(OwnWheel::new())),
-        Kind::Locked => {
-            let shared = Locked {
+        WheelKind::Own => run_workers(&order, threads, |_| PrivateHashWheel(OwnWheel::new())),
+        WheelKind::Locked => {
+            let shared = MutexHashWheel {
                 wheel: Mutex::new(PlainWheel::new(no_prune)),
                 generations: (0..flows).map(|_| AtomicU32::new(0)).collect(),
             };
-            work(&order, threads, |_| &shared)
+            run_workers(&order, threads, |_| &shared)
         }
     }
-    .map(|figures| Figures { memory: figures.memory.saturating_sub(before), ..figures })
+    .map(|figures| TimerWheelFigures { memory: figures.memory.saturating_sub(before), ..figures })
 }
 
 /// Returns flows with their timeouts, in random order.
@@ -181,12 +182,12 @@ fn shuffled(flows: u32) -> Vec<(u32, u32)> {
 }
 
 /// Makes `threads` workers do each operation on their shares of the flows, all at the same time.
-fn work<W: Worker>(
+fn run_workers<W: WheelWorker>(
     order: &[(u32, u32)],
     threads: usize,
     make: impl Fn(u32) -> W + Sync,
-) -> Result<Figures, Failure> {
-    let (clock, barrier, make) = (Clock::new(), Barrier::new(threads), &make);
+) -> Result<TimerWheelFigures, Failure> {
+    let (clock, barrier, make) = (MonotonicClock::new(), Barrier::new(threads), &make);
     let barrier = &barrier;
     let run = |nth: u32, share: &[(u32, u32)]| {
         let mut worker = make(nth);
@@ -223,7 +224,8 @@ fn work<W: Worker>(
     if expired != order.len() {
         return Err(Failure::System(format!("{expired} of {} timers came up", order.len())));
     }
-    let mut figures = Figures { memory: all.first().map_or(0, |first| first.2), ..<_>::default() };
+    let mut figures =
+        TimerWheelFigures { memory: all.first().map_or(0, |first| first.2), ..<_>::default() };
     for (step, figure) in figures.steps.iter_mut().enumerate() {
         let nanos: u64 = all.iter().map(|(took, ..)| took[step].0.as_nanos()).sum();
         let cycles: u64 = all.iter().map(|(took, ..)| took[step].1).sum();
@@ -232,14 +234,14 @@ fn work<W: Worker>(
     Ok(figures)
 }
 
-struct Bitmaps<'a> {
+struct BitmapWheelWorker<'a> {
     wheel: &'a TimerBitmapWheel,
     /// State of the flows: the slots of their timers.
     slots: Vec<u32>,
     region: Range<u32>,
 }
 
-impl Worker for Bitmaps<'_> {
+impl WheelWorker for BitmapWheelWorker<'_> {
     fn insert(&mut self, flow: u32, ticks: u32) {
         self.slots[flow as usize] = self.wheel.insert(flow, ticks);
     }
@@ -263,9 +265,9 @@ impl Worker for Bitmaps<'_> {
 }
 
 #[derive(Debug)]
-struct Entry(u32);
+struct WheelTimer(u32);
 
-impl CancellableTimerEntry for Entry {
+impl CancellableTimerEntry for WheelTimer {
     type Id = u32;
 
     fn id(&self) -> &u32 {
@@ -273,16 +275,16 @@ impl CancellableTimerEntry for Entry {
     }
 }
 
-struct Own(OwnWheel<Entry>);
+struct PrivateHashWheel(OwnWheel<WheelTimer>);
 
 /// Converts ticks to the crate's milliseconds.
 fn delay(ticks: u32) -> StdDuration {
     StdDuration::from_millis(ticks.into())
 }
 
-impl Worker for Own {
+impl WheelWorker for PrivateHashWheel {
     fn insert(&mut self, flow: u32, ticks: u32) {
-        let _refused = self.0.insert_ref_with_delay(Entry(flow).into(), delay(ticks));
+        let _refused = self.0.insert_ref_with_delay(WheelTimer(flow).into(), delay(ticks));
     }
 
     fn cancel(&mut self, flow: u32) {
@@ -294,12 +296,12 @@ impl Worker for Own {
     }
 }
 
-struct Locked {
+struct MutexHashWheel {
     wheel: Mutex<PlainWheel<(u32, u32)>>,
     generations: Vec<AtomicU32>,
 }
 
-impl Worker for &Locked {
+impl WheelWorker for &MutexHashWheel {
     fn insert(&mut self, flow: u32, ticks: u32) {
         let generation = self.generations[flow as usize].load(Ordering::Acquire);
         let mut wheel = self.wheel.lock().unwrap_or_else(PoisonError::into_inner);

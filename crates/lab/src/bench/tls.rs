@@ -11,9 +11,13 @@ use clap::Args;
 use io::fault::FaultConfig;
 use serde_json::{Value, json};
 
-use super::experiment::{self, Benchmark, Experiment, Report, TempFolder, find, median_by, ratio};
-use super::stream::Source;
-use super::stream_pair::{By, Figures, Side, Streams, make_content, measure};
+use super::experiment::{
+    self, BenchReport, Benchmark, Experiment, TempFolder, find_figures, median_by, ratio,
+};
+use super::stream::StreamSource;
+use super::stream_pair::{
+    StreamFigures, StreamSide, Streams, TlsProcessing, make_content, measure,
+};
 use cli::Failure;
 
 /// Message sizes of the paper's figure 11 and beyond.
@@ -41,10 +45,10 @@ pub(crate) struct TlsArgs {
     connections: u32,
 }
 
-type Row = experiment::Row<Streams, Figures>;
+type TlsRow = experiment::ResultRow<Streams, StreamFigures>;
 
 impl Benchmark for TlsArgs {
-    fn run(&self, report: &mut Report) -> Result<(), Failure> {
+    fn run(&self, report: &mut BenchReport) -> Result<(), Failure> {
         let folder = TempFolder::new();
         make_content(folder.path())?;
         let experiment = Experiment {
@@ -56,7 +60,7 @@ impl Benchmark for TlsArgs {
                 measure(streams, faults, true, bytes, folder.path())
             },
             took_path: &took_path,
-            combine: &|runs| median_by(runs, Figures::host_per_byte),
+            combine: &|runs| median_by(runs, StreamFigures::host_per_byte),
             fields: &|row, _| row.figures.fields(&row.setting),
         };
         let rows = report.measure("rows", experiment)?;
@@ -78,20 +82,22 @@ impl TlsArgs {
     }
 }
 
-fn took_path(streams: Streams, figures: &Figures) -> bool {
+fn took_path(streams: Streams, figures: &StreamFigures) -> bool {
     let moved = |name: &str| figures.used.moved(name);
     let by_device = match streams.side {
-        Side::Transmit => moved("tx_tls_encrypted_bytes"),
-        Side::Receive => moved("tls_rx_records_full"),
+        StreamSide::Transmit => moved("tx_tls_encrypted_bytes"),
+        StreamSide::Receive => moved("tls_rx_records_full"),
     };
     let by_host = match streams.side {
-        Side::Transmit => moved("file_fallback_bytes"),
-        Side::Receive => moved("tls_rx_records").saturating_sub(by_device),
+        StreamSide::Transmit => moved("file_fallback_bytes"),
+        StreamSide::Receive => moved("tls_rx_records").saturating_sub(by_device),
     };
     match streams.by {
-        By::Nobody => by_device == 0 && moved("tls_tx_records") + moved("tls_rx_records") == 0,
-        By::Host => by_device == 0,
-        By::Device => by_device > 0 && by_host == 0,
+        TlsProcessing::NoTls => {
+            by_device == 0 && moved("tls_tx_records") + moved("tls_rx_records") == 0
+        }
+        TlsProcessing::Host => by_device == 0,
+        TlsProcessing::Device => by_device > 0 && by_host == 0,
     }
 }
 
@@ -100,37 +106,42 @@ fn settings(message_bytes: usize, connections: u32) -> [Vec<Streams>; 2] {
     let suites = [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305];
     let make =
         |side, by, source, suite| Streams { side, by, source, suite, message_bytes, connections };
-    let (tx, rx) = (Side::Transmit, Side::Receive);
+    let (tx, rx) = (StreamSide::Transmit, StreamSide::Receive);
     let mut sent = vec![
-        make(tx, By::Nobody, Source::Memory, suites[0]),
-        make(tx, By::Nobody, Source::File, suites[0]),
+        make(tx, TlsProcessing::NoTls, StreamSource::Memory, suites[0]),
+        make(tx, TlsProcessing::NoTls, StreamSource::File, suites[0]),
     ];
-    let mut received = vec![make(rx, By::Nobody, Source::Memory, suites[0])];
+    let mut received = vec![make(rx, TlsProcessing::NoTls, StreamSource::Memory, suites[0])];
     for suite in suites {
-        sent.push(make(tx, By::Host, Source::Memory, suite));
-        let sources = [Source::Copied, Source::Memory, Source::File];
-        sent.extend(sources.map(|source| make(tx, By::Device, source, suite)));
-        received.extend([By::Host, By::Device].map(|by| make(rx, by, Source::Memory, suite)));
+        sent.push(make(tx, TlsProcessing::Host, StreamSource::Memory, suite));
+        let sources = [StreamSource::Copied, StreamSource::Memory, StreamSource::File];
+        sent.extend(sources.map(|source| make(tx, TlsProcessing::Device, source, suite)));
+        received.extend(
+            [TlsProcessing::Host, TlsProcessing::Device]
+                .map(|by| make(rx, by, StreamSource::Memory, suite)),
+        );
     }
     [sent, received]
 }
 
-fn headline(rows: &[Row]) -> Value {
+fn headline(rows: &[TlsRow]) -> Value {
     let cost = |side, by, source, suite| {
-        let found = find(rows, |s| {
+        let found = find_figures(rows, |s| {
             s.message_bytes == SIZES[3]
                 && (s.side, s.by, s.source) == (side, by, source)
-                && (by == By::Nobody || s.suite == suite)
+                && (by == TlsProcessing::NoTls || s.suite == suite)
         });
-        found.map(Figures::host_per_byte)
+        found.map(StreamFigures::host_per_byte)
     };
-    let (tx, rx) = (Side::Transmit, Side::Receive);
-    let memory = |side, by, suite| cost(side, by, Source::Memory, suite);
-    let gain = |side, suite| ratio(memory(side, By::Host, suite), memory(side, By::Device, suite));
-    let file = |by| cost(tx, by, Source::File, Suite::Aes128Gcm);
+    let (tx, rx) = (StreamSide::Transmit, StreamSide::Receive);
+    let memory = |side, by, suite| cost(side, by, StreamSource::Memory, suite);
+    let gain = |side, suite| {
+        ratio(memory(side, TlsProcessing::Host, suite), memory(side, TlsProcessing::Device, suite))
+    };
+    let file = |by| cost(tx, by, StreamSource::File, Suite::Aes128Gcm);
     let over_plain = |side| {
         let suite = Suite::Aes128Gcm;
-        ratio(memory(side, By::Device, suite), memory(side, By::Nobody, suite))
+        ratio(memory(side, TlsProcessing::Device, suite), memory(side, TlsProcessing::NoTls, suite))
     };
     json!({
         "tx_ratio_256k": gain(tx, Suite::Aes128Gcm),
@@ -138,7 +149,7 @@ fn headline(rows: &[Row]) -> Value {
         "tx_ratio_256k_chacha": gain(tx, Suite::ChaCha20Poly1305),
         "rx_ratio_256k_chacha": gain(rx, Suite::ChaCha20Poly1305),
         "offload_zc_vs_plain_256k": over_plain(tx),
-        "offload_file_vs_plain_file_256k": ratio(file(By::Device), file(By::Nobody)),
+        "offload_file_vs_plain_file_256k": ratio(file(TlsProcessing::Device), file(TlsProcessing::NoTls)),
         "offload_rx_vs_plain_256k": over_plain(rx),
     })
 }

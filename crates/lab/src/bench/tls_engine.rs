@@ -9,31 +9,31 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use abi::crypto::{Aead, CryptoProvider as _, Suite};
-use abi::l5o::{Content, Direction, L5oCreate, L5oId, L5oState, Sealed, TlsState};
+use abi::l5o::{Direction, L5oContent, L5oCreate, L5oId, L5oState, RecordRange, TlsState};
 use abi::port::{RxFrame, WireCaps};
-use abi::{Checksum, Event, FlowId, Header, Op, Part, Parts, Transmit};
+use abi::{Checksum, Event, FlowId, Header, Op, Transmit, TransmitPart, TransmitParts};
 use base::{Duration, Instant, Prng, SeqNum};
 use bytes::Bytes;
 use clap::Args;
 use host::TlsVersion;
-use io::clock::Clock;
+use io::clock::MonotonicClock;
 use nic::{Device, DeviceConfig, L5oConfig};
 use serde_json::{Value, json};
 use wire::emit::{IpHeader, Link, tcp_headers};
 use wire::frame::protocol;
 use wire::tcp::{Flags, Segment};
-use wire::tls::Run;
+use wire::tls::TlsRecordRun;
 use wire::{Endpoint, Tuple};
 
-use super::experiment::{Benchmark, Experiment, Fields, Report, only};
+use super::experiment::{BenchReport, Benchmark, Experiment, Fields, single_run};
 use super::stream;
 use super::testbed::check_counter;
 use cli::Failure;
 
 /// Content of a full record in bytes.
-const RECORD: u32 = 16 << 10;
+const RECORD_CONTENT_BYTES: u32 = 16 << 10;
 /// Bytes that a record adds to its content: header, content type and tag.
-const OVERHEAD: u32 = 22;
+const RECORD_OVERHEAD_BYTES: u32 = 22;
 /// Records per transmit.
 const RECORDS: u32 = 16;
 /// Payload of a packet in bytes.
@@ -54,12 +54,14 @@ pub(crate) struct TlsEngineArgs {}
 const SUITES: [Suite; 3] = [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305];
 
 impl Benchmark for TlsEngineArgs {
-    fn run(&self, report: &mut Report) -> Result<(), Failure> {
-        let (clock, mut last) = (Clock::new(), None);
+    fn run(&self, report: &mut BenchReport) -> Result<(), Failure> {
+        let (clock, mut last) = (MonotonicClock::new(), None);
         let experiment = Experiment {
-            groups: SUITES.map(|suite| Work::EVERY.map(|work| (suite, work)).into()).into(),
+            groups: SUITES
+                .map(|suite| TlsEngineWork::EVERY.map(|work| (suite, work)).into())
+                .into(),
             repeats: 1,
-            measure: &mut |(suite, work): (Suite, Work)| {
+            measure: &mut |(suite, work): (Suite, TlsEngineWork)| {
                 let known = last.filter(|&(of, _)| of == suite);
                 let (_, [seal, open]) = known.unwrap_or_else(|| (suite, reference(&clock, suite)));
                 last = Some((suite, [seal, open]));
@@ -67,9 +69,10 @@ impl Benchmark for TlsEngineArgs {
             },
             // The measurement counts the records that were encrypted or verified.
             took_path: &|_, _| true,
-            combine: &only,
+            combine: &single_run,
             fields: &|row, _| {
-                let ((suite, work), Figures { engine, reference }) = (row.setting, &row.figures);
+                let ((suite, work), TlsEngineFigures { engine, reference }) =
+                    (row.setting, &row.figures);
                 Fields::new()
                     .show("suite", "suite", format!("{suite:?}"))
                     .show("work", "what", work.name())
@@ -89,53 +92,57 @@ impl Benchmark for TlsEngineArgs {
 
 /// Work of the engine.
 #[derive(Clone, Copy, Debug)]
-enum Work {
-    Seal,
+enum TlsEngineWork {
+    Encrypt,
     /// Decryption of frames that hold several records.
-    OpenMerged,
+    DecryptMerged,
     /// Decryption of packets, in this order.
-    Open(Order),
+    Decrypt(PacketOrder),
 }
 
-impl Work {
-    const EVERY: [Self; 4] =
-        [Self::Seal, Self::OpenMerged, Self::Open(Order::As), Self::Open(Order::Shuffled)];
+impl TlsEngineWork {
+    const EVERY: [Self; 4] = [
+        Self::Encrypt,
+        Self::DecryptMerged,
+        Self::Decrypt(PacketOrder::InOrder),
+        Self::Decrypt(PacketOrder::Shuffled),
+    ];
 
     const fn name(self) -> &'static str {
         match self {
-            Self::Seal => "sealing, whole records",
-            Self::OpenMerged => "opening, merged frames",
-            Self::Open(Order::As) => "opening, 1,448-byte packets in order",
-            Self::Open(Order::Shuffled) => "opening, 1,448-byte packets shuffled",
+            Self::Encrypt => "sealing, whole records",
+            Self::DecryptMerged => "opening, merged frames",
+            Self::Decrypt(PacketOrder::InOrder) => "opening, 1,448-byte packets in order",
+            Self::Decrypt(PacketOrder::Shuffled) => "opening, 1,448-byte packets shuffled",
         }
     }
 
     fn measure(
         self,
-        clock: &Clock,
+        clock: &MonotonicClock,
         suite: Suite,
         [seal, open]: [f64; 2],
-    ) -> Result<Figures, Failure> {
+    ) -> Result<TlsEngineFigures, Failure> {
         let (engine, reference) = match self {
-            Self::Seal => (transmit(clock, suite)?, seal),
-            Self::OpenMerged => (receive(clock, suite, 0, Order::As)?, open),
-            Self::Open(order) => (receive(clock, suite, SEGMENT, order)?, open),
+            Self::Encrypt => (transmit(clock, suite)?, seal),
+            Self::DecryptMerged => (receive(clock, suite, 0, PacketOrder::InOrder)?, open),
+            Self::Decrypt(order) => (receive(clock, suite, SEGMENT, order)?, open),
         };
-        Ok(Figures { engine, reference })
+        Ok(TlsEngineFigures { engine, reference })
     }
 }
 
 /// Result in bytes per second.
 #[derive(Debug)]
-struct Figures {
+struct TlsEngineFigures {
     engine: f64,
     reference: f64,
 }
 
 /// Order in which packets arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Order {
-    As,
+enum PacketOrder {
+    InOrder,
     /// The packets of each 32 KiB are shuffled.
     Shuffled,
 }
@@ -147,7 +154,7 @@ fn per_second(bytes: usize, took: Duration) -> f64 {
 
 /// Returns bytes per second of the best round; `work` returns the number of bytes that it
 /// processed.
-fn rate(clock: &Clock, mut work: impl FnMut() -> usize) -> f64 {
+fn rate(clock: &MonotonicClock, mut work: impl FnMut() -> usize) -> f64 {
     let mut best = 0.0_f64;
     for _ in 0..ROUNDS {
         let (from, mut bytes) = (clock.now(), 0);
@@ -164,9 +171,10 @@ fn key(suite: Suite) -> Box<dyn Aead> {
 }
 
 /// Returns the rates of encrypting and decrypting a record by one call of aws-lc.
-fn reference(clock: &Clock, suite: Suite) -> [f64; 2] {
+fn reference(clock: &MonotonicClock, suite: Suite) -> [f64; 2] {
     let key = key(suite);
-    let (nonce, header, text) = ([5; 12], [23, 3, 3, 0x40, 0x11], RECORD as usize + 1);
+    let (nonce, header, text) =
+        ([5; 12], [23, 3, 3, 0x40, 0x11], RECORD_CONTENT_BYTES as usize + 1);
     let mut sealed = vec![1; text];
     let seal = rate(clock, || {
         black_box(key.seal(&nonce, &header, &mut sealed));
@@ -242,13 +250,17 @@ fn header(seq: u32) -> Header {
 }
 
 /// Returns a transmit of `records` whole records.
-fn sealed(number: u64, seq: u32, content: &Bytes, records: u32) -> Op {
-    let bytes = records * RECORD;
-    let run = Run { content: bytes.into(), record_content: RECORD, overhead: OVERHEAD };
-    let mut parts = Parts::new();
-    parts.push(Part::Sealed(Box::new(Sealed {
+fn transmit_records(number: u64, seq: u32, content: &Bytes, records: u32) -> Op {
+    let bytes = records * RECORD_CONTENT_BYTES;
+    let run = TlsRecordRun {
+        content_bytes: bytes.into(),
+        record_content_bytes: RECORD_CONTENT_BYTES,
+        overhead: RECORD_OVERHEAD_BYTES,
+    };
+    let mut parts = TransmitParts::new();
+    parts.push(TransmitPart::Records(Box::new(RecordRange {
         context: L5oId(1),
-        content: Content::Host(content.slice(..bytes as usize)),
+        content: L5oContent::Host(content.slice(..bytes as usize)),
         prefix: 0,
         number,
         kind: 23,
@@ -268,21 +280,25 @@ fn sealed(number: u64, seq: u32, content: &Bytes, records: u32) -> Op {
     })
 }
 
-fn transmit(clock: &Clock, suite: Suite) -> Result<f64, Failure> {
+fn transmit(clock: &MonotonicClock, suite: Suite) -> Result<f64, Failure> {
     let mut device = device(1500, true);
     let content = Bytes::from(stream::content());
     device.handle_op(Instant::ZERO, 0, create(suite, 1, Direction::Transmit));
     let (mut number, mut seq) = (0, 0_u32);
     let rate = rate(clock, || {
-        device.handle_op(Instant::ZERO, 0, sealed(number, seq, &content, RECORDS));
+        device.handle_op(Instant::ZERO, 0, transmit_records(number, seq, &content, RECORDS));
         while let Some(frame) = device.poll_frame(Instant::ZERO) {
             black_box(frame);
         }
         number += u64::from(RECORDS);
-        seq = seq.wrapping_add(RECORDS * (RECORD + OVERHEAD));
-        (RECORDS * RECORD) as usize
+        seq = seq.wrapping_add(RECORDS * (RECORD_CONTENT_BYTES + RECORD_OVERHEAD_BYTES));
+        (RECORDS * RECORD_CONTENT_BYTES) as usize
     });
-    check_counter(&device, "tx_tls_encrypted_bytes", number * u64::from(RECORD + OVERHEAD))?;
+    check_counter(
+        &device,
+        "tx_tls_encrypted_bytes",
+        number * u64::from(RECORD_CONTENT_BYTES + RECORD_OVERHEAD_BYTES),
+    )?;
     Ok(rate)
 }
 
@@ -297,23 +313,28 @@ fn frames(suite: Suite, segment_size: u16, records: u64) -> Vec<Vec<u8>> {
     // Three records fit a frame of 64 KiB. Packets are cut across transmits, as TCP does.
     let per_frame = if merged { 3 } else { RECORDS };
     while number < records {
-        device.handle_op(Instant::ZERO, 0, sealed(number, seq, &content, per_frame));
+        device.handle_op(Instant::ZERO, 0, transmit_records(number, seq, &content, per_frame));
         while let Some(frame) = device.poll_frame(Instant::ZERO) {
             let mut bytes = vec![0; frame.len()];
             frame.copy_to(&mut bytes);
             all.push(bytes);
         }
         number += u64::from(per_frame);
-        seq = seq.wrapping_add(per_frame * (RECORD + OVERHEAD));
+        seq = seq.wrapping_add(per_frame * (RECORD_CONTENT_BYTES + RECORD_OVERHEAD_BYTES));
     }
     all
 }
 
 /// Returns the rate of decryption. A record number does not recur during a context's life, so each
 /// round uses a new device, whose creation is not counted.
-fn receive(clock: &Clock, suite: Suite, segment_size: u16, order: Order) -> Result<f64, Failure> {
+fn receive(
+    clock: &MonotonicClock,
+    suite: Suite,
+    segment_size: u16,
+    order: PacketOrder,
+) -> Result<f64, Failure> {
     let mut all = frames(suite, segment_size, 960);
-    if order == Order::Shuffled {
+    if order == PacketOrder::Shuffled {
         let mut prng = Prng::new(3);
         for some in all.chunks_mut(22) {
             for at in (1..some.len()).rev() {
@@ -322,7 +343,7 @@ fn receive(clock: &Clock, suite: Suite, segment_size: u16, order: Order) -> Resu
             }
         }
     }
-    let bytes = 960 * RECORD as usize;
+    let bytes = 960 * RECORD_CONTENT_BYTES as usize;
     let mut best = 0.0_f64;
     for _ in 0..2 * ROUNDS {
         let mut device = device(1500, true);
@@ -341,7 +362,7 @@ fn receive(clock: &Clock, suite: Suite, segment_size: u16, order: Order) -> Resu
             took += clock.now().since(from);
             for event in done.drain(..) {
                 let Event::Received(received) = event else { continue };
-                let right = received.metadata.opened.map_or(0..0, |opened| opened.verified);
+                let right = received.metadata.decrypted.map_or(0..0, |opened| opened.verified);
                 verified += right.end - right.start;
                 device.pool().put(received.packet);
             }
@@ -355,7 +376,7 @@ fn receive(clock: &Clock, suite: Suite, segment_size: u16, order: Order) -> Resu
 }
 
 /// Returns the rate of context creation, and the duration of one.
-fn contexts(clock: &Clock) -> Result<Value, Failure> {
+fn contexts(clock: &MonotonicClock) -> Result<Value, Failure> {
     let mut rows = serde_json::Map::new();
     for suite in SUITES {
         let mut device = device(1500, true);

@@ -11,10 +11,14 @@ use abi::crypto::Suite;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::experiment::{self, Benchmark, Experiment, Fields, Report, TempFolder, find, only};
-use super::faults::{Fault, Faults, shares};
-use super::stream::Source;
-use super::stream_pair::{By, Figures, Side, Streams, make_content, measure};
+use super::experiment::{
+    self, BenchReport, Benchmark, Experiment, Fields, TempFolder, find_figures, single_run,
+};
+use super::faults::{PacketFault, PacketFaultRate, shares};
+use super::stream::StreamSource;
+use super::stream_pair::{
+    StreamFigures, StreamSide, Streams, TlsProcessing, make_content, measure,
+};
 use cli::Failure;
 
 /// Probabilities per packet, in per mille.
@@ -36,36 +40,36 @@ pub(crate) struct TlsLossArgs {
 
 /// Where and how TLS records are processed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Algorithm {
+enum TlsLossAlgorithm {
     Plain,
     Host,
     Paper,
     Ours,
 }
 
-impl Algorithm {
-    const fn by(self) -> By {
+impl TlsLossAlgorithm {
+    const fn by(self) -> TlsProcessing {
         match self {
-            Self::Plain => By::Nobody,
-            Self::Host => By::Host,
-            Self::Paper | Self::Ours => By::Device,
+            Self::Plain => TlsProcessing::NoTls,
+            Self::Host => TlsProcessing::Host,
+            Self::Paper | Self::Ours => TlsProcessing::Device,
         }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Setting {
-    side: Side,
-    faults: Faults,
-    algorithm: Algorithm,
+struct TlsLossSetting {
+    side: StreamSide,
+    faults: PacketFaultRate,
+    algorithm: TlsLossAlgorithm,
 }
 
-impl Setting {
+impl TlsLossSetting {
     const fn streams(&self) -> Streams {
         Streams {
             side: self.side,
             by: self.algorithm.by(),
-            source: Source::Memory,
+            source: StreamSource::Memory,
             suite: Suite::Aes128Gcm,
             message_bytes: 256 << 10,
             connections: CONNECTIONS,
@@ -73,23 +77,23 @@ impl Setting {
     }
 }
 
-type Row = experiment::Row<Setting, Figures>;
+type TlsLossRow = experiment::ResultRow<TlsLossSetting, StreamFigures>;
 
 impl Benchmark for TlsLossArgs {
-    fn run(&self, report: &mut Report) -> Result<(), Failure> {
+    fn run(&self, report: &mut BenchReport) -> Result<(), Failure> {
         let folder = TempFolder::new();
         make_content(folder.path())?;
         let experiment = Experiment {
             groups: groups(if self.quick { &[20, 50] } else { &RATES }),
             repeats: 1,
-            measure: &mut |setting: Setting| {
+            measure: &mut |setting: TlsLossSetting| {
                 let faults = setting.faults.config();
-                let out_of_order = setting.algorithm != Algorithm::Paper;
+                let out_of_order = setting.algorithm != TlsLossAlgorithm::Paper;
                 let bytes = (WARM_BYTES, MEASURED_BYTES);
                 measure(setting.streams(), faults, out_of_order, bytes, folder.path())
             },
             took_path: &took_path,
-            combine: &only,
+            combine: &single_run,
             fields: &|row, _| fields(row),
         };
         let rows = report.measure("rows", experiment)?;
@@ -98,38 +102,42 @@ impl Benchmark for TlsLossArgs {
     }
 }
 
-fn groups(rates: &[u32]) -> Vec<Vec<Setting>> {
+fn groups(rates: &[u32]) -> Vec<Vec<TlsLossSetting>> {
     let mut groups = Vec::new();
-    for side in [Side::Receive, Side::Transmit] {
-        let mut algorithms =
-            vec![Algorithm::Plain, Algorithm::Host, Algorithm::Paper, Algorithm::Ours];
+    for side in [StreamSide::Receive, StreamSide::Transmit] {
+        let mut algorithms = vec![
+            TlsLossAlgorithm::Plain,
+            TlsLossAlgorithm::Host,
+            TlsLossAlgorithm::Paper,
+            TlsLossAlgorithm::Ours,
+        ];
         // The sender has one recovery algorithm only.
-        algorithms.retain(|&a| side == Side::Receive || a != Algorithm::Paper);
-        for faults in Faults::all(&[Fault::Loss, Fault::Reorder], rates) {
-            let setting = |&algorithm| Setting { side, faults, algorithm };
+        algorithms.retain(|&a| side == StreamSide::Receive || a != TlsLossAlgorithm::Paper);
+        for faults in PacketFaultRate::all(&[PacketFault::Loss, PacketFault::Reorder], rates) {
+            let setting = |&algorithm| TlsLossSetting { side, faults, algorithm };
             groups.push(algorithms.iter().map(setting).collect());
         }
     }
     groups
 }
 
-fn took_path(setting: Setting, figures: &Figures) -> bool {
+fn took_path(setting: TlsLossSetting, figures: &StreamFigures) -> bool {
     let moved = |name: &str| figures.used.moved(name);
     let by_device = match setting.side {
-        Side::Receive => moved("tls_rx_records_full") + moved("tls_rx_records_partial"),
-        Side::Transmit => moved("tx_tls_encrypted_bytes"),
+        StreamSide::Receive => moved("tls_rx_records_full") + moved("tls_rx_records_partial"),
+        StreamSide::Transmit => moved("tx_tls_encrypted_bytes"),
     };
-    (setting.algorithm.by() == By::Device) == (by_device > 0)
+    (setting.algorithm.by() == TlsProcessing::Device) == (by_device > 0)
 }
 
 /// Returns the shares of received records that the device decrypted entirely, partially and not at
 /// all.
-fn shares_of(figures: &Figures) -> [f64; 3] {
+fn shares_of(figures: &StreamFigures) -> [f64; 3] {
     let names = ["tls_rx_records_full", "tls_rx_records_partial", "tls_rx_records_none"];
     shares(names.map(|name| figures.used.moved(name)))
 }
 
-fn fields(Row { setting, figures }: &Row) -> Fields {
+fn fields(TlsLossRow { setting, figures }: &TlsLossRow) -> Fields {
     let [full, partial, none] = shares_of(figures);
     // As a share of the bytes that the device fetched from the host.
     let recovered = figures.used.moved("dma_recover_bytes") as f64;
@@ -140,7 +148,7 @@ fn fields(Row { setting, figures }: &Row) -> Fields {
         .show("fault", "fault", format!("{:?}", setting.faults.fault))
         .show("rate", "rate", setting.faults.probability())
         .show("way", "way", format!("{:?}", setting.algorithm))
-        .and(figures.fields(&setting.streams()))
+        .append(figures.fields(&setting.streams()))
         .show("full", "full", full)
         .show("partial", "partial", partial)
         .show("none", "none", none)
@@ -148,17 +156,21 @@ fn fields(Row { setting, figures }: &Row) -> Fields {
         .show("Gb/s", "one_core_gbit_per_s", rate * 8e-9)
 }
 
-fn headline(rows: &[Row]) -> Value {
-    let full = |fault: Fault, rate: u32, algorithm: Algorithm| {
-        let wanted = Setting { side: Side::Receive, faults: Faults { fault, rate }, algorithm };
-        find(rows, |&setting| setting == wanted).map(|figures| shares_of(figures)[0])
+fn headline(rows: &[TlsLossRow]) -> Value {
+    let full = |fault: PacketFault, rate: u32, algorithm: TlsLossAlgorithm| {
+        let wanted = TlsLossSetting {
+            side: StreamSide::Receive,
+            faults: PacketFaultRate { fault, rate },
+            algorithm,
+        };
+        find_figures(rows, |&setting| setting == wanted).map(|figures| shares_of(figures)[0])
     };
-    let of = |algorithm: Algorithm| {
+    let of = |algorithm: TlsLossAlgorithm| {
         json!({
-            "full_at_5_loss": full(Fault::Loss, 50, algorithm),
-            "full_at_2_reorder": full(Fault::Reorder, 20, algorithm),
-            "full_at_5_reorder": full(Fault::Reorder, 50, algorithm),
+            "full_at_5_loss": full(PacketFault::Loss, 50, algorithm),
+            "full_at_2_reorder": full(PacketFault::Reorder, 20, algorithm),
+            "full_at_5_reorder": full(PacketFault::Reorder, 50, algorithm),
         })
     };
-    json!({ "ours": of(Algorithm::Ours), "paper": of(Algorithm::Paper) })
+    json!({ "ours": of(TlsLossAlgorithm::Ours), "paper": of(TlsLossAlgorithm::Paper) })
 }

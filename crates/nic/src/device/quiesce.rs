@@ -13,7 +13,7 @@ impl Device {
     /// Resets every connection of a queue that the device has taken over, and has the host told
     /// when all frames are sent.
     pub(super) fn quiesce(&mut self, now: Instant, queue: usize) {
-        self.engage(now, |engines, egress| engines.quiesce(now, queue, egress));
+        self.with_engines(now, |engines, egress| engines.quiesce(now, queue, egress));
         if queue < self.queues() && !self.quiescing.contains(&queue) {
             self.quiescing.push(queue);
         }
@@ -22,7 +22,7 @@ impl Device {
     /// Reports [`Event::Quiesced`] to the hosts that asked, once the link has taken every frame.
     /// Transmits that wait for a disk count too; a host cancels them by ending their connections,
     /// except those that it no longer knows.
-    pub(super) fn tell_quiesced(&mut self) {
+    pub(super) fn report_quiesced(&mut self) {
         if !self.has_sent_everything() {
             return;
         }

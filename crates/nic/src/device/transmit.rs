@@ -6,22 +6,23 @@
 //! wait behind it are dropped too, so that no data follows a hole.
 
 use abi::port::Payload;
-use abi::quic::{QuicId, QuicStatus, QuicTrouble};
+use abi::quic::{QuicFailure, QuicId, QuicStatus};
 use abi::{
-    Event, FileFault, FlowId, Part, Parts, Refusal, Transmit, TransmitDone, TransmitOutcome,
+    Event, FileFault, FlowId, Refusal, Transmit, TransmitDone, TransmitOutcome, TransmitPart,
+    TransmitParts,
 };
 use base::{Duration, Instant, internal_error};
 
 use super::Device;
-use crate::engine::file::{PINNED, Start};
-use crate::engine::l5o::Refused;
+use crate::engine::file::{FileStart, PINNED};
+use crate::engine::l5o::TxRefused;
 use crate::engine::quic::{self, QuicEngine};
-use crate::engine::{Request, Resolved};
-use crate::flow::{Line, Pending, State};
-use crate::pipeline::tx::{Outgoing, check};
+use crate::engine::{EngineRequest, ResolvedPayload};
+use crate::flow::{FlowQueueKey, PendingState, PendingTransmit};
+use crate::pipeline::tx::{CheckedTransmit, check_transmit};
 
 /// Fault of a transmit that no context could complete: the host has to encrypt it.
-const UNSEALED: FileFault = FileFault::Refused(Refusal::Encrypted);
+const NOT_ENCRYPTED: FileFault = FileFault::Refused(Refusal::Encrypted);
 
 impl Device {
     /// Takes a transmit of the host of `queue`. `names` is the queue by whose file numbers its
@@ -34,23 +35,24 @@ impl Device {
         mut transmit: Transmit,
     ) {
         let (flow, echo, first) = (transmit.flow, transmit.echo, !transmit.retransmission);
-        let planned = quic::plan_sealing(self.engines.quic.as_mut(), queue, &mut transmit);
+        let planned = quic::plan_encryption(self.engines.quic.as_mut(), queue, &mut transmit);
         let (quic, sealing) = match planned {
             Ok((quic, sealing)) => (quic, sealing),
-            Err(quic) => return self.drop_unsealed(queue, flow, quic, echo),
+            Err(quic) => return self.drop_unencrypted(queue, flow, quic, echo),
         };
-        let checked = check(queue, now, transmit, self.wire.mtu, self.config.transmit_bytes_max);
+        let checked =
+            check_transmit(queue, now, transmit, self.link.mtu, self.config.transmit_bytes_max);
         let planned = checked.map(|(outgoing, parts)| self.plan(outgoing, parts));
         let (outgoing, parts) = match planned {
             Some((mut outgoing, Ok(parts))) => {
-                outgoing.sealing = sealing;
+                outgoing.quic_encryption = sealing;
                 (outgoing, Some(parts))
             }
-            Some((outgoing, Err(Refused::Unsealed))) => (outgoing, None),
-            None | Some((_, Err(Refused::Malformed))) => {
+            Some((outgoing, Err(TxRefused::NotEncrypted))) => (outgoing, None),
+            None | Some((_, Err(TxRefused::Malformed))) => {
                 if let Some(quic) = quic {
                     self.engines.quic.as_mut().map(QuicEngine::refuse_malformed);
-                    return self.drop_unsealed(queue, flow, quic, echo);
+                    return self.drop_unencrypted(queue, flow, quic, echo);
                 }
                 self.egress.tx.tx_dropped_malformed += 1;
                 let outcome = TransmitOutcome::Dropped(FileFault::BadExtent);
@@ -60,62 +62,67 @@ impl Device {
         let behind = self.flows.is_waiting(queue, flow);
         let state = match parts {
             Some(parts) => self.resolve(names, parts, first),
-            None => State::Failed(UNSEALED),
+            None => PendingState::Failed(NOT_ENCRYPTED),
         };
         match state {
-            State::Ready(resolved) if !behind => {
+            PendingState::Ready(resolved) if !behind => {
                 self.send(now, outgoing, resolved);
             }
-            State::Failed(fault) if !behind => self.drop_transmit(now, &outgoing, fault),
-            state => self.wait(now, outgoing, state),
+            PendingState::Failed(fault) if !behind => self.drop_transmit(now, &outgoing, fault),
+            state => self.queue_transmit(now, outgoing, state),
         }
     }
 
     /// Replaces a transmit's encrypted parts and PDU ranges by the content from which they are
     /// made.
-    fn plan(&mut self, mut outgoing: Outgoing, parts: Parts) -> (Outgoing, Result<Parts, Refused>) {
-        if !parts.iter().any(|part| matches!(part, Part::Sealed(_) | Part::Pdu(_))) {
+    fn plan(
+        &mut self,
+        mut outgoing: CheckedTransmit,
+        parts: TransmitParts,
+    ) -> (CheckedTransmit, Result<TransmitParts, TxRefused>) {
+        if !parts.iter().any(|part| matches!(part, TransmitPart::Records(_) | TransmitPart::Pdu(_)))
+        {
             return (outgoing, Ok(parts));
         }
         let planned = match &mut self.engines.l5o {
             Some(l5o) => l5o.plan(outgoing.queue, parts),
-            None => Err(Refused::Unsealed),
+            None => Err(TxRefused::NotEncrypted),
         };
         let parts = planned.map(|(pieces, parts)| {
-            outgoing.pieces = pieces;
+            outgoing.l5o_plan = pieces;
             parts
         });
         (outgoing, parts)
     }
 
     /// Looks up the payload of a transmit: ready, waiting for the disk, or failed.
-    fn resolve(&mut self, names: usize, parts: Parts, first: bool) -> State {
-        if parts.iter().any(|part| matches!(part, Part::File(_))) {
+    fn resolve(&mut self, names: usize, parts: TransmitParts, first: bool) -> PendingState {
+        if parts.iter().any(|part| matches!(part, TransmitPart::File(_))) {
             let Some(files) = &mut self.engines.files else {
-                return State::Failed(FileFault::BadExtent);
+                return PendingState::Failed(FileFault::BadExtent);
             };
             return match files.start(names, parts, first) {
-                Ok(Start::Ready(resolved)) => State::Ready(resolved),
-                Ok(Start::Waiting(job)) => State::Waiting(job),
-                Err(fault) => State::Failed(fault),
+                Ok(FileStart::Ready(resolved)) => PendingState::Ready(resolved),
+                Ok(FileStart::Waiting(job)) => PendingState::Waiting(job),
+                Err(fault) => PendingState::Failed(fault),
             };
         }
-        let mut resolved = Resolved::default();
+        let mut resolved = ResolvedPayload::default();
         for part in parts {
-            if let Part::Host(bytes) = part {
+            if let TransmitPart::Host(bytes) = part {
                 if !bytes.is_empty() {
                     resolved.payloads.push(Payload::Host(bytes));
                 }
             }
         }
-        State::Ready(resolved)
+        PendingState::Ready(resolved)
     }
 
     /// Queues a transmit behind those of its flow.
-    fn wait(&mut self, now: Instant, outgoing: Outgoing, state: State) {
+    fn queue_transmit(&mut self, now: Instant, outgoing: CheckedTransmit, state: PendingState) {
         let job = match state {
-            State::Waiting(job) => Some(job),
-            State::Ready(_) | State::Failed(_) => None,
+            PendingState::Waiting(job) => Some(job),
+            PendingState::Ready(_) | PendingState::Failed(_) => None,
         };
         if self.flows.len() >= self.config.pending_transmits_max {
             self.egress.tx.tx_dropped_table_full += 1;
@@ -126,7 +133,7 @@ impl Device {
             return self.report_end(now, &outgoing, outcome);
         }
         self.egress.tx.tx_waits += 1;
-        let token = self.flows.push(Pending { outgoing, state });
+        let token = self.flows.push(PendingTransmit { outgoing, state });
         if let (Some(job), Some(files)) = (job, &mut self.engines.files) {
             files.admit(job, token);
         }
@@ -134,54 +141,55 @@ impl Device {
 
     /// Fulfills the requests of engines until none is left.
     #[inline]
-    pub(super) fn settle(&mut self, now: Instant) {
+    pub(super) fn fulfill_requests(&mut self, now: Instant) {
         while self.engines.have_requests() {
             if let Some(request) = self.engines.poll_request() {
-                self.fulfil(now, request);
+                self.fulfill_request(now, request);
             }
         }
-        self.engines.note_settled();
+        self.engines.on_requests_done();
     }
 
-    fn fulfil(&mut self, now: Instant, request: Request) {
+    fn fulfill_request(&mut self, now: Instant, request: EngineRequest) {
         match request {
-            Request::Transmit(queue, transmit) => self.transmit(now, queue, PINNED, transmit),
-            Request::Cancel(queue, flow) => self.cancel_flow(now, queue, flow),
-            Request::FileDone(extent) => {
+            EngineRequest::Transmit(queue, transmit) => self.transmit(now, queue, PINNED, transmit),
+            EngineRequest::CancelFlow(queue, flow) => self.cancel_flow(now, queue, flow),
+            EngineRequest::FileDone(extent) => {
                 if let Some(files) = &mut self.engines.files {
                     files.acknowledge(PINNED, extent);
                     files.unpin(extent.file);
                 }
             }
-            Request::DestroyContext(queue, context) => {
+            EngineRequest::DestroyContext(queue, context) => {
                 if let Some(l5o) = &mut self.engines.l5o {
                     l5o.destroy(queue, context);
                 }
             }
-            Request::Resolved(transmit, result) => {
-                self.flows.set(transmit, result.map_or_else(State::Failed, State::Ready));
-                if let Some(line) = self.flows.line_of(transmit) {
-                    self.send_line(now, line);
+            EngineRequest::Resolved(transmit, result) => {
+                self.flows
+                    .set(transmit, result.map_or_else(PendingState::Failed, PendingState::Ready));
+                if let Some(line) = self.flows.queue_of(transmit) {
+                    self.send_resolved(now, line);
                 }
             }
-            Request::Tell(queue, event) => self.egress.emit(queue, event),
+            EngineRequest::Emit(queue, event) => self.egress.emit(queue, event),
         }
     }
 
     /// Sends the ready transmits at the head of a line. If the head has failed, the whole line is
     /// dropped, so that no data follows a hole; the flow's entry is removed with it, and later
     /// transmits of the host leave. QUIC packets are independent, so theirs are not dropped.
-    fn send_line(&mut self, now: Instant, line: Line) {
-        while let Some(Pending { outgoing, state }) = self.flows.pop_settled(line) {
-            let alone = outgoing.sealing.is_some();
+    fn send_resolved(&mut self, now: Instant, line: FlowQueueKey) {
+        while let Some(PendingTransmit { outgoing, state }) = self.flows.pop_resolved(line) {
+            let alone = outgoing.quic_encryption.is_some();
             match state {
-                State::Ready(resolved) => {
+                PendingState::Ready(resolved) => {
                     if self.send(now, outgoing, resolved) {
                         continue;
                     }
                 }
-                State::Failed(fault) => self.drop_transmit(now, &outgoing, fault),
-                State::Waiting(_) => {
+                PendingState::Failed(fault) => self.drop_transmit(now, &outgoing, fault),
+                PendingState::Waiting(_) => {
                     let counter = &mut self.egress.internal.nic_internal_errors;
                     internal_error!(*counter, "a transmit that waits is at its turn");
                     continue;
@@ -191,45 +199,50 @@ impl Device {
                 continue;
             }
             while let Some(behind) = self.flows.pop(line) {
-                self.drop_behind(now, behind);
+                self.drop_after_failure(now, behind);
             }
         }
     }
 
     /// Sends a transmit whose payload is at hand. Returns whether it could be completed; otherwise
     /// it was dropped.
-    fn send(&mut self, now: Instant, mut outgoing: Outgoing, mut resolved: Resolved) -> bool {
-        if let (false, Some(l5o)) = (outgoing.pieces.is_empty(), &mut self.engines.l5o) {
-            let pieces = core::mem::take(&mut outgoing.pieces);
+    fn send(
+        &mut self,
+        now: Instant,
+        mut outgoing: CheckedTransmit,
+        mut resolved: ResolvedPayload,
+    ) -> bool {
+        if let (false, Some(l5o)) = (outgoing.l5o_plan.is_empty(), &mut self.engines.l5o) {
+            let pieces = core::mem::take(&mut outgoing.l5o_plan);
             let (seq, size) = (outgoing.seq(), outgoing.segment_size());
-            match l5o.seal(pieces, seq, size, &resolved.payloads) {
+            match l5o.encrypt(pieces, seq, size, &resolved.payloads) {
                 Ok(sealed) => resolved.payloads = sealed,
                 Err(_) => {
-                    self.drop_transmit(now, &outgoing, UNSEALED);
+                    self.drop_transmit(now, &outgoing, NOT_ENCRYPTED);
                     return false;
                 }
             }
         }
-        if let Some(sealing) = outgoing.sealing.take() {
+        if let Some(sealing) = outgoing.quic_encryption.take() {
             let sealed =
-                self.engines.quic.as_mut().map(|quic| quic.seal(&sealing, &resolved.payloads));
+                self.engines.quic.as_mut().map(|quic| quic.encrypt(&sealing, &resolved.payloads));
             let Some(Ok(sealed)) = sealed else {
-                self.drop_unsealed(outgoing.queue, outgoing.flow, sealing.quic, outgoing.echo);
+                self.drop_unencrypted(outgoing.queue, outgoing.flow, sealing.quic, outgoing.echo);
                 return false;
             };
             resolved.payloads = sealed;
         }
         self.report_end(now, &outgoing, TransmitOutcome::Sent);
         if let Some(files) = &mut self.engines.files {
-            files.departed(&resolved.holds, resolved.file_bytes);
+            files.on_transmit_sent(&resolved.holds, resolved.file_bytes);
         }
-        let delay = now.since(outgoing.arrived);
-        let run = outgoing.into_run(resolved.payloads, delay, self.stamps.as_mut());
-        self.egress.send(Some(run));
+        let delay = now.since(outgoing.taken_at);
+        let run = outgoing.into_run(resolved.payloads, delay, self.timestamp_guard.as_mut());
+        self.egress.queue_run(Some(run));
         true
     }
 
-    fn drop_transmit(&mut self, now: Instant, outgoing: &Outgoing, fault: FileFault) {
+    fn drop_transmit(&mut self, now: Instant, outgoing: &CheckedTransmit, fault: FileFault) {
         *match fault {
             FileFault::Refused(_) => &mut self.egress.tx.tx_dropped_l5o,
             _ => &mut self.egress.tx.tx_dropped_file,
@@ -238,16 +251,18 @@ impl Device {
     }
 
     /// Drops a transmit whose QUIC packets cannot be encrypted; the connection sees a packet loss.
-    fn drop_unsealed(&mut self, queue: usize, flow: FlowId, quic: QuicId, echo: Option<u32>) {
+    fn drop_unencrypted(&mut self, queue: usize, flow: FlowId, quic: QuicId, echo: Option<u32>) {
         self.egress.tx.tx_dropped_quic += 1;
-        self.egress
-            .emit(queue, Event::QuicStatus(QuicStatus { quic, flow, why: QuicTrouble::NotSealed }));
+        self.egress.emit(
+            queue,
+            Event::QuicStatus(QuicStatus { quic, flow, failure: QuicFailure::NotEncrypted }),
+        );
         let outcome = TransmitOutcome::Dropped(FileFault::Refused(Refusal::DoesNotFit));
         self.report(queue, flow, echo, Duration::ZERO, outcome);
     }
 
-    fn drop_behind(&mut self, now: Instant, behind: Pending) {
-        if let (State::Waiting(job), Some(files)) = (behind.state, &mut self.engines.files) {
+    fn drop_after_failure(&mut self, now: Instant, behind: PendingTransmit) {
+        if let (PendingState::Waiting(job), Some(files)) = (behind.state, &mut self.engines.files) {
             files.cancel(job);
         }
         self.egress.tx.tx_dropped_flow_failed += 1;
@@ -257,14 +272,14 @@ impl Device {
 
     /// Drops the waiting transmits of a flow.
     pub(super) fn cancel_flow(&mut self, now: Instant, queue: usize, flow: FlowId) {
-        let Some(line) = self.flows.line_of_flow(queue, flow) else { return };
+        let Some(line) = self.flows.queue_of_flow(queue, flow) else { return };
         while let Some(behind) = self.flows.pop(line) {
-            self.drop_behind(now, behind);
+            self.drop_after_failure(now, behind);
         }
     }
 
-    fn report_end(&mut self, now: Instant, outgoing: &Outgoing, outcome: TransmitOutcome) {
-        let delay = now.since(outgoing.arrived);
+    fn report_end(&mut self, now: Instant, outgoing: &CheckedTransmit, outcome: TransmitOutcome) {
+        let delay = now.since(outgoing.taken_at);
         self.report(outgoing.queue, outgoing.flow, outgoing.echo, delay, outcome);
     }
 

@@ -13,11 +13,11 @@ use super::quic::QuicEngine;
 use super::setup::SetupEngine;
 use super::splice::SpliceEngine;
 use super::teardown::TeardownEngine;
-use super::{Engine, Request};
+use super::{Engine, EngineRequest};
 use crate::config::DeviceConfig;
 use crate::counters::{DeliveryCounters, InternalCounters, RxCounters, TxCounters};
 use crate::pipeline::Egress;
-use crate::pipeline::rx::Offered;
+use crate::pipeline::rx::OfferedRxFrame;
 
 macro_rules! engines {
     ($($name:ident: $engine:ty,)*) => {
@@ -44,9 +44,9 @@ macro_rules! engines {
             }
 
             /// Adds the limits of each engine to `capabilities`.
-            pub(crate) fn offer(&self, capabilities: &mut Capabilities) {
+            pub(crate) fn add_capabilities(&self, capabilities: &mut Capabilities) {
                 $(if let Some(engine) = &self.$name {
-                    Engine::offer(engine, capabilities);
+                    Engine::add_capabilities(engine, capabilities);
                 })*
             }
 
@@ -69,14 +69,14 @@ macro_rules! engines {
 
             /// Offers a frame to each engine. Returns true if one has consumed it with its buffer.
             #[inline]
-            pub(crate) fn take(
+            pub(crate) fn consume_frame(
                 &mut self,
                 now: Instant,
-                arrived: &mut Offered<'_>,
+                arrived: &mut OfferedRxFrame<'_>,
                 out: &mut Egress,
             ) -> bool {
                 $(if let Some(engine) = &mut self.$name {
-                    if Engine::take(engine, now, arrived, out) {
+                    if Engine::consume_frame(engine, now, arrived, out) {
                         return true;
                     }
                 })*
@@ -85,15 +85,15 @@ macro_rules! engines {
 
             /// Has each engine process a frame that is about to be delivered.
             #[inline]
-            pub(crate) fn open(&mut self, arrived: &mut Offered<'_>, out: &mut Egress) {
+            pub(crate) fn process_frame(&mut self, arrived: &mut OfferedRxFrame<'_>, out: &mut Egress) {
                 $(if let Some(engine) = &mut self.$name {
-                    Engine::open(engine, arrived, out);
+                    Engine::process_frame(engine, arrived, out);
                 })*
             }
 
             /// Announces to each engine a frame that is about to leave.
             #[inline]
-            pub(crate) fn note_sent(
+            pub(crate) fn on_frame_sent(
                 &mut self,
                 now: Instant,
                 header: &Header,
@@ -101,15 +101,15 @@ macro_rules! engines {
                 bytes: u64,
             ) {
                 $(if let Some(engine) = &mut self.$name {
-                    Engine::note_sent(engine, now, header, packets, bytes);
+                    Engine::on_frame_sent(engine, now, header, packets, bytes);
                 })*
             }
 
             /// Withdraws from each engine a frame that was too long for the link and leaves in
             /// shorter ones.
-            pub(crate) fn note_refused(&mut self, header: &Header, packets: u64, bytes: u64) {
+            pub(crate) fn on_frame_refused(&mut self, header: &Header, packets: u64, bytes: u64) {
                 $(if let Some(engine) = &mut self.$name {
-                    Engine::note_refused(engine, header, packets, bytes);
+                    Engine::on_frame_refused(engine, header, packets, bytes);
                 })*
             }
 
@@ -120,7 +120,7 @@ macro_rules! engines {
             }
 
             /// Returns the next request of any engine.
-            pub(crate) fn poll_request(&mut self) -> Option<Request> {
+            pub(crate) fn poll_request(&mut self) -> Option<EngineRequest> {
                 $(if let Some(engine) = &mut self.$name {
                     let request = Engine::poll_request(engine);
                     if request.is_some() {
@@ -132,9 +132,9 @@ macro_rules! engines {
 
             /// Notifies each engine that all requests have been fulfilled.
             #[inline]
-            pub(crate) fn note_settled(&mut self) {
+            pub(crate) fn on_requests_done(&mut self) {
                 $(if let Some(engine) = &mut self.$name {
-                    Engine::note_settled(engine);
+                    Engine::on_requests_done(engine);
                 })*
             }
 
@@ -150,9 +150,9 @@ macro_rules! engines {
 
             /// Has each engine reclaim memory that transmitted frames have freed.
             #[inline]
-            pub(crate) fn find_memory(&mut self) {
+            pub(crate) fn reclaim_memory(&mut self) {
                 $(if let Some(engine) = &mut self.$name {
-                    Engine::find_memory(engine);
+                    Engine::reclaim_memory(engine);
                 })*
             }
 

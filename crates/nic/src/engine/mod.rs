@@ -2,11 +2,11 @@
 //!
 //! The device drives every engine through the trait [`Engine`]; `list` names all of them. An engine
 //! sees operations and frames before the rest of the device does. It emits events and packets
-//! through the [`Egress`] that is passed to it, and returns everything else as [`Request`]s, which
+//! through the [`Egress`] that is passed to it, and returns everything else as [`EngineRequest`]s, which
 //! the device fulfills after each call. An engine does not know the device.
 //!
 //! The engines that complete a transmit's payload are called by name, in the order of its flow:
-//! `file`, then `l5o` or `quic`. They take parts of a transmit and return them [`Resolved`], at
+//! `file`, then `l5o` or `quic`. They take parts of a transmit and return them [`ResolvedPayload`], at
 //! once or later. [`crate::flow`] keeps transmits in order.
 
 use abi::l5o::L5oId;
@@ -15,11 +15,11 @@ use abi::{Capabilities, Event, FileExtent, FileFault, FlowId, Header, Op, Transm
 use base::Instant;
 use smallvec::SmallVec;
 
-use structures::slab::Key;
+use structures::slab::SlabKey;
 
 use crate::config::DeviceConfig;
 use crate::pipeline::Egress;
-use crate::pipeline::rx::Offered;
+use crate::pipeline::rx::OfferedRxFrame;
 
 mod count;
 mod encrypt_buffers;
@@ -67,7 +67,7 @@ pub(crate) trait Engine: Sized {
     fn consume_frame(
         &mut self,
         _now: Instant,
-        _arrived: &mut Offered<'_>,
+        _arrived: &mut OfferedRxFrame<'_>,
         _out: &mut Egress,
     ) -> bool {
         false
@@ -75,7 +75,7 @@ pub(crate) trait Engine: Sized {
 
     /// Processes, in place, a frame that its host's queue has room for. Events emitted here precede
     /// the frame; requests are fulfilled after it was queued.
-    fn process_frame(&mut self, _arrived: &mut Offered<'_>, _out: &mut Egress) {}
+    fn process_frame(&mut self, _arrived: &mut OfferedRxFrame<'_>, _out: &mut Egress) {}
 
     /// Handles a frame that is about to leave, as `packets` packets with `bytes` bytes on the wire.
     fn on_frame_sent(&mut self, _now: Instant, _header: &Header, _packets: u64, _bytes: u64) {}
@@ -91,7 +91,7 @@ pub(crate) trait Engine: Sized {
     }
 
     /// Returns the next request, or `None` if there is no other.
-    fn poll_request(&mut self) -> Option<Request> {
+    fn poll_request(&mut self) -> Option<EngineRequest> {
         None
     }
 
@@ -133,31 +133,31 @@ pub(crate) trait Engine: Sized {
 /// A request of an engine to the device. Engines emit events and packets through [`Egress`]; a
 /// request concerns pending transmits or other engines.
 #[derive(Debug)]
-pub(crate) enum Request {
+pub(crate) enum EngineRequest {
     /// Send a transmit as if the host of that queue had submitted it. Its file names are pinned
     /// ones.
     Transmit(usize, Transmit),
     /// Drop all pending transmits of a flow.
-    Cancel(usize, FlowId),
+    CancelFlow(usize, FlowId),
     /// The peer has acknowledged this extent of a pinned file, or never will; release one pin of
     /// the file.
     FileDone(FileExtent),
     /// No transmit needs this context any longer.
     DestroyContext(usize, L5oId),
     /// The payload of a pending transmit is complete, or cannot be completed.
-    Resolved(Key, Result<Resolved, FileFault>),
+    Resolved(SlabKey, Result<ResolvedPayload, FileFault>),
     /// Emit an event to a queue, after the frame that caused it.
-    Tell(usize, Event),
+    Emit(usize, Event),
 }
 
 /// The complete payload of a transmit.
 #[derive(Debug, Default)]
-pub(crate) struct Resolved {
+pub(crate) struct ResolvedPayload {
     /// The bytes to send.
     pub(crate) payloads: Payloads,
     /// Cached blocks to hold after the transmit has left, with the number of bytes taken from each.
     /// Empty for a retransmission.
-    pub(crate) holds: SmallVec<[(Key, u32); 2]>,
+    pub(crate) holds: SmallVec<[(SlabKey, u32); 2]>,
     /// Bytes that were read from files.
     pub(crate) file_bytes: u32,
 }

@@ -12,7 +12,7 @@ use abi::{Event, PacketBuf, PacketPool, Received};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use super::Run;
+use super::TxRun;
 use crate::counters::{DeliveryCounters, InternalCounters, TxCounters};
 
 /// Runs that may wait for the link. At the limit the device takes no operations and engines drop
@@ -21,7 +21,7 @@ const RUNS_MAX: usize = 4096;
 
 /// Queued events of one host.
 #[derive(Debug, Default)]
-struct HostQueue {
+struct EgressQueue {
     events: VecDeque<Event>,
     /// Tear-down operations taken from the host, modulo 2^32.
     teardowns: u32,
@@ -31,7 +31,7 @@ struct HostQueue {
 #[derive(Debug)]
 pub(crate) struct Egress {
     /// Runs for the link, in order.
-    pub(crate) runs: VecDeque<Run>,
+    pub(crate) runs: VecDeque<TxRun>,
     pub(crate) tx: TxCounters,
     pub(crate) delivered: DeliveryCounters,
     /// Internal errors of the device itself, without its engines.
@@ -39,7 +39,7 @@ pub(crate) struct Egress {
     pub(crate) pool: PacketPool,
     /// MTU of the link, in bytes.
     pub(crate) mtu: u16,
-    queues: Vec<HostQueue>,
+    queues: Vec<EgressQueue>,
     queue_events_max: usize,
     /// Number of queued events that are echoes of transmits.
     echoes: usize,
@@ -49,7 +49,7 @@ impl Egress {
     /// Creates empty queues for `queues` hosts.
     pub(crate) fn new(queues: usize, queue_events_max: usize, mtu: u16, pool: PacketPool) -> Self {
         let mut all = Vec::new();
-        all.resize_with(queues, HostQueue::default);
+        all.resize_with(queues, EgressQueue::default);
         Self {
             runs: VecDeque::new(),
             tx: TxCounters::default(),
@@ -64,7 +64,7 @@ impl Egress {
     }
 
     /// Queues a packet or run that is ready for the link; `None` is ignored (a malformed header).
-    pub(crate) fn send(&mut self, run: Option<Run>) {
+    pub(crate) fn queue_run(&mut self, run: Option<TxRun>) {
         let Some(run) = run else { return };
         self.tx.tx_transmits += 1;
         self.tx.tx_tso_transmits += u64::from(run.is_segmented());
@@ -72,7 +72,7 @@ impl Egress {
     }
 
     /// Returns a used buffer to the pool.
-    pub(crate) fn put(&mut self, packet: PacketBuf) {
+    pub(crate) fn recycle(&mut self, packet: PacketBuf) {
         self.pool.put(packet);
     }
 
@@ -106,9 +106,9 @@ impl Egress {
     }
 
     /// Delivers a frame to a host, or drops and counts it if the host's queue is full.
-    pub(crate) fn deliver(&mut self, queue: usize, received: Received) {
+    pub(crate) fn deliver_or_drop(&mut self, queue: usize, received: Received) {
         if self.has_room(queue) {
-            self.hand_over(queue, received);
+            self.push_frame(queue, received);
         } else {
             self.delivered.rx_dropped_overrun += 1;
             self.pool.put(received.packet);
@@ -117,9 +117,9 @@ impl Egress {
 
     /// Delivers a frame to a host whose queue has room.
     #[inline]
-    pub(crate) fn hand_over(&mut self, queue: usize, mut received: Received) {
+    pub(crate) fn push_frame(&mut self, queue: usize, mut received: Received) {
         self.delivered.count(&received);
-        received.teardowns = self.queues.get(queue).map_or(0, |queue| queue.teardowns);
+        received.teardowns_taken = self.queues.get(queue).map_or(0, |queue| queue.teardowns);
         self.emit(queue, Event::Received(received));
     }
 
@@ -180,7 +180,7 @@ impl Egress {
     pub(crate) fn reset(&mut self) {
         self.runs.clear();
         self.echoes = 0;
-        for HostQueue { events, .. } in &mut self.queues {
+        for EgressQueue { events, .. } in &mut self.queues {
             let waiting = core::mem::take(events);
             events.push_back(Event::Reset);
             for event in waiting {

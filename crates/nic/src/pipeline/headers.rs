@@ -17,7 +17,7 @@ const ICMP_BYTES: usize = 4;
 
 /// Protocol of a template after its Ethernet header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum TemplateKind {
     /// TCP over IP, with the complete TCP header in the template.
     Tcp,
     /// UDP over IP, with the UDP header in the template.
@@ -32,7 +32,7 @@ pub(crate) enum Kind {
     Raw,
 }
 
-impl Kind {
+impl TemplateKind {
     /// Returns the transport protocol, if more than the IP header has to be completed.
     const fn protocol(self) -> Option<u8> {
         match self {
@@ -46,7 +46,7 @@ impl Kind {
 }
 
 /// Classifies a template; `None` if its offsets and fields contradict each other.
-pub(crate) fn classify(header: &Header) -> Option<Kind> {
+pub(crate) fn classify(header: &Header) -> Option<TemplateKind> {
     let bytes = header.as_slice();
     let (mut ethertype, mut l3) = (u16_at(bytes, 12)?, ETHERNET_BYTES);
     if ethertype == ETHERTYPE_VLAN {
@@ -56,7 +56,7 @@ pub(crate) fn classify(header: &Header) -> Option<Kind> {
     let (version, ip_bytes, protocol_at) = match ethertype {
         ETHERTYPE_IPV4 => (4, IPV4_BYTES, 9),
         ETHERTYPE_IPV6 => (6, IPV6_BYTES, 6),
-        _ => return Some(Kind::Raw),
+        _ => return Some(TemplateKind::Raw),
     };
     let ip = bytes.get(l3..l3 + ip_bytes)?;
     // This stack makes no IPv4 options, and `set_lengths` sums twenty bytes.
@@ -68,26 +68,28 @@ pub(crate) fn classify(header: &Header) -> Option<Kind> {
     match ip[protocol_at] {
         protocol::TCP => {
             let offset = transport.get(12).map(|&b| usize::from(b >> 4) * 4)?;
-            (offset >= TCP_BYTES && offset == transport.len()).then_some(Kind::Tcp)
+            (offset >= TCP_BYTES && offset == transport.len()).then_some(TemplateKind::Tcp)
         }
-        protocol::UDP => (transport.len() >= UDP_BYTES).then_some(Kind::Udp),
-        protocol::ICMP if version == 4 && transport.len() >= ICMP_BYTES => Some(Kind::Icmp),
-        protocol::ICMPV6 if version == 6 && transport.len() >= ICMP_BYTES => Some(Kind::Icmpv6),
-        _ => Some(Kind::OtherIp),
+        protocol::UDP => (transport.len() >= UDP_BYTES).then_some(TemplateKind::Udp),
+        protocol::ICMP if version == 4 && transport.len() >= ICMP_BYTES => Some(TemplateKind::Icmp),
+        protocol::ICMPV6 if version == 6 && transport.len() >= ICMP_BYTES => {
+            Some(TemplateKind::Icmpv6)
+        }
+        _ => Some(TemplateKind::OtherIp),
     }
 }
 
 /// Completes the headers of one packet with payload `payload`: IP length, identification and
 /// checksum, UDP length, transport checksum. With `offload` the checksum of TCP and UDP is left to
 /// the link. Returns whether it was.
-pub(crate) fn complete(
+pub(crate) fn complete_headers(
     header: &mut Header,
-    kind: Kind,
+    kind: TemplateKind,
     payload: &[Payload],
     identification: u16,
     offload: bool,
 ) -> bool {
-    if kind == Kind::Raw {
+    if kind == TemplateKind::Raw {
         return false;
     }
     let (l3, l4) = (header.l3(), header.l4());
@@ -99,7 +101,10 @@ pub(crate) fn complete(
     };
     let layout = Layout { l3, l4, protocol };
     layout.set_lengths(frame, end, identification);
-    match layout.checksum().filter(|_| offload && matches!(kind, Kind::Tcp | Kind::Udp)) {
+    match layout
+        .checksum()
+        .filter(|_| offload && matches!(kind, TemplateKind::Tcp | TemplateKind::Udp))
+    {
         Some(at) => {
             // A partial checksum, as in virtio (section 5.1.6.2) and Linux.
             let sum = layout.pseudo_header(frame, end).fold();
@@ -146,13 +151,13 @@ mod tests {
 
     #[test]
     fn templates_are_told_apart() {
-        assert_eq!(classify(&tcp_header(4, 1, Flags::ACK)), Some(Kind::Tcp));
-        assert_eq!(classify(&tcp_header(6, 1, Flags::ACK)), Some(Kind::Tcp));
-        assert_eq!(classify(&icmp(4)), Some(Kind::Icmp));
-        assert_eq!(classify(&icmp(6)), Some(Kind::Icmpv6));
+        assert_eq!(classify(&tcp_header(4, 1, Flags::ACK)), Some(TemplateKind::Tcp));
+        assert_eq!(classify(&tcp_header(6, 1, Flags::ACK)), Some(TemplateKind::Tcp));
+        assert_eq!(classify(&icmp(4)), Some(TemplateKind::Icmp));
+        assert_eq!(classify(&icmp(6)), Some(TemplateKind::Icmpv6));
         let mut arp = Header::zeroed(42, 14, 14).unwrap();
         arp.as_mut_slice()[12..14].copy_from_slice(&[8, 6]);
-        assert_eq!(classify(&arp), Some(Kind::Raw));
+        assert_eq!(classify(&arp), Some(TemplateKind::Raw));
     }
 
     #[test]
@@ -180,7 +185,10 @@ mod tests {
             let mut header = icmp(version);
             let kind = classify(&header).unwrap();
             let payload: Payloads = smallvec![Payload::Host(Bytes::from_static(b"ping!"))];
-            assert!(!complete(&mut header, kind, &payload, 0, true), "never left to the wire");
+            assert!(
+                !complete_headers(&mut header, kind, &payload, 0, true),
+                "never left to the wire"
+            );
             let mut frame = Vec::from(header.as_slice());
             frame.extend_from_slice(b"ping!");
             verify(&frame);

@@ -7,10 +7,10 @@
 mod egress;
 pub(crate) mod headers;
 pub(crate) mod rx;
-mod stamps;
+mod timestamp_guard;
 mod tso;
 pub(crate) mod tx;
 
 pub(crate) use egress::Egress;
-pub(crate) use stamps::Stamps;
-pub(crate) use tso::Run;
+pub(crate) use timestamp_guard::TimestampGuard;
+pub(crate) use tso::TxRun;

@@ -8,11 +8,11 @@ use core::net::IpAddr;
 use core::ops::Range;
 
 use abi::port::RxFrame;
-use abi::quic::Steering;
+use abi::quic::QuicSteering;
 use abi::{Checksum, PacketBuf, Received};
 use base::{Prng, SeqNum};
-use wire::checksum::{Sum, pseudo_header};
-use wire::frame::{Frame, FrameError, IpPacket, parse, protocol};
+use wire::checksum::{ChecksumSum, pseudo_header};
+use wire::frame::{Frame, FrameHeaderError, IpPacket, parse, protocol};
 use wire::rss::Toeplitz;
 use wire::tcp::Flags;
 use wire::{Endpoint, TCP_BYTES, Tuple, UDP_BYTES};
@@ -22,51 +22,51 @@ use crate::counters::RxCounters;
 
 /// The receive side of the pipeline.
 #[derive(Debug)]
-pub(crate) struct Receiver {
+pub(crate) struct RxPipeline {
     mac: [u8; 6],
     queues: u32,
     rss: Toeplitz,
-    steering: Option<Steering>,
+    steering: Option<QuicSteering>,
     pub(crate) counters: RxCounters,
 }
 
 /// Results of the examination of a frame.
-struct Facts {
+struct RxFacts {
     checksum: Checksum,
     flow_hash: u32,
-    transport: Transport,
+    transport: RxTransport,
 }
 
-impl Facts {
+impl RxFacts {
     /// Results for a frame without a known transport protocol.
     const NONE: Self =
-        Self { checksum: Checksum::Unchecked, flow_hash: 0, transport: Transport::Other };
+        Self { checksum: Checksum::Unchecked, flow_hash: 0, transport: RxTransport::Other };
 }
 
 /// A received frame, parsed, on its way to a queue.
 #[derive(Debug)]
-pub(crate) struct Arrived {
+pub(crate) struct ParsedRxFrame {
     /// Queue of the frame's flow.
     pub(crate) queue: usize,
     pub(crate) received: Received,
-    pub(crate) transport: Transport,
+    pub(crate) transport: RxTransport,
 }
 
 /// A received frame as passed to engines.
 #[derive(Debug)]
-pub(crate) struct Offered<'a> {
+pub(crate) struct OfferedRxFrame<'a> {
     pub(crate) queue: usize,
     pub(crate) received: &'a mut Received,
-    pub(crate) transport: &'a Transport,
+    pub(crate) transport: &'a RxTransport,
 }
 
-impl Offered<'_> {
+impl OfferedRxFrame<'_> {
     /// Returns the frame and the position of its TCP segment, if it is a TCP segment with a correct
     /// checksum.
     #[inline]
-    pub(crate) fn segment(&mut self) -> Option<(&mut Received, &TransportAt)> {
+    pub(crate) fn segment(&mut self) -> Option<(&mut Received, &TransportPosition)> {
         match self.transport {
-            Transport::Tcp(at) if self.received.checksum.is_good() => {
+            RxTransport::Tcp(at) if self.received.checksum.is_good() => {
                 Some((&mut *self.received, at))
             }
             _ => None,
@@ -76,18 +76,18 @@ impl Offered<'_> {
 
 /// Transport protocol of a frame.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Transport {
+pub(crate) enum RxTransport {
     /// A TCP segment.
-    Tcp(TransportAt),
+    Tcp(TransportPosition),
     /// A UDP datagram.
-    Udp(TransportAt),
+    Udp(TransportPosition),
     /// Anything else.
     Other,
 }
 
 /// Position of a TCP segment or UDP datagram in a frame, which has at least its fixed header.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct TransportAt {
+pub(crate) struct TransportPosition {
     /// Addresses and ports; `local` is the destination.
     pub(crate) tuple: Tuple,
     /// Offset of the IP header.
@@ -99,7 +99,7 @@ pub(crate) struct TransportAt {
     pub(crate) end: usize,
 }
 
-impl Receiver {
+impl RxPipeline {
     /// Creates a receiver for `mac` that spreads flows over `queues` queues.
     pub(crate) fn new(mac: [u8; 6], queues: usize, seed: u64) -> Self {
         Self {
@@ -113,7 +113,7 @@ impl Receiver {
 
     /// Steers QUIC datagrams to the queues that their connection IDs lead to.
     #[must_use]
-    pub(crate) const fn with_steering(mut self, steering: Option<Steering>) -> Self {
+    pub(crate) const fn with_steering(mut self, steering: Option<QuicSteering>) -> Self {
         self.steering = steering;
         self
     }
@@ -122,7 +122,7 @@ impl Receiver {
     ///
     /// # Errors
     /// Returns the buffer if the frame is dropped; the reason is counted.
-    pub(crate) fn handle(&mut self, frame: RxFrame) -> Result<Arrived, PacketBuf> {
+    pub(crate) fn handle(&mut self, frame: RxFrame) -> Result<ParsedRxFrame, PacketBuf> {
         let RxFrame { packet, checksum, segment_size } = frame;
         let bytes = packet.as_slice();
         if !self.is_for_us(bytes) {
@@ -130,8 +130,8 @@ impl Receiver {
             return Err(packet);
         }
         let facts = match parse(bytes) {
-            Ok(Frame::Ip(ip)) => self.examine(bytes, &ip, checksum),
-            Ok(_) => Ok(Facts::NONE),
+            Ok(Frame::Ip(ip)) => self.parse_transport(bytes, &ip, checksum),
+            Ok(_) => Ok(RxFacts::NONE),
             Err(error) => Err(error),
         };
         let facts = match facts {
@@ -141,10 +141,10 @@ impl Receiver {
                 return Err(packet);
             }
         };
-        let Facts { checksum, flow_hash, transport } = facts;
+        let RxFacts { checksum, flow_hash, transport } = facts;
         let queue = (flow_hash % self.queues) as usize;
         let received = Received::new(packet, checksum, flow_hash, segment_size);
-        Ok(Arrived { queue, received, transport })
+        Ok(ParsedRxFrame { queue, received, transport })
     }
 
     /// Returns whether the destination is the device or a group address (IEEE 802.3 section 3.2.3:
@@ -154,15 +154,20 @@ impl Receiver {
         bytes.first_chunk::<6>().is_none_or(|to| *to == self.mac || to[0] & 1 == 1)
     }
 
-    fn examine(&self, bytes: &[u8], ip: &IpPacket, by_wire: Checksum) -> Result<Facts, FrameError> {
+    fn parse_transport(
+        &self,
+        bytes: &[u8],
+        ip: &IpPacket,
+        by_wire: Checksum,
+    ) -> Result<RxFacts, FrameHeaderError> {
         let least = match ip.protocol {
             protocol::TCP => 20,
             protocol::UDP => 8,
             protocol::ICMP | protocol::ICMPV6 => 4,
-            _ => return Ok(Facts::NONE),
+            _ => return Ok(RxFacts::NONE),
         };
         if ip.end - ip.l4 < least {
-            return Err(FrameError::Truncated);
+            return Err(FrameHeaderError::Truncated);
         }
         let checksum = match by_wire {
             Checksum::Good | Checksum::Partial => by_wire,
@@ -188,12 +193,12 @@ impl Receiver {
         let IpPacket { l3, l4, end, .. } = *ip;
         let transport = match tuple {
             Some(tuple) if ip.protocol == protocol::TCP => {
-                Transport::Tcp(TransportAt { tuple, l3, l4, end })
+                RxTransport::Tcp(TransportPosition { tuple, l3, l4, end })
             }
-            Some(tuple) => Transport::Udp(TransportAt { tuple, l3, l4, end }),
-            None => Transport::Other,
+            Some(tuple) => RxTransport::Udp(TransportPosition { tuple, l3, l4, end }),
+            None => RxTransport::Other,
         };
-        Ok(Facts { checksum, flow_hash, transport })
+        Ok(RxFacts { checksum, flow_hash, transport })
     }
 
     /// Returns the hash of a QUIC datagram's connection ID, if its destination is the steered port.
@@ -202,16 +207,16 @@ impl Receiver {
         steering.hash_of_datagram(bytes.get(ip.l4 + UDP_BYTES..ip.end)?)
     }
 
-    const fn count_drop(&mut self, error: FrameError) {
+    const fn count_drop(&mut self, error: FrameHeaderError) {
         let c = &mut self.counters;
         *match error {
-            FrameError::Truncated => &mut c.rx_dropped_truncated,
-            FrameError::UnknownEtherType => &mut c.rx_dropped_unknown_ethertype,
-            FrameError::BadVersion => &mut c.rx_dropped_bad_version,
-            FrameError::BadLength => &mut c.rx_dropped_bad_length,
-            FrameError::BadHeaderChecksum => &mut c.rx_dropped_bad_header_checksum,
-            FrameError::Fragment => &mut c.rx_dropped_fragment,
-            FrameError::BadExtensionHeader => &mut c.rx_dropped_bad_extension_header,
+            FrameHeaderError::Truncated => &mut c.rx_dropped_truncated,
+            FrameHeaderError::UnknownEtherType => &mut c.rx_dropped_unknown_ethertype,
+            FrameHeaderError::BadVersion => &mut c.rx_dropped_bad_version,
+            FrameHeaderError::BadLength => &mut c.rx_dropped_bad_length,
+            FrameHeaderError::BadHeaderChecksum => &mut c.rx_dropped_bad_header_checksum,
+            FrameHeaderError::Fragment => &mut c.rx_dropped_fragment,
+            FrameHeaderError::BadExtensionHeader => &mut c.rx_dropped_bad_extension_header,
             _ => &mut c.rx_dropped_malformed,
         } += 1;
     }
@@ -219,7 +224,7 @@ impl Receiver {
 
 /// TCP payload of a received packet, for engines.
 #[derive(Debug)]
-pub(crate) struct TcpPayload {
+pub(crate) struct RxTcpPayload {
     /// The connection; `local` is the device's side.
     pub(crate) tuple: Tuple,
     /// Sequence number of the first byte.
@@ -229,7 +234,7 @@ pub(crate) struct TcpPayload {
 }
 
 /// Returns the payload of a TCP packet, if it has any. Packets with SYN, RST or URG are excluded.
-pub(crate) fn tcp_payload(bytes: &[u8], tcp: &TransportAt) -> Option<TcpPayload> {
+pub(crate) fn tcp_payload(bytes: &[u8], tcp: &TransportPosition) -> Option<RxTcpPayload> {
     let header = bytes.get(tcp.l4..tcp.end)?;
     let start = usize::from(header.get(12)? >> 4) * 4;
     let odd = Flags::SYN.with(Flags::RST).with(Flags::URG);
@@ -237,7 +242,7 @@ pub(crate) fn tcp_payload(bytes: &[u8], tcp: &TransportAt) -> Option<TcpPayload>
         return None;
     }
     let seq = SeqNum(u32::from_be_bytes(*header.get(4..)?.first_chunk()?));
-    Some(TcpPayload { tuple: tcp.tuple, seq, range: tcp.l4 + start..tcp.end })
+    Some(RxTcpPayload { tuple: tcp.tuple, seq, range: tcp.l4 + start..tcp.end })
 }
 
 /// Verifies the checksum of the transport packet `bytes`, which has at least its protocol's fixed
@@ -258,7 +263,7 @@ fn verify(bytes: &[u8], ip: &IpPacket) -> Checksum {
         }
     }
     let mut sum = match ip.protocol {
-        protocol::ICMP => Sum::new(),
+        protocol::ICMP => ChecksumSum::new(),
         _ => pseudo_header(ip.source, ip.destination, ip.protocol, covered.len()),
     };
     sum.add(covered);
@@ -279,7 +284,7 @@ mod tests {
 
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
-    fn walk(receiver: &Receiver, delivered: &DeliveryCounters) -> Vec<(&'static str, u64)> {
+    fn walk(receiver: &RxPipeline, delivered: &DeliveryCounters) -> Vec<(&'static str, u64)> {
         let mut out = vec![];
         receiver.counters.visit(&mut |n, v| out.push((n, v)));
         delivered.visit(&mut |n, v| out.push((n, v)));
@@ -290,7 +295,7 @@ mod tests {
 
     /// Passes in one frame and returns the result and the counters that changed.
     fn one(bytes: &[u8], by_wire: Checksum) -> (Option<(usize, Received)>, Moved) {
-        let mut receiver = Receiver::new(MAC, 4, 1);
+        let mut receiver = RxPipeline::new(MAC, 4, 1);
         let mut delivered = DeliveryCounters::default();
         let before = walk(&receiver, &delivered);
         let mut frame = rx_frame(&mut PacketPool::new(1), bytes);
@@ -348,7 +353,7 @@ mod tests {
     #[test]
     fn a_merged_run_is_delivered_whole() {
         let bytes = packet(4, protocol::TCP, &[7; 10_000]);
-        let mut receiver = Receiver::new(MAC, 4, 1);
+        let mut receiver = RxPipeline::new(MAC, 4, 1);
         let mut frame = rx_frame(&mut PacketPool::new(1), &bytes);
         (frame.checksum, frame.segment_size) = (Checksum::Good, 1448);
         let received = receiver.handle(frame).unwrap().received;
@@ -387,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_and_arp_are_delivered_to_the_first_queue() {
+    fn multicast_and_arp_go_to_the_first_queue() {
         let mut arp = [0; 42];
         arp[..6].fill(0xff);
         arp[12..14].copy_from_slice(&[8, 6]);
@@ -399,7 +404,7 @@ mod tests {
 
     #[test]
     fn flows_spread_over_queues_and_stay() {
-        let mut receiver = Receiver::new(MAC, 4, 1);
+        let mut receiver = RxPipeline::new(MAC, 4, 1);
         let mut pool = PacketPool::new(1);
         let mut seen = [0; 4];
         for port in 1..=200_u16 {
@@ -416,8 +421,8 @@ mod tests {
     #[test]
     fn a_connection_id_leads_to_one_queue_from_everywhere() {
         let port = 0x0101; // As `packet` has it.
-        let steering = Steering { port, id_bytes: 8, key: 5, queues: 4 };
-        let mut receiver = Receiver::new(MAC, 4, 1).with_steering(Some(steering));
+        let steering = QuicSteering { port, id_bytes: 8, key: 5, queues: 4 };
+        let mut receiver = RxPipeline::new(MAC, 4, 1).with_steering(Some(steering));
         let mut pool = PacketPool::new(1);
         let mut seen = [0; 4];
         for id in 0..50_u64 {
@@ -437,8 +442,8 @@ mod tests {
         }
         assert!(seen.iter().all(|&n| n > 8), "{seen:?}");
         // Datagrams to another port, or of another protocol, are spread by addresses.
-        let other = Steering { port: 9, ..steering };
-        let queues = |mut receiver: Receiver| {
+        let other = QuicSteering { port: 9, ..steering };
+        let queues = |mut receiver: RxPipeline| {
             let mut pool = PacketPool::new(1);
             let mut queue_of = |from: u16| {
                 let datagram = [&[0x41][..], &[1; 40]].concat();
@@ -448,8 +453,8 @@ mod tests {
             };
             (1..50).map(&mut queue_of).collect::<Vec<_>>()
         };
-        let plain = queues(Receiver::new(MAC, 4, 1));
-        assert_eq!(queues(Receiver::new(MAC, 4, 1).with_steering(Some(other))), plain);
+        let plain = queues(RxPipeline::new(MAC, 4, 1));
+        assert_eq!(queues(RxPipeline::new(MAC, 4, 1).with_steering(Some(other))), plain);
         assert!(plain.iter().any(|queue| *queue != plain[0]));
     }
 

@@ -10,23 +10,23 @@
 
 use abi::Header;
 use abi::port::{Payloads, TxFrame, WireCaps};
-use wire::segment::{FLAGS_AT, advance};
+use wire::segment::{FLAGS_AT, advance_seq};
 use wire::tcp::Flags;
 
-use super::headers::{Kind, classify, complete, u16_at};
+use super::headers::{TemplateKind, classify, complete_headers, u16_at};
 use crate::config::RUN_BYTES_MAX;
 
 /// A checked transmit whose payload is at hand.
 #[derive(Debug)]
-pub(crate) struct Run {
+pub(crate) struct TxRun {
     /// Header of the next packet, without lengths and checksums.
     header: Header,
-    kind: Kind,
+    kind: TemplateKind,
     payload: Payloads,
     /// Payload bytes of each packet but the last; zero if the run is one packet.
     segment_size: u16,
     /// Payload bytes not sent yet.
-    left: usize,
+    bytes_left: usize,
     /// Index of the payload in which the next packet begins, and offset in it.
     part: usize,
     part_at: usize,
@@ -35,7 +35,7 @@ pub(crate) struct Run {
 
 /// A frame for the link, and the packets that it becomes.
 #[derive(Debug)]
-pub(crate) struct Cut {
+pub(crate) struct TxRunFrame {
     pub(crate) frame: TxFrame,
     /// Number of packets.
     pub(crate) packets: u64,
@@ -45,36 +45,54 @@ pub(crate) struct Cut {
     pub(crate) last: bool,
 }
 
-impl Run {
+impl TxRun {
     /// Creates a run of `payload` under `header`, which [`super::tx::check`] has accepted as a
     /// `kind`.
-    pub(crate) fn new(header: Header, kind: Kind, payload: Payloads, segment_size: u16) -> Self {
+    pub(crate) fn new(
+        header: Header,
+        kind: TemplateKind,
+        payload: Payloads,
+        segment_size: u16,
+    ) -> Self {
         let left = payload.iter().map(|p| p.as_slice().len()).sum();
         // A run that fits in one packet is not segmented.
         let segment_size = if left > usize::from(segment_size) { segment_size } else { 0 };
         let identification = match kind {
-            Kind::Raw => 0,
+            TemplateKind::Raw => 0,
             _ => u16_at(header.as_slice(), header.l3() + 4).unwrap_or(0),
         };
-        Self { header, kind, payload, segment_size, left, part: 0, part_at: 0, identification }
+        Self {
+            header,
+            kind,
+            payload,
+            segment_size,
+            bytes_left: left,
+            part: 0,
+            part_at: 0,
+            identification,
+        }
     }
 
     /// Creates one packet of `payload` under a header made by an engine; `None` if the header is
     /// malformed.
-    pub(crate) fn of_header(header: Header, payload: Payloads) -> Option<Self> {
+    pub(crate) fn from_header(header: Header, payload: Payloads) -> Option<Self> {
         let kind = classify(&header)?;
         Some(Self::new(header, kind, payload, 0))
     }
 
-    /// As [`Self::of_header`], cut into segments of `segment_size`; zero for one packet.
-    pub(crate) fn segmented(header: Header, payload: Payloads, segment_size: u16) -> Option<Self> {
+    /// As [`Self::from_header`], cut into segments of `segment_size`; zero for one packet.
+    pub(crate) fn from_header_segmented(
+        header: Header,
+        payload: Payloads,
+        segment_size: u16,
+    ) -> Option<Self> {
         let kind = classify(&header)?;
         Some(Self::new(header, kind, payload, segment_size))
     }
 
     /// Creates one packet whose header is complete, including checksums.
-    pub(crate) fn finished(header: Header, payload: Payloads) -> Self {
-        Self::new(header, Kind::Raw, payload, 0)
+    pub(crate) fn from_complete_header(header: Header, payload: Payloads) -> Self {
+        Self::new(header, TemplateKind::Raw, payload, 0)
     }
 
     /// Returns whether the run becomes more than one packet.
@@ -83,7 +101,7 @@ impl Run {
     }
 
     /// Restores the run from a frame that the link refused; `None` if the frame was not a run.
-    pub(crate) fn again(frame: TxFrame) -> Option<Self> {
+    pub(crate) fn from_refused_frame(frame: TxFrame) -> Option<Self> {
         let kind = classify(&frame.header).filter(|_| frame.segment_size > 0)?;
         Some(Self::new(frame.header, kind, frame.payload, frame.segment_size))
     }
@@ -92,20 +110,20 @@ impl Run {
     pub(crate) fn packets(&self) -> u64 {
         match self.segment_size {
             0 => 1,
-            size => self.left.div_ceil(usize::from(size)) as u64,
+            size => self.bytes_left.div_ceil(usize::from(size)) as u64,
         }
     }
 
     /// Returns the next frame, of at most `run_bytes_max` payload bytes if the link segments it.
-    /// After the frame with [`Cut::last`] the run is used up.
-    pub(crate) fn next(&mut self, caps: &WireCaps, run_bytes_max: u32) -> Cut {
+    /// After the frame with [`TxRunFrame::last`] the run is used up.
+    pub(crate) fn next_frame(&mut self, caps: &WireCaps, run_bytes_max: u32) -> TxRunFrame {
         let size = usize::from(self.segment_size);
         if size == 0 {
-            return self.cut(caps, self.left, 0);
+            return self.cut(caps, self.bytes_left, 0);
         }
         let whole = match self.kind {
-            Kind::Tcp => caps.segmentation,
-            Kind::Udp => caps.udp_segmentation,
+            TemplateKind::Tcp => caps.segmentation,
+            TemplateKind::Udp => caps.udp_segmentation,
             _ => false,
         };
         if !(whole && caps.checksum) {
@@ -114,40 +132,40 @@ impl Run {
         // A length field of zero has another meaning in IPv6 (RFC 2675), and UDP has a length field
         // of its own.
         let ipv4 = self.header.as_slice()[self.header.l3()] >> 4 == 4;
-        let long = ipv4 && self.kind == Kind::Tcp;
+        let long = ipv4 && self.kind == TemplateKind::Tcp;
         let most = if long { run_bytes_max } else { run_bytes_max.min(RUN_BYTES_MAX) };
         let most = (most as usize / size).max(1) * size;
         // The rest of a run may be a single packet.
-        let frame_size = if self.left > size { self.segment_size } else { 0 };
+        let frame_size = if self.bytes_left > size { self.segment_size } else { 0 };
         self.cut(caps, most, frame_size)
     }
 
     /// Returns the next frame: `most` payload bytes or the rest, to be segmented by `frame_size`.
-    fn cut(&mut self, caps: &WireCaps, most: usize, frame_size: u16) -> Cut {
-        let bytes = self.left.min(most);
+    fn cut(&mut self, caps: &WireCaps, most: usize, frame_size: u16) -> TxRunFrame {
+        let bytes = self.bytes_left.min(most);
         let payload = self.take(bytes);
-        self.left -= bytes;
-        let last = self.left == 0;
+        self.bytes_left -= bytes;
+        let last = self.bytes_left == 0;
         let packets = match frame_size {
             0 => 1,
             size => bytes.div_ceil(usize::from(size)),
         };
         let mut header = self.header.clone();
         let flags_at = header.l4() + FLAGS_AT;
-        if self.kind == Kind::Tcp {
+        if self.kind == TemplateKind::Tcp {
             let flags = &mut header.as_mut_slice()[flags_at];
             // Flags of the first packet alone are cleared in the template after it was sent.
-            *flags = Flags(*flags).of_run(true, last).0;
+            *flags = Flags(*flags).for_packet_of_run(true, last).0;
         }
         let identification = self.identification;
         let checksum_partial =
-            complete(&mut header, self.kind, &payload, identification, caps.checksum);
+            complete_headers(&mut header, self.kind, &payload, identification, caps.checksum);
         if !last {
             self.advance(bytes, packets, flags_at);
         }
         let bytes = (packets * header.len() + bytes) as u64;
         let frame = TxFrame { header, payload, segment_size: frame_size, checksum_partial };
-        Cut { frame, packets: packets as u64, bytes, last }
+        TxRunFrame { frame, packets: packets as u64, bytes, last }
     }
 
     /// Turns the template into that of the next packet.
@@ -158,18 +176,18 @@ impl Run {
     fn advance(&mut self, by: usize, packets: usize, flags_at: usize) {
         self.identification = self.identification.wrapping_add(packets as u16);
         // Datagrams of a run differ in nothing else.
-        if self.kind != Kind::Tcp {
+        if self.kind != TemplateKind::Tcp {
             return;
         }
         let l4 = self.header.l4();
         let bytes = self.header.as_mut_slice();
-        bytes[flags_at] = Flags(bytes[flags_at]).of_run(false, true).0;
-        advance(&mut bytes[l4..], by as u32);
+        bytes[flags_at] = Flags(bytes[flags_at]).for_packet_of_run(false, true).0;
+        advance_seq(&mut bytes[l4..], by as u32);
     }
 
     /// Removes the next `bytes` of the payload, which has at least as many.
     fn take(&mut self, mut bytes: usize) -> Payloads {
-        if bytes == self.left && self.part == 0 && self.part_at == 0 {
+        if bytes == self.bytes_left && self.part == 0 && self.part_at == 0 {
             return core::mem::take(&mut self.payload);
         }
         let mut out = Payloads::new();
@@ -230,10 +248,10 @@ mod tests {
         out
     }
 
-    fn frames(mut run: Run, caps: WireCaps) -> Vec<TxFrame> {
+    fn frames(mut run: TxRun, caps: WireCaps) -> Vec<TxFrame> {
         let mut out = vec![];
         loop {
-            let cut = run.next(&caps, RUN_BYTES_MAX);
+            let cut = run.next_frame(&caps, RUN_BYTES_MAX);
             assert_eq!(cut.frame.payload.iter().filter(|p| p.as_slice().is_empty()).count(), 0);
             out.push(cut.frame);
             if cut.last {
@@ -243,13 +261,14 @@ mod tests {
     }
 
     #[test]
-    fn a_run_for_a_wire_that_segments_is_one_frame() {
+    fn a_run_for_a_segmenting_link_is_one_frame() {
         for version in [4, 6] {
             let caps =
                 WireCaps { segmentation: true, udp_segmentation: false, checksum: true, mtu: 1500 };
             let header = tcp_header(version, 5, Flags::ACK.with(Flags::PSH));
-            let mut run = Run::new(header.clone(), Kind::Tcp, payloads(&[3000, 70]), 1448);
-            let cut = run.next(&caps, RUN_BYTES_MAX);
+            let mut run =
+                TxRun::new(header.clone(), TemplateKind::Tcp, payloads(&[3000, 70]), 1448);
+            let cut = run.next_frame(&caps, RUN_BYTES_MAX);
             assert_eq!((cut.packets, cut.last, cut.frame.segment_size), (3, true, 1448));
             assert_eq!(cut.bytes, 3 * header.len() as u64 + 3070);
             assert!(cut.frame.checksum_partial);
@@ -257,7 +276,7 @@ mod tests {
             // checksum.
             let mut bytes = bytes_of(&cut.frame);
             let l4 = header.l4();
-            let mut sum = wire::checksum::Sum::new();
+            let mut sum = wire::checksum::ChecksumSum::new();
             sum.add(&bytes[l4..]);
             bytes[l4 + 16..l4 + 18].copy_from_slice(&sum.finish().to_be_bytes());
             verify(&bytes);
@@ -265,9 +284,9 @@ mod tests {
     }
 
     #[test]
-    fn checksums_alone_can_be_left_to_the_wire() {
+    fn checksums_alone_can_be_left_to_the_link() {
         let caps = WireCaps { checksum: true, ..SOFTWARE };
-        let run = Run::new(tcp_header(4, 5, Flags::ACK), Kind::Tcp, payloads(&[100]), 60);
+        let run = TxRun::new(tcp_header(4, 5, Flags::ACK), TemplateKind::Tcp, payloads(&[100]), 60);
         let frames = frames(run, caps);
         assert_eq!(frames.len(), 2);
         assert!(frames.iter().all(|f| f.checksum_partial && f.segment_size == 0));
@@ -275,14 +294,15 @@ mod tests {
 
     /// Longer than 64 KiB: one frame with a zero length field over IPv4, several frames over IPv6.
     #[test]
-    fn long_runs_are_cut_as_far_as_they_must() {
+    fn long_runs_are_cut_only_where_needed() {
         let caps =
             WireCaps { segmentation: true, udp_segmentation: false, checksum: true, mtu: 1500 };
         let flags = Flags::ACK.with(Flags::PSH).with(Flags::CWR);
         let lens = [80_000, 60_000, 1000];
-        let long =
-            |version| Run::new(tcp_header(version, 5, flags), Kind::Tcp, payloads(&lens), 1448);
-        let cut = long(4).next(&caps, 200_000);
+        let long = |version| {
+            TxRun::new(tcp_header(version, 5, flags), TemplateKind::Tcp, payloads(&lens), 1448)
+        };
+        let cut = long(4).next_frame(&caps, 200_000);
         assert_eq!((cut.packets, cut.last, cut.frame.payload_len()), (98, true, 141_000));
         assert_eq!(bytes_of(&cut.frame)[16..18], [0, 0]);
 
@@ -290,7 +310,7 @@ mod tests {
             let (mut run, mut at, mut lens) = (long(version), 0_u32, vec![]);
             loop {
                 assert_eq!(run.packets(), (141_000 - u64::from(at)).div_ceil(1448));
-                let cut = run.next(&caps, most);
+                let cut = run.next_frame(&caps, most);
                 let (frame, l4) = (bytes_of(&cut.frame), cut.frame.header.l4());
                 let (segment, _) = Segment::parse(&frame[l4..]).unwrap();
                 assert_eq!(segment.seq.0, 5 + at);
@@ -325,7 +345,8 @@ mod tests {
             WireCaps { segmentation: true, udp_segmentation: false, checksum: true, mtu: 1500 };
         for (version, caps) in [(4, SOFTWARE), (6, SOFTWARE), (4, caps)] {
             let header = udp_header(version);
-            let run = Run::new(header.clone(), Kind::Udp, payloads(&[1000, 1100, 500]), 1200);
+            let run =
+                TxRun::new(header.clone(), TemplateKind::Udp, payloads(&[1000, 1100, 500]), 1200);
             assert_eq!(run.packets(), 3);
             let mut whole = vec![];
             for (i, frame) in frames(run, caps).iter().enumerate() {
@@ -350,15 +371,15 @@ mod tests {
 
     /// For a link that segments UDP, runs of datagrams stay whole up to the longest UDP frame.
     #[test]
-    fn datagrams_for_a_wire_that_segments_are_one_frame() {
+    fn datagrams_for_a_segmenting_link_are_one_frame() {
         let able =
             WireCaps { segmentation: true, udp_segmentation: true, checksum: true, mtu: 1500 };
         for (version, lens, whole) in
             [(4, [2000, 600], 2600), (6, [2000, 600], 2600), (4, [60_000, 9000], 64_800)]
         {
             let header = udp_header(version);
-            let mut run = Run::new(header.clone(), Kind::Udp, payloads(&lens), 1200);
-            let cut = run.next(&able, 200_000);
+            let mut run = TxRun::new(header.clone(), TemplateKind::Udp, payloads(&lens), 1200);
+            let cut = run.next_frame(&able, 200_000);
             let total: usize = lens.iter().sum();
             assert_eq!((cut.frame.payload_len(), cut.last), (whole, whole == total));
             assert_eq!((cut.frame.segment_size, cut.frame.checksum_partial), (1200, true));
@@ -368,8 +389,8 @@ mod tests {
         }
         // Without checksum offload there is no segmentation.
         let caps = WireCaps { checksum: false, ..able };
-        let mut run = Run::new(udp_header(4), Kind::Udp, payloads(&[2600]), 1200);
-        assert_eq!(run.next(&caps, 200_000).frame.segment_size, 0);
+        let mut run = TxRun::new(udp_header(4), TemplateKind::Udp, payloads(&[2600]), 1200);
+        assert_eq!(run.next_frame(&caps, 200_000).frame.segment_size, 0);
     }
 
     proptest! {
@@ -386,7 +407,7 @@ mod tests {
             let whole: Vec<u8> = (0..total).map(|i| u8::try_from(i % 251).unwrap()).collect();
             let mut lens = lens;
             lens.retain(|&l| l > 0);
-            let run = Run::new(header, Kind::Tcp, payloads(&lens), segment_size);
+            let run = TxRun::new(header, TemplateKind::Tcp, payloads(&lens), segment_size);
             let frames = frames(run, SOFTWARE);
             let reference: Vec<&[u8]> = match total {
                 0 => vec![&[]],

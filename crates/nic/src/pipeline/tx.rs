@@ -1,51 +1,51 @@
 //! Transmits: every operation is checked once, here, before anything is stored or looked up.
 //!
-//! [`check`] turns an operation into an [`Outgoing`] and its parts; the later stages rely on its
-//! checks. [`Outgoing::into_run`] makes a [`Run`] of a transmit whose payload is at hand, and
+//! [`check_transmit`] turns an operation into an [`CheckedTransmit`] and its parts; the later stages rely on its
+//! checks. [`CheckedTransmit::into_run`] makes a [`TxRun`] of a transmit whose payload is at hand, and
 //! corrects its timestamp.
 
 use abi::port::Payloads;
-use abi::{FlowId, Header, Part, Parts, Transmit, TsOption};
+use abi::{FlowId, Header, Transmit, TransmitPart, TransmitParts, TsvalPosition};
 use alloc::boxed::Box;
 use base::{Duration, Instant, SeqNum};
 use wire::{ETHERNET_BYTES, TCP_BYTES, UDP_BYTES};
 
-use super::headers::{Kind, classify};
-use super::stamps::Stamps;
-use super::tso::Run;
-use crate::engine::l5o::Pieces;
-use crate::engine::quic::Sealing;
+use super::headers::{TemplateKind, classify};
+use super::timestamp_guard::TimestampGuard;
+use super::tso::TxRun;
+use crate::engine::l5o::TxPieces;
+use crate::engine::quic::QuicEncryptPlan;
 
 /// A checked transmit without its payload.
 #[derive(Debug)]
-pub(crate) struct Outgoing {
+pub(crate) struct CheckedTransmit {
     /// Queue of the host.
     pub(crate) queue: usize,
     /// The connection.
     pub(crate) flow: FlowId,
     /// Time at which the device took the operation.
-    pub(crate) arrived: Instant,
+    pub(crate) taken_at: Instant,
     /// Tag of the echo, if one was requested.
     pub(crate) echo: Option<u32>,
     header: Header,
-    kind: Kind,
+    kind: TemplateKind,
     /// Plan for making the payload of the parts; empty if the parts are the payload.
-    pub(crate) pieces: Pieces,
+    pub(crate) l5o_plan: TxPieces,
     /// Plan for encrypting the payload, if it is a batch of QUIC datagrams.
-    pub(crate) sealing: Option<Box<Sealing>>,
+    pub(crate) quic_encryption: Option<Box<QuicEncryptPlan>>,
     segment_size: u16,
-    timestamp: Option<TsOption>,
+    timestamp: Option<TsvalPosition>,
 }
 
 /// Splits a transmit into its description and the parts of its payload. Returns `None` if it is
 /// malformed, its packets exceed `mtu` bytes above Ethernet, or its payload exceeds `bytes_max`.
-pub(crate) fn check(
+pub(crate) fn check_transmit(
     queue: usize,
     now: Instant,
     transmit: Transmit,
     mtu: u16,
     bytes_max: u32,
-) -> Option<(Outgoing, Parts)> {
+) -> Option<(CheckedTransmit, TransmitParts)> {
     let Transmit { flow, header, segment_size, parts, timestamp, echo, .. } = transmit;
     let kind = classify(&header)?;
     let payload = payload_len(&parts, bytes_max)?;
@@ -55,38 +55,39 @@ pub(crate) fn check(
     };
     // TCP is cut by sequence numbers, UDP into datagrams; their templates have no payload.
     let cuttable = match kind {
-        Kind::Tcp => true,
-        Kind::Udp => header.len() == header.l4() + UDP_BYTES,
+        TemplateKind::Tcp => true,
+        TemplateKind::Udp => header.len() == header.l4() + UDP_BYTES,
         _ => false,
     };
     if packet < payload && !cuttable {
         return None;
     }
-    let l3 = if kind == Kind::Raw { ETHERNET_BYTES } else { header.l3() };
+    let l3 = if kind == TemplateKind::Raw { ETHERNET_BYTES } else { header.l3() };
     if header.len() - l3 + packet > usize::from(mtu) {
         return None;
     }
     if let Some(ts) = timestamp {
         let options = header.l4() + TCP_BYTES..header.len();
         let at = usize::from(ts.offset);
-        if kind != Kind::Tcp || at < options.start || at + 4 > options.end {
+        if kind != TemplateKind::Tcp || at < options.start || at + 4 > options.end {
             return None;
         }
     }
     // Contexts complete messages by TCP sequence number.
-    let completed = |part: &Part| matches!(part, Part::Sealed(_) | Part::Pdu(_));
-    if kind != Kind::Tcp && parts.iter().any(completed) {
+    let completed =
+        |part: &TransmitPart| matches!(part, TransmitPart::Records(_) | TransmitPart::Pdu(_));
+    if kind != TemplateKind::Tcp && parts.iter().any(completed) {
         return None;
     }
-    let outgoing = Outgoing {
+    let outgoing = CheckedTransmit {
         queue,
         flow,
-        arrived: now,
+        taken_at: now,
         echo,
         header,
         kind,
-        pieces: Pieces::new(),
-        sealing: None,
+        l5o_plan: TxPieces::new(),
+        quic_encryption: None,
         segment_size,
         timestamp,
     };
@@ -94,7 +95,7 @@ pub(crate) fn check(
 }
 
 /// Returns the number of payload bytes of all parts; `None` if it exceeds the limit.
-fn payload_len(parts: &Parts, bytes_max: u32) -> Option<usize> {
+fn payload_len(parts: &TransmitParts, bytes_max: u32) -> Option<usize> {
     let mut total = 0_usize;
     for part in parts {
         total = total.checked_add(part.len() as usize)?;
@@ -102,7 +103,7 @@ fn payload_len(parts: &Parts, bytes_max: u32) -> Option<usize> {
     (total <= bytes_max as usize).then_some(total)
 }
 
-impl Outgoing {
+impl CheckedTransmit {
     /// Returns the sequence number of the first byte (TCP only).
     pub(crate) fn seq(&self) -> SeqNum {
         let field = self.header.as_slice().get(self.header.l4() + 4..);
@@ -121,22 +122,22 @@ impl Outgoing {
         mut self,
         payload: Payloads,
         delay: Duration,
-        stamps: Option<&mut Stamps>,
-    ) -> Run {
+        stamps: Option<&mut TimestampGuard>,
+    ) -> TxRun {
         if let (Some(ts), Some(stamps)) = (self.timestamp, stamps) {
             let at = usize::from(ts.offset);
-            let past_us = u64::from(ts.past_us.min(1000));
+            let past_us = u64::from(ts.sub_ms_us.min(1000));
             let millis = past_us.saturating_add(delay.as_micros()) / 1000;
             let field = self.header.as_mut_slice()[at..].first_chunk_mut::<4>();
             if let Some(field) = field {
                 // The timestamp clock wraps: RFC 7323 section 5.
                 #[expect(clippy::cast_possible_truncation, reason = "modulo 2^32")]
                 let new = u32::from_be_bytes(*field).wrapping_add(millis as u32);
-                let new = stamps.settle(self.queue, self.flow, new, millis > 0);
+                let new = stamps.clamp(self.queue, self.flow, new, millis > 0);
                 *field = new.to_be_bytes();
             }
         }
-        Run::new(self.header, self.kind, payload, self.segment_size)
+        TxRun::new(self.header, self.kind, payload, self.segment_size)
     }
 }
 
@@ -146,7 +147,7 @@ mod tests {
     use crate::config::RUN_BYTES_MAX;
     use crate::tests::frames::{TS_AT, bytes_of, tcp_header, transmit, udp_header};
     use abi::port::WireCaps;
-    use abi::{FileExtent, FileId, Part};
+    use abi::{FileExtent, FileId, TransmitPart};
     use bytes::Bytes;
     use wire::tcp::Flags;
 
@@ -154,14 +155,14 @@ mod tests {
         WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
 
     fn accepted(transmit: Transmit) -> bool {
-        check(0, Instant::ZERO, transmit, 1500, RUN_BYTES_MAX).is_some()
+        check_transmit(0, Instant::ZERO, transmit, 1500, RUN_BYTES_MAX).is_some()
     }
 
     #[test]
     fn sizes_are_checked_against_the_mtu() {
         let with = |segment_size: u16, len: usize| {
             let mut t = transmit(FlowId(1), 1, segment_size);
-            t.parts.push(Part::Host(Bytes::from(alloc::vec![0; len])));
+            t.parts.push(TransmitPart::Host(Bytes::from(alloc::vec![0; len])));
             accepted(t)
         };
         assert!(with(0, 1448) && with(1448, 65_416) && with(60_000, 10));
@@ -175,7 +176,7 @@ mod tests {
         let mut t = transmit(FlowId(1), 1, 1448);
         for _ in 0..5 {
             let extent = FileExtent { file: FileId(0), offset: u64::MAX, len: u32::MAX };
-            t.parts.push(Part::File(extent));
+            t.parts.push(TransmitPart::File(extent));
         }
         assert!(!accepted(t));
     }
@@ -184,7 +185,7 @@ mod tests {
     fn the_timestamp_lies_in_the_options() {
         let with = |offset: u8| {
             let mut t = transmit(FlowId(1), 1, 0);
-            t.timestamp = Some(TsOption { offset, past_us: 0 });
+            t.timestamp = Some(TsvalPosition { offset, sub_ms_us: 0 });
             accepted(t)
         };
         assert!(with(TS_AT));
@@ -196,7 +197,7 @@ mod tests {
         let of = |header: Header, protocol: u8| {
             let mut t = Transmit { header, ..transmit(FlowId::NONE, 1, 100) };
             t.header.as_mut_slice()[23] = protocol;
-            t.parts.push(Part::Host(Bytes::from_static(&[0; 101])));
+            t.parts.push(TransmitPart::Host(Bytes::from_static(&[0; 101])));
             accepted(t)
         };
         assert!(of(tcp_header(4, 1, Flags::ACK), 6) && of(udp_header(4), 17));
@@ -208,12 +209,12 @@ mod tests {
     fn timestamps_leave_out_the_wait() {
         let tsval = |past_us: u16, delay_us: u64, correct: bool| {
             let mut t = transmit(FlowId(1), 1, 0);
-            t.timestamp = Some(TsOption { offset: TS_AT, past_us });
-            let (out, _) = check(0, Instant::ZERO, t, 1500, RUN_BYTES_MAX).unwrap();
-            let mut stamps = correct.then(Stamps::new);
+            t.timestamp = Some(TsvalPosition { offset: TS_AT, sub_ms_us: past_us });
+            let (out, _) = check_transmit(0, Instant::ZERO, t, 1500, RUN_BYTES_MAX).unwrap();
+            let mut stamps = correct.then(TimestampGuard::new);
             let delay = Duration::from_micros(delay_us);
             let mut run = out.into_run(Payloads::new(), delay, stamps.as_mut());
-            let bytes = bytes_of(&run.next(&CAPS, RUN_BYTES_MAX).frame);
+            let bytes = bytes_of(&run.next_frame(&CAPS, RUN_BYTES_MAX).frame);
             let at = usize::from(TS_AT);
             u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap())
         };

@@ -1,12 +1,12 @@
 //! Frames for tests: header templates, whole packets, and verification of all checksums.
 
 use abi::port::{RxFrame, TxFrame};
-use abi::{Checksum, FlowId, Header, PacketPool, Parts, Transmit};
+use abi::{Checksum, FlowId, Header, PacketPool, Transmit, TransmitParts};
 use alloc::vec;
 use alloc::vec::Vec;
 use base::SeqNum;
 use core::net::IpAddr;
-use wire::checksum::Sum;
+use wire::checksum::ChecksumSum;
 use wire::emit::{IpHeader, Link, pseudo_header_of, tcp_headers};
 use wire::frame::{Frame, parse, protocol};
 use wire::segment::Layout;
@@ -67,7 +67,7 @@ pub(crate) fn transmit(flow: FlowId, seq: u32, segment_size: u16) -> Transmit {
         flow,
         header: tcp_header(4, seq, Flags::ACK),
         segment_size,
-        parts: Parts::new(),
+        parts: TransmitParts::new(),
         timestamp: None,
         echo: None,
         retransmission: false,
@@ -110,7 +110,7 @@ pub(crate) fn verify(bytes: &[u8]) {
     let Ok(Frame::Ip(ip)) = parse(bytes) else { panic!("malformed: {:?}", parse(bytes)) };
     assert_eq!(ip.end, bytes.len());
     let mut sum = match ip.protocol {
-        protocol::ICMP => Sum::new(),
+        protocol::ICMP => ChecksumSum::new(),
         _ => pseudo_header_of(bytes, ip.l3, ip.protocol, ip.end - ip.l4),
     };
     sum.add(&bytes[ip.l4..]);

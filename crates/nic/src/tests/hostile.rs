@@ -5,7 +5,7 @@ use abi::aligned::AlignedBuf;
 use abi::disk::{DiskCompletion, DiskFile, DiskRequest, RequestId};
 use abi::{
     Event, FileAccess, FileExtent, FileFault, FileId, FileKind, FileStat, FlowId, Header, Op,
-    PacketPool, Part, Transmit, TransmitOutcome, TsOption,
+    PacketPool, Transmit, TransmitOutcome, TransmitPart, TsvalPosition,
 };
 use alloc::vec::Vec;
 use base::Instant;
@@ -52,11 +52,11 @@ fn extent() -> impl Strategy<Value = FileExtent> {
     })
 }
 
-fn part() -> impl Strategy<Value = Part> {
+fn part() -> impl Strategy<Value = TransmitPart> {
     prop_oneof![
-        (0..70_000_usize).prop_map(|len| Part::Host(Bytes::from(alloc::vec![7; len]))),
-        (0..2_000_usize).prop_map(|len| Part::Host(Bytes::from(alloc::vec![7; len]))),
-        extent().prop_map(Part::File),
+        (0..70_000_usize).prop_map(|len| TransmitPart::Host(Bytes::from(alloc::vec![7; len]))),
+        (0..2_000_usize).prop_map(|len| TransmitPart::Host(Bytes::from(alloc::vec![7; len]))),
+        extent().prop_map(TransmitPart::File),
     ]
 }
 
@@ -72,7 +72,8 @@ fn op() -> impl Strategy<Value = Op> {
                     header,
                     segment_size,
                     parts: parts.into_iter().collect(),
-                    timestamp: ts.map(|(offset, past_us)| TsOption { offset, past_us }),
+                    timestamp: ts
+                        .map(|(offset, past_us)| TsvalPosition { offset, sub_ms_us: past_us }),
                     echo: Some(1),
                     retransmission,
                     protect: None,
@@ -157,7 +158,7 @@ fn drain(rig: &mut Rig) {
 }
 
 #[test]
-fn nonsense_is_counted_and_reported() {
+fn malformed_transmits_are_counted_and_reported() {
     let mut rig = Rig::new(FileConfig::default());
     let mut wrong = plain(7, 10, &[0; 3000]);
     wrong.segment_size = 0;
@@ -205,7 +206,7 @@ fn a_host_that_does_not_listen_loses_frames() {
     let events: Vec<_> = core::iter::from_fn(|| device.poll_event()).collect();
     assert_eq!(events.len(), 3);
     assert!(device.can_take_op());
-    let mut counted = base::counters::all(|f| device.visit(f));
+    let mut counted = base::counters::collect_counters(|f| device.visit(f));
     counted.retain(|(_, value)| *value > 0);
     let bytes = 3 * packet(4, 6, b"hello").len() as u64;
     let expected = [

@@ -10,12 +10,12 @@ use core::ops::Range;
 use proptest::prelude::*;
 use wire::tls::Version;
 
-use super::l5o_stream::{Flow, NUMBER, START, config};
-use super::l5o_tx::{ALL, Peer};
+use super::l5o_stream::{NUMBER, START, TlsRxFlow, config};
+use super::l5o_tx::{ALL, TlsTestPeer};
 
 /// Faults of a network, per thousand packets.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Network {
+pub(super) struct FaultyNetwork {
     pub(super) lost: u64,
     pub(super) late: u64,
     pub(super) twice: u64,
@@ -29,7 +29,7 @@ const ROUND_TRIP: u64 = 40;
 pub(super) fn arrivals(
     len: usize,
     mss: usize,
-    network: Network,
+    network: FaultyNetwork,
     prng: &mut Prng,
 ) -> Vec<Range<usize>> {
     let mut out: Vec<(u64, Range<usize>)> = vec![];
@@ -53,7 +53,7 @@ pub(super) fn arrivals(
 
 /// Delivers all packets to a host that answers requests about bytes received in order. Returns the
 /// share of records, per thousand, that the device decrypted and verified completely.
-fn run(flow: &mut Flow, packets: &[Range<usize>]) -> usize {
+fn run(flow: &mut TlsRxFlow, packets: &[Range<usize>]) -> usize {
     let mut received = vec![false; flow.wire.len()];
     let (mut in_order, mut asked) = (0, vec![]);
     for packet in packets {
@@ -77,22 +77,23 @@ fn run(flow: &mut Flow, packets: &[Range<usize>]) -> usize {
     flow.offloaded() * 1000 / flow.records.len()
 }
 
-fn peer() -> Peer {
-    Peer::new((Version::Tls13, Suite::Aes128Gcm))
+fn peer() -> TlsTestPeer {
+    TlsTestPeer::new((Version::Tls13, Suite::Aes128Gcm))
 }
 
 #[test]
-fn most_records_are_opened_out_of_order() {
+fn most_records_are_decrypted_out_of_order() {
     let networks = [
-        Network { lost: 0, late: 20, twice: 0 },
-        Network { lost: 0, late: 50, twice: 0 },
-        Network { lost: 50, late: 0, twice: 0 },
-        Network { lost: 50, late: 50, twice: 5 },
+        FaultyNetwork { lost: 0, late: 20, twice: 0 },
+        FaultyNetwork { lost: 0, late: 50, twice: 0 },
+        FaultyNetwork { lost: 50, late: 0, twice: 0 },
+        FaultyNetwork { lost: 50, late: 50, twice: 5 },
     ];
     for (nth, network) in (0..).zip(networks) {
         let share = |out_of_order, lens: &[usize]| {
             let mut prng = Prng::new(nth);
-            let mut flow = Flow::new(peer(), config(out_of_order, ResyncMode::StreamScan), lens);
+            let mut flow =
+                TlsRxFlow::new(peer(), config(out_of_order, ResyncMode::StreamScan), lens);
             let packets = arrivals(flow.wire.len(), 1448, network, &mut prng);
             run(&mut flow, &packets)
         };
@@ -109,10 +110,13 @@ fn most_records_are_opened_out_of_order() {
 }
 
 #[test]
-fn the_explicit_nonce_is_foreseen() {
-    let network = Network { lost: 20, late: 20, twice: 0 };
-    let mut flow =
-        Flow::new(Peer::new(ALL[0]), config(true, ResyncMode::StreamScan), &[16_384; 100]);
+fn the_explicit_nonce_is_predicted() {
+    let network = FaultyNetwork { lost: 20, late: 20, twice: 0 };
+    let mut flow = TlsRxFlow::new(
+        TlsTestPeer::new(ALL[0]),
+        config(true, ResyncMode::StreamScan),
+        &[16_384; 100],
+    );
     let packets = arrivals(flow.wire.len(), 1448, network, &mut Prng::new(4));
     assert!(run(&mut flow, &packets) >= 900);
     assert!(flow.rig.counter("l5o_opened_ahead_packets") > 0);
@@ -122,8 +126,11 @@ fn the_explicit_nonce_is_foreseen() {
 #[test]
 fn a_hole_is_filled_later() {
     for suite in ALL {
-        let mut flow =
-            Flow::new(Peer::new(suite), config(true, ResyncMode::StreamScan), &[1000; 4]);
+        let mut flow = TlsRxFlow::new(
+            TlsTestPeer::new(suite),
+            config(true, ResyncMode::StreamScan),
+            &[1000; 4],
+        );
         let end = flow.wire.len();
         flow.deliver(0..300);
         flow.deliver(500..700);
@@ -141,8 +148,8 @@ fn a_hole_is_filled_later() {
 }
 
 #[test]
-fn opening_ahead_of_a_missing_header() {
-    let mut flow = Flow::new(peer(), config(true, ResyncMode::StreamScan), &[978; 8]);
+fn decrypts_ahead_of_a_missing_header() {
+    let mut flow = TlsRxFlow::new(peer(), config(true, ResyncMode::StreamScan), &[978; 8]);
     flow.deliver(0..2900);
     // The header at 3000 is missing; the packet has the one at 4000.
     let opened = flow.deliver(3100..4100).unwrap();
@@ -165,7 +172,7 @@ fn opening_ahead_of_a_missing_header() {
 #[test]
 fn a_wrong_assumption_is_found_and_left() {
     let lens = [978, 978, 978, 478, 978, 978, 978, 978, 978, 978];
-    let mut flow = Flow::new(peer(), config(true, ResyncMode::StreamScan), &lens);
+    let mut flow = TlsRxFlow::new(peer(), config(true, ResyncMode::StreamScan), &lens);
     flow.deliver(0..2900);
     // Looks like the middle of the fourth record, but is part of the fourth and fifth.
     assert!(flow.deliver(3100..3900).is_some());
@@ -181,7 +188,7 @@ fn a_wrong_assumption_is_found_and_left() {
 fn a_guessed_number_that_verifies_needs_no_answer() {
     // The lengths differ, so the device cannot assume one if a header is missing.
     let lens = [978, 900, 800, 978, 700, 600, 978, 978];
-    let mut flow = Flow::new(peer(), config(true, ResyncMode::StreamScan), &lens);
+    let mut flow = TlsRxFlow::new(peer(), config(true, ResyncMode::StreamScan), &lens);
     let starts: Vec<usize> = flow.records.iter().map(|record| record.at.start).collect();
     flow.deliver(0..starts[2] - 50);
     let opened = flow.deliver(starts[3] - 50..starts[5] + 10).unwrap();
@@ -197,7 +204,7 @@ fn a_guessed_number_that_verifies_needs_no_answer() {
 #[test]
 fn a_wrong_guess_is_corrected_by_the_host() {
     let lens = [978, 900, 478, 478, 978, 978, 978];
-    let mut flow = Flow::new(peer(), config(true, ResyncMode::StreamScan), &lens);
+    let mut flow = TlsRxFlow::new(peer(), config(true, ResyncMode::StreamScan), &lens);
     let starts: Vec<usize> = flow.records.iter().map(|record| record.at.start).collect();
     flow.deliver(0..starts[2] - 22);
     assert_eq!(flow.deliver(starts[4] - 22..starts[5] + 28), None, "under a wrong number");
@@ -223,7 +230,7 @@ fn a_wrong_guess_is_corrected_by_the_host() {
 /// is decrypted.
 #[test]
 fn a_record_in_too_many_pieces_is_given_up() {
-    let mut flow = Flow::new(peer(), config(true, ResyncMode::StreamScan), &[978; 2]);
+    let mut flow = TlsRxFlow::new(peer(), config(true, ResyncMode::StreamScan), &[978; 2]);
     for nth in 0..8 {
         assert!(flow.deliver(nth * 100..nth * 100 + 50).is_some(), "{nth}");
     }
@@ -239,7 +246,8 @@ fn a_record_in_too_many_pieces_is_given_up() {
 fn forged_headers_lead_nowhere() {
     for out_of_order in [false, true] {
         // Text full of plausible headers.
-        let mut flow = Flow::new(peer(), config(out_of_order, ResyncMode::StreamScan), &[5000; 40]);
+        let mut flow =
+            TlsRxFlow::new(peer(), config(out_of_order, ResyncMode::StreamScan), &[5000; 40]);
         let forged: Vec<Range<usize>> = flow.records.iter().map(|r| r.at.clone()).collect();
         for record in &forged {
             for at in (record.start + 100..record.end - 200).step_by(60) {
@@ -261,7 +269,7 @@ fn forged_headers_lead_nowhere() {
 #[test]
 fn an_answer_that_is_lost_is_asked_for_again() {
     let lens = [16_000; 200];
-    let mut flow = Flow::new(peer(), config(false, ResyncMode::StreamScan), &lens);
+    let mut flow = TlsRxFlow::new(peer(), config(false, ResyncMode::StreamScan), &lens);
     flow.deliver(0..1000);
     let (end, mut asked) = (flow.wire.len(), 0);
     for from in (40_000..end).step_by(1448) {
@@ -285,15 +293,19 @@ fn a_packet_outside_the_window_changes_nothing() {
         [65 << 20, 1 << 30, 3 << 30].into_iter().flat_map(|at| [(at, false), (at, true)])
     {
         let l5o = config(out_of_order, ResyncMode::StreamScan);
-        let mut flow = Flow::new(peer(), l5o, &[978; 40]);
+        let mut flow = TlsRxFlow::new(peer(), l5o, &[978; 40]);
         flow.deliver(0..500);
         flow.moved();
         // Whole records from elsewhere.
         let records = flow.wire[1000..3000].to_vec();
         assert_eq!(flow.deliver_bytes(far, &records), None);
         assert_eq!(flow.moved(), ["l5o_outside_packets +1"], "{far} {out_of_order}");
-        let packets =
-            arrivals(40_000, 500, Network { lost: 20, late: 20, twice: 0 }, &mut Prng::new(4));
+        let packets = arrivals(
+            40_000,
+            500,
+            FaultyNetwork { lost: 20, late: 20, twice: 0 },
+            &mut Prng::new(4),
+        );
         let share = run(&mut flow, &packets);
         assert!(share >= if out_of_order { 900 } else { 500 }, "{far} {out_of_order} {share}");
         assert_eq!(flow.rig.counter("l5o_restarts"), 0);
@@ -303,10 +315,10 @@ fn a_packet_outside_the_window_changes_nothing() {
 /// Many packets outside the window in a row re-anchor the context, and so do many of the real
 /// stream afterwards.
 #[test]
-fn a_context_that_is_elsewhere_finds_back() {
+fn a_context_re_anchors_after_a_jump() {
     for out_of_order in [false, true] {
         let l5o = config(out_of_order, ResyncMode::StreamScan);
-        let mut flow = Flow::new(peer(), l5o, &[978; 60]);
+        let mut flow = TlsRxFlow::new(peer(), l5o, &[978; 60]);
         flow.deliver(0..500);
         for nth in 0..20 {
             assert_eq!(flow.deliver_bytes((1 << 30) + nth * 100, &[7; 100]), None);
@@ -325,7 +337,7 @@ fn a_context_that_is_elsewhere_finds_back() {
 
 /// A stream of records, and the arrival of its packets.
 #[derive(Clone, Debug)]
-struct Arrival {
+struct RecordArrivals {
     suite: (Version, Suite),
     out_of_order: bool,
     mode: ResyncMode,
@@ -348,8 +360,8 @@ prop_compose! {
         same: bool,
         cuts in prop::collection::vec((1..900_usize, 0..40_u64, 0..12_u8), 1..200),
         seed: u64,
-    ) -> Arrival {
-        Arrival { suite, out_of_order, mode, lens, same, cuts, seed }
+    ) -> RecordArrivals {
+        RecordArrivals { suite, out_of_order, mode, lens, same, cuts, seed }
     }
 }
 
@@ -361,12 +373,12 @@ proptest! {
     #[test]
     fn claims_are_right_and_offloading_comes_back(arrival in any_arrival()) {
         use ResyncMode::NextHint;
-        let Arrival { suite, out_of_order, mode, lens, same, cuts, seed } = arrival;
+        let RecordArrivals { suite, out_of_order, mode, lens, same, cuts, seed } = arrival;
         let mut prng = Prng::new(seed);
         let lens = if same { vec![lens[0]; lens.len()] } else { lens };
-        let last = 529 - Peer::new(suite).framing().overhead();
+        let last = 529 - TlsTestPeer::new(suite).framing().overhead();
         let lens = [&lens[..], &[last; 60]].concat();
-        let mut flow = Flow::new(Peer::new(suite), config(out_of_order, mode), &lens);
+        let mut flow = TlsRxFlow::new(TlsTestPeer::new(suite), config(out_of_order, mode), &lens);
         let wild = flow.records[lens.len() - 60].at.start;
         let (mut from, mut packets) = (0, vec![]);
         for (nth, &(len, late, what)) in (0_u64..).zip(cuts.iter().cycle().take(2000)) {

@@ -8,8 +8,8 @@ use alloc::vec::Vec;
 use base::SeqNum;
 use core::ops::Range;
 
-use super::l5o_stream::{CONTEXT, Flow, NUMBER, START, config, frame, tuple};
-use super::l5o_tx::{ALL, Peer};
+use super::l5o_stream::{CONTEXT, NUMBER, START, TlsRxFlow, config, frame, tuple};
+use super::l5o_tx::{ALL, TlsTestPeer};
 use crate::L5oConfig;
 
 const SCAN: ResyncMode = ResyncMode::StreamScan;
@@ -24,7 +24,8 @@ fn in_order_in_packets_of_every_size() {
         for suite in ALL {
             for step in [1, 2, 3, 5, 7, 12, 13, 16, 29, 100, 257, 1448, 5000] {
                 let lens = [100, 0, 1, 300, 2, 1000, 17, 600];
-                let mut flow = Flow::new(Peer::new(suite), config(out_of_order, SCAN), &lens);
+                let mut flow =
+                    TlsRxFlow::new(TlsTestPeer::new(suite), config(out_of_order, SCAN), &lens);
                 let mut from = 0;
                 while from < flow.wire.len() {
                     let to = (from + step).min(flow.wire.len());
@@ -46,7 +47,7 @@ fn in_order_in_packets_of_every_size() {
 fn whole_records_and_their_counters() {
     for out_of_order in [false, true] {
         let lens = [16_384, 16_384, 16_384];
-        let mut flow = Flow::new(Peer::new(ALL[3]), config(out_of_order, SCAN), &lens);
+        let mut flow = TlsRxFlow::new(TlsTestPeer::new(ALL[3]), config(out_of_order, SCAN), &lens);
         let opened = flow.deliver(0..flow.wire.len()).unwrap();
         assert_eq!((opened.range, opened.number, opened.offset), (0..49_218, NUMBER, 0));
         assert_eq!((opened.message_len, opened.verified), (16_406, NUMBER..NUMBER + 3));
@@ -64,9 +65,13 @@ fn a_changed_byte_is_never_verified() {
         for suite in ALL {
             for step in [37, 400] {
                 let lens = [20, 31, 40];
-                let len = Flow::new(Peer::new(suite), config(out_of_order, SCAN), &lens).wire.len();
+                let len =
+                    TlsRxFlow::new(TlsTestPeer::new(suite), config(out_of_order, SCAN), &lens)
+                        .wire
+                        .len();
                 for bad in 0..len {
-                    let mut flow = Flow::new(Peer::new(suite), config(out_of_order, SCAN), &lens);
+                    let mut flow =
+                        TlsRxFlow::new(TlsTestPeer::new(suite), config(out_of_order, SCAN), &lens);
                     flow.wire[bad] ^= 0x10;
                     for from in (0..len).step_by(step) {
                         flow.deliver(from..(from + step).min(len));
@@ -81,10 +86,13 @@ fn a_changed_byte_is_never_verified() {
 }
 
 #[test]
-fn a_wrong_tag_leaves_its_packet_as_it_came() {
+fn a_wrong_tag_leaves_its_packet_unchanged() {
     for out_of_order in [false, true] {
-        let mut flow =
-            Flow::new(Peer::new(ALL[0]), config(out_of_order, SCAN), &[100, 100, 100, 50]);
+        let mut flow = TlsRxFlow::new(
+            TlsTestPeer::new(ALL[0]),
+            config(out_of_order, SCAN),
+            &[100, 100, 100, 50],
+        );
         let third = flow.records[2].at.clone();
         flow.wire[third.start + 50] ^= 1;
         let split = third.end + 10;
@@ -98,10 +106,10 @@ fn a_wrong_tag_leaves_its_packet_as_it_came() {
 }
 
 /// Records of 1,000 bytes in packets of 400 bytes: P1 to P10 of the figure.
-fn figure(suite: usize) -> (Flow, impl Fn(usize) -> Range<usize>) {
-    let peer = Peer::new(ALL[suite]);
+fn figure(suite: usize) -> (TlsRxFlow, impl Fn(usize) -> Range<usize>) {
+    let peer = TlsTestPeer::new(ALL[suite]);
     let content = 1000 - peer.framing().overhead();
-    let flow = Flow::new(peer, config(false, SCAN), &[content; 6]);
+    let flow = TlsRxFlow::new(peer, config(false, SCAN), &[content; 6]);
     (flow, |packet| (packet - 1) * 400..packet * 400)
 }
 
@@ -210,7 +218,8 @@ fn refused_late_and_unknown_answers() {
 #[test]
 fn hints_and_asynchronous_requests() {
     let lens = [978; 12];
-    let mut flow = Flow::new(Peer::new(ALL[3]), config(false, ResyncMode::NextHint), &lens);
+    let mut flow =
+        TlsRxFlow::new(TlsTestPeer::new(ALL[3]), config(false, ResyncMode::NextHint), &lens);
     flow.deliver(0..400);
     flow.deliver(1200..2100);
     flow.answer(at(1000));
@@ -221,7 +230,8 @@ fn hints_and_asynchronous_requests() {
     assert_eq!((flow.verified.len(), flow.requests.len()), (2, 0));
     assert_eq!(flow.rig.counter("rx_tls_resync_res_ok"), 1);
 
-    let mut flow = Flow::new(Peer::new(ALL[3]), config(false, ResyncMode::Async), &lens);
+    let mut flow =
+        TlsRxFlow::new(TlsTestPeer::new(ALL[3]), config(false, ResyncMode::Async), &lens);
     flow.deliver(0..400);
     flow.deliver(1200..1900);
     flow.deliver(1900..2100);
@@ -246,9 +256,9 @@ fn hints_and_asynchronous_requests() {
 
 #[test]
 fn a_new_key_replaces_the_old() {
-    let mut flow = Flow::new(Peer::new(ALL[3]), config(true, SCAN), &[100, 100]);
+    let mut flow = TlsRxFlow::new(TlsTestPeer::new(ALL[3]), config(true, SCAN), &[100, 100]);
     flow.deliver(0..122);
-    let new = Peer { key: [1; 32], ..flow.peer };
+    let new = TlsTestPeer { key: [1; 32], ..flow.peer };
     let next = new.seal(0, 23, &flow.records[1].content.clone());
     flow.wire.truncate(122);
     flow.wire.extend(next);
@@ -265,7 +275,7 @@ fn a_new_key_replaces_the_old() {
 
 #[test]
 fn bad_checksums_and_other_flows_are_left_alone() {
-    let mut flow = Flow::new(Peer::new(ALL[3]), config(true, SCAN), &[100]);
+    let mut flow = TlsRxFlow::new(TlsTestPeer::new(ALL[3]), config(true, SCAN), &[100]);
     flow.rig.op(0, Op::L5oDestroy { context: CONTEXT });
     assert_eq!(flow.deliver(0..122), None);
     assert_eq!(flow.moved(), ["rx_tls_del +1"]);
@@ -274,10 +284,11 @@ fn bad_checksums_and_other_flows_are_left_alone() {
 /// Works at any distance from the last reference position in the sequence space: only the headers
 /// of 2 GiB of records arrive, then two whole records.
 #[test]
-fn records_are_opened_beyond_two_gib() {
+fn records_are_decrypted_beyond_two_gib() {
     const COUNT: u32 = 131_100;
     for out_of_order in [false, true] {
-        let mut flow = Flow::new(Peer::new(ALL[3]), config(out_of_order, SCAN), &[16_384]);
+        let mut flow =
+            TlsRxFlow::new(TlsTestPeer::new(ALL[3]), config(out_of_order, SCAN), &[16_384]);
         deliver_headers(&mut flow, 0..COUNT);
         flow.moved();
         let number = NUMBER + u64::from(COUNT);
@@ -302,13 +313,13 @@ fn records_are_opened_beyond_two_gib() {
 const RECORD: u32 = 16_406;
 
 /// Delivers only the header and some text of full records.
-fn deliver_headers(flow: &mut Flow, records: Range<u32>) {
+fn deliver_headers(flow: &mut TlsRxFlow, records: Range<u32>) {
     let first = flow.wire[..21].to_vec();
     deliver_fronts(flow, &first, records);
 }
 
 /// Delivers only the first bytes `front` of full records.
-fn deliver_fronts(flow: &mut Flow, front: &[u8], records: Range<u32>) {
+fn deliver_fronts(flow: &mut TlsRxFlow, front: &[u8], records: Range<u32>) {
     let mut pool = PacketPool::new(4);
     for nth in records {
         let frame = frame(4, START.wrapping_add(nth.wrapping_mul(RECORD)), front);
@@ -324,8 +335,8 @@ fn deliver_fronts(flow: &mut Flow, front: &[u8], records: Range<u32>) {
 /// and so are the positions after it, of which nothing was decrypted.
 #[test]
 fn a_hole_that_is_never_filled_is_forgotten() {
-    let l5o = L5oConfig { messages_ahead_total: 1, ..config(true, SCAN) };
-    let mut flow = Flow::new(Peer::new(ALL[3]), l5o, &[16_384]);
+    let l5o = L5oConfig { incomplete_messages_total: 1, ..config(true, SCAN) };
+    let mut flow = TlsRxFlow::new(TlsTestPeer::new(ALL[3]), l5o, &[16_384]);
     deliver_headers(&mut flow, 0..2);
     assert_eq!(flow.rig.counter("l5o_messages_open"), 2);
     deliver_headers(&mut flow, 2..32_700);
@@ -342,7 +353,7 @@ fn a_hole_that_is_never_filled_is_forgotten() {
 #[test]
 fn a_place_that_is_lost_for_long_stays_lost() {
     for count in [1000, 131_100, 200_000, 270_000] {
-        let mut flow = Flow::new(Peer::new(ALL[3]), config(true, SCAN), &[16_384; 2]);
+        let mut flow = TlsRxFlow::new(TlsTestPeer::new(ALL[3]), config(true, SCAN), &[16_384; 2]);
         deliver_headers(&mut flow, 0..1);
         deliver_fronts(&mut flow, &[0; 8], 1..count);
         let wire = flow.wire.clone();

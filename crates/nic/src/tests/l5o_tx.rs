@@ -1,9 +1,10 @@
 //! Encryption on transmit, against a software reference that encrypts whole records only.
 
 use abi::crypto::{CryptoProvider, NONCE_BYTES, Suite};
-use abi::l5o::{Content, Direction, L5oCreate, L5oId, L5oState, Sealed, TlsState, framing};
+use abi::l5o::{Direction, L5oContent, L5oCreate, L5oId, L5oState, RecordRange, TlsState, framing};
 use abi::{
-    Event, FileExtent, FileFault, FileId, FlowId, Op, Part, Refusal, Transmit, TransmitOutcome,
+    Event, FileExtent, FileFault, FileId, FlowId, Op, Refusal, Transmit, TransmitOutcome,
+    TransmitPart,
 };
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -13,7 +14,7 @@ use base::{Prng, SeqNum};
 use bytes::Bytes;
 use proptest::prelude::*;
 use testkit::PLAIN_LINK;
-use wire::tls::{Framing, Run, Version};
+use wire::tls::{Framing, TlsRecordRun, Version};
 
 use super::frames::MAC;
 use super::rig::{Rig, content, echoed, pattern};
@@ -35,14 +36,14 @@ const CONTEXT: L5oId = L5oId(70);
 
 /// Keys of a connection.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Peer {
+pub(super) struct TlsTestPeer {
     pub(super) version: Version,
     pub(super) suite: Suite,
     pub(super) key: [u8; 32],
     pub(super) iv: [u8; NONCE_BYTES],
 }
 
-impl Peer {
+impl TlsTestPeer {
     pub(super) fn new((version, suite): (Version, Suite)) -> Self {
         Self { version, suite, key: [0x5a; 32], iv: *b"twelve bytes" }
     }
@@ -69,9 +70,9 @@ impl Peer {
     pub(super) fn seal(&self, number: u64, kind: u8, content: &[u8]) -> Vec<u8> {
         let (framing, mut front) = (self.framing(), [0; 13]);
         let nonce = framing.nonce(&self.iv, number);
-        let len = framing.write_front(kind, content.len(), &nonce, &mut front);
+        let len = framing.write_full_header(kind, content.len(), &nonce, &mut front);
         let mut text = content.to_vec();
-        text.extend(vec![kind; framing.inner()]);
+        text.extend(vec![kind; framing.inner_type_len()]);
         let key = crypto::Provider.aead(self.suite, &self.key[..self.suite.key_bytes()]).unwrap();
         let (aad, used) = framing.aad(number, kind, text.len());
         let tag = key.seal(&nonce, &aad[..used], &mut text);
@@ -80,22 +81,26 @@ impl Peer {
 }
 
 /// A stream of one run: the plaintext of the host, and the bytes expected on the link.
-struct Stream {
-    peer: Peer,
-    run: Run,
+struct TlsTxStream {
+    peer: TlsTestPeer,
+    run: TlsRecordRun,
     number: u64,
     content: Vec<u8>,
     wire: Vec<u8>,
 }
 
-impl Stream {
-    fn new(peer: Peer, number: u64, content: Vec<u8>, record_content: u32) -> Self {
+impl TlsTxStream {
+    fn new(peer: TlsTestPeer, number: u64, content: Vec<u8>, record_content: u32) -> Self {
         let overhead = u32::try_from(peer.framing().overhead()).unwrap();
-        let run = Run { content: content.len() as u64, record_content, overhead };
+        let run = TlsRecordRun {
+            content_bytes: content.len() as u64,
+            record_content_bytes: record_content,
+            overhead,
+        };
         let mut wire = vec![];
         for index in 0..run.records() {
             let from = usize::try_from(index * u64::from(record_content)).unwrap();
-            let part = &content[from..from + run.content_of(index) as usize];
+            let part = &content[from..from + run.record_content_len(index) as usize];
             wire.extend(peer.seal(number + index, 23, part));
         }
         assert_eq!(wire.len() as u64, run.wire_len());
@@ -103,20 +108,20 @@ impl Stream {
     }
 
     /// Describes a range of the encrypted stream, with the prefix in its record if `prefix`.
-    fn sealed(&self, from: usize, len: usize, prefix: bool) -> Sealed {
-        let place = self.run.place(from as u64);
-        let first = self.run.start_of(place.index);
-        let done = place.index * u64::from(self.run.record_content);
-        let run = Run { content: self.run.content - done, ..self.run };
-        let front = u32::try_from(self.peer.framing().front()).unwrap();
+    fn sealed(&self, from: usize, len: usize, prefix: bool) -> RecordRange {
+        let place = self.run.position(from as u64);
+        let first = self.run.record_start(place.index);
+        let done = place.index * u64::from(self.run.record_content_bytes);
+        let run = TlsRecordRun { content_bytes: self.run.content_bytes - done, ..self.run };
+        let front = u32::try_from(self.peer.framing().full_header_len()).unwrap();
         let start = self.run.content_before(place, front);
-        let end = self.run.content_before(self.run.place((from + len) as u64), front);
+        let end = self.run.content_before(self.run.position((from + len) as u64), front);
         let prefix = if prefix { start - done } else { 0 };
         let content = usize::try_from(start - prefix).unwrap()..usize::try_from(end).unwrap();
         assert_eq!(first + u64::from(place.offset), from as u64);
-        Sealed {
+        RecordRange {
             context: CONTEXT,
-            content: Content::Host(Bytes::copy_from_slice(&self.content[content])),
+            content: L5oContent::Host(Bytes::copy_from_slice(&self.content[content])),
             prefix: u32::try_from(prefix).unwrap(),
             number: self.number + place.index,
             kind: 23,
@@ -127,12 +132,12 @@ impl Stream {
     }
 
     fn transmit(&self, from: usize, len: usize, prefix: bool) -> Transmit {
-        transmit_of(from, vec![Part::Sealed(Box::new(self.sealed(from, len, prefix)))])
+        transmit_of(from, vec![TransmitPart::Records(Box::new(self.sealed(from, len, prefix)))])
     }
 }
 
 /// Returns a transmit that begins `from` bytes after the start of the stream.
-fn transmit_of(from: usize, parts: Vec<Part>) -> Transmit {
+fn transmit_of(from: usize, parts: Vec<TransmitPart>) -> Transmit {
     let seq = START.wrapping_add(u32::try_from(from).unwrap());
     let mut transmit = echoed(FLOW, seq);
     transmit.parts = parts.into();
@@ -144,7 +149,7 @@ pub(super) fn config() -> DeviceConfig {
     DeviceConfig { l5o, ..DeviceConfig::new(MAC) }
 }
 
-fn rig(peer: Peer, number: u64) -> Rig {
+fn rig(peer: TlsTestPeer, number: u64) -> Rig {
     let mut rig = Rig::with(config(), PLAIN_LINK);
     rig.op(0, peer.create(CONTEXT, Direction::Transmit, START, number));
     rig.moved(&[]);
@@ -165,7 +170,7 @@ fn numbers(len: usize) -> Vec<u8> {
 #[test]
 fn whole_records_in_order() {
     for suite in ALL {
-        let stream = Stream::new(Peer::new(suite), 5, numbers(40_000), 16_384);
+        let stream = TlsTxStream::new(TlsTestPeer::new(suite), 5, numbers(40_000), 16_384);
         let mut rig = rig(stream.peer, 5);
         let out = sent(&mut rig, stream.transmit(0, stream.wire.len(), false));
         assert_eq!(out, stream.wire);
@@ -184,7 +189,7 @@ fn whole_records_in_order() {
 #[test]
 fn ranges_continue_where_the_context_is() {
     for suite in ALL {
-        let stream = Stream::new(Peer::new(suite), 0, numbers(700), 100);
+        let stream = TlsTxStream::new(TlsTestPeer::new(suite), 0, numbers(700), 100);
         for step in [1, 2, 7, 13, 16, 50, 119, 130, 333] {
             let mut rig = rig(stream.peer, 0);
             let mut out = vec![];
@@ -204,7 +209,7 @@ fn ranges_continue_where_the_context_is() {
 #[test]
 fn every_range_can_be_sent_again_with_its_prefix() {
     for suite in ALL {
-        let stream = Stream::new(Peer::new(suite), 9, numbers(70), 30);
+        let stream = TlsTxStream::new(TlsTestPeer::new(suite), 9, numbers(70), 30);
         let mut rig = rig(stream.peer, 9);
         for from in 0..stream.wire.len() {
             for len in [1, 3, 20, 80] {
@@ -222,9 +227,9 @@ fn every_range_can_be_sent_again_with_its_prefix() {
 #[test]
 fn a_tag_that_cannot_be_computed_drops_the_transmit() {
     for suite in ALL {
-        let stream = Stream::new(Peer::new(suite), 0, numbers(1000), 1000);
+        let stream = TlsTxStream::new(TlsTestPeer::new(suite), 0, numbers(1000), 1000);
         let mut rig = rig(stream.peer, 0);
-        let (end, front) = (stream.wire.len(), stream.peer.framing().front());
+        let (end, front) = (stream.wire.len(), stream.peer.framing().full_header_len());
         assert_eq!(sent(&mut rig, stream.transmit(500, end - 500, false)), [0; 0]);
         let unsealed = TransmitOutcome::Dropped(FileFault::Refused(Refusal::Encrypted));
         assert_eq!(rig.outcomes(), [(START.wrapping_add(500), unsealed)]);
@@ -252,8 +257,8 @@ fn contexts_come_and_go() {
         },
         PLAIN_LINK,
     );
-    let peer = Peer::new(ALL[3]);
-    let stream = Stream::new(peer, 0, numbers(100), 100);
+    let peer = TlsTestPeer::new(ALL[3]);
+    let stream = TlsTxStream::new(peer, 0, numbers(100), 100);
     let refused = |rig: &mut Rig| -> Vec<Refusal> {
         let events = core::mem::take(&mut rig.events);
         let why = events.into_iter().filter_map(|(_, event)| match event {
@@ -284,8 +289,8 @@ fn contexts_come_and_go() {
 }
 
 #[test]
-fn files_are_sealed_and_not_changed() {
-    let peer = Peer::new(ALL[0]);
+fn files_are_encrypted_and_not_changed() {
+    let peer = TlsTestPeer::new(ALL[0]);
     let config = DeviceConfig {
         file: Some(FileConfig { block_pages: 1, ..FileConfig::default() }),
         ..config()
@@ -294,16 +299,16 @@ fn files_are_sealed_and_not_changed() {
     rig.put("a", 60_000, 3);
     rig.open(0, 1, "a").unwrap();
     rig.op(0, peer.create(CONTEXT, Direction::Transmit, START, 0));
-    let stream = Stream::new(peer, 0, content(3, 100, 40_000), 16_000);
+    let stream = TlsTxStream::new(peer, 0, content(3, 100, 40_000), 16_000);
     let file = |from: usize, len: usize, prefix: bool| {
         let mut sealed = stream.sealed(from, len, prefix);
-        let Content::Host(bytes) = &sealed.content else { unreachable!() };
+        let L5oContent::Host(bytes) = &sealed.content else { unreachable!() };
         let at = stream.content.windows(bytes.len().max(1)).position(|w| w == &bytes[..]);
         let (offset, len) = (100 + at.unwrap() as u64, u32::try_from(bytes.len()).unwrap());
-        sealed.content = Content::File(FileExtent { file: FileId(1), offset, len });
-        Part::Sealed(Box::new(sealed))
+        sealed.content = L5oContent::File(FileExtent { file: FileId(1), offset, len });
+        TransmitPart::Records(Box::new(sealed))
     };
-    let plain = |bytes: &[u8]| Part::Host(Bytes::copy_from_slice(bytes));
+    let plain = |bytes: &[u8]| TransmitPart::Host(Bytes::copy_from_slice(bytes));
     let len = 20_000;
     rig.send(0, transmit_of(0, vec![file(0, len, false), plain(b"between")]));
     // The context is destroyed while the transmit waits for the disk.
@@ -327,15 +332,15 @@ fn files_are_sealed_and_not_changed() {
 }
 
 #[test]
-fn nonsense_is_refused() {
-    let peer = Peer::new(ALL[3]);
-    let stream = Stream::new(peer, 0, numbers(1000), 400);
-    let change: [fn(&mut Sealed); 13] = [
+fn malformed_parts_are_refused() {
+    let peer = TlsTestPeer::new(ALL[3]);
+    let stream = TlsTxStream::new(peer, 0, numbers(1000), 400);
+    let change: [fn(&mut RecordRange); 13] = [
         |s| s.run.overhead += 1,
-        |s| s.run.record_content = 0,
-        |s| s.run.record_content = 16_385,
-        |s| s.run.content = u64::MAX,
-        |s| s.run.content = 0,
+        |s| s.run.record_content_bytes = 0,
+        |s| s.run.record_content_bytes = 16_385,
+        |s| s.run.content_bytes = u64::MAX,
+        |s| s.run.content_bytes = 0,
         |s| s.skip += 400,
         |s| s.skip = u32::MAX,
         |s| s.len = 0,
@@ -343,13 +348,13 @@ fn nonsense_is_refused() {
         |s| s.len += 500,
         |s| s.prefix += 1,
         |s| s.number = u64::MAX,
-        |s| s.content = Content::Host(Bytes::new()),
+        |s| s.content = L5oContent::Host(Bytes::new()),
     ];
     let mut rig = rig(peer, 0);
     for (nth, change) in (1..).zip(change) {
         let mut sealed = stream.sealed(200, 500, true);
         change(&mut sealed);
-        rig.send(0, transmit_of(200, vec![Part::Sealed(Box::new(sealed))]));
+        rig.send(0, transmit_of(200, vec![TransmitPart::Records(Box::new(sealed))]));
         assert_eq!(rig.packets(), [], "{nth}");
         assert_eq!(rig.counter("tx_dropped_malformed"), nth);
     }
@@ -362,13 +367,13 @@ proptest! {
     /// Random ranges in random order, some sent again. With the prefix they are always correct;
     /// without it they are correct or dropped.
     #[test]
-    fn whatever_leaves_is_right(
+    fn sent_bytes_are_correct(
         suite in 0..6_usize,
         record in 1..600_u32,
         len in 0..3000_usize,
         ranges in prop::collection::vec((0..4000_usize, 1..2000_usize, any::<bool>()), 1..20),
     ) {
-        let stream = Stream::new(Peer::new(ALL[suite]), 1 << 40, numbers(len), record);
+        let stream = TlsTxStream::new(TlsTestPeer::new(ALL[suite]), 1 << 40, numbers(len), record);
         let mut rig = rig(stream.peer, 1 << 40);
         let mut at = 0;
         for (jump, len, prefix) in ranges {

@@ -2,7 +2,7 @@
 
 use abi::aligned::PAGE_BYTES;
 use abi::port::TxFrame;
-use abi::{FileExtent, FileFault, FileId, Op, Part, TransmitOutcome};
+use abi::{FileExtent, FileFault, FileId, Op, TransmitOutcome, TransmitPart};
 use alloc::vec;
 use alloc::vec::Vec;
 use proptest::prelude::*;
@@ -37,7 +37,7 @@ fn page(at: u64) -> u64 {
 }
 
 #[test]
-fn memory_that_is_full_means_waiting_in_turn() {
+fn transmits_wait_in_order_for_memory() {
     let mut rig = rig();
     // 14 pages each: two fit into 31, the third waits with a part of the blocks that it needs.
     for i in 0..4_u32 {
@@ -58,7 +58,7 @@ fn memory_that_is_full_means_waiting_in_turn() {
 }
 
 #[test]
-fn what_nobody_holds_is_evicted_first() {
+fn unheld_blocks_are_evicted_first() {
     let mut rig = rig();
     rig.send(0, extent(1, 1, 1, 0, 10 * 4096));
     rig.complete_all();
@@ -104,7 +104,7 @@ fn an_evicted_block_of_a_changed_file_is_not_sent_again() {
 }
 
 #[test]
-fn frames_on_their_way_keep_their_blocks() {
+fn frames_in_flight_keep_their_blocks() {
     let mut rig = rig();
     rig.device.handle_op(rig.now, 0, Op::Transmit(extent(1, 1, 1, 0, 15 * 4096)));
     let poll = |rig: &mut Rig| rig.requests.extend(rig.device.poll_disk());
@@ -112,7 +112,7 @@ fn frames_on_their_way_keep_their_blocks() {
     let mut kept: Vec<TxFrame> = vec![];
     for _ in 0..15 {
         poll(&mut rig);
-        complete_quietly(&mut rig);
+        complete_without_polling(&mut rig);
     }
     while let Some(frame) = rig.next_frame() {
         kept.push(frame);
@@ -120,14 +120,14 @@ fn frames_on_their_way_keep_their_blocks() {
     rig.device.handle_op(rig.now, 0, Op::Transmit(extent(2, 2, 1, page(20), 15 * 4096)));
     for _ in 0..15 {
         poll(&mut rig);
-        complete_quietly(&mut rig);
+        complete_without_polling(&mut rig);
     }
     while let Some(frame) = rig.next_frame() {
         kept.push(frame);
     }
     rig.device.handle_op(rig.now, 0, Op::Transmit(extent(3, 3, 1, page(40), 15 * 4096)));
     poll(&mut rig);
-    complete_quietly(&mut rig);
+    complete_without_polling(&mut rig);
     assert!(rig.device.poll_disk().is_none(), "one page was left; the others are on their way");
     assert_eq!(rig.device.poll_timeout(rig.now), Some(rig.now + base::Duration::from_millis(1)));
     let bytes: Vec<u8> =
@@ -143,15 +143,15 @@ fn frames_on_their_way_keep_their_blocks() {
 }
 
 /// Two bytes around the end of page `at`, which need two blocks.
-fn straddle(at: u64) -> Part {
+fn straddle(at: u64) -> TransmitPart {
     let offset = page(at + 1) - 1;
-    Part::File(FileExtent { file: FileId(1), offset, len: 2 })
+    TransmitPart::File(FileExtent { file: FileId(1), offset, len: 2 })
 }
 
 /// A later transmit of a flow finds its blocks in memory while an earlier one waits for memory. If
 /// it took them, the two would wait for each other.
 #[test]
-fn nobody_overtakes_those_who_wait_for_memory() {
+fn transmits_waiting_for_memory_keep_order() {
     let mut rig = rig();
     let straddles = |tag: u32, flow: u64, first: u64, n: u64| {
         let mut t = super::rig::echoed(flow, tag);
@@ -181,15 +181,15 @@ fn nobody_overtakes_those_who_wait_for_memory() {
 }
 
 /// Completes the oldest read without polling anything.
-fn complete_quietly(rig: &mut Rig) {
+fn complete_without_polling(rig: &mut Rig) {
     let request = rig.requests.remove(0);
-    if let Some(completion) = rig.disk.answer(request) {
+    if let Some(completion) = rig.disk.execute(request) {
         rig.device.handle_disk(rig.now, completion);
     }
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum MemoryStep {
     Send { flow: u64, file: u32, extents: Vec<(u16, u16)>, again: bool },
     Ack { file: u32, offset: u16, len: u16 },
     Complete { which: usize },
@@ -198,17 +198,17 @@ enum Step {
     Reopen { file: u32 },
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = MemoryStep> {
     let extents = proptest::collection::vec(any::<(u16, u16)>(), 1..5);
     prop_oneof![
         8 => (0..4_u64, 0..4_u32, extents, any::<bool>())
-            .prop_map(|(flow, file, extents, again)| Step::Send { flow, file, extents, again }),
+            .prop_map(|(flow, file, extents, again)| MemoryStep::Send { flow, file, extents, again }),
         3 => (0..4_u32, any::<u16>(), any::<u16>())
-            .prop_map(|(file, offset, len)| Step::Ack { file, offset, len }),
-        12 => any::<usize>().prop_map(|which| Step::Complete { which }),
-        1 => any::<bool>().prop_map(Step::Break),
-        1 => Just(Step::Rewrite),
-        1 => (0..4_u32).prop_map(|file| Step::Reopen { file }),
+            .prop_map(|(file, offset, len)| MemoryStep::Ack { file, offset, len }),
+        12 => any::<usize>().prop_map(|which| MemoryStep::Complete { which }),
+        1 => any::<bool>().prop_map(MemoryStep::Break),
+        1 => Just(MemoryStep::Rewrite),
+        1 => (0..4_u32).prop_map(|file| MemoryStep::Reopen { file }),
     ]
 }
 
@@ -223,7 +223,7 @@ proptest! {
     /// are those of the file, each flow is in order, and in the end nothing waits and nothing is
     /// held.
     #[test]
-    fn never_stuck_never_above_the_limit(
+    fn makes_progress_within_the_limit(
         steps in proptest::collection::vec(step(), 1..120), read_ahead in 0..4_u32,
     ) {
         let mut rig = Rig::new(FileConfig { read_ahead_blocks: read_ahead, ..tiny() });
@@ -240,7 +240,7 @@ proptest! {
         let mut rewritten = false;
         for step in steps {
             match step {
-                Step::Send { flow, file, extents, again } => {
+                MemoryStep::Send { flow, file, extents, again } => {
                     let tag = u32::try_from(expected.len()).unwrap() * 0x1_0000;
                     let mut t = super::rig::echoed(flow, tag);
                     let mut bytes = vec![];
@@ -252,24 +252,24 @@ proptest! {
                         t.parts.extend(extent(0, 0, file, offset as u64, len).parts);
                     }
                     t.retransmission = again;
-                    prop_assert!(t.parts.iter().all(|p| matches!(p, Part::File(_))));
+                    prop_assert!(t.parts.iter().all(|p| matches!(p, TransmitPart::File(_))));
                     expected.push(Expected { flow, bytes, seen: vec![] });
                     rig.send(0, t);
                 }
-                Step::Ack { file, offset, len } => {
+                MemoryStep::Ack { file, offset, len } => {
                     rig.ack(0, file, u64::from(offset) * 3, u32::from(len));
                 }
-                Step::Complete { which } if !rig.requests.is_empty() => {
+                MemoryStep::Complete { which } if !rig.requests.is_empty() => {
                     rig.complete(which % rig.requests.len());
                 }
-                Step::Complete { .. } => {}
-                Step::Break(broken) => rig.disk.broken = broken,
-                Step::Rewrite => {
+                MemoryStep::Complete { .. } => {}
+                MemoryStep::Break(broken) => rig.disk.fail_reads = broken,
+                MemoryStep::Rewrite => {
                     rig.put("c", FILE_BYTES, next_version);
                     next_version += 1;
                     rewritten = true;
                 }
-                Step::Reopen { file } => {
+                MemoryStep::Reopen { file } => {
                     rig.complete_all();
                     rig.close(0, file);
                     rig.open(0, file, paths[file as usize]).unwrap();

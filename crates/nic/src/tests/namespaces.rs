@@ -2,7 +2,7 @@
 
 use abi::aligned::PAGE_BYTES;
 use abi::disk::{DiskRequest, RequestId};
-use abi::{FileAccess, FileFault, FileId, FileKind, Op, Part, TransmitOutcome};
+use abi::{FileAccess, FileFault, FileId, FileKind, Op, TransmitOutcome, TransmitPart};
 use alloc::collections::BTreeMap;
 use alloc::rc::Rc;
 use alloc::vec::Vec;
@@ -61,7 +61,7 @@ fn invalidations(rig: &mut Rig) -> Vec<alloc::string::String> {
 
 /// A changed version has no effect, and stale bytes are not sent.
 #[test]
-fn what_was_written_is_read_again() {
+fn written_ranges_are_read_again() {
     let mut rig = rig(false);
     assert_eq!(sent(&mut rig, 1, 100, 3 * 8192), content(1, 100, 3 * 8192));
     rig.ack(0, 1, 100, 3 * 8192);
@@ -86,7 +86,7 @@ fn what_was_written_is_read_again() {
 
 /// A read in flight during a write may return old or new bytes, so later transmits do not use it.
 #[test]
-fn a_read_under_way_does_not_become_new() {
+fn a_read_in_flight_is_not_reused_after_a_write() {
     let mut rig = rig(false);
     rig.send(0, extent(1, 1, 1, 0, 100));
     // In the same block, but outside the range that is sent.
@@ -117,7 +117,7 @@ fn a_read_under_way_does_not_become_new() {
 
 /// A transmit that waits for other blocks keeps the block that became stale.
 #[test]
-fn a_transmit_keeps_what_it_waits_with() {
+fn a_waiting_transmit_keeps_its_blocks() {
     let mut rig = rig(false);
     sent(&mut rig, 1, 0, 8192);
     rig.send(0, extent(2, 2, 1, 0, 3 * 8192));
@@ -182,29 +182,29 @@ fn block_devices_are_namespaces_only() {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum NamespaceStep {
     Send(u64, u32),
     Write(u64, usize, u8),
     Complete(usize),
     Acknowledge,
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = NamespaceStep> {
     let end = 64 * PAGE;
     prop_oneof![
-        (0..end - 20_000, 1..20_000_u32).prop_map(|(at, len)| Step::Send(at, len)),
+        (0..end - 20_000, 1..20_000_u32).prop_map(|(at, len)| NamespaceStep::Send(at, len)),
         (0..end - 20_000, 1..20_000_usize, any::<u8>())
-            .prop_map(|(at, len, fill)| Step::Write(at, len, fill)),
-        (0..8_usize).prop_map(Step::Complete),
-        Just(Step::Acknowledge),
+            .prop_map(|(at, len, fill)| NamespaceStep::Write(at, len, fill)),
+        (0..8_usize).prop_map(NamespaceStep::Complete),
+        Just(NamespaceStep::Acknowledge),
     ]
 }
 
 /// Content of the disk when each waiting read was submitted: the oldest bytes that it can return.
 #[derive(Default)]
-struct AsAsked(BTreeMap<RequestId, Rc<Vec<u8>>>);
+struct DiskSnapshots(BTreeMap<RequestId, Rc<Vec<u8>>>);
 
-impl AsAsked {
+impl DiskSnapshots {
     fn note(&mut self, rig: &mut Rig) {
         let now = Rc::new(rig.disk.file("n").bytes().to_vec());
         for request in &rig.requests {
@@ -236,19 +236,19 @@ proptest! {
         let mut rig = rig(tight);
         // Transmits in flight: offset, length and bytes.
         let mut sending: Vec<(u64, u32, Vec<u8>)> = Vec::new();
-        let mut asked = AsAsked::default();
+        let mut asked = DiskSnapshots::default();
         for (tag, &step) in steps.iter().enumerate() {
             let tag = u32::try_from(tag).unwrap();
             match step {
-                Step::Send(at, len) => {
+                NamespaceStep::Send(at, len) => {
                     sending.push((at, len, on_disk(&mut rig, at, len)));
                     let mut transmit = extent(u64::from(tag), tag << 16, 1, at, len);
                     transmit.echo = Some(tag);
                     transmit.segment_size = 1448;
-                    prop_assert!(matches!(transmit.parts[0], Part::File(_)));
+                    prop_assert!(matches!(transmit.parts[0], TransmitPart::File(_)));
                     rig.send(0, transmit);
                 }
-                Step::Write(at, len, fill) => {
+                NamespaceStep::Write(at, len, fill) => {
                     let busy = |&(from, n, _): &(u64, u32, Vec<u8>)| {
                         from < at + len as u64 && at < from + u64::from(n)
                     };
@@ -256,12 +256,12 @@ proptest! {
                         write(&mut rig, at, len, fill);
                     }
                 }
-                Step::Complete(at) if !rig.requests.is_empty() => {
+                NamespaceStep::Complete(at) if !rig.requests.is_empty() => {
                     let at = at % rig.requests.len();
                     asked.complete(&mut rig, at);
                 }
-                Step::Complete(_) => {}
-                Step::Acknowledge => finish(&mut rig, &mut asked, &mut sending)?,
+                NamespaceStep::Complete(_) => {}
+                NamespaceStep::Acknowledge => finish(&mut rig, &mut asked, &mut sending)?,
             }
             asked.note(&mut rig);
         }
@@ -274,7 +274,7 @@ proptest! {
 /// Checks that everything in flight arrives, and acknowledges it.
 fn finish(
     rig: &mut Rig,
-    asked: &mut AsAsked,
+    asked: &mut DiskSnapshots,
     sending: &mut Vec<(u64, u32, Vec<u8>)>,
 ) -> Result<(), TestCaseError> {
     while !rig.requests.is_empty() {

@@ -3,7 +3,7 @@
 
 use abi::aligned::AlignedBuf;
 use abi::l5o::{L5oId, ResyncMode};
-use abi::nvme_tcp::{DdpId, DdpSetup, NvmeTcpState, OverTls};
+use abi::nvme_tcp::{DdpId, DdpSetup, NvmeTcpState, TlsCarrier};
 use abi::port::RxFrame;
 use abi::{Checksum, Event, FlowId, Op, PacketPool};
 use alloc::boxed::Box;
@@ -14,21 +14,21 @@ use proptest::prelude::*;
 use testkit::PLAIN_LINK;
 
 use super::frames::MAC;
-use super::l5o_disorder::{Network, arrivals};
+use super::l5o_disorder::{FaultyNetwork, arrivals};
 use super::l5o_stream::{START, frame};
 use super::nvme_disorder::run;
 use super::nvme_rx::config;
-use super::nvme_stream::{ALL, Content, Digests, Flow, create};
+use super::nvme_stream::{ALL, Digests, NvmeRxFlow, PduStream, create};
 use super::rig::Rig;
 use crate::{DeviceConfig, L5oConfig};
 
 /// Reads whose data is full of plausible PDUs for registered buffers.
-fn forged(digests: Digests, count: u16, len: usize) -> Content {
-    let mut content = Content::new(digests, 21);
+fn forged(digests: Digests, count: u16, len: usize) -> PduStream {
+    let mut content = PduStream::new(digests, 21);
     for tag in 0..count {
         let mut data = vec![];
         while data.len() < len {
-            let mut inner = Content::new(digests, u64::from(tag));
+            let mut inner = PduStream::new(digests, u64::from(tag));
             let other = (tag + u16::try_from(inner.prng.next_u64() % 8).unwrap()) % count;
             let at = u32::try_from(data.len() % (len / 2)).unwrap() & !3;
             inner.c2h(other, at, 120 + 4 * usize::from(tag % 7));
@@ -47,9 +47,9 @@ fn forged_pdus_corrupt_nothing() {
     let (mut wrong, mut right) = (0, 0);
     for (digests, out_of_order) in ALL.into_iter().flat_map(|d| [(d, false), (d, true)]) {
         for (lost, late) in [(0, 0), (30, 0), (0, 50), (50, 50)] {
-            let mut flow = Flow::new(forged(digests, 40, 6000), config(out_of_order));
+            let mut flow = NvmeRxFlow::new(forged(digests, 40, 6000), config(out_of_order));
             flow.setup_all();
-            let network = Network { lost, late, twice: 5 };
+            let network = FaultyNetwork { lost, late, twice: 5 };
             let packets = arrivals(flow.wire.len(), 1448, network, &mut Prng::new(2));
             run(&mut flow, &packets);
             // `check` compares each byte that the host accepts as placed.
@@ -66,7 +66,7 @@ fn forged_pdus_corrupt_nothing() {
 /// A peer that forges PDUs cannot make the device search and ask without bound.
 #[test]
 fn forged_pdus_lead_nowhere() {
-    let mut flow = Flow::new(forged(ALL[0], 60, 20_000), config(false));
+    let mut flow = NvmeRxFlow::new(forged(ALL[0], 60, 20_000), config(false));
     flow.setup_all();
     flow.deliver(0..1000);
     let mut asked = 0;
@@ -100,7 +100,11 @@ fn state() -> impl Strategy<Value = NvmeTcpState> {
         header_digest: header,
         data_digest: data,
         pdu_bytes_max: most,
-        over: over.map(|(id, number, skip)| OverTls { context: L5oId(id), number, skip }),
+        over: over.map(|(id, number, skip)| TlsCarrier {
+            context: L5oId(id),
+            first_record: number,
+            skip,
+        }),
     })
 }
 
@@ -115,7 +119,16 @@ fn op() -> impl Strategy<Value = Op> {
         |(context, tag, offset, len, there, pages)| {
             let buffer = AlignedBuf::new(pages);
             let (flow, id) = (FlowId(u64::from(tag)), DdpId(offset));
-            Op::DdpSetup(Box::new(DdpSetup { context, flow, tag, id, offset, len, there, buffer }))
+            Op::DdpSetup(Box::new(DdpSetup {
+                context,
+                flow,
+                tag,
+                id,
+                offset,
+                len,
+                filled: there,
+                buffer,
+            }))
         },
     );
     prop_oneof![
@@ -135,7 +148,7 @@ proptest! {
     /// Arbitrary frames and operations: every buffer is returned once, and claims lie within their
     /// frames.
     #[test]
-    fn anything_at_all(
+    fn any_frames_and_operations(
         out_of_order: bool,
         steps in prop::collection::vec(
             prop_oneof![
@@ -172,7 +185,7 @@ proptest! {
                     Event::DdpTeardownDone(_) => back += 1,
                     Event::Received(received) => {
                         let most = received.packet.as_slice().len();
-                        let placed = received.metadata.placed.map(|placed| placed.placements);
+                        let placed = received.metadata.nvme_tcp.map(|placed| placed.placements);
                         for placement in placed.unwrap_or_default() {
                             prop_assert!(placement.range.end as usize <= most);
                         }
@@ -206,7 +219,7 @@ proptest! {
         seed: u64,
     ) {
         let content = super::nvme_disorder::mixed(which, &commands, seed);
-        let mut flow = Flow::new(content, config(out_of_order));
+        let mut flow = NvmeRxFlow::new(content, config(out_of_order));
         flow.setup_all();
         let len = flow.wire.len();
         for (at, byte) in damage {
@@ -234,7 +247,7 @@ proptest! {
 fn other_modes_ask_by_scan() {
     for resync in [ResyncMode::NextHint, ResyncMode::Async] {
         let l5o = L5oConfig { resync, ..config(true) };
-        let mut flow = Flow::new(Content::reads(ALL[2], 20, 900), l5o);
+        let mut flow = NvmeRxFlow::new(PduStream::reads(ALL[2], 20, 900), l5o);
         flow.setup_all();
         flow.deliver(0..500);
         flow.deliver(1000..3000);

@@ -14,20 +14,22 @@ use testkit::PLAIN_LINK;
 
 use super::frames::MAC;
 use super::nvme_rx::config;
-use super::nvme_stream::{ALL, BOTH, CONTEXT, Content, FLOW, Flow, Truth, create, state};
+use super::nvme_stream::{
+    ALL, BOTH, CONTEXT, ExpectedPdu, FLOW, NvmeRxFlow, PduStream, create, state,
+};
 use super::rig::Rig;
 use crate::{DeviceConfig, L5oConfig};
 
 fn setup(context: L5oId, tag: u16, offset: u32, len: u32, pages: usize) -> Op {
     let buffer = AlignedBuf::new(pages);
     let (flow, id) = (FLOW, DdpId(tag.into()));
-    Op::DdpSetup(Box::new(DdpSetup { context, flow, tag, id, offset, len, there: 0, buffer }))
+    Op::DdpSetup(Box::new(DdpSetup { context, flow, tag, id, offset, len, filled: 0, buffer }))
 }
 
-/// The same registration with `there` bytes already in the buffer.
-fn with_there(mut op: Op, there: u32) -> Op {
+/// The same registration with `filled` bytes already in the buffer.
+fn with_filled(mut op: Op, there: u32) -> Op {
     let Op::DdpSetup(setup) = &mut op else { panic!("{op:?}") };
-    setup.there = there;
+    setup.filled = there;
     op
 }
 
@@ -50,7 +52,7 @@ fn rig(l5o: Option<L5oConfig>) -> Rig {
 }
 
 #[test]
-fn what_is_offered() {
+fn limits_are_announced() {
     let l5o = L5oConfig { nvme_tcp_rx: false, ..config(true) };
     assert!(!rig(Some(l5o)).device.capabilities().l5o.unwrap().nvme_tcp.rx);
     let limits = rig(Some(config(true))).device.capabilities().l5o.unwrap().nvme_tcp;
@@ -78,7 +80,7 @@ fn a_bad_set_up_comes_back_at_once() {
         (setup(CONTEXT, 2, 0, 4097, 1), Refusal::DoesNotFit),
         (setup(CONTEXT, 2, u32::MAX - 100, 200, 1), Refusal::DoesNotFit),
         (setup(CONTEXT, 1, 4096, 4096, 1), Refusal::DoesNotFit),
-        (with_there(setup(CONTEXT, 2, 0, 4096, 1), 4096), Refusal::DoesNotFit),
+        (with_filled(setup(CONTEXT, 2, 0, 4096, 1), 4096), Refusal::DoesNotFit),
         (setup(CONTEXT, 2, 0, 4096, 5), Refusal::TableFull),
     ];
     for (op, why) in cases {
@@ -108,7 +110,7 @@ fn a_bad_set_up_comes_back_at_once() {
 }
 
 #[test]
-fn what_is_switched_off_refuses() {
+fn a_disabled_engine_refuses() {
     for (l5o, why) in [
         (None, Refusal::Disabled),
         (Some(L5oConfig { nvme_tcp_rx: false, ..config(true) }), Refusal::Ended),
@@ -161,7 +163,7 @@ fn buffers_come_back_once() {
 /// A reset returns every buffer, including those in queued events.
 #[test]
 fn a_reset_gives_all_back() {
-    let mut flow = Flow::new(Content::reads(BOTH, 10, 5000), config(true));
+    let mut flow = NvmeRxFlow::new(PduStream::reads(BOTH, 10, 5000), config(true));
     flow.setup_all();
     flow.deliver(0..7000);
     flow.rig.collect();
@@ -206,7 +208,7 @@ fn a_reset_gives_all_back() {
 /// Data is placed only if all data of the PDU lies within a buffer.
 #[test]
 fn data_that_does_not_fit_is_left() {
-    let mut content = Content::new(BOTH, 1);
+    let mut content = PduStream::new(BOTH, 1);
     content.c2h(1, 0, 400);
     content.c2h(1, 4000, 400);
     content.c2h(2, 396, 8);
@@ -214,7 +216,7 @@ fn data_that_does_not_fit_is_left() {
     content.c2h(2, 496, 8);
     content.c2h(3, 0, 100);
     for out_of_order in [false, true] {
-        let mut flow = Flow::new(content.clone(), config(out_of_order));
+        let mut flow = NvmeRxFlow::new(content.clone(), config(out_of_order));
         flow.setup(1, 0, 4096);
         flow.setup(2, 400, 100);
         flow.deliver(0..flow.wire.len());
@@ -234,11 +236,11 @@ fn data_that_does_not_fit_is_left() {
 /// The same range of a buffer again: bytes already placed are not overwritten.
 #[test]
 fn nothing_is_written_twice() {
-    let mut content = Content::new(BOTH, 1);
+    let mut content = PduStream::new(BOTH, 1);
     content.c2h(1, 100, 100);
     content.c2h(1, 48, 200);
     content.c2h(1, 100, 100);
-    let mut flow = Flow::new(content, config(true));
+    let mut flow = NvmeRxFlow::new(content, config(true));
     flow.setup(1, 0, 4096);
     flow.deliver(0..flow.wire.len());
     let placed: Vec<(u32, u32)> = flow
@@ -261,9 +263,9 @@ fn nothing_is_written_twice() {
 /// A resync request does not take the last place in the event queue from its frame, so placed bytes
 /// are always delivered.
 #[test]
-fn what_was_placed_is_not_dropped() {
-    let content = Content::reads(ALL[2], 6, 900);
-    let mut flow = Flow::new(content, config(true));
+fn placed_bytes_are_never_dropped() {
+    let content = PduStream::reads(ALL[2], 6, 900);
+    let mut flow = NvmeRxFlow::new(content, config(true));
     let l5o = Some(config(true));
     let tight = DeviceConfig { l5o, queue_events_max: 1, ..DeviceConfig::new(MAC) };
     flow.rig = Rig::with(tight, PLAIN_LINK);
@@ -283,12 +285,12 @@ fn what_was_placed_is_not_dropped() {
 /// to copy, and placed bytes stay placed.
 #[test]
 fn many_separate_ranges() {
-    let mut content = Content::new(BOTH, 1);
+    let mut content = PduStream::new(BOTH, 1);
     for nth in 0..10 {
         content.c2h(1, nth * 200, 100);
     }
     content.c2h(1, 1600, 100);
-    let mut flow = Flow::new(content, config(true));
+    let mut flow = NvmeRxFlow::new(content, config(true));
     flow.setup(1, 0, 2000);
     flow.deliver(0..flow.wire.len());
     let offsets: Vec<u32> =
@@ -306,7 +308,7 @@ fn many_separate_ranges() {
 
 /// Answers from another queue or to another context have no effect.
 #[test]
-fn answers_to_nobody() {
+fn answers_to_unknown_contexts_are_ignored() {
     let mut rig = rig(Some(config(true)));
     rig.op(0, create(CONTEXT, state(BOTH)));
     rig.moved(&[]);
@@ -322,15 +324,15 @@ fn answers_to_nobody() {
 
 /// Bytes already in the buffer are not written and not expected.
 #[test]
-fn a_buffer_of_which_some_is_there() {
+fn a_partly_filled_buffer() {
     for out_of_order in [false, true] {
-        let mut content = Content::new(BOTH, 5);
+        let mut content = PduStream::new(BOTH, 5);
         for (offset, len) in [(0, 500), (500, 500), (1000, 24)] {
             content.c2h(1, offset, len);
         }
         let data = content.pdus.iter().filter_map(|pdu| pdu.data.clone()).collect::<Vec<_>>();
-        let mut flow = Flow::new(content, config(out_of_order));
-        flow.rig.op(0, with_there(setup(CONTEXT, 1, 0, 1024, 1), 600));
+        let mut flow = NvmeRxFlow::new(content, config(out_of_order));
+        flow.rig.op(0, with_filled(setup(CONTEXT, 1, 0, 1024, 1), 600));
         flow.offsets.insert(1, 0);
         flow.deliver_in(0..flow.wire.len(), 100);
         assert_eq!(flow.rig.counter("rx_nvmeotcp_bytes"), 424);
@@ -346,12 +348,12 @@ fn a_buffer_of_which_some_is_there() {
 
 /// Placements of a PDU's data on both sides of placed bytes have the right positions in the packet.
 #[test]
-fn the_parts_that_are_free_are_claimed() {
-    let mut content = Content::new(BOTH, 1);
+fn free_parts_are_placed() {
+    let mut content = PduStream::new(BOTH, 1);
     for (offset, len) in [(100, 100), (48, 200), (0, 300)] {
         content.c2h(1, offset, len);
     }
-    let mut flow = Flow::new(content, config(true));
+    let mut flow = NvmeRxFlow::new(content, config(true));
     flow.setup(1, 0, 300);
     flow.deliver(0..flow.wire.len());
     let placed: Vec<(u32, u32, u32)> = flow
@@ -374,12 +376,12 @@ fn the_parts_that_are_free_are_claimed() {
 }
 
 /// Expected content of a buffer: for each byte the value that was written first.
-struct Model {
+struct DdpBufferModel {
     base: u32,
     owner: Vec<Option<u8>>,
 }
 
-impl Model {
+impl DdpBufferModel {
     fn ranges(&self) -> usize {
         let starts =
             |at: &usize| self.owner[*at].is_some() && (*at == 0 || self.owner[*at - 1].is_none());
@@ -387,7 +389,7 @@ impl Model {
     }
 
     /// Returns the position in the buffer of a byte of the stream, if it is data.
-    fn place(&self, pdus: &[Truth], at: usize) -> Option<usize> {
+    fn place(&self, pdus: &[ExpectedPdu], at: usize) -> Option<usize> {
         let (_, offset, data) = pdus.iter().find(|pdu| pdu.at.contains(&at))?.data.clone()?;
         let nth = at.checked_sub(data.start).filter(|_| at < data.end)?;
         Some((offset - self.base) as usize + nth)
@@ -395,7 +397,7 @@ impl Model {
 
     /// Returns the bytes of a packet that go to free positions, and whether the device can track
     /// them all.
-    fn free(&self, pdus: &[Truth], packet: Range<usize>) -> (Vec<usize>, bool) {
+    fn free(&self, pdus: &[ExpectedPdu], packet: Range<usize>) -> (Vec<usize>, bool) {
         let mut then = Self { base: self.base, owner: self.owner.clone() };
         let (mut free, mut room) = (vec![], true);
         for at in packet {
@@ -412,7 +414,7 @@ impl Model {
 
 /// Cuts a stream into packets, some of them swapped with the next one if they lie in the data of a
 /// PDU.
-fn packets(pdus: &[Truth], cuts: &[(usize, bool)], swaps: bool) -> Vec<Range<usize>> {
+fn packets(pdus: &[ExpectedPdu], cuts: &[(usize, bool)], swaps: bool) -> Vec<Range<usize>> {
     let len = pdus.last().unwrap().at.end;
     let (mut from, mut packets) = (0, vec![]);
     for &(step, _) in cuts.iter().cycle() {
@@ -424,7 +426,7 @@ fn packets(pdus: &[Truth], cuts: &[(usize, bool)], swaps: bool) -> Vec<Range<usi
         }
     }
     let behind_header = |packet: &Range<usize>| {
-        let inside = |pdu: &&Truth| {
+        let inside = |pdu: &&ExpectedPdu| {
             pdu.data
                 .as_ref()
                 .is_some_and(|(_, _, data)| data.start <= packet.start && packet.end <= pdu.at.end)
@@ -444,7 +446,7 @@ fn packets(pdus: &[Truth], cuts: &[(usize, bool)], swaps: bool) -> Vec<Range<usi
 
 /// Data for a buffer, with overlaps.
 #[derive(Clone, Debug)]
-struct Overlapping {
+struct OverlappingData {
     /// Index into [`ALL`].
     which: usize,
     out_of_order: bool,
@@ -471,8 +473,8 @@ prop_compose! {
         pdus in prop::collection::vec((any::<u32>(), any::<u32>()), 1..13),
         cuts in prop::collection::vec((1..700_usize, any::<bool>()), 1..20),
         seed: u64,
-    ) -> Overlapping {
-        Overlapping { which, out_of_order, far, len, there, pdus, cuts, seed }
+    ) -> OverlappingData {
+        OverlappingData { which, out_of_order, far, len, there, pdus, cuts, seed }
     }
 }
 
@@ -482,23 +484,23 @@ proptest! {
     /// With arbitrary overlaps a byte of a buffer is the one that arrived first, and claims match
     /// the bytes written.
     #[test]
-    fn what_overlaps_is_placed_once(data in any_data()) {
-        let Overlapping { which, out_of_order, far, len, there, pdus, cuts, seed } = data;
+    fn overlapping_data_is_placed_once(data in any_data()) {
+        let OverlappingData { which, out_of_order, far, len, there, pdus, cuts, seed } = data;
         let (base, there) = (if far { 4096 } else { 0 }, there % len);
-        let mut content = Content::new(ALL[which], seed);
+        let mut content = PduStream::new(ALL[which], seed);
         for (at, bytes) in pdus {
             let at = (at % len) & !3;
             content.c2h(1, base + at, (1 + bytes % (len - at)) as usize);
         }
         let pdus = content.pdus.clone();
-        let mut flow = Flow::new(content, config(out_of_order));
-        let mut op = with_there(setup(CONTEXT, 1, base, len, 1), there);
+        let mut flow = NvmeRxFlow::new(content, config(out_of_order));
+        let mut op = with_filled(setup(CONTEXT, 1, base, len, 1), there);
         if let Op::DdpSetup(setup) = &mut op {
             setup.buffer.as_mut_slice().fill(0xa5);
         }
         flow.rig.op(0, op);
         let owner = (0..len).map(|at| (at < there).then_some(0xa5)).collect();
-        let (mut model, mut claimed) = (Model { base, owner }, 0);
+        let (mut model, mut claimed) = (DdpBufferModel { base, owner }, 0);
         for packet in packets(&pdus, &cuts, out_of_order) {
             let (free, room) = model.free(&pdus, packet.clone());
             flow.deliver(packet.clone());

@@ -2,20 +2,20 @@
 //! paper's in-order mode and in out-of-order mode, and correctness of every claim.
 
 use abi::l5o::L5oId;
-use abi::nvme_tcp::{DdpId, NvmeTcpState, Placement};
+use abi::nvme_tcp::{DdpId, DdpPlacement, NvmeTcpState};
 use alloc::vec;
 use alloc::vec::Vec;
 use base::{Prng, SeqNum};
 use core::ops::Range;
 use proptest::prelude::*;
 
-use super::l5o_disorder::{Network, arrivals};
+use super::l5o_disorder::{FaultyNetwork, arrivals};
 use super::l5o_stream::START;
 use super::nvme_rx::config;
-use super::nvme_stream::{ALL, BOTH, Content, Flow, create, state};
+use super::nvme_stream::{ALL, BOTH, NvmeRxFlow, PduStream, create, state};
 
 /// Delivers all packets to a host that answers requests about bytes received in order.
-pub(super) fn run(flow: &mut Flow, packets: &[Range<usize>]) {
+pub(super) fn run(flow: &mut NvmeRxFlow, packets: &[Range<usize>]) {
     let mut received = vec![false; flow.wire.len()];
     let (mut in_order, mut asked, mut asked_tls) = (0, vec![], vec![]);
     for packet in packets {
@@ -36,8 +36,8 @@ pub(super) fn run(flow: &mut Flow, packets: &[Range<usize>]) {
 }
 
 /// Returns the shares, per thousand, of PDUs with data that are fully and partly offloaded.
-fn shares(content: &Content, out_of_order: bool, network: Network) -> (usize, usize) {
-    let mut flow = Flow::new(content.clone(), config(out_of_order));
+fn shares(content: &PduStream, out_of_order: bool, network: FaultyNetwork) -> (usize, usize) {
+    let mut flow = NvmeRxFlow::new(content.clone(), config(out_of_order));
     flow.setup_all();
     let packets = arrivals(flow.wire.len(), 1448, network, &mut Prng::new(12));
     run(&mut flow, &packets);
@@ -49,15 +49,15 @@ fn shares(content: &Content, out_of_order: bool, network: Network) -> (usize, us
 
 #[test]
 fn shares_under_loss_and_reordering() {
-    let large = Content::reads(BOTH, 12, 131_072);
-    let sixteen = Content::reads(BOTH, 60, 16_384);
-    let small = Content::reads(BOTH, 800, 512);
-    let plain = Content::reads(ALL[0], 60, 16_384);
+    let large = PduStream::reads(BOTH, 12, 131_072);
+    let sixteen = PduStream::reads(BOTH, 60, 16_384);
+    let small = PduStream::reads(BOTH, 800, 512);
+    let plain = PduStream::reads(ALL[0], 60, 16_384);
     let contents = [&large, &sixteen, &small, &plain];
     for ((lost, late), least) in
         [((0, 0), 1000), ((20, 0), 960), ((50, 0), 920), ((0, 50), 910), ((50, 50), 750)]
     {
-        let network = Network { lost, late, twice: 5 };
+        let network = FaultyNetwork { lost, late, twice: 5 };
         for content in contents {
             let (ours, paper) = (shares(content, true, network), shares(content, false, network));
             let case = alloc::format!("{network:?}: ours {ours:?}, the paper's {paper:?}");
@@ -73,10 +73,10 @@ fn shares_under_loss_and_reordering() {
 /// A header in two packets in the wrong order, with data after it received first.
 #[test]
 fn a_header_in_pieces() {
-    let content = Content::reads(BOTH, 4, 1000);
+    let content = PduStream::reads(BOTH, 4, 1000);
     let starts: Vec<usize> = content.pdus.iter().map(|pdu| pdu.at.start).collect();
     for cut in 1..28 {
-        let mut flow = Flow::new(content.clone(), config(true));
+        let mut flow = NvmeRxFlow::new(content.clone(), config(true));
         flow.setup_all();
         let header = starts[2] + cut;
         flow.deliver(0..starts[2]);
@@ -93,10 +93,10 @@ fn a_header_in_pieces() {
 
 /// A header found after a hole is used at once; the bytes that fill the hole confirm it.
 #[test]
-fn a_guess_is_proved_by_what_fills_the_hole() {
-    let content = Content::reads(ALL[2], 12, 400);
+fn filling_the_hole_confirms_a_found_header() {
+    let content = PduStream::reads(ALL[2], 12, 400);
     let starts: Vec<usize> = content.pdus.iter().map(|pdu| pdu.at.start).collect();
-    let mut flow = Flow::new(content, config(true));
+    let mut flow = NvmeRxFlow::new(content, config(true));
     flow.setup_all();
     let (from, to) = (starts[2] + 10, starts[6] + 50);
     flow.deliver(0..from);
@@ -107,7 +107,7 @@ fn a_guess_is_proved_by_what_fills_the_hole() {
     let first = u32::try_from(starts[8] - to).unwrap() + 24;
     assert_eq!(
         placed.placements[0],
-        Placement { range: first..first + 400, id: DdpId(4), offset: 0 }
+        DdpPlacement { range: first..first + 400, id: DdpId(4), offset: 0 }
     );
     assert_eq!(flow.verified, [0, starts[8]]);
     let asked = core::mem::take(&mut flow.requests);
@@ -139,11 +139,11 @@ fn a_guess_is_proved_by_what_fills_the_hole() {
 #[test]
 fn headers_across_packets_are_found() {
     for out_of_order in [false, true] {
-        let mut content = Content::new(BOTH, 6);
+        let mut content = PduStream::new(BOTH, 6);
         (0..30).for_each(|tag| content.c2h(tag, 0, 400));
         let starts: Vec<usize> = content.pdus.iter().map(|pdu| pdu.at.start).collect();
         for cut in [1, 7, 8, 12, 27] {
-            let mut flow = Flow::new(content.clone(), config(out_of_order));
+            let mut flow = NvmeRxFlow::new(content.clone(), config(out_of_order));
             flow.setup_all();
             flow.deliver(0..100);
             for nth in 5..29 {
@@ -161,16 +161,16 @@ fn headers_across_packets_are_found() {
 
 /// A plausible header must lead to further headers, to the end of the packet.
 #[test]
-fn a_header_that_leads_nowhere_is_none() {
-    let mut forged = Content::new(ALL[2], 1);
+fn isolated_headers_are_not_accepted() {
+    let mut forged = PduStream::new(ALL[2], 1);
     forged.c2h(3, 0, 100);
-    let mut content = Content::new(ALL[2], 2);
+    let mut content = PduStream::new(ALL[2], 2);
     let mut data = content.random(20_000);
     data[10_000..10_028].copy_from_slice(&forged.bytes[..28]);
     content.data_pdu(true, 1, 0, &data);
     content.c2h(3, 0, 100);
     let second = content.pdus[1].at.start;
-    let mut flow = Flow::new(content, config(true));
+    let mut flow = NvmeRxFlow::new(content, config(true));
     flow.setup_all();
     flow.deliver(10_000..11_000);
     assert!(flow.requests.is_empty());
@@ -183,7 +183,7 @@ fn a_header_that_leads_nowhere_is_none() {
 /// A lost answer is requested again.
 #[test]
 fn a_request_is_made_again() {
-    let mut flow = Flow::new(Content::reads(ALL[2], 40, 60_000), config(false));
+    let mut flow = NvmeRxFlow::new(PduStream::reads(ALL[2], 40, 60_000), config(false));
     flow.setup_all();
     flow.deliver(0..1000);
     flow.deliver_in(70_000..1_400_000, 16_000);
@@ -198,7 +198,7 @@ fn a_request_is_made_again() {
 /// Positions that are never filled are bounded in number.
 #[test]
 fn places_are_bounded() {
-    let mut flow = Flow::new(Content::reads(BOTH, 600, 1000), config(true));
+    let mut flow = NvmeRxFlow::new(PduStream::reads(BOTH, 600, 1000), config(true));
     flow.setup_all();
     let end = flow.wire.len();
     flow.deliver(0..500);
@@ -220,7 +220,7 @@ fn a_header_is_searched_for_beyond_two_gib() {
     for (count, out_of_order) in
         [1, 70, 100, 125, 140].into_iter().flat_map(|n| [(n, false), (n, true)])
     {
-        let mut flow = Flow::new(Content::reads(ALL[2], 4, 1000), config(out_of_order));
+        let mut flow = NvmeRxFlow::new(PduStream::reads(ALL[2], 4, 1000), config(out_of_order));
         let large = NvmeTcpState { pdu_bytes_max: 1 << 26, ..state(ALL[2]) };
         flow.rig.op(0, create(L5oId(1), large));
         let mut header = flow.wire[..24].to_vec();
@@ -240,12 +240,12 @@ fn a_header_is_searched_for_beyond_two_gib() {
 /// Bytes that arrive more than once before their PDU's header count once: the PDU is complete when
 /// all its bytes were seen. A digest over data that was not summed is not claimed.
 #[test]
-fn what_passes_twice_before_the_header() {
+fn duplicates_before_the_header_count_once() {
     for (first, second, header) in [(100..200, 50..300, 0..50), (12..28, 8..300, 0..8)] {
-        let content = Content::reads(BOTH, 3, 1000);
+        let content = PduStream::reads(BOTH, 3, 1000);
         let start = content.pdus[2].at.start;
         let end = content.pdus[2].at.end;
-        let mut flow = Flow::new(content, config(true));
+        let mut flow = NvmeRxFlow::new(content, config(true));
         flow.setup_all();
         let at = |range: Range<usize>| start + range.start..start + range.end;
         flow.deliver(0..start);
@@ -269,7 +269,7 @@ fn a_packet_outside_the_window_changes_nothing() {
     for (far, out_of_order) in
         [65 << 20, 1 << 30, 3 << 30].into_iter().flat_map(|at| [(at, false), (at, true)])
     {
-        let mut flow = Flow::new(Content::reads(BOTH, 40, 900), config(out_of_order));
+        let mut flow = NvmeRxFlow::new(PduStream::reads(BOTH, 40, 900), config(out_of_order));
         flow.setup_all();
         flow.deliver(0..500);
         let junk = flow.wire[..2000].to_vec();
@@ -288,9 +288,9 @@ fn a_packet_outside_the_window_changes_nothing() {
 /// Many packets outside the window in a row re-anchor the context, and so do many of the real
 /// stream afterwards.
 #[test]
-fn a_context_that_is_elsewhere_finds_back() {
+fn a_context_re_anchors_after_a_jump() {
     for out_of_order in [false, true] {
-        let mut flow = Flow::new(Content::reads(BOTH, 60, 900), config(out_of_order));
+        let mut flow = NvmeRxFlow::new(PduStream::reads(BOTH, 60, 900), config(out_of_order));
         flow.setup_all();
         flow.deliver(0..500);
         for nth in 0..20 {
@@ -311,8 +311,8 @@ fn a_context_that_is_elsewhere_finds_back() {
 }
 
 /// Reads and responses of several commands, interleaved.
-pub(super) fn mixed(which: usize, commands: &[(u16, u16)], seed: u64) -> Content {
-    let mut content = Content::new(ALL[which], seed);
+pub(super) fn mixed(which: usize, commands: &[(u16, u16)], seed: u64) -> PduStream {
+    let mut content = PduStream::new(ALL[which], seed);
     let mut left: Vec<(u16, u32, u32)> = (0..)
         .zip(commands)
         .map(|(tag, (len, at))| (tag, u32::from(*at) * 4, u32::from(*len) * 4))
@@ -338,7 +338,7 @@ proptest! {
     /// Packets in arbitrary order, cut anywhere, some duplicated: claims are correct, and claimed
     /// bytes are in their buffers.
     #[test]
-    fn claims_are_the_truth(
+    fn claims_are_correct(
         which in 0..4_usize,
         out_of_order: bool,
         commands in prop::collection::vec((1..900_u16, 0..50_u16), 1..12),
@@ -346,7 +346,7 @@ proptest! {
         answers in 0..4_u64,
         seed: u64,
     ) {
-        let mut flow = Flow::new(mixed(which, &commands, seed), config(out_of_order));
+        let mut flow = NvmeRxFlow::new(mixed(which, &commands, seed), config(out_of_order));
         flow.setup_all();
         let (mut from, mut packets) = (0, vec![]);
         for (nth, &(len, late, what)) in (0_u64..).zip(cuts.iter().cycle()) {

@@ -2,12 +2,12 @@
 //! paper as exact exchanges.
 
 use abi::l5o::ResyncMode;
-use abi::nvme_tcp::{DdpId, Placement};
+use abi::nvme_tcp::{DdpId, DdpPlacement};
 use alloc::vec;
 use alloc::vec::Vec;
 
 use super::l5o_stream::config as l5o_config;
-use super::nvme_stream::{ALL, BOTH, Content, Digests, Flow};
+use super::nvme_stream::{ALL, BOTH, Digests, NvmeRxFlow, PduStream};
 use crate::L5oConfig;
 
 pub(super) fn config(out_of_order: bool) -> L5oConfig {
@@ -15,8 +15,8 @@ pub(super) fn config(out_of_order: bool) -> L5oConfig {
 }
 
 /// All kinds of PDUs that a host receives, with data of several commands interleaved.
-fn to_host(digests: Digests) -> Content {
-    let mut content = Content::new(digests, 3);
+fn to_host(digests: Digests) -> PduStream {
+    let mut content = PduStream::new(digests, 3);
     content.c2h(1, 0, 700);
     content.c2h(2, 512, 333);
     content.response(9);
@@ -28,8 +28,8 @@ fn to_host(digests: Digests) -> Content {
     content
 }
 
-fn to_controller(digests: Digests) -> Content {
-    let mut content = Content::new(digests, 4);
+fn to_controller(digests: Digests) -> PduStream {
+    let mut content = PduStream::new(digests, 4);
     content.command(0);
     for (tag, offset, len) in [(1, 0, 500), (2, 4096, 96), (1, 500, 12)] {
         let data = content.random(len);
@@ -45,9 +45,9 @@ fn in_order_in_packets_of_every_size() {
         for align in [4, 64, 128] {
             for step in [1, 2, 3, 5, 7, 8, 23, 24, 28, 31, 100, 257, 1448, 5000] {
                 for content in [to_host, to_controller] {
-                    let mut made = Content { align, ..content(digests) };
+                    let mut made = PduStream { align, ..content(digests) };
                     made.bytes.clear();
-                    let mut made = Content { pdus: vec![], ..made };
+                    let mut made = PduStream { pdus: vec![], ..made };
                     let plain = content(digests);
                     for pdu in &plain.pdus {
                         rebuild(&mut made, &plain, pdu);
@@ -61,7 +61,7 @@ fn in_order_in_packets_of_every_size() {
 }
 
 /// Appends the same PDU with another alignment.
-fn rebuild(made: &mut Content, plain: &Content, pdu: &super::nvme_stream::Truth) {
+fn rebuild(made: &mut PduStream, plain: &PduStream, pdu: &super::nvme_stream::ExpectedPdu) {
     let bytes = &plain.bytes[pdu.at.clone()];
     let header = usize::from(bytes[2]);
     let data = match &pdu.data {
@@ -77,14 +77,14 @@ fn rebuild(made: &mut Content, plain: &Content, pdu: &super::nvme_stream::Truth)
     made.pdus.last_mut().unwrap().data = data;
 }
 
-fn in_order(content: Content, out_of_order: bool, step: usize, case: &str) {
+fn in_order(content: PduStream, out_of_order: bool, step: usize, case: &str) {
     let digests = content.digests;
-    let mut flow = Flow::new(content, config(out_of_order));
+    let mut flow = NvmeRxFlow::new(content, config(out_of_order));
     flow.setup_all();
     let tags = flow.offsets.len();
     flow.deliver_in(0..flow.wire.len(), step);
     assert_eq!(flow.returned.len(), tags, "{case}: unasked, since full");
-    let has = |pdu: &super::nvme_stream::Truth| {
+    let has = |pdu: &super::nvme_stream::ExpectedPdu| {
         let data = flow.content.bytes[pdu.at.start + 3] > 0;
         digests.header || digests.data && data
     };
@@ -102,17 +102,17 @@ fn in_order(content: Content, out_of_order: bool, step: usize, case: &str) {
 }
 
 #[test]
-fn what_is_said_and_counted() {
+fn claims_and_counters_of_two_packets() {
     for out_of_order in [false, true] {
-        let mut flow = Flow::new(to_host(BOTH), config(out_of_order));
+        let mut flow = NvmeRxFlow::new(to_host(BOTH), config(out_of_order));
         flow.setup_all();
         flow.deliver(0..800);
         let placed = flow.placed.clone().unwrap();
         // 24 bytes of header and 4 of digest; the next PDU begins after 700 bytes of data and 4 of
         // digest.
         let expected = [
-            Placement { range: 28..728, id: DdpId(1), offset: 0 },
-            Placement { range: 760..800, id: DdpId(2), offset: 512 },
+            DdpPlacement { range: 28..728, id: DdpId(1), offset: 0 },
+            DdpPlacement { range: 760..800, id: DdpId(2), offset: 512 },
         ];
         assert_eq!(placed.placements[..], expected);
         assert_eq!(flow.verified, [0]);
@@ -147,13 +147,13 @@ fn what_is_said_and_counted() {
 #[test]
 fn every_order_of_few_packets() {
     for digests in ALL {
-        let mut content = Content::new(digests, 8);
+        let mut content = PduStream::new(digests, 8);
         content.c2h(4, 0, 500);
         content.c2h(4, 500, 100);
         let end = content.bytes.len();
         let mut order: Vec<usize> = vec![1, 2, 3, 4, 5];
         permutations(&mut order, 0, &mut |order| {
-            let mut flow = Flow::new(content.clone(), config(true));
+            let mut flow = NvmeRxFlow::new(content.clone(), config(true));
             flow.setup_all();
             let cuts = [0, 40, 100, 260, 400, 470, end];
             flow.deliver(0..cuts[1]);
@@ -180,7 +180,7 @@ fn every_order_at_all() {
         let end = content.bytes.len();
         let mut order: Vec<usize> = (0..6).collect();
         permutations(&mut order, 0, &mut |order| {
-            let mut flow = Flow::new(content.clone(), config(out_of_order));
+            let mut flow = NvmeRxFlow::new(content.clone(), config(out_of_order));
             flow.setup_all();
             let cuts = [0, 13, 300, 736, 1100, 1500, end];
             for &nth in order {
@@ -210,13 +210,13 @@ fn permutations(order: &mut Vec<usize>, from: usize, f: &mut dyn FnMut(&[usize])
 fn a_changed_byte_is_never_verified() {
     for out_of_order in [false, true] {
         for step in [37, 400] {
-            let mut content = Content::new(BOTH, 5);
+            let mut content = PduStream::new(BOTH, 5);
             content.c2h(1, 0, 64);
             content.response(1);
             content.c2h(2, 0, 40);
             let len = content.bytes.len();
             for bad in 0..len {
-                let mut flow = Flow::new(content.clone(), config(out_of_order));
+                let mut flow = NvmeRxFlow::new(content.clone(), config(out_of_order));
                 flow.setup_all();
                 flow.wire[bad] ^= 0x10;
                 flow.deliver_in(0..len, step);
@@ -236,9 +236,9 @@ fn a_changed_byte_is_never_verified() {
 /// Figure 8: (a) a retransmission, (b) a hole before the next header, (c) a hole that includes it.
 #[test]
 fn the_papers_figure_8() {
-    let content = Content::reads(BOTH, 6, 3000);
+    let content = PduStream::reads(BOTH, 6, 3000);
     let starts: Vec<usize> = content.pdus.iter().map(|pdu| pdu.at.start).collect();
-    let mut flow = Flow::new(content, config(false));
+    let mut flow = NvmeRxFlow::new(content, config(false));
     flow.setup_all();
     flow.deliver(0..1000);
     // (b): 1000..2000 is late; the packet with the next header is not offloaded, later ones are.
@@ -283,8 +283,8 @@ fn the_papers_figure_8() {
 #[test]
 fn a_denied_header_is_searched_for_again() {
     for out_of_order in [false, true] {
-        let content = Content::reads(ALL[2], 40, 900);
-        let mut flow = Flow::new(content, config(out_of_order));
+        let content = PduStream::reads(ALL[2], 40, 900);
+        let mut flow = NvmeRxFlow::new(content, config(out_of_order));
         flow.setup_all();
         flow.deliver(0..500);
         flow.deliver(1100..2500);

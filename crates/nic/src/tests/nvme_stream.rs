@@ -4,7 +4,7 @@
 use abi::aligned::AlignedBuf;
 use abi::crypto::CryptoProvider as _;
 use abi::l5o::{Direction, L5oCreate, L5oId, L5oState, ResyncRequest};
-use abi::nvme_tcp::{DdpId, DdpSetup, DdpTeardownDone, NvmeTcpState, OverTls, Placed};
+use abi::nvme_tcp::{DdpId, DdpSetup, DdpTeardownDone, NvmeRxClaims, NvmeTcpState, TlsCarrier};
 use abi::port::RxFrame;
 use abi::{Checksum, Event, FlowId, Op, PacketPool, Received};
 use alloc::boxed::Box;
@@ -18,7 +18,7 @@ use testkit::PLAIN_LINK;
 
 use super::frames::MAC;
 use super::l5o_stream::{START, frame, tuple};
-use super::l5o_tx::Peer;
+use super::l5o_tx::TlsTestPeer;
 use super::rig::Rig;
 use crate::{DeviceConfig, L5oConfig};
 
@@ -45,7 +45,7 @@ pub(super) const BOTH: Digests = ALL[3];
 
 /// A PDU of the stream.
 #[derive(Clone, Debug)]
-pub(super) struct Truth {
+pub(super) struct ExpectedPdu {
     pub(super) at: Range<usize>,
     /// Tag, `DATAO` and position in the stream of its data.
     pub(super) data: Option<(u16, u32, Range<usize>)>,
@@ -53,16 +53,16 @@ pub(super) struct Truth {
 
 /// A sequence of PDUs.
 #[derive(Clone, Debug)]
-pub(super) struct Content {
+pub(super) struct PduStream {
     pub(super) digests: Digests,
     /// Alignment of data in bytes.
     pub(super) align: usize,
     pub(super) bytes: Vec<u8>,
-    pub(super) pdus: Vec<Truth>,
+    pub(super) pdus: Vec<ExpectedPdu>,
     pub(super) prng: Prng,
 }
 
-impl Content {
+impl PduStream {
     pub(super) fn new(digests: Digests, seed: u64) -> Self {
         Self { digests, align: 4, bytes: vec![], pdus: vec![], prng: Prng::new(seed) }
     }
@@ -96,7 +96,7 @@ impl Content {
             pdu.extend(crypto::Provider.crc32c(0, data).to_le_bytes());
         }
         self.bytes.extend(&pdu);
-        self.pdus.push(Truth { at: start..self.bytes.len(), data: None });
+        self.pdus.push(ExpectedPdu { at: start..self.bytes.len(), data: None });
         from..from + data.len()
     }
 
@@ -140,18 +140,18 @@ impl Content {
 }
 
 /// Claim about a received byte: tag and `DATAO` at which the device placed it, or `None`.
-type Claim = Option<(u16, u32)>;
+type PlacementClaim = Option<(u16, u32)>;
 
 /// Device, sender and host.
-pub(super) struct Flow {
+pub(super) struct NvmeRxFlow {
     pub(super) rig: Rig,
-    pub(super) content: Content,
+    pub(super) content: PduStream,
     /// The bytes on the link: the content, or TLS records of it.
     pub(super) wire: Vec<u8>,
     /// For each byte of `wire`, its position in the content, if it is content.
     places: Vec<Option<usize>>,
     /// For each byte of `wire`, the claim about the first copy received.
-    have: Vec<Option<Claim>>,
+    have: Vec<Option<PlacementClaim>>,
     /// For each byte of `wire`, how many claims include it in a sum.
     summed: Vec<u8>,
     /// Positions of PDUs claimed as verified.
@@ -164,7 +164,7 @@ pub(super) struct Flow {
     pub(super) returned: Vec<DdpTeardownDone>,
     pub(super) offsets: BTreeMap<u16, u32>,
     /// Claims about the last packet.
-    pub(super) placed: Option<Placed>,
+    pub(super) placed: Option<NvmeRxClaims>,
     /// Claims that do not match the stream.
     pub(super) wrong: usize,
     /// Requests of the TLS context.
@@ -191,9 +191,9 @@ pub(super) fn create(id: L5oId, state: NvmeTcpState) -> Op {
     }))
 }
 
-impl Flow {
+impl NvmeRxFlow {
     /// Creates a stream on plain TCP.
-    pub(super) fn new(content: Content, config: L5oConfig) -> Self {
+    pub(super) fn new(content: PduStream, config: L5oConfig) -> Self {
         let places = (0..content.bytes.len()).map(Some).collect();
         let wire = content.bytes.clone();
         let mut flow = Self::of(content, config, wire, places);
@@ -201,7 +201,12 @@ impl Flow {
         flow
     }
 
-    fn of(content: Content, config: L5oConfig, wire: Vec<u8>, places: Vec<Option<usize>>) -> Self {
+    fn of(
+        content: PduStream,
+        config: L5oConfig,
+        wire: Vec<u8>,
+        places: Vec<Option<usize>>,
+    ) -> Self {
         let config = DeviceConfig { l5o: Some(config), ..DeviceConfig::new(MAC) };
         Self {
             rig: Rig::with(config, PLAIN_LINK),
@@ -225,9 +230,9 @@ impl Flow {
 
     /// Creates a stream in TLS records with these content lengths, cyclically.
     pub(super) fn over_tls(
-        content: Content,
+        content: PduStream,
         config: L5oConfig,
-        peer: Peer,
+        peer: TlsTestPeer,
         lens: &[usize],
     ) -> Self {
         let (mut wire, mut places, mut records) = (vec![], vec![], vec![]);
@@ -237,7 +242,7 @@ impl Flow {
             let to = (from + len).min(content.bytes.len());
             let record = peer.seal(number, 23, &content.bytes[from..to]);
             let start = wire.len();
-            let front = peer.framing().front();
+            let front = peer.framing().full_header_len();
             places.extend(vec![None; front]);
             places.extend((from..to).map(Some));
             wire.extend(&record);
@@ -248,7 +253,7 @@ impl Flow {
         let mut flow = Self::of(content, config, wire, places);
         flow.records = records;
         flow.rig.op(0, peer.create(TLS, Direction::Receive(tuple()), START, NUMBER));
-        let over = Some(OverTls { context: TLS, number: NUMBER, skip: 0 });
+        let over = Some(TlsCarrier { context: TLS, first_record: NUMBER, skip: 0 });
         flow.rig.op(0, create(CONTEXT, NvmeTcpState { over, ..state(flow.content.digests) }));
         flow
     }
@@ -258,7 +263,7 @@ impl Flow {
         let buffer = AlignedBuf::new(len.div_ceil(4096));
         let len = u32::try_from(len).unwrap();
         let (context, flow, id) = (CONTEXT, FLOW, DdpId(tag.into()));
-        let setup = DdpSetup { context, flow, tag, id, offset, len, there: 0, buffer };
+        let setup = DdpSetup { context, flow, tag, id, offset, len, filled: 0, buffer };
         self.rig.op(0, Op::DdpSetup(Box::new(setup)));
         self.offsets.insert(tag, offset);
         self.collect();
@@ -329,7 +334,7 @@ impl Flow {
             if let Event::Received(received) = event {
                 let got = received.packet.as_slice();
                 assert_eq!(got[..head], frame[..head], "headers are never touched");
-                assert!(received.metadata.opened.is_some() || got == frame, "only read");
+                assert!(received.metadata.decrypted.is_some() || got == frame, "only read");
                 self.take(at, bytes.len(), received);
             } else {
                 self.event(event);
@@ -349,11 +354,11 @@ impl Flow {
 
     /// Receives a packet as a host that checks each claim.
     fn take(&mut self, at: usize, len: usize, received: Received) {
-        if let Some(opened) = received.metadata.opened {
+        if let Some(opened) = received.metadata.decrypted {
             self.records_verified.extend(opened.verified);
         }
-        let mut claims: Vec<Claim> = vec![None; len];
-        if let Some(placed) = received.metadata.placed {
+        let mut claims: Vec<PlacementClaim> = vec![None; len];
+        if let Some(placed) = received.metadata.nvme_tcp {
             assert_eq!(placed.context, Some(CONTEXT));
             let any = [placed.placements.len(), placed.verified.len(), placed.summed.len()];
             assert_ne!(any, [0; 3]);

@@ -4,7 +4,7 @@
 use abi::Op;
 use abi::crypto::Suite;
 use abi::l5o::L5oId;
-use abi::nvme_tcp::{NvmeTcpState, OverTls};
+use abi::nvme_tcp::{NvmeTcpState, TlsCarrier};
 use alloc::vec;
 use alloc::vec::Vec;
 use base::Prng;
@@ -12,11 +12,11 @@ use core::ops::Range;
 use proptest::prelude::*;
 use wire::tls::Version;
 
-use super::l5o_disorder::{Network, arrivals};
-use super::l5o_tx::{ALL as SUITES, Peer};
+use super::l5o_disorder::{FaultyNetwork, arrivals};
+use super::l5o_tx::{ALL as SUITES, TlsTestPeer};
 use super::nvme_disorder::{mixed, run};
 use super::nvme_rx::config;
-use super::nvme_stream::{ALL, BOTH, CONTEXT, Content, Flow, NUMBER, TLS, create, state};
+use super::nvme_stream::{ALL, BOTH, CONTEXT, NUMBER, NvmeRxFlow, PduStream, TLS, create, state};
 
 #[test]
 fn in_order_in_packets_of_every_size() {
@@ -24,8 +24,8 @@ fn in_order_in_packets_of_every_size() {
         for lens in [&[600][..], &[1, 30, 4, 700, 0, 12], &[16_384]] {
             for step in [1, 7, 30, 100, 1448, 20_000] {
                 let content = mixed(3, &[(300, 0), (50, 7), (200, 1)], 1);
-                let peer = Peer::new(suite);
-                let mut flow = Flow::over_tls(content, config(out_of_order), peer, lens);
+                let peer = TlsTestPeer::new(suite);
+                let mut flow = NvmeRxFlow::over_tls(content, config(out_of_order), peer, lens);
                 flow.setup_all();
                 let tags = flow.offsets.len();
                 flow.deliver_in(0..flow.wire.len(), step);
@@ -47,11 +47,11 @@ fn most_is_placed_under_loss_and_reordering() {
     for (nth, suite) in [SUITES[0], SUITES[3]].into_iter().enumerate() {
         for ((lost, late), least) in [((20, 0), 850), ((0, 20), 850), ((30, 30), 700)] {
             let share = |out_of_order| {
-                let content = Content::reads(BOTH, 60, 16_384);
-                let peer = Peer::new(suite);
-                let mut flow = Flow::over_tls(content, config(out_of_order), peer, &[16_384]);
+                let content = PduStream::reads(BOTH, 60, 16_384);
+                let peer = TlsTestPeer::new(suite);
+                let mut flow = NvmeRxFlow::over_tls(content, config(out_of_order), peer, &[16_384]);
                 flow.setup_all();
-                let network = Network { lost, late, twice: 3 };
+                let network = FaultyNetwork { lost, late, twice: 3 };
                 let mut prng = Prng::new(nth as u64);
                 let packets = arrivals(flow.wire.len(), 1448, network, &mut prng);
                 run(&mut flow, &packets);
@@ -70,15 +70,15 @@ fn most_is_placed_under_loss_and_reordering() {
 
 /// A record of another content type, or with padding, stops the context.
 #[test]
-fn a_record_of_another_kind_ends_the_work() {
+fn a_record_of_another_type_stops_the_context() {
     for out_of_order in [false, true] {
         for suite in SUITES {
             for (kind, padding) in [(22, 0), (21, 0), (23, 3), (23, 0)] {
-                let peer = Peer::new(suite);
-                let tls13 = peer.framing().inner() == 1;
-                let content = Content::reads(BOTH, 4, 500);
+                let peer = TlsTestPeer::new(suite);
+                let tls13 = peer.framing().inner_type_len() == 1;
+                let content = PduStream::reads(BOTH, 4, 500);
                 let lens = [300, 300, 300, 5000];
-                let mut flow = Flow::over_tls(content, config(out_of_order), peer, &lens);
+                let mut flow = NvmeRxFlow::over_tls(content, config(out_of_order), peer, &lens);
                 flow.setup_all();
                 // The third record is replaced by another of the same length. Padding is zeros
                 // after the type.
@@ -112,11 +112,11 @@ fn a_record_of_another_kind_ends_the_work() {
 /// The end and the type of a record are certain only once its tag is verified: here the header of a
 /// longer record is late, and the device assumes the length of the others for it.
 #[test]
-fn a_type_is_believed_with_the_tag() {
+fn a_record_type_counts_once_verified() {
     for suite in SUITES {
-        let content = Content::reads(BOTH, 100, 2000);
+        let content = PduStream::reads(BOTH, 100, 2000);
         let lens = [4096, 4096, 16_384];
-        let mut flow = Flow::over_tls(content, config(true), Peer::new(suite), &lens);
+        let mut flow = NvmeRxFlow::over_tls(content, config(true), TlsTestPeer::new(suite), &lens);
         flow.setup_all();
         let third = flow.records[2].clone();
         let late = third.start..third.start + 1448;
@@ -141,10 +141,10 @@ fn a_type_is_believed_with_the_tag() {
 fn a_type_waits_for_the_tag() {
     for (suite, kind) in SUITES.into_iter().flat_map(|s| [(s, 22), (s, 23)]) {
         for (cut, swap) in [(1, false), (10, false), (17, false), (1, true), (17, true)] {
-            let content = Content::reads(BOTH, 4, 500);
-            let peer = Peer::new(suite);
+            let content = PduStream::reads(BOTH, 4, 500);
+            let peer = TlsTestPeer::new(suite);
             let lens = [300, 300, 300, 300, 5000];
-            let mut flow = Flow::over_tls(content, config(true), peer, &lens);
+            let mut flow = NvmeRxFlow::over_tls(content, config(true), peer, &lens);
             flow.setup_all();
             let record = flow.records[2].clone();
             let text = flow.content.bytes[600..900].to_vec();
@@ -171,13 +171,13 @@ fn a_type_waits_for_the_tag() {
 fn a_stream_that_begins_with_the_rest_of_a_pdu() {
     for out_of_order in [false, true] {
         for step in [64, 1448] {
-            let content = Content::reads(BOTH, 4, 2000);
+            let content = PduStream::reads(BOTH, 4, 2000);
             let first = content.pdus[3].at.start;
-            let peer = Peer::new(SUITES[3]);
-            let mut flow = Flow::over_tls(content, config(out_of_order), peer, &[700]);
+            let peer = TlsTestPeer::new(SUITES[3]);
+            let mut flow = NvmeRxFlow::over_tls(content, config(out_of_order), peer, &[700]);
             flow.rig.op(0, Op::L5oDestroy { context: CONTEXT });
             let skip = u32::try_from(first).unwrap();
-            let over = Some(OverTls { context: TLS, number: NUMBER, skip });
+            let over = Some(TlsCarrier { context: TLS, first_record: NUMBER, skip });
             flow.rig.op(0, create(CONTEXT, NvmeTcpState { over, ..state(BOTH) }));
             flow.setup_all();
             flow.deliver_in(0..flow.wire.len(), step);
@@ -194,10 +194,15 @@ fn a_stream_that_begins_with_the_rest_of_a_pdu() {
 
 /// Content that TLS has encrypted again is not used, nor content decrypted by another TLS context.
 #[test]
-fn only_what_is_open_is_used() {
+fn only_decrypted_content_is_used() {
     for out_of_order in [false, true] {
-        let content = Content::reads(BOTH, 4, 2000);
-        let mut flow = Flow::over_tls(content, config(out_of_order), Peer::new(SUITES[3]), &[1500]);
+        let content = PduStream::reads(BOTH, 4, 2000);
+        let mut flow = NvmeRxFlow::over_tls(
+            content,
+            config(out_of_order),
+            TlsTestPeer::new(SUITES[3]),
+            &[1500],
+        );
         flow.setup_all();
         let second = flow.records[1].clone();
         flow.wire[second.end - 1] ^= 1;
@@ -206,7 +211,7 @@ fn only_what_is_open_is_used() {
         flow.deliver(second.clone());
         assert_eq!(flow.placed, None, "its tag is wrong");
         // Another stream, on a TLS context that does not exist.
-        let over = Some(OverTls { context: L5oId(TLS.0 + 1), number: NUMBER, skip: 0 });
+        let over = Some(TlsCarrier { context: L5oId(TLS.0 + 1), first_record: NUMBER, skip: 0 });
         flow.rig.op(0, create(L5oId(1), NvmeTcpState { over, ..state(BOTH) }));
         flow.collect();
         flow.moved();
@@ -217,9 +222,10 @@ fn only_what_is_open_is_used() {
 
 /// A packet that is not processed has no decrypted text left over from the previous one.
 #[test]
-fn a_packet_outside_the_window_has_no_texts() {
-    let content = Content::reads(BOTH, 4, 2000);
-    let mut flow = Flow::over_tls(content, config(true), Peer::new(SUITES[3]), &[1500]);
+fn a_packet_outside_the_window_is_not_decrypted() {
+    let content = PduStream::reads(BOTH, 4, 2000);
+    let mut flow =
+        NvmeRxFlow::over_tls(content, config(true), TlsTestPeer::new(SUITES[3]), &[1500]);
     flow.setup_all();
     flow.deliver(0..1000);
     assert!(flow.placed.is_some());
@@ -232,7 +238,7 @@ fn a_packet_outside_the_window_has_no_texts() {
 
 /// PDUs in TLS records, and the arrival of their packets.
 #[derive(Clone, Debug)]
-struct Arrival {
+struct NvmeTlsArrivals {
     suite: (Version, Suite),
     /// Index into [`ALL`].
     which: usize,
@@ -257,8 +263,8 @@ prop_compose! {
         late in prop::collection::vec((1..900_usize, 0..20_u64), 1..80),
         answers in 0..4_u64,
         seed: u64,
-    ) -> Arrival {
-        Arrival { suite, which, out_of_order, commands, lens, late, answers, seed }
+    ) -> NvmeTlsArrivals {
+        NvmeTlsArrivals { suite, which, out_of_order, commands, lens, late, answers, seed }
     }
 }
 
@@ -267,11 +273,11 @@ proptest! {
 
     /// Records of any lengths, in packets cut anywhere, in any order.
     #[test]
-    fn claims_are_the_truth(arrival in any_arrival()) {
-        let Arrival { suite, which, out_of_order, commands, lens, late, answers, seed } = arrival;
+    fn claims_are_correct(arrival in any_arrival()) {
+        let NvmeTlsArrivals { suite, which, out_of_order, commands, lens, late, answers, seed } = arrival;
         let content = mixed(which, &commands, seed);
-        let peer = Peer::new(suite);
-        let mut flow = Flow::over_tls(content, config(out_of_order), peer, &lens);
+        let peer = TlsTestPeer::new(suite);
+        let mut flow = NvmeRxFlow::over_tls(content, config(out_of_order), peer, &lens);
         flow.setup_all();
         let (mut from, mut packets) = (0, vec![]);
         for (nth, &(len, late)) in (0_u64..).zip(late.iter().cycle()) {

@@ -1,9 +1,10 @@
 //! Data digests on transmit, against a bitwise CRC, on plain TCP and in TLS records.
 
-use abi::l5o::{Content, Direction, L5oCreate, L5oId, L5oState, Sealed};
-use abi::nvme_tcp::{Data, NvmeTcpState, OverTls, PREFIX_BYTES_MAX, PduRange};
+use abi::l5o::{Direction, L5oContent, L5oCreate, L5oId, L5oState, RecordRange};
+use abi::nvme_tcp::{NvmeTcpState, PREFIX_BYTES_MAX, PduDataSource, PduRange, TlsCarrier};
 use abi::{
-    Event, FileExtent, FileFault, FileId, FlowId, Op, Part, Refusal, Transmit, TransmitOutcome,
+    Event, FileExtent, FileFault, FileId, FlowId, Op, Refusal, Transmit, TransmitOutcome,
+    TransmitPart,
 };
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -13,9 +14,9 @@ use base::SeqNum;
 use bytes::Bytes;
 use proptest::prelude::*;
 use testkit::PLAIN_LINK;
-use wire::tls::Run;
+use wire::tls::TlsRecordRun;
 
-use super::l5o_tx::{ALL, Peer, config};
+use super::l5o_tx::{ALL, TlsTestPeer, config};
 use super::rig::{Rig, content, echoed};
 use crate::{DeviceConfig, FileConfig, L5oConfig};
 
@@ -39,7 +40,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
     })
 }
 
-fn state(over: Option<OverTls>) -> NvmeTcpState {
+fn state(over: Option<TlsCarrier>) -> NvmeTcpState {
     NvmeTcpState { header_digest: true, data_digest: true, pdu_bytes_max: 1 << 20, over }
 }
 
@@ -51,7 +52,7 @@ fn create(context: L5oId, state: NvmeTcpState) -> Op {
 
 /// A PDU.
 #[derive(Clone, Debug)]
-struct Pdu {
+struct TxTestPdu {
     number: u64,
     header: Vec<u8>,
     data: Vec<u8>,
@@ -59,7 +60,7 @@ struct Pdu {
     file: Option<u64>,
 }
 
-impl Pdu {
+impl TxTestPdu {
     fn new(number: u64, header: usize, data: usize, file: bool) -> Self {
         let at = usize::try_from(number * 5000 % 50_000).unwrap();
         let header = (0..header).map(|i| u8::try_from((i + at) % 256).unwrap()).collect();
@@ -85,9 +86,9 @@ impl Pdu {
         let data = match self.file {
             Some(at) if to > from => {
                 let (file, offset) = (FileId(FILE), at + from as u64);
-                Data::File(FileExtent { file, offset, len: as_u32(to - from) })
+                PduDataSource::File(FileExtent { file, offset, len: as_u32(to - from) })
             }
-            _ => Data::Host(Bytes::copy_from_slice(&self.data[from..to])),
+            _ => PduDataSource::Host(Bytes::copy_from_slice(&self.data[from..to])),
         };
         PduRange {
             context: NVME,
@@ -102,49 +103,56 @@ impl Pdu {
     }
 
     /// Describes a range of the TLS records that carry this PDU alone.
-    fn sealed(&self, peer: Peer, record: u64, skip: usize, len: usize, prefix: bool) -> Sealed {
+    fn sealed(
+        &self,
+        peer: TlsTestPeer,
+        record: u64,
+        skip: usize,
+        len: usize,
+        prefix: bool,
+    ) -> RecordRange {
         let run = self.run(peer);
-        let place = run.place(skip as u64);
+        let place = run.position(skip as u64);
         let done = place.index * u64::from(RECORD);
-        let front = u32::try_from(peer.framing().front()).unwrap();
+        let front = u32::try_from(peer.framing().full_header_len()).unwrap();
         let start = run.content_before(place, front);
-        let end = run.content_before(run.place((skip + len) as u64), front);
+        let end = run.content_before(run.position((skip + len) as u64), front);
         let before = if prefix { start - done } else { 0 };
         let from = usize::try_from(start - before).unwrap();
         let bytes = usize::try_from(end).unwrap() - from;
         let content = match bytes {
-            0 => Content::Host(Bytes::new()),
-            _ => Content::Pdu(Box::new(self.range(from, bytes, prefix))),
+            0 => L5oContent::Host(Bytes::new()),
+            _ => L5oContent::Pdu(Box::new(self.range(from, bytes, prefix))),
         };
-        Sealed {
+        RecordRange {
             context: TLS,
             content,
             prefix: u32::try_from(before).unwrap(),
             number: record + place.index,
             kind: 23,
-            run: Run { content: run.content - done, ..run },
+            run: TlsRecordRun { content_bytes: run.content_bytes - done, ..run },
             skip: place.offset,
             len: u32::try_from(len).unwrap(),
         }
     }
 
-    fn run(&self, peer: Peer) -> Run {
+    fn run(&self, peer: TlsTestPeer) -> TlsRecordRun {
         let overhead = u32::try_from(peer.framing().overhead()).unwrap();
-        Run { content: self.len() as u64, record_content: RECORD, overhead }
+        TlsRecordRun { content_bytes: self.len() as u64, record_content_bytes: RECORD, overhead }
     }
 }
 
 /// A stream of PDUs: the bytes expected on the link, and where each PDU begins.
-struct Stream {
-    peer: Option<Peer>,
-    pdus: Vec<Pdu>,
+struct NvmeTxStream {
+    peer: Option<TlsTestPeer>,
+    pdus: Vec<TxTestPdu>,
     /// For each PDU, its position and the number of its first record.
     starts: Vec<(usize, u64)>,
     wire: Vec<u8>,
 }
 
-impl Stream {
-    fn new(peer: Option<Peer>, pdus: Vec<Pdu>) -> Self {
+impl NvmeTxStream {
+    fn new(peer: Option<TlsTestPeer>, pdus: Vec<TxTestPdu>) -> Self {
         let (mut starts, mut wire, mut record) = (vec![], vec![], 0);
         for pdu in &pdus {
             starts.push((wire.len(), record));
@@ -162,10 +170,10 @@ impl Stream {
     }
 
     /// Returns `count` PDUs of many sizes, alternately from memory and from a file.
-    fn mixed(peer: Option<Peer>, count: u64, data: usize) -> Self {
+    fn mixed(peer: Option<TlsTestPeer>, count: u64, data: usize) -> Self {
         let pdu = |n: u64| {
             let len = 1 + usize::try_from(n * 37).unwrap() % data;
-            Pdu::new(n, 24 + usize::try_from(n % 3).unwrap() * 4, len, n % 2 == 1)
+            TxTestPdu::new(n, 24 + usize::try_from(n % 3).unwrap() * 4, len, n % 2 == 1)
         };
         Self::new(peer, (0..count).map(pdu).collect())
     }
@@ -177,10 +185,10 @@ impl Stream {
             let (a, b) = (from.max(start), (from + len).min(end));
             if a < b {
                 transmit.parts.push(match self.peer {
-                    None => Part::Pdu(Box::new(pdu.range(a - start, b - a, prefix))),
+                    None => TransmitPart::Pdu(Box::new(pdu.range(a - start, b - a, prefix))),
                     Some(peer) => {
                         let sealed = pdu.sealed(peer, record, a - start, b - a, prefix);
-                        Part::Sealed(Box::new(sealed))
+                        TransmitPart::Records(Box::new(sealed))
                     }
                 });
             }
@@ -196,7 +204,7 @@ impl Stream {
         rig.open(0, FILE, "a").unwrap();
         let over = self.peer.map(|peer| {
             rig.op(0, peer.create(TLS, Direction::Transmit, START, 0));
-            OverTls { context: TLS, number: 0, skip: 0 }
+            TlsCarrier { context: TLS, first_record: 0, skip: 0 }
         });
         rig.op(0, create(NVME, state(over)));
         rig.events.clear();
@@ -213,8 +221,8 @@ fn sent(rig: &mut Rig, transmit: Transmit) -> Vec<u8> {
 }
 
 /// Carriers of the PDUs: plain TCP, and each version and suite of TLS.
-fn carriers() -> impl Iterator<Item = Option<Peer>> {
-    core::iter::once(None).chain(ALL.map(|suite| Some(Peer::new(suite))))
+fn carriers() -> impl Iterator<Item = Option<TlsTestPeer>> {
+    core::iter::once(None).chain(ALL.map(|suite| Some(TlsTestPeer::new(suite))))
 }
 
 #[test]
@@ -226,7 +234,7 @@ fn the_reference_is_the_published_sum() {
 
 #[test]
 fn whole_pdus_in_order() {
-    let stream = Stream::mixed(None, 6, 4000);
+    let stream = NvmeTxStream::mixed(None, 6, 4000);
     let mut rig = stream.rig();
     let out = sent(&mut rig, stream.transmit(0, stream.wire.len(), false));
     assert_eq!(out, stream.wire);
@@ -240,7 +248,7 @@ fn whole_pdus_in_order() {
 #[test]
 fn any_cut_in_order() {
     for peer in carriers() {
-        let stream = Stream::mixed(peer, 8, 200);
+        let stream = NvmeTxStream::mixed(peer, 8, 200);
         for step in [1, 2, 3, 7, 16, 50, 333, 1000] {
             let mut rig = stream.rig();
             let mut out = vec![];
@@ -263,11 +271,11 @@ fn any_cut_in_order() {
 
 #[test]
 fn every_range_can_be_sent_again_with_its_prefix() {
-    for peer in [None, Some(Peer::new(ALL[3]))] {
+    for peer in [None, Some(TlsTestPeer::new(ALL[3]))] {
         // With TLS, PDUs longer than a record, so that the prefixes in the PDU and in the record
         // differ.
-        let pdu = |n| Pdu::new(n, 24, if peer.is_some() { 400 } else { 60 }, n == 1);
-        let stream = Stream::new(peer, vec![pdu(0), pdu(1)]);
+        let pdu = |n| TxTestPdu::new(n, 24, if peer.is_some() { 400 } else { 60 }, n == 1);
+        let stream = NvmeTxStream::new(peer, vec![pdu(0), pdu(1)]);
         let mut rig = stream.rig();
         for from in 0..stream.wire.len() {
             for len in [1, 4, 30, 90] {
@@ -285,7 +293,7 @@ fn every_range_can_be_sent_again_with_its_prefix() {
 
 #[test]
 fn a_digest_that_is_not_known_drops_the_transmit() {
-    let stream = Stream::new(None, vec![Pdu::new(9, 24, 1000, false)]);
+    let stream = NvmeTxStream::new(None, vec![TxTestPdu::new(9, 24, 1000, false)]);
     let mut rig = stream.rig();
     let end = stream.wire.len();
     assert_eq!(sent(&mut rig, stream.transmit(500, end - 500, false)), [0; 0]);
@@ -314,11 +322,11 @@ fn a_digest_that_is_not_known_drops_the_transmit() {
 /// Another PDU at the offset at which the last range ended does not continue that range.
 #[test]
 fn a_sum_belongs_to_its_pdu() {
-    let (a, b) = (Pdu::new(1, 24, 100, false), Pdu::new(2, 24, 100, false));
-    let mut rig = Stream::new(None, vec![a.clone()]).rig();
-    let mut send = |pdu: &Pdu, skip: usize, len: usize| {
+    let (a, b) = (TxTestPdu::new(1, 24, 100, false), TxTestPdu::new(2, 24, 100, false));
+    let mut rig = NvmeTxStream::new(None, vec![a.clone()]).rig();
+    let mut send = |pdu: &TxTestPdu, skip: usize, len: usize| {
         let mut transmit = echoed(FLOW, START);
-        transmit.parts.push(Part::Pdu(Box::new(pdu.range(skip, len, false))));
+        transmit.parts.push(TransmitPart::Pdu(Box::new(pdu.range(skip, len, false))));
         sent(&mut rig, transmit)
     };
     assert_eq!(send(&a, 0, 60), a.wire()[..60]);
@@ -328,7 +336,7 @@ fn a_sum_belongs_to_its_pdu() {
 
 #[test]
 fn contexts_come_and_go() {
-    let stream = Stream::new(None, vec![Pdu::new(1, 24, 100, true)]);
+    let stream = NvmeTxStream::new(None, vec![TxTestPdu::new(1, 24, 100, true)]);
     let mut rig = stream.rig();
     let refused = |rig: &mut Rig| -> Vec<Refusal> {
         let why =
@@ -364,7 +372,7 @@ fn contexts_come_and_go() {
 
 #[test]
 fn data_of_files_is_read_once_and_released() {
-    let stream = Stream::new(None, vec![Pdu::new(2, 24, 12_000, true)]);
+    let stream = NvmeTxStream::new(None, vec![TxTestPdu::new(2, 24, 12_000, true)]);
     let mut rig = stream.rig();
     let end = stream.wire.len();
     let mut out = sent(&mut rig, stream.transmit(0, 8000, false));
@@ -381,13 +389,13 @@ fn data_of_files_is_read_once_and_released() {
 }
 
 #[test]
-fn nonsense_is_refused() {
-    let pdu = Pdu::new(1, 24, 400, false);
-    let stream = Stream::new(None, vec![pdu.clone()]);
+fn malformed_ranges_are_refused() {
+    let pdu = TxTestPdu::new(1, 24, 400, false);
+    let stream = NvmeTxStream::new(None, vec![pdu.clone()]);
     let change: [fn(&mut PduRange); 15] = [
         // A partial prefix, from which no sum can be computed.
         |r| {
-            let Data::Host(data) = &mut r.data else { unreachable!() };
+            let PduDataSource::Host(data) = &mut r.data else { unreachable!() };
             (*data, r.prefix) = (data.slice(1..), r.prefix - 1);
         },
         |r| r.len = 0,
@@ -402,15 +410,15 @@ fn nonsense_is_refused() {
         |r| r.data_len = 0,
         |r| r.data_len = u32::MAX,
         |r| r.header = Bytes::new(),
-        |r| r.data = Data::Host(Bytes::new()),
-        |r| r.data = Data::File(FileExtent { file: FileId(1), offset: 0, len: u32::MAX }),
+        |r| r.data = PduDataSource::Host(Bytes::new()),
+        |r| r.data = PduDataSource::File(FileExtent { file: FileId(1), offset: 0, len: u32::MAX }),
     ];
     let mut rig = stream.rig();
     for (nth, change) in (1..).zip(change) {
         let mut range = pdu.range(200, 228, true);
         change(&mut range);
         let mut transmit = echoed(FLOW, START);
-        transmit.parts.push(Part::Pdu(Box::new(range)));
+        transmit.parts.push(TransmitPart::Pdu(Box::new(range)));
         assert_eq!(sent(&mut rig, transmit), [0; 0], "{nth}");
         assert_eq!(rig.counter("tx_dropped_malformed"), nth);
     }
@@ -420,9 +428,9 @@ fn nonsense_is_refused() {
 /// Content of encrypted records is not sent in plaintext, nor the other way round.
 #[test]
 fn content_of_records_stays_in_them() {
-    let peer = Peer::new(ALL[3]);
-    let plain = Stream::new(None, vec![Pdu::new(1, 24, 100, false)]);
-    let inside = Stream::new(Some(peer), plain.pdus.clone());
+    let peer = TlsTestPeer::new(ALL[3]);
+    let plain = NvmeTxStream::new(None, vec![TxTestPdu::new(1, 24, 100, false)]);
+    let inside = NvmeTxStream::new(Some(peer), plain.pdus.clone());
     let mut rig = inside.rig();
     assert_eq!(sent(&mut rig, plain.transmit(0, 128, false)), [0; 0]);
     assert_eq!(rig.counter("tx_dropped_malformed"), 1);
@@ -438,8 +446,8 @@ fn content_of_records_stays_in_them() {
 fn prefixes_have_a_limit() {
     let data = PREFIX_BYTES_MAX as usize;
     for (data, fits) in [(data, true), (data + 1, false)] {
-        let pdu = Pdu { number: 1, header: vec![0; 24], data: vec![7; data], file: None };
-        let stream = Stream::new(None, vec![pdu]);
+        let pdu = TxTestPdu { number: 1, header: vec![0; 24], data: vec![7; data], file: None };
+        let stream = NvmeTxStream::new(None, vec![pdu]);
         let out = sent(&mut stream.rig(), stream.transmit(24 + data, 4, true));
         let want = if fits { &stream.wire[24 + data..] } else { &[] };
         assert_eq!(out, want);
@@ -449,12 +457,12 @@ fn prefixes_have_a_limit() {
 /// Frames share header and data; only digests are written.
 #[test]
 fn data_is_not_copied() {
-    let pdu = Pdu::new(1, 24, 1000, false);
+    let pdu = TxTestPdu::new(1, 24, 1000, false);
     let range = pdu.range(0, pdu.len(), false);
-    let Data::Host(data) = &range.data else { unreachable!() };
+    let PduDataSource::Host(data) = &range.data else { unreachable!() };
     let (header, data) = (range.header.as_ptr(), data.as_ptr());
     let mut transmit = echoed(FLOW, START);
-    transmit.parts.push(Part::Pdu(Box::new(range)));
+    transmit.parts.push(TransmitPart::Pdu(Box::new(range)));
     let config = DeviceConfig { l5o: Some(L5oConfig::new(Arc::new(crypto::Provider))), ..config() };
     let mut device = crate::Device::new(config, PLAIN_LINK);
     device.handle_op(base::Instant::ZERO, 0, create(NVME, state(None)));
@@ -471,16 +479,16 @@ proptest! {
 
     /// An arbitrary description is either refused or yields the length that it states.
     #[test]
-    fn descriptions_are_not_believed(
+    fn descriptions_are_validated(
         (header, data_len, data) in (0..50_usize, 0..80_u32, 0..80_usize),
         (skip, len, prefix) in (0..140_u32, 0..140_u32, 0..80_u32),
         huge in prop::option::of(0..4_u8),
         inside: bool,
     ) {
-        let peer = inside.then(|| Peer::new(ALL[3]));
-        let mut rig = Stream::new(peer, vec![]).rig();
+        let peer = inside.then(|| TlsTestPeer::new(ALL[3]));
+        let mut rig = NvmeTxStream::new(peer, vec![]).rig();
         let header = Bytes::from(vec![1; header]);
-        let data = Data::Host(Bytes::from(vec![2; data]));
+        let data = PduDataSource::Host(Bytes::from(vec![2; data]));
         let (context, number) = (NVME, 0);
         let mut range = PduRange { context, number, header, data_len, data, prefix, skip, len };
         match huge {
@@ -493,14 +501,14 @@ proptest! {
         let overhead = peer.map_or(0, |peer| u32::try_from(peer.framing().overhead()).unwrap());
         let mut transmit = echoed(FLOW, START);
         transmit.parts.push(match inside {
-            false => Part::Pdu(Box::new(range)),
-            true => Part::Sealed(Box::new(Sealed {
+            false => TransmitPart::Pdu(Box::new(range)),
+            true => TransmitPart::Records(Box::new(RecordRange {
                 context: TLS,
-                content: Content::Pdu(Box::new(range)),
+                content: L5oContent::Pdu(Box::new(range)),
                 prefix: 0,
                 number: 0,
                 kind: 23,
-                run: Run { content: len.into(), record_content: RECORD, overhead },
+                run: TlsRecordRun { content_bytes: len.into(), record_content_bytes: RECORD, overhead },
                 skip: 0,
                 len: len + overhead,
             })),
@@ -514,13 +522,13 @@ proptest! {
     /// Random ranges in random order, some sent again. With the prefix they are always correct;
     /// without it they are correct or dropped.
     #[test]
-    fn whatever_leaves_is_right(
+    fn sent_bytes_are_correct(
         carrier in 0..7_usize,
         sizes in prop::collection::vec((8..60_usize, 1..900_usize, any::<bool>()), 1..5),
         ranges in prop::collection::vec((0..4000_usize, 1..2000_usize, any::<bool>()), 1..20),
     ) {
-        let pdus = (0..).zip(&sizes).map(|(n, &(h, d, file))| Pdu::new(n, h, d, file));
-        let stream = Stream::new(carriers().nth(carrier).unwrap(), pdus.collect());
+        let pdus = (0..).zip(&sizes).map(|(n, &(h, d, file))| TxTestPdu::new(n, h, d, file));
+        let stream = NvmeTxStream::new(carriers().nth(carrier).unwrap(), pdus.collect());
         let mut rig = stream.rig();
         let mut at = 0;
         for (jump, len, prefix) in ranges {

@@ -1,6 +1,6 @@
 //! The order of a flow while its transmits wait for the disk, and the effect of failures on it.
 
-use abi::{FileFault, FlowId, Part, TransmitOutcome, TsOption};
+use abi::{FileFault, FlowId, TransmitOutcome, TransmitPart, TsvalPosition};
 use alloc::vec;
 use alloc::vec::Vec;
 use base::Duration;
@@ -64,7 +64,7 @@ fn transmits_of_no_flow_overtake() {
 fn the_echo_says_how_long_the_disk_took() {
     let mut rig = rig();
     let mut t = extent(7, 10, 1, 0, 100);
-    t.timestamp = Some(TsOption { offset: TS_AT, past_us: 700 });
+    t.timestamp = Some(TsvalPosition { offset: TS_AT, sub_ms_us: 700 });
     rig.send(0, t);
     rig.now += Duration::from_micros(5_400);
     rig.complete_all();
@@ -83,10 +83,10 @@ fn nothing_follows_a_hole() {
     rig.send(0, extent(7, 20, 2, 0, 100));
     rig.send(0, plain(7, 30, b"behind"));
     rig.send(0, extent(7, 40, 3, 0, 100));
-    rig.disk.broken = true;
+    rig.disk.fail_reads = true;
     rig.complete(1);
     assert_eq!(rig.outcomes(), [], "it is not its turn yet");
-    rig.disk.broken = false;
+    rig.disk.fail_reads = false;
     rig.complete(0);
     assert_eq!(
         rig.outcomes(),
@@ -129,8 +129,8 @@ fn parts_of_all_kinds_make_one_stream() {
     let mut rig = rig();
     let mut t = plain(7, 1000, b"head");
     t.parts.extend(extent(7, 0, 1, 10, 2000).parts);
-    t.parts.push(Part::Host(Bytes::new()));
-    t.parts.push(Part::Host(Bytes::from_static(b"between")));
+    t.parts.push(TransmitPart::Host(Bytes::new()));
+    t.parts.push(TransmitPart::Host(Bytes::from_static(b"between")));
     t.parts.extend(extent(7, 0, 2, 4000, 96).parts);
     rig.send(0, t);
     rig.complete_all();

@@ -3,10 +3,10 @@
 
 use abi::crypto::Suite;
 use abi::quic::{
-    ConnectionId, Direction, Packet, Protect, QuicAdd, QuicId, QuicKeys, QuicStatus, QuicTrouble,
-    Reorder, Route,
+    Direction, QuicAdd, QuicConnectionId, QuicFailure, QuicId, QuicKeys, QuicProtect, QuicRouteKey,
+    QuicStatus, QuicTxPacket, Reorder,
 };
-use abi::{Event, FlowId, Op, Part, Parts, Received, Transmit};
+use abi::{Event, FlowId, Op, Received, Transmit, TransmitPart, TransmitParts};
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -49,35 +49,35 @@ const AES128_HEADER: [u8; 16] = [
 /// Keys of a generation and the header protection key; as many leading bytes are used as the suite
 /// needs.
 #[derive(Clone, Copy)]
-pub(super) struct Secrets {
+pub(super) struct QuicTestSecrets {
     pub(super) key: [u8; 32],
     pub(super) iv: [u8; 12],
     pub(super) header: [u8; 32],
 }
 
-pub(super) fn secrets(suite: Suite, generation: u8) -> Secrets {
+pub(super) fn secrets(suite: Suite, generation: u8) -> QuicTestSecrets {
     if suite == Suite::Aes128Gcm {
         assert_eq!(generation, 0, "rustls takes no AES-128 key from outside");
-        let mut secrets = Secrets { key: [0; 32], iv: AES128_IV, header: [0; 32] };
+        let mut secrets = QuicTestSecrets { key: [0; 32], iv: AES128_IV, header: [0; 32] };
         secrets.key[..16].copy_from_slice(&AES128_KEY);
         secrets.header[..16].copy_from_slice(&AES128_HEADER);
         return secrets;
     }
-    Secrets { key: [generation + 1; 32], iv: [generation + 100; 12], header: [9; 32] }
+    QuicTestSecrets { key: [generation + 1; 32], iv: [generation + 100; 12], header: [9; 32] }
 }
 
-pub(super) fn keys_of(secrets: &Secrets, phase: bool) -> QuicKeys {
+pub(super) fn keys_of(secrets: &QuicTestSecrets, phase: bool) -> QuicKeys {
     QuicKeys { phase, key: secrets.key.into(), iv: secrets.iv }
 }
 
 /// One direction in rustls: it encrypts what the device receives and decrypts what the device
 /// sends.
-pub(super) struct Peer {
+pub(super) struct RustlsQuicPeer {
     packet: Box<dyn PacketKey>,
     header: Box<dyn HeaderProtectionKey>,
 }
 
-impl Peer {
+impl RustlsQuicPeer {
     pub(super) fn new(suite: Suite, generation: u8) -> Self {
         let named: SupportedCipherSuite = match suite {
             Suite::Aes128Gcm => TLS13_AES_128_GCM_SHA256,
@@ -92,7 +92,7 @@ impl Peer {
         Self::with(quic.quic, &secrets(suite, generation))
     }
 
-    pub(super) fn with(algorithm: &dyn rustls::quic::Algorithm, secrets: &Secrets) -> Self {
+    pub(super) fn with(algorithm: &dyn rustls::quic::Algorithm, secrets: &QuicTestSecrets) -> Self {
         Self {
             packet: algorithm.packet_key(AeadKey::from(secrets.key), Iv::from(secrets.iv)),
             header: algorithm.header_protection_key(AeadKey::from(secrets.header)),
@@ -159,8 +159,8 @@ pub(super) fn tuple() -> Tuple {
     Tuple { local: end([10, 77, 0, 1], PORT), remote: end([10, 77, 0, 2], 80) }
 }
 
-pub(super) fn route(id: &[u8]) -> Route {
-    Route::Id { port: PORT, id: ConnectionId::new(id).unwrap() }
+pub(super) fn route(id: &[u8]) -> QuicRouteKey {
+    QuicRouteKey::Id { port: PORT, id: QuicConnectionId::new(id).unwrap() }
 }
 
 pub(super) fn receive(suite: Suite, reorder: Option<Reorder>) -> QuicAdd {
@@ -235,30 +235,34 @@ pub(super) fn sorted(mut moved: Vec<String>) -> Vec<String> {
 }
 
 /// Returns the failures reported since the last call.
-pub(super) fn troubles(rig: &mut Rig) -> Vec<(QuicId, FlowId, QuicTrouble)> {
+pub(super) fn troubles(rig: &mut Rig) -> Vec<(QuicId, FlowId, QuicFailure)> {
     let events = core::mem::take(&mut rig.events);
     let trouble = |(_, event)| match event {
-        Event::QuicStatus(QuicStatus { quic, flow, why }) => Some((quic, flow, why)),
+        Event::QuicStatus(QuicStatus { quic, flow, failure: why }) => Some((quic, flow, why)),
         _ => None,
     };
     events.into_iter().filter_map(trouble).collect()
 }
 
 /// Returns a batch of datagrams of `segment_size`.
-pub(super) fn batch(parts: &[Part], segment_size: u16, packets: &[Option<Packet>]) -> Transmit {
+pub(super) fn batch(
+    parts: &[TransmitPart],
+    segment_size: u16,
+    packets: &[Option<QuicTxPacket>],
+) -> Transmit {
     Transmit {
         header: udp_header(4),
-        parts: Parts::from_iter(parts.iter().cloned()),
-        protect: Some(Box::new(Protect { quic: QUIC, packets: SmallVec::from_slice(packets) })),
+        parts: TransmitParts::from_iter(parts.iter().cloned()),
+        protect: Some(Box::new(QuicProtect { quic: QUIC, packets: SmallVec::from_slice(packets) })),
         ..transmit(FLOW, 1, segment_size)
     }
 }
 
 /// A packet at the beginning of its datagram.
-pub(super) const fn at(number: u64, pn_len: u8) -> Packet {
-    Packet { begin: 0, pn_offset: 9, pn_len, number }
+pub(super) const fn at(number: u64, pn_len: u8) -> QuicTxPacket {
+    QuicTxPacket { begin: 0, pn_offset: 9, pn_len, number }
 }
 
-pub(super) fn host(bytes: &[u8]) -> Part {
-    Part::Host(Bytes::copy_from_slice(bytes))
+pub(super) fn host(bytes: &[u8]) -> TransmitPart {
+    TransmitPart::Host(Bytes::copy_from_slice(bytes))
 }

@@ -3,10 +3,10 @@
 
 use abi::crypto::Suite;
 use abi::quic::{
-    ConnectionId, Direction, Packet, Protect, QuicAdd, QuicId, QuicKeys, QuicRekey, QuicRoute,
-    Reorder, Route,
+    Direction, QuicAdd, QuicConnectionId, QuicId, QuicKeys, QuicProtect, QuicRekey,
+    QuicRouteChange, QuicRouteKey, QuicTxPacket, Reorder,
 };
-use abi::{Event, FileExtent, FileId, FlowId, Op, Part, Parts, Transmit};
+use abi::{Event, FileExtent, FileId, FlowId, Op, Transmit, TransmitPart, TransmitParts};
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -21,7 +21,7 @@ use crate::QuicConfig;
 
 /// A step of the test.
 #[derive(Debug)]
-enum Step {
+enum QuicDeviceStep {
     Op(usize, Box<Op>),
     /// A datagram that some entry may decrypt: destination, number, generation, length of the body.
     Packet(u8, u64, u8, usize),
@@ -33,13 +33,13 @@ fn suite() -> impl Strategy<Value = Suite> {
     prop_oneof![Just(Suite::Aes128Gcm), Just(Suite::ChaCha20Poly1305)]
 }
 
-fn route() -> impl Strategy<Value = Route> {
+fn route() -> impl Strategy<Value = QuicRouteKey> {
     prop_oneof![
-        (0..4_u8, prop_oneof![Just(8_usize), 0..21_usize]).prop_map(|(id, len)| Route::Id {
+        (0..4_u8, prop_oneof![Just(8_usize), 0..21_usize]).prop_map(|(id, len)| QuicRouteKey::Id {
             port: PORT,
-            id: ConnectionId::new(&vec![id; len]).unwrap(),
+            id: QuicConnectionId::new(&vec![id; len]).unwrap(),
         }),
-        Just(Route::Tuple(tuple())),
+        Just(QuicRouteKey::Tuple(tuple())),
     ]
 }
 
@@ -63,9 +63,10 @@ fn direction() -> impl Strategy<Value = Direction> {
     ]
 }
 
-fn packet() -> impl Strategy<Value = Option<Packet>> {
-    let any = (0..70_u16, any::<u8>(), 0..6_u8, any::<u64>())
-        .prop_map(|(begin, pn_offset, pn_len, number)| Packet { begin, pn_offset, pn_len, number });
+fn packet() -> impl Strategy<Value = Option<QuicTxPacket>> {
+    let any = (0..70_u16, any::<u8>(), 0..6_u8, any::<u64>()).prop_map(
+        |(begin, pn_offset, pn_len, number)| QuicTxPacket { begin, pn_offset, pn_len, number },
+    );
     let sane = (0..100_u64).prop_map(|number| at(number, 1));
     prop_oneof![any.prop_map(Some), sane.prop_map(Some), Just(None)]
 }
@@ -75,13 +76,13 @@ fn batch() -> impl Strategy<Value = Op> {
     let packets = proptest::collection::vec(packet(), 0..5);
     (0..6_u64, parts, 0..200_u16, packets).prop_map(|(quic, parts, segment_size, packets)| {
         let part = |(len, file): (u32, bool)| match file {
-            true => Part::File(FileExtent { file: FileId(5), offset: len.into(), len }),
+            true => TransmitPart::File(FileExtent { file: FileId(5), offset: len.into(), len }),
             false => host(&vec![0x40; len as usize]),
         };
         Op::Transmit(Transmit {
             header: udp_header(4),
-            parts: parts.into_iter().map(part).collect::<Parts>(),
-            protect: Some(Box::new(Protect { quic: QuicId(quic), packets: packets.into() })),
+            parts: parts.into_iter().map(part).collect::<TransmitParts>(),
+            protect: Some(Box::new(QuicProtect { quic: QuicId(quic), packets: packets.into() })),
             ..transmit(FlowId(quic), 1, segment_size)
         })
     })
@@ -95,8 +96,8 @@ fn sane_batch() -> impl Strategy<Value = Op> {
         let datagram = |number| [&plain(&ID, false, number, 1, &[7; 20])[..], &[0; 16]].concat();
         Op::Transmit(Transmit {
             header: udp_header(4),
-            parts: numbers.map(|number| host(&datagram(number))).collect::<Parts>(),
-            protect: Some(Box::new(Protect { quic: QuicId(1), packets })),
+            parts: numbers.map(|number| host(&datagram(number))).collect::<TransmitParts>(),
+            protect: Some(Box::new(QuicProtect { quic: QuicId(1), packets })),
             ..transmit(FLOW, 1, 46)
         })
     })
@@ -113,20 +114,20 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (quic(), keys())
             .prop_map(|(quic, keys)| Op::QuicRekey(Box::new(QuicRekey { quic, keys }))),
         2 => (quic(), route(), any::<bool>()).prop_map(
-            |(quic, route, on)| Op::QuicRoute(Box::new(QuicRoute { quic, route, on }))),
+            |(quic, route, on)| Op::QuicRoute(Box::new(QuicRouteChange { quic, route, add: on }))),
         1 => quic().prop_map(|quic| Op::QuicRemove { quic }),
         3 => batch(),
         3 => sane_batch(),
     ]
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = QuicDeviceStep> {
     prop_oneof![
-        3 => (0..2_usize, op()).prop_map(|(queue, op)| Step::Op(queue, Box::new(op))),
+        3 => (0..2_usize, op()).prop_map(|(queue, op)| QuicDeviceStep::Op(queue, Box::new(op))),
         16 => (0..3_u8, 0..80_u64, prop_oneof![6 => Just(0_u8), 1 => Just(1)], 20..23_usize)
-            .prop_map(|(id, number, generation, len)| Step::Packet(id, number, generation, len)),
-        1 => proptest::collection::vec(any::<u8>(), 0..80).prop_map(Step::Datagram),
-        1 => (0..30_u64).prop_map(Step::Time),
+            .prop_map(|(id, number, generation, len)| QuicDeviceStep::Packet(id, number, generation, len)),
+        1 => proptest::collection::vec(any::<u8>(), 0..80).prop_map(QuicDeviceStep::Datagram),
+        1 => (0..30_u64).prop_map(QuicDeviceStep::Time),
     ]
 }
 
@@ -144,14 +145,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn anything(steps in proptest::collection::vec(step(), 1..200)) {
+    fn any_operations_and_datagrams(steps in proptest::collection::vec(step(), 1..200)) {
         let mut config = config();
         config.quic = config.quic
             .map(|quic| QuicConfig { entries_max: 5, waiting_max: 6, ..quic });
         let mut rig = Rig::with(config, PLAIN_LINK);
         rig.put("f", 1000, 1);
         rig.open(0, 5, "f").unwrap();
-        let peers = [0, 1].map(|generation| Peer::new(Suite::ChaCha20Poly1305, generation));
+        let peers = [0, 1].map(|generation| RustlsQuicPeer::new(Suite::ChaCha20Poly1305, generation));
         let (mut came, mut delivered) = (0, 0);
         // Two valid entries, so that there is something to disturb.
         let reorder = Reorder { packets: 20, bytes: 250, time: Duration::from_millis(20) };
@@ -163,19 +164,19 @@ proptest! {
         rig.op(0, Op::QuicAdd(Box::new(QuicAdd { quic: QuicId(0), direction, ..way })));
         for step in steps {
             let datagram = match step {
-                Step::Op(queue, op) => {
+                QuicDeviceStep::Op(queue, op) => {
                     rig.op(queue, *op);
                     continue;
                 }
-                Step::Time(ms) => {
+                QuicDeviceStep::Time(ms) => {
                     rig.now += Duration::from_millis(ms);
                     rig.collect();
                     delivered += got(&mut rig);
                     continue;
                 }
-                Step::Packet(id, number, generation, len) => peers[usize::from(generation)]
+                QuicDeviceStep::Packet(id, number, generation, len) => peers[usize::from(generation)]
                     .seal_to(&[id; 8], generation == 1, number, 1, &vec![7; len]),
-                Step::Datagram(bytes) => bytes,
+                QuicDeviceStep::Datagram(bytes) => bytes,
             };
             let frame = rx_frame(rig.device.pool(), &frame(&datagram));
             rig.device.handle_frame(rig.now, frame);

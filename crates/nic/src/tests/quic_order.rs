@@ -21,21 +21,21 @@ use crate::QuicConfig;
 const CHACHA: Suite = Suite::ChaCha20Poly1305;
 const BOUNDS: Reorder = Reorder { packets: 8, bytes: 10_000, time: Duration::from_millis(5) };
 
-fn world(reorder: Option<Reorder>) -> (Peer, Rig) {
-    (Peer::new(CHACHA, 0), rig(receive(CHACHA, reorder)))
+fn rig_and_peer(reorder: Option<Reorder>) -> (RustlsQuicPeer, Rig) {
+    (RustlsQuicPeer::new(CHACHA, 0), rig(receive(CHACHA, reorder)))
 }
 
 /// Returns a frame with a packet whose body is `len` bytes of the low byte of its number.
-fn sized(peer: &Peer, number: u64, len: usize) -> Vec<u8> {
+fn sized(peer: &RustlsQuicPeer, number: u64, len: usize) -> Vec<u8> {
     let body = vec![u8::try_from(number % 256).unwrap(); len];
     frame(&peer.seal(false, number, 4, &body))
 }
 
-fn of(peer: &Peer, number: u64) -> Vec<u8> {
+fn of(peer: &RustlsQuicPeer, number: u64) -> Vec<u8> {
     sized(peer, number, 100)
 }
 
-fn all(peer: &Peer, numbers: &[u64]) -> Vec<Vec<u8>> {
+fn all(peer: &RustlsQuicPeer, numbers: &[u64]) -> Vec<Vec<u8>> {
     numbers.iter().map(|&number| of(peer, number)).collect()
 }
 
@@ -69,7 +69,7 @@ fn check(received: &[Received]) {
 #[test]
 fn a_burst_becomes_one_frame() {
     for version in [4, 6] {
-        let (peer, mut rig) = world(Some(BOUNDS));
+        let (peer, mut rig) = rig_and_peer(Some(BOUNDS));
         let of = |number: u64, len: usize| {
             let body = vec![u8::try_from(number % 256).unwrap(); len];
             packet(version, protocol::UDP, &peer.seal(false, number, 4, &body))
@@ -100,8 +100,8 @@ fn a_burst_becomes_one_frame() {
 }
 
 #[test]
-fn what_does_not_belong_together() {
-    let (peer, mut rig) = world(None);
+fn unrelated_datagrams_are_not_merged() {
+    let (peer, mut rig) = rig_and_peer(None);
     let lens = |got: &[Received]| got.iter().map(|r| numbers(r).len()).collect::<Vec<_>>();
     // Datagrams longer than the first, and any after a shorter one.
     let sizes = [100, 100, 101, 100, 100, 90, 90, 90];
@@ -131,7 +131,7 @@ fn what_does_not_belong_together() {
         let changed = &mut frames[1];
         changed[at] ^= 1;
         changed[24..26].fill(0);
-        let sum = wire::checksum::Sum::of_words(&changed[14..34]).finish();
+        let sum = wire::checksum::ChecksumSum::of_words(&changed[14..34]).finish();
         changed[24..26].copy_from_slice(&sum.to_be_bytes());
         if at == 40 {
             *changed = of(&peer, 42);
@@ -147,7 +147,7 @@ fn what_does_not_belong_together() {
 /// Ethernet padding after a packet is not part of a datagram.
 #[test]
 fn padding_is_left_out() {
-    let (peer, mut rig) = world(None);
+    let (peer, mut rig) = rig_and_peer(None);
     let mut frames = all(&peer, &[1, 2, 3]);
     frames[0].extend([0xaa; 7]);
     frames[1].extend([0xbb; 129]);
@@ -158,7 +158,7 @@ fn padding_is_left_out() {
 
 #[test]
 fn frames_are_bounded() {
-    let (peer, mut rig) = world(None);
+    let (peer, mut rig) = rig_and_peer(None);
     let frames: Vec<_> = (0..130).map(|n| of(&peer, n)).collect();
     let got = burst(&mut rig, &frames);
     check(&got);
@@ -173,7 +173,7 @@ fn frames_are_bounded() {
 
 #[test]
 fn reordered_packets_are_delivered_in_order() {
-    let (peer, mut rig) = world(Some(BOUNDS));
+    let (peer, mut rig) = rig_and_peer(Some(BOUNDS));
     let got = burst(&mut rig, &all(&peer, &[0, 2, 4, 3, 1, 5]));
     assert_eq!((got.len(), order(&got)), (1, vec![0, 1, 2, 3, 4, 5]), "and as one frame");
     check(&got);
@@ -211,7 +211,7 @@ fn reordered_packets_are_delivered_in_order() {
 fn gaps_end_at_each_bound() {
     let given_up = |rig: &mut Rig| rig.moved(&["quic_gap"]);
     // Packet numbers: 0 is missing, so 7 is the highest of eight.
-    let (peer, mut rig) = world(Some(BOUNDS));
+    let (peer, mut rig) = rig_and_peer(Some(BOUNDS));
     assert!(burst(&mut rig, &all(&peer, &[7, 3])).is_empty());
     assert!(burst(&mut rig, &all(&peer, &[8])).is_empty(), "1 and 2 may still come");
     assert_eq!(order(&burst(&mut rig, &all(&peer, &[0]))), [0], "behind");
@@ -223,7 +223,7 @@ fn gaps_end_at_each_bound() {
     assert_eq!(order(&burst(&mut rig, &all(&peer, &[107, 108]))), [100, 101]);
     assert_eq!(given_up(&mut rig), ["quic_gap_given_up_packets +3"]);
     // Bytes of datagrams: 129 each.
-    let (peer, mut rig) = world(Some(Reorder { bytes: 387, ..BOUNDS }));
+    let (peer, mut rig) = rig_and_peer(Some(Reorder { bytes: 387, ..BOUNDS }));
     assert!(burst(&mut rig, &all(&peer, &[4, 3, 2])).is_empty());
     assert_eq!(rig.counter("quic_waiting_bytes"), 387);
     assert_eq!(order(&burst(&mut rig, &all(&peer, &[0, 1]))), [0, 1, 2, 3, 4]);
@@ -241,7 +241,7 @@ fn gaps_end_at_each_bound() {
 /// waiting packet.
 #[test]
 fn a_skipped_number_costs_its_time() {
-    let (peer, mut rig) = world(Some(BOUNDS));
+    let (peer, mut rig) = rig_and_peer(Some(BOUNDS));
     let at = |ms| Instant::ZERO + Duration::from_millis(ms);
     rig.now = at(100);
     assert!(burst(&mut rig, &all(&peer, &[2])).is_empty());
@@ -267,7 +267,7 @@ fn a_skipped_number_costs_its_time() {
 /// If one packet is lost and another is late after it, each is waited for equally long.
 #[test]
 fn gaps_end_one_by_one() {
-    let (peer, mut rig) = world(Some(BOUNDS));
+    let (peer, mut rig) = rig_and_peer(Some(BOUNDS));
     let at = |ms| Instant::ZERO + Duration::from_millis(ms);
     rig.now = at(100);
     assert!(burst(&mut rig, &all(&peer, &[1])).is_empty());
@@ -305,7 +305,7 @@ fn waiting_is_bounded_over_all() {
             Op::QuicAdd(Box::new(QuicAdd { quic, flow, direction, ..receive(CHACHA, None) })),
         );
     }
-    let peer = Peer::new(CHACHA, 0);
+    let peer = RustlsQuicPeer::new(CHACHA, 0);
     let of = |to: u8, number: u64| frame(&peer.seal_to(&[to; 8], false, number, 1, &[7; 50]));
     assert!(burst(&mut rig, &[of(0, 1), of(0, 3), of(1, 5)]).is_empty());
     rig.moved(&["quic_"]);
@@ -327,8 +327,8 @@ fn waiting_is_bounded_over_all() {
 /// A key update while packets wait: they are delivered in order, whichever keys decrypted them.
 #[test]
 fn a_key_update_among_packets_that_wait() {
-    let (peer, mut rig) = world(Some(BOUNDS));
-    let next = Peer::new(CHACHA, 1);
+    let (peer, mut rig) = rig_and_peer(Some(BOUNDS));
+    let next = RustlsQuicPeer::new(CHACHA, 1);
     let keys = keys_of(&secrets(CHACHA, 1), true);
     rig.op(0, Op::QuicRekey(Box::new(abi::quic::QuicRekey { quic: QUIC, keys })));
     let new =
@@ -354,12 +354,12 @@ fn bytes_of_an_entry() {
 
 /// Model of a receiver: a map from waiting packet numbers to times of arrival.
 #[derive(Default)]
-struct Model {
+struct ReorderModel {
     next: u64,
     waiting: BTreeMap<u64, Instant>,
 }
 
-impl Model {
+impl ReorderModel {
     fn arrive(&mut self, now: Instant, number: u64, out: &mut Vec<u64>) {
         if number < self.next || self.waiting.contains_key(&number) {
             return out.push(number);
@@ -397,8 +397,8 @@ proptest! {
     fn equals_an_ordered_map(
         steps in proptest::collection::vec((0_u64..14, 80_usize..83, 0_u8..20), 1..80),
     ) {
-        let (peer, mut rig) = world(Some(Reorder { bytes: 1 << 20, ..BOUNDS }));
-        let (mut model, mut expected, mut got) = (Model::default(), vec![], vec![]);
+        let (peer, mut rig) = rig_and_peer(Some(Reorder { bytes: 1 << 20, ..BOUNDS }));
+        let (mut model, mut expected, mut got) = (ReorderModel::default(), vec![], vec![]);
         let mut frames = 0;
         for (ahead, len, event) in steps {
             let number = (model.next + ahead).saturating_sub(3);

@@ -1,7 +1,9 @@
 //! Datagrams that are decrypted, and those that are delivered exactly as received.
 
 use abi::crypto::Suite;
-use abi::quic::{Direction, QuicAdd, QuicId, QuicRekey, QuicRoute, QuicTrouble, Reorder, Route};
+use abi::quic::{
+    Direction, QuicAdd, QuicFailure, QuicId, QuicRekey, QuicRouteChange, QuicRouteKey, Reorder,
+};
 use abi::{Checksum, Event, FlowId, Op, Refusal};
 use alloc::boxed::Box;
 use alloc::vec;
@@ -38,7 +40,7 @@ fn large_packet_numbers() {
         for power in [31, 32, 33, 40, 48, 61] {
             let begin = (1_u64 << power) - 2;
             let add = QuicAdd { next_packet_number: begin, ..receive(suite, None) };
-            let (peer, mut rig) = (Peer::new(suite, 0), rig(add));
+            let (peer, mut rig) = (RustlsQuicPeer::new(suite, 0), rig(add));
             for (number, len) in (begin..begin + 4).zip([4, 1, 1, 2]) {
                 let got = burst(&mut rig, &[frame(&peer.seal(false, number, len, &[1; 50]))]);
                 assert_eq!(order(&got), [number], "{number:#x}");
@@ -50,7 +52,7 @@ fn large_packet_numbers() {
 /// RFC 9001 section A.5: a packet with a short header, no connection ID, and one PING.
 #[test]
 fn the_short_packet_of_the_rfc() {
-    let secrets = Secrets {
+    let secrets = QuicTestSecrets {
         key: array("c6d98ff3441c3fe1b2182094f69caa2ed4b716b65488960a7a984979fb23e1c8"),
         iv: array("e0459b3474bdd0e44a41c144"),
         header: array("25a282b9e82f06f21f488917a4fc8f1b73573685608597d0efcb076b0ab7a7a4"),
@@ -61,7 +63,7 @@ fn the_short_packet_of_the_rfc() {
         keys: keys_of(&secrets, false),
         next_packet_number: 654_360_564,
         direction: Direction::Receive {
-            routes: SmallVec::from_slice(&[Route::Tuple(tuple())]),
+            routes: SmallVec::from_slice(&[QuicRouteKey::Tuple(tuple())]),
             reorder: None,
         },
         ..receive(CHACHA, None)
@@ -72,7 +74,7 @@ fn the_short_packet_of_the_rfc() {
     assert_eq!(got[0].packet.as_slice()[42..][..5], bytes("4200bff401")[..]);
     // The peer of these tests produces the same packet.
     let algorithm = TLS13_CHACHA20_POLY1305_SHA256.tls13().unwrap().quic_suite().unwrap().quic;
-    let peer = Peer::with(algorithm, &secrets);
+    let peer = RustlsQuicPeer::with(algorithm, &secrets);
     assert_eq!(peer.seal_to(&[], false, 654_360_564, 3, &[1]), protected);
 }
 
@@ -80,7 +82,7 @@ fn the_short_packet_of_the_rfc() {
 fn every_suite_and_every_length() {
     for suite in SUITES {
         for version in [4, 6] {
-            let (peer, mut rig) = (Peer::new(suite, 0), rig(receive(suite, None)));
+            let (peer, mut rig) = (RustlsQuicPeer::new(suite, 0), rig(receive(suite, None)));
             let mut number = 0;
             for len in 1..=4 {
                 for body in [3_usize, 4, 17, 600, 1300] {
@@ -111,7 +113,7 @@ fn every_suite_and_every_length() {
 #[test]
 fn every_changed_byte() {
     for suite in SUITES {
-        let (peer, mut rig) = (Peer::new(suite, 0), rig(receive(suite, None)));
+        let (peer, mut rig) = (RustlsQuicPeer::new(suite, 0), rig(receive(suite, None)));
         let sealed = peer.seal(false, 5, 2, b"some frames and some more frames");
         let mut reasons: Vec<(usize, alloc::string::String)> = vec![];
         for at in 0..sealed.len() {
@@ -143,8 +145,8 @@ fn every_changed_byte() {
 }
 
 #[test]
-fn what_is_not_a_short_packet_of_ours() {
-    let (peer, mut rig) = (Peer::new(CHACHA, 0), rig(receive(CHACHA, None)));
+fn other_datagrams_pass_unchanged() {
+    let (peer, mut rig) = (RustlsQuicPeer::new(CHACHA, 0), rig(receive(CHACHA, None)));
     let sealed = peer.seal(false, 5, 2, b"some frames");
     let long = [&[0xe3, 0, 0, 0, 1, 8][..], &ID, &[0; 30]].concat();
     let unknown = [&sealed[..1], &[0; 8], &sealed[9..]].concat();
@@ -191,7 +193,7 @@ fn a_greased_packet() {
 
 #[test]
 fn lengths_and_checksums_of_udp() {
-    let (peer, mut rig) = (Peer::new(CHACHA, 0), rig(receive(CHACHA, None)));
+    let (peer, mut rig) = (RustlsQuicPeer::new(CHACHA, 0), rig(receive(CHACHA, None)));
     let good = frame(&peer.seal(false, 5, 2, b"some frames"));
     let changed = |at: usize, byte: u8| {
         let mut frame = good.clone();
@@ -218,7 +220,7 @@ fn lengths_and_checksums_of_udp() {
 #[test]
 fn a_stateless_reset_arrives() {
     for by_tuple in [false, true] {
-        let routes = if by_tuple { Route::Tuple(tuple()) } else { route(&ID) };
+        let routes = if by_tuple { QuicRouteKey::Tuple(tuple()) } else { route(&ID) };
         let direction =
             Direction::Receive { routes: SmallVec::from_slice(&[routes]), reorder: None };
         let mut rig = rig(QuicAdd { direction, ..receive(CHACHA, None) });
@@ -274,7 +276,7 @@ fn rekey(rig: &mut Rig, generation: u8) {
 fn a_spoofed_key_phase() {
     for installed in [false, true] {
         let mut rig = rig(receive(CHACHA, None));
-        let (now, next) = (Peer::new(CHACHA, 0), Peer::new(CHACHA, 1));
+        let (now, next) = (RustlsQuicPeer::new(CHACHA, 0), RustlsQuicPeer::new(CHACHA, 1));
         if installed {
             rekey(&mut rig, 1);
             assert_eq!(sorted(rig.moved(&["quic_"])), ["quic_rekeyed +1"]);
@@ -304,7 +306,7 @@ fn a_spoofed_key_phase() {
 #[test]
 fn a_key_update_while_packets_are_reordered() {
     let mut rig = rig(receive(CHACHA, None));
-    let peers: Vec<_> = (0..3).map(|generation| Peer::new(CHACHA, generation)).collect();
+    let peers: Vec<_> = (0..3).map(|generation| RustlsQuicPeer::new(CHACHA, generation)).collect();
     let of = |generation: usize, number: u64| {
         frame(&peers[generation].seal(generation % 2 == 1, number, 2, b"some frames"))
     };
@@ -328,28 +330,28 @@ fn a_key_update_while_packets_are_reordered() {
     assert_eq!(sorted(rig.moved(&["quic_"])), ["quic_rx_unknown_keys +1"]);
     // A generation with the current key phase is refused.
     rekey(&mut rig, 2);
-    let why = QuicTrouble::Refused(Refusal::DoesNotFit);
+    let why = QuicFailure::Refused(Refusal::DoesNotFit);
     assert_eq!(troubles(&mut rig), [(QUIC, FLOW, why)]);
     assert_eq!(sorted(rig.moved(&["quic_"])), ["quic_refused_does_not_fit +1"]);
 }
 
 #[test]
 fn connection_ids_come_and_go() {
-    let (peer, mut rig) = (Peer::new(CHACHA, 0), rig(receive(CHACHA, None)));
+    let (peer, mut rig) = (RustlsQuicPeer::new(CHACHA, 0), rig(receive(CHACHA, None)));
     let second = [9; 8];
-    let change = |rig: &mut Rig, route: Route, on: bool| {
-        rig.op(0, Op::QuicRoute(Box::new(QuicRoute { quic: QUIC, route, on })));
+    let change = |rig: &mut Rig, route: QuicRouteKey, on: bool| {
+        rig.op(0, Op::QuicRoute(Box::new(QuicRouteChange { quic: QUIC, route, add: on })));
         troubles(rig).into_iter().map(|(_, _, why)| why).collect::<Vec<_>>()
     };
     let to_second = frame(&peer.seal_to(&second, false, 1, 1, b"some frames"));
     assert!(order(&burst(&mut rig, slice::from_ref(&to_second))).is_empty());
     assert_eq!(change(&mut rig, route(&second), true), []);
     assert_eq!(order(&burst(&mut rig, &[to_second])), [1]);
-    let refused = [QuicTrouble::Refused(Refusal::DoesNotFit)];
+    let refused = [QuicFailure::Refused(Refusal::DoesNotFit)];
     assert_eq!(change(&mut rig, route(&second), true), refused, "twice");
     assert_eq!(change(&mut rig, route(&[9; 7]), true), refused, "another length at the port");
     assert_eq!(change(&mut rig, route(&[]), true), refused, "no length");
-    assert_eq!(change(&mut rig, Route::Tuple(tuple()), true), refused, "no length");
+    assert_eq!(change(&mut rig, QuicRouteKey::Tuple(tuple()), true), refused, "no length");
     rig.moved(&["quic_"]);
     assert_eq!(change(&mut rig, route(&ID), false), []);
     assert_eq!(change(&mut rig, route(&ID), false), []);
@@ -383,7 +385,7 @@ fn a_full_table_refuses() {
     for n in 0..3 {
         rig.op(0, add(n));
     }
-    let full = QuicTrouble::Refused(Refusal::TableFull);
+    let full = QuicFailure::Refused(Refusal::TableFull);
     assert_eq!(troubles(&mut rig), [(QuicId(2), FlowId(2), full)]);
     assert_eq!(
         sorted(rig.moved(&["quic_added", "quic_ref"])),
@@ -391,7 +393,7 @@ fn a_full_table_refuses() {
     );
     rig.op(0, Op::QuicRemove { quic: QuicId(1) });
     rig.op(0, add(0));
-    let does_not_fit = QuicTrouble::Refused(Refusal::DoesNotFit);
+    let does_not_fit = QuicFailure::Refused(Refusal::DoesNotFit);
     assert_eq!(troubles(&mut rig), [(QuicId(0), FlowId(0), does_not_fit)], "the name is taken");
     // Another host has its own numbers, but connection IDs belong to the port.
     rig.op(1, add(0));
@@ -408,20 +410,20 @@ fn without_an_engine() {
     let mut rig = Rig::with(config, PLAIN_LINK);
     assert_eq!(rig.device.capabilities().quic, Err(Refusal::Disabled));
     rig.op(0, Op::QuicAdd(Box::new(receive(CHACHA, None))));
-    assert_eq!(troubles(&mut rig), [(QUIC, FLOW, QuicTrouble::Refused(Refusal::Disabled))]);
+    assert_eq!(troubles(&mut rig), [(QUIC, FLOW, QuicFailure::Refused(Refusal::Disabled))]);
     rekey(&mut rig, 1);
     rig.op(0, Op::QuicRemove { quic: QUIC });
-    let came = frame(&Peer::new(CHACHA, 0).seal(false, 1, 1, b"some frames"));
+    let came = frame(&RustlsQuicPeer::new(CHACHA, 0).seal(false, 1, 1, b"some frames"));
     assert_eq!(burst(&mut rig, slice::from_ref(&came))[0].packet.as_slice(), came);
     rig.send(0, batch(&[host(&[0; 60])], 0, &[Some(at(1, 1))]));
-    assert_eq!(troubles(&mut rig), [(QUIC, FLOW, QuicTrouble::NotSealed)]);
+    assert_eq!(troubles(&mut rig), [(QUIC, FLOW, QuicFailure::NotEncrypted)]);
     assert!(rig.sent.is_empty());
 }
 
 /// Datagrams of a connection go to the host that has it, regardless of their addresses.
 #[test]
 fn connections_move() {
-    let (peer, mut rig) = (Peer::new(CHACHA, 0), Rig::with(config(), PLAIN_LINK));
+    let (peer, mut rig) = (RustlsQuicPeer::new(CHACHA, 0), Rig::with(config(), PLAIN_LINK));
     rig.op(1, Op::QuicAdd(Box::new(receive(CHACHA, None))));
     for number in 0..20_u8 {
         let mut came = frame(&peer.seal(false, number.into(), 1, b"some frames"));
@@ -439,7 +441,7 @@ fn connections_move() {
 /// If the host's queue is full, a packet that is dropped leaves no state behind.
 #[test]
 fn no_room_for_events() {
-    let (mut config, peer) = (config(), Peer::new(CHACHA, 0));
+    let (mut config, peer) = (config(), RustlsQuicPeer::new(CHACHA, 0));
     (config.queue_events_max, config.queues) = (2, 1);
     let mut rig = Rig::with(config, PLAIN_LINK);
     rig.op(0, Op::QuicAdd(Box::new(receive(CHACHA, Some(reorder())))));
@@ -460,7 +462,7 @@ fn no_room_for_events() {
 
 #[test]
 fn a_reset_forgets_everything() {
-    let (peer, mut rig) = (Peer::new(CHACHA, 0), rig(receive(CHACHA, Some(reorder()))));
+    let (peer, mut rig) = (RustlsQuicPeer::new(CHACHA, 0), rig(receive(CHACHA, Some(reorder()))));
     let of = |number: u64| frame(&peer.seal(false, number, 1, b"some frames"));
     assert!(burst(&mut rig, &[of(5)]).is_empty());
     assert_eq!(rig.counter("quic_waiting"), 1);

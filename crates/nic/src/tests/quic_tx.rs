@@ -1,8 +1,10 @@
 //! Batches that are encrypted, and transmits that are dropped because they cannot be.
 
 use abi::crypto::Suite;
-use abi::quic::{Packet, QuicRekey, QuicTrouble};
-use abi::{FileExtent, FileFault, FileId, FlowId, Op, Part, Refusal, Transmit, TransmitOutcome};
+use abi::quic::{QuicFailure, QuicRekey, QuicTxPacket};
+use abi::{
+    FileExtent, FileFault, FileId, FlowId, Op, Refusal, Transmit, TransmitOutcome, TransmitPart,
+};
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -48,7 +50,7 @@ fn large_packet_numbers() {
     for suite in SUITES {
         for power in [31, 32, 33, 40, 48, 61] {
             let begin = (1_u64 << power) - 2;
-            let (peer, mut rig) = (Peer::new(suite, 0), rig(send(suite, begin)));
+            let (peer, mut rig) = (RustlsQuicPeer::new(suite, 0), rig(send(suite, begin)));
             for number in begin..begin + 4 {
                 let body = body(number, 100);
                 let packets = [Some(at(number, 4))];
@@ -64,10 +66,10 @@ fn large_packet_numbers() {
 /// Every suite, every length of packet number, batches whose last datagram is shorter: rustls
 /// decrypts them.
 #[test]
-fn batches_are_sealed() {
+fn batches_are_encrypted() {
     for suite in SUITES {
         for version in [4, 6] {
-            let (peer, mut rig) = (Peer::new(suite, 0), rig(send(suite, 100)));
+            let (peer, mut rig) = (RustlsQuicPeer::new(suite, 0), rig(send(suite, 100)));
             let mut number = 100;
             for len in 1..=4_u8 {
                 let bodies = [1000, 1000, 1000, 13].map(|bytes| {
@@ -80,7 +82,7 @@ fn batches_are_sealed() {
                     .collect();
                 let packets = bodies.each_ref().map(|(number, _)| Some(at(*number, len)));
                 // Parts whose boundaries are not those of datagrams.
-                let parts: Vec<Part> = plain.chunks(777).map(host).collect();
+                let parts: Vec<TransmitPart> = plain.chunks(777).map(host).collect();
                 let size = u16::try_from(1000 + AROUND - 2 + usize::from(len)).unwrap();
                 let transmit = batch(&parts, size, &packets);
                 rig.send(0, Transmit { header: udp_header(version), ..transmit });
@@ -107,24 +109,24 @@ fn batches_are_sealed() {
 
 /// RFC 9001 section A.5.
 #[test]
-fn what_is_sealed_is_what_is_opened() {
+fn encryption_and_decryption_agree() {
     let (mut sender, mut receiver) = (rig(send(CHACHA, 0)), rig(receive(CHACHA, None)));
     sender.send(0, batch(&[host(&roomy(false, 7, 1, b"frames"))], 0, &[Some(at(7, 1))]));
     let datagram = sent(&mut sender).remove(0);
-    assert_eq!(datagram, Peer::new(CHACHA, 0).seal(false, 7, 1, b"frames"));
+    assert_eq!(datagram, RustlsQuicPeer::new(CHACHA, 0).seal(false, 7, 1, b"frames"));
     assert_eq!(order(&burst(&mut receiver, &[frame(&datagram)])), [7]);
 }
 
 /// After a long-header packet in one datagram, and next to datagrams encrypted by the host.
 #[test]
-fn a_packet_may_have_company() {
-    let (peer, mut rig) = (Peer::new(CHACHA, 0), rig(send(CHACHA, 0)));
+fn packets_share_datagrams_and_batches() {
+    let (peer, mut rig) = (RustlsQuicPeer::new(CHACHA, 0), rig(send(CHACHA, 0)));
     let long = [0xe3; 40];
     let first = [&long[..], &roomy(false, 7, 2, &body(7, 60))].concat();
     let second = vec![0x55; first.len()];
     let third = roomy(false, 9, 2, &body(9, 20));
     let size = u16::try_from(first.len()).unwrap();
-    let packets = [Some(Packet { begin: 40, ..at(7, 2) }), None, Some(at(9, 2))];
+    let packets = [Some(QuicTxPacket { begin: 40, ..at(7, 2) }), None, Some(at(9, 2))];
     rig.send(0, batch(&[host(&first), host(&second), host(&third)], size, &packets));
     let sent = sent(&mut rig);
     assert_eq!((&sent[0][..40], &sent[1]), (&long[..], &second));
@@ -138,7 +140,7 @@ fn a_packet_may_have_company() {
 
 /// A batch without packets to encrypt is plain UDP segmentation, and needs no entry.
 #[test]
-fn a_batch_that_the_host_sealed() {
+fn a_batch_encrypted_by_the_host() {
     let mut rig = Rig::with(config(), PLAIN_LINK);
     rig.send(0, batch(&[host(&[0x66; 250])], 100, &[None, None, None]));
     assert_eq!(sent(&mut rig), [vec![0x66; 100], vec![0x66; 100], vec![0x66; 50]]);
@@ -147,11 +149,11 @@ fn a_batch_that_the_host_sealed() {
 
 /// Nothing of these leaves, not even the packets before the invalid one.
 #[test]
-fn what_cannot_be_sealed_is_dropped_whole() {
+fn an_unencryptable_batch_is_dropped_whole() {
     let good = roomy(false, 10, 2, &body(10, 100));
     let second = roomy(false, 11, 2, &body(11, 100));
     let size = u16::try_from(good.len()).unwrap();
-    let two = |packets: &[Option<Packet>]| {
+    let two = |packets: &[Option<QuicTxPacket>]| {
         let parts = [host(&good), host(&second)];
         batch(&parts, size, packets)
     };
@@ -171,11 +173,11 @@ fn what_cannot_be_sealed_is_dropped_whole() {
         (two(&[first, Some(at(10, 2))]), "number"),
         (two(&[Some(at(9, 2)), Some(at(8, 2))]), "number"),
         (two(&[first, Some(at(1 << 62, 2))]), "number"),
-        (two(&[first, Some(Packet { begin: 200, ..at(11, 2) })]), "malformed"),
-        (two(&[first, Some(Packet { begin: 110, ..at(11, 2) })]), "malformed"),
-        (two(&[first, Some(Packet { pn_offset: 0, ..at(11, 2) })]), "malformed"),
-        (two(&[first, Some(Packet { pn_len: 0, ..at(11, 2) })]), "malformed"),
-        (two(&[first, Some(Packet { pn_len: 5, ..at(11, 2) })]), "malformed"),
+        (two(&[first, Some(QuicTxPacket { begin: 200, ..at(11, 2) })]), "malformed"),
+        (two(&[first, Some(QuicTxPacket { begin: 110, ..at(11, 2) })]), "malformed"),
+        (two(&[first, Some(QuicTxPacket { pn_offset: 0, ..at(11, 2) })]), "malformed"),
+        (two(&[first, Some(QuicTxPacket { pn_len: 0, ..at(11, 2) })]), "malformed"),
+        (two(&[first, Some(QuicTxPacket { pn_len: 5, ..at(11, 2) })]), "malformed"),
         (two(&[first, Some(at(11, 1))]), "malformed"),
         (two(&[first, Some(at(12, 2))]), "malformed"),
         (two(&[first]), "malformed"),
@@ -206,13 +208,13 @@ fn what_cannot_be_sealed_is_dropped_whole() {
             _ => None,
         });
         assert_eq!(done, Some((3, outcome)));
-        assert_eq!(troubles(&mut rig), [(QUIC, FLOW, QuicTrouble::NotSealed)]);
+        assert_eq!(troubles(&mut rig), [(QUIC, FLOW, QuicFailure::NotEncrypted)]);
     }
 }
 
 #[test]
 fn a_number_is_used_once() {
-    let (peer, mut rig) = (Peer::new(CHACHA, 0), rig(send(CHACHA, 5)));
+    let (peer, mut rig) = (RustlsQuicPeer::new(CHACHA, 0), rig(send(CHACHA, 5)));
     let one = |number: u64| {
         batch(&[host(&roomy(false, number, 2, &body(number, 50)))], 0, &[Some(at(number, 2))])
     };
@@ -254,16 +256,16 @@ fn a_key_update_in_a_batch() {
     let size = u16::try_from(plain[0].len()).unwrap();
     rig.send(0, batch(&plain.each_ref().map(|p| host(p)), size, &[Some(at(1, 2)), Some(at(2, 2))]));
     let sent = sent(&mut rig);
-    assert_eq!(Peer::new(CHACHA, 0).open(sent[0].clone(), 8, 1), (0x41, body(1, 50)));
-    assert_eq!(Peer::new(CHACHA, 1).open(sent[1].clone(), 8, 2), (0x45, body(2, 50)));
+    assert_eq!(RustlsQuicPeer::new(CHACHA, 0).open(sent[0].clone(), 8, 1), (0x41, body(1, 50)));
+    assert_eq!(RustlsQuicPeer::new(CHACHA, 1).open(sent[1].clone(), 8, 2), (0x45, body(2, 50)));
 }
 
-fn extent(offset: u64, len: u32) -> Part {
-    Part::File(FileExtent { file: FileId(5), offset, len })
+fn extent(offset: u64, len: u32) -> TransmitPart {
+    TransmitPart::File(FileExtent { file: FileId(5), offset, len })
 }
 
 /// IO-QUIC (IO-TCP, appendix A): the body of a STREAM frame comes from a file.
-fn with_file(number: u64, offset: u64, len: u32) -> ([Part; 3], usize) {
+fn with_file(number: u64, offset: u64, len: u32) -> ([TransmitPart; 3], usize) {
     let front = [&plain(&ID, false, number, 2, &[])[..], &[0x08, 4]].concat();
     let size = front.len() + len as usize + 16;
     ([host(&front), extent(offset, len), host(&[0; 16])], size)
@@ -271,13 +273,14 @@ fn with_file(number: u64, offset: u64, len: u32) -> ([Part; 3], usize) {
 
 #[test]
 fn file_extents_inside_of_packets() {
-    let (peer, mut rig) = (Peer::new(CHACHA, 0), rig(send(CHACHA, 0)));
+    let (peer, mut rig) = (RustlsQuicPeer::new(CHACHA, 0), rig(send(CHACHA, 0)));
     rig.put("f", 100_000, 1);
     rig.open(0, 5, "f").unwrap();
     rig.moved(&["quic_", "tx_", "file_"]);
     let batches = [(1, 70_000, 1200), (2, 71_200, 1200), (3, 72_400, 300)];
     let all = batches.map(|(number, offset, len)| with_file(number, offset, len));
-    let parts: Vec<Part> = all.iter().flat_map(|(parts, _)| parts.iter().cloned()).collect();
+    let parts: Vec<TransmitPart> =
+        all.iter().flat_map(|(parts, _)| parts.iter().cloned()).collect();
     let size = u16::try_from(all[0].1).unwrap();
     rig.send(0, batch(&parts, size, &[1, 2, 3].map(|number| Some(at(number, 2)))));
     assert!(rig.sent.is_empty(), "the disk has not answered");
@@ -296,10 +299,10 @@ fn file_extents_inside_of_packets() {
         assert_eq!(opened[..2], [0x08, 4]);
         let offset = usize::try_from(offset).unwrap();
         assert_eq!(opened[2..], content(1, offset, len as usize));
-        let frames: Vec<_> = wire::quic::Frames::new(&opened).collect();
+        let frames: Vec<_> = wire::quic::QuicFrames::new(&opened).collect();
         let stream =
-            wire::quic::StreamFrame { id: 4, offset: 0, fin: false, data: 2..opened.len() };
-        assert_eq!(frames, [Ok(wire::quic::Frame::Stream(stream))]);
+            wire::quic::QuicStreamFrame { id: 4, offset: 0, fin: false, data: 2..opened.len() };
+        assert_eq!(frames, [Ok(wire::quic::QuicFrame::Stream(stream))]);
     }
     assert_eq!(peer.open(sent[3].clone(), 8, 4).1, b"later");
     assert_eq!(
@@ -312,10 +315,10 @@ fn file_extents_inside_of_packets() {
 /// leave.
 #[test]
 fn a_file_that_fails() {
-    let (peer, mut rig) = (Peer::new(CHACHA, 0), rig(send(CHACHA, 0)));
+    let (peer, mut rig) = (RustlsQuicPeer::new(CHACHA, 0), rig(send(CHACHA, 0)));
     rig.put("f", 100_000, 1);
     rig.open(0, 5, "f").unwrap();
-    rig.disk.broken = true;
+    rig.disk.fail_reads = true;
     let (parts, _) = with_file(1, 0, 1000);
     let broken = batch(&parts, 0, &[Some(at(1, 2))]);
     rig.send(0, Transmit { echo: Some(1), ..broken });
@@ -327,7 +330,7 @@ fn a_file_that_fails() {
     assert_eq!(outcomes[1], (2, TransmitOutcome::Sent));
     assert_eq!(peer.open(sent(&mut rig).remove(0), 8, 2).1, b"later");
     // An error in the file's batch that shows only once the file was read has the same effect.
-    rig.disk.broken = false;
+    rig.disk.fail_reads = false;
     rig.moved(&["quic_", "tx_d"]);
     let (mut parts, _) = with_file(3, 0, 1000);
     parts[0] = host(&plain(&ID, true, 3, 2, &[0x08, 4]));
@@ -336,7 +339,7 @@ fn a_file_that_fails() {
     let later = batch(&[host(&roomy(false, 4, 2, b"later"))], 0, &[Some(at(4, 2))]);
     rig.send(0, Transmit { flow: FlowId(8), ..later });
     rig.complete_all();
-    assert_eq!(troubles(&mut rig), [(QUIC, FlowId(8), QuicTrouble::NotSealed)]);
+    assert_eq!(troubles(&mut rig), [(QUIC, FlowId(8), QuicFailure::NotEncrypted)]);
     assert_eq!(sent(&mut rig).len(), 1);
     assert_eq!(
         sorted(rig.moved(&["quic_", "tx_d"])),

@@ -4,14 +4,14 @@
 use abi::disk::DiskRequest;
 use abi::port::{TxFrame, WireCaps};
 use abi::{
-    Event, FileAccess, FileExtent, FileFault, FileId, FileStat, FlowId, Op, Part, Transmit,
-    TransmitDone, TransmitOutcome,
+    Event, FileAccess, FileExtent, FileFault, FileId, FileStat, FlowId, Op, Transmit, TransmitDone,
+    TransmitOutcome, TransmitPart,
 };
 use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 use base::Instant;
-use base::counters::{all, moved};
+use base::counters::{collect_counters, moved};
 use bytes::Bytes;
 use testkit::{MemDisk, PLAIN_LINK};
 use wire::frame::{Frame, parse};
@@ -44,7 +44,7 @@ impl Rig {
 
     pub(crate) fn with(config: DeviceConfig, wire: WireCaps) -> Self {
         let device = Device::new(config, wire);
-        let counted = all(|f| device.visit(f));
+        let counted = collect_counters(|f| device.visit(f));
         Self {
             device,
             now: Instant::ZERO,
@@ -129,7 +129,7 @@ impl Rig {
             }
             while let Some(request) = self.device.poll_disk() {
                 match &request {
-                    DiskRequest::Close { .. } => drop(self.disk.answer(request)),
+                    DiskRequest::Close { .. } => drop(self.disk.execute(request)),
                     DiskRequest::Open { .. } => self.requests.push(request),
                     DiskRequest::Read { offset, .. } => {
                         assert_eq!(offset % 4096, 0, "page-aligned");
@@ -156,7 +156,7 @@ impl Rig {
     /// Completes the waiting request with index `at`.
     pub(crate) fn complete(&mut self, at: usize) {
         let request = self.requests.remove(at);
-        if let Some(completion) = self.disk.answer(request) {
+        if let Some(completion) = self.disk.execute(request) {
             self.device.handle_disk(self.now, completion);
         }
         self.collect();
@@ -220,7 +220,7 @@ impl Rig {
     /// Returns the counters with one of the prefixes that changed since the last call, as `name
     /// +n`, in the order of [`Device::visit`].
     pub(crate) fn moved(&mut self, prefixes: &[&str]) -> Vec<String> {
-        let now = all(|f| self.device.visit(f));
+        let now = collect_counters(|f| self.device.visit(f));
         let out = moved(&self.counted, &now)
             .into_iter()
             .filter(|(name, _)| prefixes.iter().any(|p| name.starts_with(p)))
@@ -253,13 +253,13 @@ pub(crate) fn echoed(flow: u64, tag: u32) -> Transmit {
 /// Returns a transmit of host memory.
 pub(crate) fn plain(flow: u64, tag: u32, bytes: &[u8]) -> Transmit {
     let mut transmit = echoed(flow, tag);
-    transmit.parts.push(Part::Host(Bytes::copy_from_slice(bytes)));
+    transmit.parts.push(TransmitPart::Host(Bytes::copy_from_slice(bytes)));
     transmit
 }
 
 /// Returns a transmit of a file extent.
 pub(crate) fn extent(flow: u64, tag: u32, file: u32, offset: u64, len: u32) -> Transmit {
     let mut transmit = echoed(flow, tag);
-    transmit.parts.push(Part::File(FileExtent { file: FileId(file), offset, len }));
+    transmit.parts.push(TransmitPart::File(FileExtent { file: FileId(file), offset, len }));
     transmit
 }

@@ -15,7 +15,7 @@ use testkit::PLAIN_LINK;
 use wire::emit::{IpHeader, Link};
 use wire::frame::protocol;
 use wire::segment::{Layout, tcp_packet};
-use wire::tcp::{Flags, Options, Segment, Timestamps};
+use wire::tcp::{Flags, Segment, TcpOptions, Timestamps};
 use wire::{Endpoint, Tuple};
 
 use super::frames::{MAC, bytes_of, rx_frame};
@@ -53,7 +53,7 @@ pub(super) fn listen(id: u32) -> SetupListen {
         mss: [1460, 1440],
         sack: true,
         ecn: true,
-        defer: false,
+        defer_accept: false,
     }
 }
 
@@ -107,41 +107,46 @@ pub(super) fn frame(tuple: &Tuple, segment: &Segment, payload: &[u8]) -> Vec<u8>
 
 /// Result of a received frame.
 #[derive(Debug, PartialEq)]
-pub(super) enum Fate {
+pub(super) enum SetupOutcome {
     /// Passed to this queue, as received.
     Passed(usize),
     Established(usize, Established),
     Answered(Vec<u8>),
-    Gone,
+    Dropped,
 }
 
-pub(super) fn deliver_bytes(rig: &mut Rig, bytes: &[u8]) -> Fate {
+pub(super) fn deliver_bytes(rig: &mut Rig, bytes: &[u8]) -> SetupOutcome {
     let frame = rx_frame(rig.device.pool(), bytes);
     rig.device.handle_frame(rig.now, frame);
     rig.collect();
     let (sent, events) = (core::mem::take(&mut rig.sent), core::mem::take(&mut rig.events));
     match (&sent[..], &events[..]) {
-        ([], []) => Fate::Gone,
-        ([answer], []) => Fate::Answered(bytes_of(answer)),
+        ([], []) => SetupOutcome::Dropped,
+        ([answer], []) => SetupOutcome::Answered(bytes_of(answer)),
         ([], [(queue, Event::Received(received))]) => {
             assert_eq!(received.packet.as_slice(), bytes, "as it came");
-            assert_eq!(received.metadata.opened, None);
+            assert_eq!(received.metadata.decrypted, None);
             match received.established {
-                Some(established) => Fate::Established(*queue, established),
-                None => Fate::Passed(*queue),
+                Some(established) => SetupOutcome::Established(*queue, established),
+                None => SetupOutcome::Passed(*queue),
             }
         }
         other => panic!("{other:?}"),
     }
 }
 
-pub(super) fn deliver(rig: &mut Rig, tuple: &Tuple, segment: &Segment, payload: &[u8]) -> Fate {
+pub(super) fn deliver(
+    rig: &mut Rig,
+    tuple: &Tuple,
+    segment: &Segment,
+    payload: &[u8],
+) -> SetupOutcome {
     deliver_bytes(rig, &frame(tuple, segment, payload))
 }
 
 /// Sends a SYN and returns the SYN-ACK.
-pub(super) fn knock(rig: &mut Rig, tuple: &Tuple, syn: &Segment) -> Segment {
-    let Fate::Answered(bytes) = deliver(rig, tuple, syn, b"") else { panic!("no answer") };
+pub(super) fn send_syn(rig: &mut Rig, tuple: &Tuple, syn: &Segment) -> Segment {
+    let SetupOutcome::Answered(bytes) = deliver(rig, tuple, syn, b"") else { panic!("no answer") };
     let l4 = if tuple.local.addr.is_ipv4() { 34 } else { 54 };
     let (answer, len) = Segment::parse(&bytes[l4..]).unwrap();
     assert_eq!(bytes.len(), l4 + len);
@@ -167,7 +172,9 @@ fn a_handshake_byte_by_byte() {
     for version in [4, 6] {
         let (mut rig, tuple) = (rig(listen(9)), tuple(version, 0x9c40));
         moved(&mut rig);
-        let Fate::Answered(bytes) = deliver(&mut rig, &tuple, &syn(&tuple), b"") else { panic!() };
+        let SetupOutcome::Answered(bytes) = deliver(&mut rig, &tuple, &syn(&tuple), b"") else {
+            panic!()
+        };
         let ip: &[u8] = match version {
             4 => &[
                 0x45, 0, 0, 60, 0, 0, 0x40, 0, 64, 6, bytes[24], bytes[25], 10, 77, 0, 1, 10, 77,
@@ -198,7 +205,7 @@ fn a_handshake_byte_by_byte() {
 
         let (syn_ack, _) = Segment::parse(tcp).unwrap();
         let fate = deliver(&mut rig, &tuple, &ack(&tuple, &syn_ack), b"");
-        assert_eq!(fate, Fate::Established(0, established()));
+        assert_eq!(fate, SetupOutcome::Established(0, established()));
         assert_eq!(moved(&mut rig), ["setup_established +1"]);
     }
 }
@@ -209,9 +216,9 @@ fn segment_sizes_at_the_edges_of_the_table() {
     let mut recovered = |mss: Option<u16>| {
         let mut syn = syn(&tuple);
         syn.options.mss = mss;
-        let syn_ack = knock(&mut rig, &tuple, &syn);
+        let syn_ack = send_syn(&mut rig, &tuple, &syn);
         match deliver(&mut rig, &tuple, &ack(&tuple, &syn_ack), b"") {
-            Fate::Established(_, established) => established.peer_mss,
+            SetupOutcome::Established(_, established) => established.peer_mss,
             fate => panic!("{fate:?}"),
         }
     };
@@ -227,14 +234,14 @@ fn segment_sizes_at_the_edges_of_the_table() {
         let mut syn = syn(&tuple);
         syn.options.mss = Some(mss);
         moved(&mut rig);
-        assert_eq!(deliver(&mut rig, &tuple, &syn, b""), Fate::Passed(0));
+        assert_eq!(deliver(&mut rig, &tuple, &syn, b""), SetupOutcome::Passed(0));
         assert_eq!(moved(&mut rig), ["setup_passed_small_mss +1"]);
     }
 }
 
 /// A SYN with arbitrary options, and the listener that receives it.
 #[derive(Clone, Debug)]
-struct Handshake {
+struct AnyHandshake {
     v6: bool,
     port: u16,
     seq: u32,
@@ -255,7 +262,7 @@ prop_compose! {
         defer: bool,
         window_scale in 0..=14_u8,
     ) -> SetupListen {
-        SetupListen { sack, ecn, defer, window_scale, ..listen(9) }
+        SetupListen { sack, ecn, defer_accept: defer, window_scale, ..listen(9) }
     }
 }
 
@@ -270,8 +277,8 @@ prop_compose! {
         ecn in any::<u8>().prop_map(|flags| Flags(flags & 0xc0)),
         listen in any_listener(),
         ms in 0..u64::MAX / 2_000_000,
-    ) -> Handshake {
-        Handshake { v6, port, seq, mss, scale, sack, ecn, listen, ms }
+    ) -> AnyHandshake {
+        AnyHandshake { v6, port, seq, mss, scale, sack, ecn, listen, ms }
     }
 }
 
@@ -279,7 +286,7 @@ proptest! {
     /// The options of a SYN are recovered from the cookie, as the listener allows.
     #[test]
     fn options_there_and_back(handshake in any_handshake()) {
-        let Handshake { v6, port, seq, mss, scale, sack, ecn: syn_ecn, listen, ms } = handshake;
+        let AnyHandshake { v6, port, seq, mss, scale, sack, ecn: syn_ecn, listen, ms } = handshake;
         let tuple = tuple(if v6 { 6 } else { 4 }, port);
         let mut rig = rig(listen.clone());
         rig.now = Instant::from_millis(ms);
@@ -290,20 +297,20 @@ proptest! {
         syn.options.sack_permitted = sack;
         let ecn = syn_ecn == Flags::ECE.with(Flags::CWR) && listen.ecn;
 
-        let answer = knock(&mut rig, &tuple, &syn);
+        let answer = send_syn(&mut rig, &tuple, &syn);
         let ece = if ecn { Flags::ECE } else { Flags::NONE };
         prop_assert_eq!(answer.flags, Flags::SYN.with(Flags::ACK).with(ece));
         prop_assert_eq!((answer.ack, answer.window), (SeqNum(seq) + 1, 64_240));
         let stamp = answer.options.timestamps.unwrap().value;
-        prop_assert_eq!(answer.options, Options {
+        prop_assert_eq!(answer.options, TcpOptions {
             mss: Some(if v6 { 1440 } else { 1460 }),
             window_scale: scale.map(|_| listen.window_scale),
             sack_permitted: sack && listen.sack,
             timestamps: Some(Timestamps { value: stamp, echo: 5000 }),
-            ..Options::default()
+            ..TcpOptions::default()
         });
         rig.now += EPOCH;
-        let Fate::Established(0, got) = deliver(&mut rig, &tuple, &ack(&tuple, &answer), b"x")
+        let SetupOutcome::Established(0, got) = deliver(&mut rig, &tuple, &ack(&tuple, &answer), b"x")
         else { panic!("not established") };
         let fits = MSS.into_iter().filter(|&m| m <= mss.unwrap_or(536));
         let peer_mss = fits.max().unwrap();
@@ -322,9 +329,9 @@ proptest! {
         cut in proptest::option::of(14..90_usize), payload in 0..4_usize,
     ) {
         let tuple = tuple(if v6 { 6 } else { 4 }, 40_000);
-        let mut rig = rig(SetupListen { defer, ..listen(9) });
+        let mut rig = rig(SetupListen { defer_accept: defer, ..listen(9) });
         rig.lenient = true;
-        let syn_ack = knock(&mut rig, &tuple, &syn(&tuple));
+        let syn_ack = send_syn(&mut rig, &tuple, &syn(&tuple));
         moved(&mut rig);
         let sent = match kind {
             0 => syn(&tuple),
@@ -355,7 +362,7 @@ proptest! {
 
 /// Every reason for which a SYN is passed to the host.
 #[test]
-fn what_a_cookie_cannot_say_is_passed_on() {
+fn syns_a_cookie_cannot_encode_are_passed_on() {
     let tuple = tuple(4, 40_000);
     let with = |f: &dyn Fn(&mut Segment)| {
         let mut syn = syn(&tuple);
@@ -407,7 +414,7 @@ fn what_a_cookie_cannot_say_is_passed_on() {
     let mut rig = rig(listen(9));
     moved(&mut rig);
     for (why, bytes) in cases {
-        assert_eq!(deliver_bytes(&mut rig, &bytes), Fate::Passed(0), "{why}");
+        assert_eq!(deliver_bytes(&mut rig, &bytes), SetupOutcome::Passed(0), "{why}");
         assert_eq!(moved(&mut rig), [alloc::format!("setup_passed_{why} +1")]);
     }
     // Passed without being counted: the segment cannot begin a connection here, or its checksum is
@@ -420,23 +427,23 @@ fn what_a_cookie_cannot_say_is_passed_on() {
         edited(&|bytes| bytes[14 + 20 + 15] ^= 1),
     ];
     for bytes in silent {
-        assert_eq!(deliver_bytes(&mut rig, &bytes), Fate::Passed(0));
+        assert_eq!(deliver_bytes(&mut rig, &bytes), SetupOutcome::Passed(0));
         assert_eq!(moved(&mut rig), [""; 0]);
     }
     // PSH has no meaning on a SYN, and an unknown option is skipped.
     for bytes in [flagged(Flags::PSH), options(&[254, 4, 0, 0])] {
-        assert!(matches!(deliver_bytes(&mut rig, &bytes), Fate::Answered(_)));
+        assert!(matches!(deliver_bytes(&mut rig, &bytes), SetupOutcome::Answered(_)));
         assert_eq!(moved(&mut rig), ["setup_syns_answered +1"]);
     }
 }
 
 #[test]
-fn payload_makes_the_connection_where_the_acknowledgment_was_lost() {
+fn payload_completes_a_handshake_whose_ack_was_lost() {
     let (mut rig, tuple) = (rig(listen(9)), tuple(4, 40_000));
-    let syn_ack = knock(&mut rig, &tuple, &syn(&tuple));
+    let syn_ack = send_syn(&mut rig, &tuple, &syn(&tuple));
     moved(&mut rig);
     let data = ack(&tuple, &syn_ack);
-    let expected = || Fate::Established(0, established());
+    let expected = || SetupOutcome::Established(0, established());
     assert_eq!(deliver(&mut rig, &tuple, &data, b"GET /"), expected());
     assert_eq!(deliver(&mut rig, &tuple, &data, b"GET /"), expected(), "again, and the host copes");
     assert_eq!(moved(&mut rig), ["setup_established +2"]);
@@ -444,10 +451,10 @@ fn payload_makes_the_connection_where_the_acknowledgment_was_lost() {
     // recovered.
     let mut next = data;
     next.seq += 5;
-    assert_eq!(deliver(&mut rig, &tuple, &next, b"more"), Fate::Passed(0));
+    assert_eq!(deliver(&mut rig, &tuple, &next, b"more"), SetupOutcome::Passed(0));
     let mut answered = data;
     answered.ack += 100;
-    assert_eq!(deliver(&mut rig, &tuple, &answered, b""), Fate::Passed(0));
+    assert_eq!(deliver(&mut rig, &tuple, &answered, b""), SetupOutcome::Passed(0));
     assert_eq!(moved(&mut rig), ["setup_passed_acks +2"]);
     // The peer closes without sending data.
     let mut fin = data;
@@ -456,38 +463,38 @@ fn payload_makes_the_connection_where_the_acknowledgment_was_lost() {
     // Resets are never accepted here.
     let mut reset = data;
     reset.flags = reset.flags.with(Flags::RST);
-    assert_eq!(deliver(&mut rig, &tuple, &reset, b""), Fate::Passed(0));
+    assert_eq!(deliver(&mut rig, &tuple, &reset, b""), SetupOutcome::Passed(0));
     assert_eq!(moved(&mut rig), ["setup_established +1"]);
 }
 
 #[test]
-fn a_bare_acknowledgment_is_kept_from_who_waits_for_payload() {
-    let (mut rig, tuple) = (rig(SetupListen { defer: true, ..listen(9) }), tuple(6, 40_000));
-    let syn_ack = knock(&mut rig, &tuple, &syn(&tuple));
+fn defer_accept_drops_the_bare_acknowledgment() {
+    let (mut rig, tuple) = (rig(SetupListen { defer_accept: true, ..listen(9) }), tuple(6, 40_000));
+    let syn_ack = send_syn(&mut rig, &tuple, &syn(&tuple));
     moved(&mut rig);
     let bare = ack(&tuple, &syn_ack);
-    assert_eq!(deliver(&mut rig, &tuple, &bare, b""), Fate::Gone);
-    assert_eq!(deliver(&mut rig, &tuple, &bare, b""), Fate::Gone);
+    assert_eq!(deliver(&mut rig, &tuple, &bare, b""), SetupOutcome::Dropped);
+    assert_eq!(deliver(&mut rig, &tuple, &bare, b""), SetupOutcome::Dropped);
     assert_eq!(moved(&mut rig), ["setup_deferred +2"]);
-    assert_eq!(deliver(&mut rig, &tuple, &bare, b"G"), Fate::Established(0, established()));
+    assert_eq!(deliver(&mut rig, &tuple, &bare, b"G"), SetupOutcome::Established(0, established()));
     let mut fin = bare;
     fin.flags = fin.flags.with(Flags::FIN);
-    assert_eq!(deliver(&mut rig, &tuple, &fin, b""), Fate::Established(0, established()));
+    assert_eq!(deliver(&mut rig, &tuple, &fin, b""), SetupOutcome::Established(0, established()));
     assert_eq!(moved(&mut rig), ["setup_established +2"]);
 }
 
 #[test]
 fn a_syn_that_comes_again_gets_the_same_number() {
     let (mut rig, tuple) = (rig(listen(9)), tuple(4, 40_000));
-    let first = knock(&mut rig, &tuple, &syn(&tuple));
+    let first = send_syn(&mut rig, &tuple, &syn(&tuple));
     rig.now += Duration::from_secs(1);
-    let second = knock(&mut rig, &tuple, &syn(&tuple));
+    let second = send_syn(&mut rig, &tuple, &syn(&tuple));
     assert_eq!(first.seq, second.seq);
     let value = |s: &Segment| s.options.timestamps.unwrap().value;
     assert_eq!(value(&second).wrapping_sub(value(&first)) & !63, 1000 & !63);
     for syn_ack in [first, second] {
         let fate = deliver(&mut rig, &tuple, &ack(&tuple, &syn_ack), b"");
-        assert_eq!(fate, Fate::Established(0, established()));
+        assert_eq!(fate, SetupOutcome::Established(0, established()));
     }
 }
 
@@ -499,23 +506,23 @@ fn cookies_expire() {
     let ms = Duration::from_millis(1);
     for made in [Instant::from_millis(64_000), NOW, Instant::from_millis(127_999)] {
         rig.now = made;
-        let answer = ack(&tuple, &knock(&mut rig, &tuple, &syn(&tuple)));
+        let answer = ack(&tuple, &send_syn(&mut rig, &tuple, &syn(&tuple)));
         moved(&mut rig);
         for good in [made, Instant::from_millis(127_999), end, end + EPOCH.saturating_sub(ms)] {
             rig.now = good;
             let fate = deliver(&mut rig, &tuple, &answer, b"");
-            assert_eq!(fate, Fate::Established(0, established()), "{made:?} {good:?}");
+            assert_eq!(fate, SetupOutcome::Established(0, established()), "{made:?} {good:?}");
         }
         assert_eq!(moved(&mut rig), ["setup_established +4"]);
         for bad in [end + EPOCH, end + EPOCH * 2, end + EPOCH * 29] {
             rig.now = bad;
-            assert_eq!(deliver(&mut rig, &tuple, &answer, b""), Fate::Passed(0));
+            assert_eq!(deliver(&mut rig, &tuple, &answer, b""), SetupOutcome::Passed(0));
         }
         assert_eq!(moved(&mut rig), ["setup_passed_acks +3"]);
         // The five time bits wrap; the MAC covers the whole epoch number.
         for bad in [end + EPOCH * 31, end + EPOCH * 32, end + EPOCH * 31 * 32] {
             rig.now = bad;
-            assert_eq!(deliver(&mut rig, &tuple, &answer, b""), Fate::Passed(0));
+            assert_eq!(deliver(&mut rig, &tuple, &answer, b""), SetupOutcome::Passed(0));
         }
         assert_eq!(moved(&mut rig), ["setup_passed_acks +3"]);
         rig = self::rig(listen(9));
@@ -527,7 +534,7 @@ fn a_cookie_is_for_one_connection() {
     let (mut rig, one) = (rig(listen(9)), tuple(4, 40_000));
     let other = SetupListen { port: 81, ..listen(10) };
     rig.op(0, Op::Listen(Box::new(other)));
-    let syn_ack = knock(&mut rig, &one, &syn(&one));
+    let syn_ack = send_syn(&mut rig, &one, &syn(&one));
     let good = ack(&one, &syn_ack);
     moved(&mut rig);
     let mut tuples = [one; 4];
@@ -538,7 +545,7 @@ fn a_cookie_is_for_one_connection() {
     for other in tuples {
         let mut replayed = good;
         (replayed.source, replayed.destination) = (other.remote.port, other.local.port);
-        assert_eq!(deliver(&mut rig, &other, &replayed, b""), Fate::Passed(0), "{other:?}");
+        assert_eq!(deliver(&mut rig, &other, &replayed, b""), SetupOutcome::Passed(0), "{other:?}");
     }
     let changed: [fn(&mut Segment); 6] = [
         |ack| ack.seq += 1,
@@ -552,14 +559,14 @@ fn a_cookie_is_for_one_connection() {
     for change in changed {
         let mut ack = good;
         change(&mut ack);
-        assert_eq!(deliver(&mut rig, &one, &ack, b""), Fate::Passed(0));
+        assert_eq!(deliver(&mut rig, &one, &ack, b""), SetupOutcome::Passed(0));
     }
     assert_eq!(moved(&mut rig), ["setup_passed_acks +10"]);
     let mut plain = good;
     plain.options.timestamps = None;
-    assert_eq!(deliver(&mut rig, &one, &plain, b""), Fate::Passed(0));
+    assert_eq!(deliver(&mut rig, &one, &plain, b""), SetupOutcome::Passed(0));
     assert_eq!(moved(&mut rig), ["setup_acks_no_timestamps +1"]);
-    assert_eq!(deliver(&mut rig, &one, &good, b""), Fate::Established(0, established()));
+    assert_eq!(deliver(&mut rig, &one, &good, b""), SetupOutcome::Established(0, established()));
 }
 
 /// In the published code the number was a checksum of the tuple, which anyone could compute.
@@ -574,14 +581,17 @@ fn a_cookie_needs_the_secret() {
         rig.op(0, Op::Listen(Box::new(listen(9))));
         rig
     };
-    let answer = knock(&mut device(1), &tuple, &syn(&tuple));
+    let answer = send_syn(&mut device(1), &tuple, &syn(&tuple));
     for seed in [1, 2, u64::MAX] {
         let fate = deliver(&mut device(seed), &tuple, &ack(&tuple, &answer), b"");
         // Devices with the same secret accept each other's cookies.
-        let expected =
-            if seed == 1 { Fate::Established(0, established()) } else { Fate::Passed(0) };
+        let expected = if seed == 1 {
+            SetupOutcome::Established(0, established())
+        } else {
+            SetupOutcome::Passed(0)
+        };
         assert_eq!(fate, expected, "{seed}");
-        let other = knock(&mut device(seed), &tuple, &syn(&tuple));
+        let other = send_syn(&mut device(seed), &tuple, &syn(&tuple));
         assert_eq!(other.seq == answer.seq, seed == 1);
     }
 }
@@ -595,12 +605,12 @@ fn a_number_of_all_ones_wraps() {
     let mut syn = syn(&tuple);
     // Found by search.
     (syn.options.mss, syn.seq) = (Some(9000), SeqNum(6_868_924));
-    let syn_ack = knock(&mut rig, &tuple, &syn);
+    let syn_ack = send_syn(&mut rig, &tuple, &syn);
     assert_eq!(syn_ack.seq, SeqNum(u32::MAX), "as it was found");
     let answer = ack(&tuple, &syn_ack);
     assert_eq!(answer.ack, SeqNum(0));
     let fate = deliver(&mut rig, &tuple, &answer, b"");
-    assert_eq!(fate, Fate::Established(0, Established { peer_mss: 8940, ..established() }));
+    assert_eq!(fate, SetupOutcome::Established(0, Established { peer_mss: 8940, ..established() }));
 }
 
 /// Attackers that know everything but the secrets, including the time.
@@ -622,7 +632,7 @@ fn forged_acknowledgments_make_no_connection() {
         let echo = if i % 3 == 0 { 100_000 - (prng.next_u32() & 0xffff) } else { prng.next_u32() };
         forged.options.timestamps = Some(Timestamps { value: 1, echo });
         let payload: &[u8] = if i % 5 == 0 { b"x" } else { b"" };
-        assert_eq!(deliver(&mut rig, &tuple, &forged, payload), Fate::Passed(0));
+        assert_eq!(deliver(&mut rig, &tuple, &forged, payload), SetupOutcome::Passed(0));
     }
     assert!((10_000..50_000).contains(&of_epoch), "both checks were made: {of_epoch}");
     assert_eq!(moved(&mut rig), [alloc::format!("setup_passed_acks +{N}")]);
@@ -656,15 +666,15 @@ fn floods_leave_nothing_behind() {
             let tuple = tuple(4, port);
             let number = SeqNum(2 << 27 | 6 << 24 | u32::from(port) << 4);
             let fate = deliver(&mut rig, &tuple, &segment(&tuple, flags, IRS + 1, number), b"");
-            assert_eq!(fate, Fate::Passed(0));
+            assert_eq!(fate, SetupOutcome::Passed(0));
         }
         assert_eq!(moved(&mut rig), counted);
     }
     assert_eq!((rig.counter("tx_runs"), rig.counter("setup_listeners")), (0, 1));
     let (other, port) = (tuple(4, 40_000), tuple(4, 1));
     for tuple in [other, port] {
-        let syn_ack = knock(&mut rig, &tuple, &syn(&tuple));
+        let syn_ack = send_syn(&mut rig, &tuple, &syn(&tuple));
         let fate = deliver(&mut rig, &tuple, &ack(&tuple, &syn_ack), b"");
-        assert_eq!(fate, Fate::Established(0, established()), "and it goes on");
+        assert_eq!(fate, SetupOutcome::Established(0, established()), "and it goes on");
     }
 }

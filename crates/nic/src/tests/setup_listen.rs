@@ -11,7 +11,9 @@ use testkit::PLAIN_LINK;
 
 use super::frames::MAC;
 use super::rig::Rig;
-use super::setup::{Fate, ack, deliver, knock, listen, local, moved, rig, rig_with, syn, tuple};
+use super::setup::{
+    SetupOutcome, ack, deliver, listen, local, moved, rig, rig_with, send_syn, syn, tuple,
+};
 use crate::DeviceConfig;
 
 /// Adds a listener; returns the refusal, if any.
@@ -20,7 +22,7 @@ fn try_listen(rig: &mut Rig, queue: usize, listen: SetupListen) -> Result<(), Re
     rig.op(queue, Op::Listen(Box::new(listen)));
     match rig.events.pop() {
         None => Ok(()),
-        Some((to, Event::ListenRefused { listener, why })) => {
+        Some((to, Event::ListenRefused { listener, reason: why })) => {
             assert_eq!((to, listener), (queue, name));
             Err(why)
         }
@@ -36,9 +38,9 @@ fn on_port(id: u32, port: u16) -> SetupListen {
     SetupListen { port, ..listen(id) }
 }
 
-fn name(fate: &Fate) -> Option<(usize, u32)> {
+fn listener_of(fate: &SetupOutcome) -> Option<(usize, u32)> {
     match fate {
-        Fate::Established(queue, established) => Some((*queue, established.listener.0)),
+        SetupOutcome::Established(queue, established) => Some((*queue, established.listener.0)),
         _ => None,
     }
 }
@@ -46,8 +48,8 @@ fn name(fate: &Fate) -> Option<(usize, u32)> {
 /// Makes a handshake from a port of the peer; returns the queue and the listener of the connection.
 fn connect(rig: &mut Rig, port: u16) -> Option<(usize, u32)> {
     let tuple = tuple(4, port);
-    let syn_ack = knock(rig, &tuple, &syn(&tuple));
-    name(&deliver(rig, &tuple, &ack(&tuple, &syn_ack), b""))
+    let syn_ack = send_syn(rig, &tuple, &syn(&tuple));
+    listener_of(&deliver(rig, &tuple, &ack(&tuple, &syn_ack), b""))
 }
 
 #[test]
@@ -59,8 +61,8 @@ fn each_queue_has_its_own_listener_for_a_port() {
     for port in 1..=64 {
         let tuple = tuple(4, port);
         match deliver(&mut rig, &tuple, &syn(&tuple), b"") {
-            Fate::Answered(_) => queues[0] += 1,
-            Fate::Passed(1) => queues[1] += 1,
+            SetupOutcome::Answered(_) => queues[0] += 1,
+            SetupOutcome::Passed(1) => queues[1] += 1,
             other => panic!("{other:?}"),
         }
     }
@@ -96,9 +98,9 @@ fn many_listeners_and_all_their_addresses() {
         }
         let mut tuple = tuple(if addr.is_ipv4() { 4 } else { 6 }, 40_000);
         (tuple.local.addr, tuple.local.port) = (addr, 1 + id);
-        let syn_ack = knock(&mut rig, &tuple, &syn(&tuple));
+        let syn_ack = send_syn(&mut rig, &tuple, &syn(&tuple));
         let fate = deliver(&mut rig, &tuple, &ack(&tuple, &syn_ack), b"");
-        assert_eq!(name(&fate), Some((0, u32::from(id))));
+        assert_eq!(listener_of(&fate), Some((0, u32::from(id))));
     }
     // Neither another address of the device nor another port.
     moved(&mut rig);
@@ -107,13 +109,13 @@ fn many_listeners_and_all_their_addresses() {
     elsewhere[1].local.port = 2_001;
     elsewhere[2].local.addr = [0xfd77, 0, 0, 0, 0, 0, 0, 9].into();
     for tuple in elsewhere {
-        assert_eq!(deliver(&mut rig, &tuple, &syn(&tuple), b""), Fate::Passed(0));
+        assert_eq!(deliver(&mut rig, &tuple, &syn(&tuple), b""), SetupOutcome::Passed(0));
     }
     assert_eq!(moved(&mut rig), [""; 0]);
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_changes_nothing() {
+fn invalid_listeners_are_refused() {
     let mut rig = rig(listen(9));
     let fits = Err(Refusal::DoesNotFit);
     let none = SetupListen { addrs: [].into(), ..on_port(1, 81) };
@@ -127,7 +129,7 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
     assert_eq!(moved(&mut rig), ["setup_refused +7", "setup_listeners +1"]);
     let mut tuple = tuple(4, 40_000);
     tuple.local.addr = [10, 0, 0, 1].into();
-    assert_eq!(deliver(&mut rig, &tuple, &syn(&tuple), b""), Fate::Passed(0));
+    assert_eq!(deliver(&mut rig, &tuple, &syn(&tuple), b""), SetupOutcome::Passed(0));
     // A duplicate address counts once.
     let twice = SetupListen { addrs: [local(4), local(4)].into(), ..on_port(1, 81) };
     assert_eq!(try_listen(&mut rig, 0, twice), Ok(()));
@@ -161,20 +163,24 @@ fn a_full_table_refuses_and_forgets_closed_ones_first() {
 }
 
 #[test]
-fn cookies_that_are_out_count_after_the_port_is_closed() {
+fn sent_cookies_stay_valid_after_close() {
     let (mut rig, tuple) = (rig(listen(9)), tuple(4, 40_000));
-    let good = ack(&tuple, &knock(&mut rig, &tuple, &syn(&tuple)));
+    let good = ack(&tuple, &send_syn(&mut rig, &tuple, &syn(&tuple)));
     unlisten(&mut rig, 0, 9);
     assert_eq!((rig.counter("setup_listeners"), rig.counter("setup_listeners_closed")), (0, 1));
     moved(&mut rig);
-    assert_eq!(deliver(&mut rig, &tuple, &syn(&tuple), b""), Fate::Passed(0), "no new ones");
+    assert_eq!(
+        deliver(&mut rig, &tuple, &syn(&tuple), b""),
+        SetupOutcome::Passed(0),
+        "no new ones"
+    );
     assert_eq!(moved(&mut rig), [""; 0]);
     rig.now = base::Instant::from_millis(191_999);
-    assert_eq!(name(&deliver(&mut rig, &tuple, &good, b"")), Some((0, 9)));
+    assert_eq!(listener_of(&deliver(&mut rig, &tuple, &good, b"")), Some((0, 9)));
     // Nothing is left once no cookie is valid.
     rig.now += Duration::from_millis(1);
     moved(&mut rig);
-    assert_eq!(deliver(&mut rig, &tuple, &good, b""), Fate::Passed(0));
+    assert_eq!(deliver(&mut rig, &tuple, &good, b""), SetupOutcome::Passed(0));
     assert_eq!(moved(&mut rig), [""; 0], "nobody listens");
     assert_eq!(rig.counter("setup_listeners_closed"), 0);
     assert!(rig.device.engines.setup.as_ref().unwrap().is_idle());
@@ -183,17 +189,17 @@ fn cookies_that_are_out_count_after_the_port_is_closed() {
 #[test]
 fn a_port_that_opens_again_takes_the_cookies_over() {
     let (mut rig, tuple) = (rig(listen(9)), tuple(4, 40_000));
-    let good = ack(&tuple, &knock(&mut rig, &tuple, &syn(&tuple)));
+    let good = ack(&tuple, &send_syn(&mut rig, &tuple, &syn(&tuple)));
     unlisten(&mut rig, 0, 9);
     let plain = SetupListen { sack: false, addrs: [local(4)].into(), ..listen(10) };
     assert_eq!(try_listen(&mut rig, 0, plain), Ok(()));
-    let Fate::Established(0, established) = deliver(&mut rig, &tuple, &good, b"") else {
+    let SetupOutcome::Established(0, established) = deliver(&mut rig, &tuple, &good, b"") else {
         panic!("it counts")
     };
     assert_eq!((established.listener, established.sack), (ListenId(10), false));
     // The old listener still has its other address, and its removal does not affect the new one.
     let v6 = super::setup::tuple(6, 40_000);
-    assert_eq!(deliver(&mut rig, &v6, &syn(&v6), b""), Fate::Passed(0));
+    assert_eq!(deliver(&mut rig, &v6, &syn(&v6), b""), SetupOutcome::Passed(0));
     rig.now = base::Instant::from_millis(192_000);
     assert_eq!(connect(&mut rig, 7), Some((0, 10)));
     assert_eq!(rig.counter("setup_listeners_closed"), 0);
@@ -202,18 +208,18 @@ fn a_port_that_opens_again_takes_the_cookies_over() {
 #[test]
 fn a_reset_forgets_the_listeners_and_keeps_the_keys() {
     let (mut rig, tuple) = (rig(listen(9)), tuple(4, 40_000));
-    let good = ack(&tuple, &knock(&mut rig, &tuple, &syn(&tuple)));
+    let good = ack(&tuple, &send_syn(&mut rig, &tuple, &syn(&tuple)));
     rig.device.reset();
     rig.collect();
     rig.events.clear();
-    assert_eq!(deliver(&mut rig, &tuple, &syn(&tuple), b""), Fate::Passed(0));
-    assert_eq!(deliver(&mut rig, &tuple, &good, b""), Fate::Passed(0));
+    assert_eq!(deliver(&mut rig, &tuple, &syn(&tuple), b""), SetupOutcome::Passed(0));
+    assert_eq!(deliver(&mut rig, &tuple, &good, b""), SetupOutcome::Passed(0));
     assert_eq!(try_listen(&mut rig, 0, listen(2)), Ok(()));
-    assert_eq!(name(&deliver(&mut rig, &tuple, &good, b"")), Some((0, 2)));
+    assert_eq!(listener_of(&deliver(&mut rig, &tuple, &good, b"")), Some((0, 2)));
 }
 
 #[test]
-fn switched_off_it_refuses() {
+fn a_disabled_engine_refuses() {
     let mut config = DeviceConfig::new(MAC);
     config.setup = None;
     let mut rig = Rig::with(config, PLAIN_LINK);
@@ -221,7 +227,7 @@ fn switched_off_it_refuses() {
     assert_eq!(try_listen(&mut rig, 0, listen(1)), Err(Refusal::Disabled));
     unlisten(&mut rig, 0, 1);
     let tuple = tuple(4, 40_000);
-    assert_eq!(deliver(&mut rig, &tuple, &syn(&tuple), b""), Fate::Passed(0));
+    assert_eq!(deliver(&mut rig, &tuple, &syn(&tuple), b""), SetupOutcome::Passed(0));
     let reply = super::setup::segment(&tuple, wire::tcp::Flags::ACK, SeqNum(1), SeqNum(1));
-    assert_eq!(deliver(&mut rig, &tuple, &reply, b""), Fate::Passed(0));
+    assert_eq!(deliver(&mut rig, &tuple, &reply, b""), SetupOutcome::Passed(0));
 }

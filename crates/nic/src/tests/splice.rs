@@ -31,7 +31,7 @@ const ACK: Flags = Flags::ACK;
 
 /// A segment that a peer sends or receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Seg {
+struct RelaySegment {
     seq: i32,
     ack: i32,
     flags: Flags,
@@ -44,8 +44,8 @@ struct Seg {
     class: u8,
 }
 
-fn seg(seq: i32, ack: i32, payload: &[u8]) -> Seg {
-    Seg {
+fn seg(seq: i32, ack: i32, payload: &[u8]) -> RelaySegment {
+    RelaySegment {
         seq,
         ack,
         flags: ACK,
@@ -76,7 +76,7 @@ fn side(version: u8, number: u8) -> SpliceSide {
     let base = u32::from(number);
     SpliceSide {
         tuple: Tuple { local: end(2, 80 + u16::from(number)), remote: end(10 + number, 40_000) },
-        link: [2, 0, 0, 0, 1, number],
+        next_hop_mac: [2, 0, 0, 0, 1, number],
         snd_nxt: SeqNum(u32::MAX - 5000 * base),
         rcv_nxt: SeqNum(0x8000_0000 - 100 * base),
         peer_scale: 7,
@@ -90,12 +90,12 @@ fn side(version: u8, number: u8) -> SpliceSide {
     }
 }
 
-struct World {
+struct SpliceRig {
     rig: Rig,
     sides: [SpliceSide; 2],
 }
 
-impl World {
+impl SpliceRig {
     fn with(config: SpliceConfig, caps: WireCaps, sides: [SpliceSide; 2]) -> Self {
         let mut device = DeviceConfig::new(MAC);
         (device.file, device.splice) = (None, Some(config));
@@ -142,7 +142,7 @@ impl World {
     }
 
     /// Returns the frame of a segment that the peer of side `from` sends.
-    fn frame(&self, from: usize, seg: &Seg) -> Vec<u8> {
+    fn frame(&self, from: usize, seg: &RelaySegment) -> Vec<u8> {
         let side = &self.sides[from];
         let Tuple { local, remote } = side.tuple;
         let mut segment = Segment {
@@ -169,7 +169,7 @@ impl World {
             ecn: 0,
             hop_limit: seg.hop_limit,
         };
-        let link = Link { source: side.link, destination: MAC };
+        let link = Link { source: side.next_hop_mac, destination: MAC };
         let mut frame = tcp_packet(&link, &ip, &segment, &seg.payload);
         if remote.addr.is_ipv4() {
             frame[15] = seg.class;
@@ -189,18 +189,18 @@ impl World {
         self.rig.collect();
     }
 
-    fn send(&mut self, from: usize, seg: &Seg) {
+    fn send(&mut self, from: usize, seg: &RelaySegment) {
         let frame = self.frame(from, seg);
         self.inject(&frame, Checksum::Unchecked, 0);
     }
 
     /// Returns the segments sent to peers since the last call, each with its side.
-    fn out(&mut self) -> Vec<(usize, Seg)> {
+    fn out(&mut self) -> Vec<(usize, RelaySegment)> {
         let sent: Vec<TxFrame> = self.rig.sent.drain(..).collect();
         sent.iter().map(|frame| self.decode(&bytes_of(frame))).collect()
     }
 
-    fn decode(&self, bytes: &[u8]) -> (usize, Seg) {
+    fn decode(&self, bytes: &[u8]) -> (usize, RelaySegment) {
         let Ok(Frame::Ip(ip)) = parse(bytes) else { panic!("well-formed") };
         let (segment, header) = Segment::parse(&bytes[ip.l4..ip.end]).unwrap();
         let tuple = Tuple {
@@ -209,11 +209,11 @@ impl World {
         };
         let to = self.sides.iter().position(|side| side.tuple == tuple).expect("one of the sides");
         let side = &self.sides[to];
-        assert_eq!((&bytes[..6], &bytes[6..12]), (&side.link[..], &MAC[..]));
+        assert_eq!((&bytes[..6], &bytes[6..12]), (&side.next_hop_mac[..], &MAC[..]));
         let sack = segment.options.sack().iter();
         let class = if bytes[14] >> 4 == 4 { bytes[15] } else { bytes[14] << 4 | bytes[15] >> 4 };
         let acks = segment.flags.has(ACK);
-        let seg = Seg {
+        let seg = RelaySegment {
             seq: segment.seq.distance(side.snd_nxt),
             ack: if acks { segment.ack.distance(side.rcv_nxt) } else { 0 },
             flags: segment.flags,
@@ -231,23 +231,23 @@ impl World {
 
     /// The peer of `from` sends a segment, and the other peer receives exactly that, with the hop
     /// limit decremented.
-    fn passes(&mut self, from: usize, seg: &Seg) {
+    fn passes(&mut self, from: usize, seg: &RelaySegment) {
         self.send(from, seg);
-        let expected = Seg { hop_limit: seg.hop_limit - 1, ..seg.clone() };
+        let expected = RelaySegment { hop_limit: seg.hop_limit - 1, ..seg.clone() };
         assert_eq!(self.out(), [(1 - from, expected)]);
         assert_eq!(self.rig.events.len(), 0);
     }
 
     /// As [`Self::passes`], and the segment closes both connections.
-    fn closes(&mut self, from: usize, seg: &Seg) -> SpliceClosed {
+    fn closes(&mut self, from: usize, seg: &RelaySegment) -> SpliceClosed {
         self.send(from, seg);
-        let expected = Seg { hop_limit: seg.hop_limit - 1, ..seg.clone() };
+        let expected = RelaySegment { hop_limit: seg.hop_limit - 1, ..seg.clone() };
         assert_eq!(self.out(), [(1 - from, expected)]);
         self.closed()
     }
 
     /// The peer of `from` sends a segment, which is not relayed.
-    fn dropped(&mut self, from: usize, seg: &Seg, counters: &[&str]) {
+    fn dropped(&mut self, from: usize, seg: &RelaySegment, counters: &[&str]) {
         self.moved();
         self.send(from, seg);
         assert_eq!(self.out(), []);
@@ -282,10 +282,10 @@ const FAMILIES: [(u8, u8); 4] = [(4, 4), (6, 6), (4, 6), (6, 4)];
 #[test]
 fn segments_pass_both_ways() {
     for (a, b) in FAMILIES {
-        let mut world = World::live([side(a, 0), side(b, 1)]);
+        let mut world = SpliceRig::live([side(a, 0), side(b, 1)]);
         world.passes(0, &seg(0, 0, b"request"));
         world.passes(1, &seg(0, 7, b""));
-        world.passes(1, &Seg { flags: ACK.with(Flags::PSH), ..seg(0, 7, &[9; 1440]) });
+        world.passes(1, &RelaySegment { flags: ACK.with(Flags::PSH), ..seg(0, 7, &[9; 1440]) });
         world.passes(0, &seg(7, 1440, b""));
         // Across the wrap of the sequence numbers of each side.
         world.passes(1, &seg(1440, 7, &[1; 1000]));
@@ -317,14 +317,14 @@ fn windows_are_scaled() {
         let (mut a, mut b) = (side(4, 0), side(4, 1));
         (a.peer_scale, b.own_scale) = (peer_scale, own_scale);
         (a.own_scale, b.peer_scale) = (0, 0);
-        let mut world = World::live([a, b]);
-        world.send(0, &Seg { window, ..seg(0, 0, b"x") });
+        let mut world = SpliceRig::live([a, b]);
+        world.send(0, &RelaySegment { window, ..seg(0, 0, b"x") });
         assert_eq!(world.out()[0].1.window, expected, "{peer_scale} {own_scale}");
     }
 }
 
 fn clocks(value: u32, recent: u32) -> Option<SpliceTimestamps> {
-    Some(SpliceTimestamps { value, recent })
+    Some(SpliceTimestamps { tsval: value, ts_recent: recent })
 }
 
 /// RFC 7323: each peer sees one continuous clock, and echoes of its own values.
@@ -333,9 +333,9 @@ fn timestamps_go_on() {
     let (mut a, mut b) = (side(4, 0), side(6, 1));
     // The values sent to B's peer wrap.
     (a.timestamps, b.timestamps) = (clocks(1000, 50_000), clocks(u32::MAX - 3, 900));
-    let mut world = World::live([a, b]);
+    let mut world = SpliceRig::live([a, b]);
     let mut exchange = |from: usize, ts, expected: (u32, u32)| {
-        world.send(from, &Seg { ts: Some(ts), ..seg(0, 0, b"") });
+        world.send(from, &RelaySegment { ts: Some(ts), ..seg(0, 0, b"") });
         let out = world.out();
         assert_eq!(out[0].1.ts, Some(expected));
     };
@@ -360,22 +360,22 @@ fn timestamps_go_on() {
 /// An echo of a value that was not sent yet is translated to the other peer's latest TSval, and
 /// later echoes are translated correctly.
 #[test]
-fn echoes_of_the_future_say_the_latest() {
+fn echoes_of_unsent_values_become_the_latest() {
     let (mut a, mut b) = (side(4, 0), side(6, 1));
     (a.timestamps, b.timestamps) = (clocks(u32::MAX - 50, 50_000), clocks(700, 900));
-    let mut world = World::live([a, b]);
+    let mut world = SpliceRig::live([a, b]);
     let mut echo = |sent: u32| {
-        world.send(0, &Seg { ts: Some((50_000, sent)), ..seg(0, 0, b"") });
+        world.send(0, &RelaySegment { ts: Some((50_000, sent)), ..seg(0, 0, b"") });
         world.out()[0].1.ts.unwrap().1
     };
     for ahead in [1, 40, 1 << 20, (1 << 31) - 1] {
         assert_eq!(echo((u32::MAX - 50).wrapping_add(ahead)), 900, "{ahead}");
     }
     world.passes(1, &seg(0, 0, b""));
-    world.send(1, &Seg { ts: Some((1000, 700)), ..seg(0, 0, b"") });
+    world.send(1, &RelaySegment { ts: Some((1000, 700)), ..seg(0, 0, b"") });
     assert_eq!(world.out()[0].1.ts, Some((49, 50_000)));
     let mut echo = |sent: u32| {
-        world.send(0, &Seg { ts: Some((50_000, sent)), ..seg(0, 0, b"") });
+        world.send(0, &RelaySegment { ts: Some((50_000, sent)), ..seg(0, 0, b"") });
         world.out()[0].1.ts.unwrap().1
     };
     assert_eq!([u32::MAX, 49, 50, 1 << 30].map(&mut echo), [950, 1000, 1000, 1000]);
@@ -387,7 +387,7 @@ fn timestamps_on_one_side_are_refused() {
     for which in 0..2 {
         let mut sides = [side(4, 0), side(4, 1)];
         sides[which].timestamps = clocks(1, 1);
-        let mut world = World::with(SpliceConfig::default(), PLAIN_LINK, sides);
+        let mut world = SpliceRig::with(SpliceConfig::default(), PLAIN_LINK, sides);
         assert_eq!(world.begin(ID), Err(Refusal::OptionsDiffer));
         assert_eq!(world.moved(), ["splice_refused_options +1"]);
         assert_eq!(world.rig.counter("splice_pairs"), 0);
@@ -401,15 +401,15 @@ fn sack_blocks_are_translated_or_left_out() {
     for (agreed, ts) in [(true, None), (false, None), (true, clocks(5, 5)), (false, clocks(5, 5))] {
         let (mut a, mut b) = (side(4, 0), side(6, 1));
         (a.timestamps, b.timestamps, b.sack) = (ts, ts, agreed);
-        let mut world = World::live([a, b]);
-        world.passes(1, &Seg { ts: ts.map(|_| (5, 5)), ..seg(0, 0, &[1; 900]) });
+        let mut world = SpliceRig::live([a, b]);
+        world.passes(1, &RelaySegment { ts: ts.map(|_| (5, 5)), ..seg(0, 0, &[1; 900]) });
         let sack = vec![(600, 900), (100, 500), (550, 560)];
-        let sent = Seg { sack, ts: ts.map(|_| (5, 5)), ..seg(0, 0, b"") };
+        let sent = RelaySegment { sack, ts: ts.map(|_| (5, 5)), ..seg(0, 0, b"") };
         if agreed {
             world.passes(0, &sent);
         } else {
             world.send(0, &sent);
-            let expected = Seg { sack: vec![], hop_limit: 63, ..sent };
+            let expected = RelaySegment { sack: vec![], hop_limit: 63, ..sent };
             assert_eq!(world.out(), [(1, expected)]);
         }
     }
@@ -419,37 +419,37 @@ fn sack_blocks_are_translated_or_left_out() {
 /// receiver did not send.
 #[test]
 fn sack_blocks_from_before_the_splice_are_left_out() {
-    let mut world = World::live([side(4, 0), side(6, 1)]);
+    let mut world = SpliceRig::live([side(4, 0), side(6, 1)]);
     world.passes(1, &seg(0, 0, &[1; 900]));
     for sack in [vec![(-150, -20)], vec![(-10, 30)], vec![(-150, 0), (500, 900)]] {
-        let sent = Seg { sack, ..seg(0, 0, b"") };
+        let sent = RelaySegment { sack, ..seg(0, 0, b"") };
         world.send(0, &sent);
-        let expected = Seg { sack: vec![], hop_limit: 63, ..sent };
+        let expected = RelaySegment { sack: vec![], hop_limit: 63, ..sent };
         assert_eq!(world.out(), [(1, expected)]);
     }
-    world.passes(0, &Seg { sack: vec![(0, 500)], ..seg(0, 0, b"") });
+    world.passes(0, &RelaySegment { sack: vec![(0, 500)], ..seg(0, 0, b"") });
 }
 
 /// RFC 2018: a block must not be empty or exceed the bytes that the receiver has sent.
 #[test]
 fn sack_blocks_of_what_was_not_sent_are_left_out() {
-    let mut world = World::live([side(4, 0), side(6, 1)]);
+    let mut world = SpliceRig::live([side(4, 0), side(6, 1)]);
     world.passes(1, &seg(0, 0, &[1; 900]));
     world.moved();
     for sack in [vec![(100, 901)], vec![(900, 1000)], vec![(1, 2), (300, 300)], vec![(400, 300)]] {
-        let sent = Seg { sack, ..seg(0, 0, b"") };
+        let sent = RelaySegment { sack, ..seg(0, 0, b"") };
         world.send(0, &sent);
-        assert_eq!(world.out(), [(1, Seg { sack: vec![], hop_limit: 63, ..sent })]);
+        assert_eq!(world.out(), [(1, RelaySegment { sack: vec![], hop_limit: 63, ..sent })]);
         assert!(world.moved().contains(&String::from("splice_sack_left_out +1")));
     }
-    world.passes(0, &Seg { sack: vec![(100, 900)], ..seg(0, 0, b"") });
+    world.passes(0, &RelaySegment { sack: vec![(100, 900)], ..seg(0, 0, b"") });
     assert!(!world.moved().iter().any(|moved| moved.starts_with("splice_sack")));
 }
 
 /// Unknown options pass unchanged at any position; an option list with invalid lengths is dropped.
 #[test]
 fn other_options() {
-    let raw = |world: &World, options: &[u8]| {
+    let raw = |world: &SpliceRig, options: &[u8]| {
         let mut frame = world.frame(0, &seg(0, 0, b""));
         frame.extend_from_slice(options);
         frame.extend_from_slice(b"payload");
@@ -468,8 +468,8 @@ fn other_options() {
     };
     let (mut a, mut b) = (side(4, 0), side(4, 1));
     (a.timestamps, b.timestamps) = (clocks(100, 200), clocks(0xffff_fff0, 400));
-    let mut world = World::live([a, b]);
-    world.send(1, &Seg { ts: Some((450, 0xffff_fff0)), ..seg(0, 0, b"") });
+    let mut world = SpliceRig::live([a, b]);
+    world.send(1, &RelaySegment { ts: Some((450, 0xffff_fff0)), ..seg(0, 0, b"") });
     world.out();
     for odd in [false, true] {
         let frame = raw(&world, &ts(odd, 0x1234_5678, 150));
@@ -494,14 +494,14 @@ fn ecn_passes_if_both_agreed() {
         for (a, b) in FAMILIES {
             let (mut a, mut b) = (side(a, 0), side(b, 1));
             (a.ecn, b.ecn) = (a_ecn, b_ecn);
-            let mut world = World::live([a, b]);
+            let mut world = SpliceRig::live([a, b]);
             let flags = ACK.with(Flags::ECE).with(Flags::CWR);
-            let sent = Seg { flags, class: 0xbb, ..seg(0, 0, b"marked") };
+            let sent = RelaySegment { flags, class: 0xbb, ..seg(0, 0, b"marked") };
             if a_ecn && b_ecn {
                 world.passes(0, &sent);
             } else {
                 world.send(0, &sent);
-                let expected = Seg { flags: ACK, class: 0xb8, hop_limit: 63, ..sent };
+                let expected = RelaySegment { flags: ACK, class: 0xb8, hop_limit: 63, ..sent };
                 assert_eq!(world.out(), [(1, expected)]);
             }
         }
@@ -512,10 +512,10 @@ fn ecn_passes_if_both_agreed() {
 #[test]
 fn hop_limits_count_down() {
     for (a, b) in FAMILIES {
-        let mut world = World::live([side(a, 0), side(b, 1)]);
-        world.passes(0, &Seg { hop_limit: 2, ..seg(0, 0, b"x") });
+        let mut world = SpliceRig::live([side(a, 0), side(b, 1)]);
+        world.passes(0, &RelaySegment { hop_limit: 2, ..seg(0, 0, b"x") });
         for hop_limit in [1, 0] {
-            let gone = Seg { hop_limit, ..seg(1, 0, b"x") };
+            let gone = RelaySegment { hop_limit, ..seg(1, 0, b"x") };
             world.dropped(0, &gone, &["splice_dropped_hop_limit +1"]);
         }
     }
@@ -524,8 +524,9 @@ fn hop_limits_count_down() {
 /// The urgent pointer is relative to the sequence number and passes unchanged.
 #[test]
 fn urgent_pointers_stay() {
-    let mut world = World::plain();
-    let mut frame = world.frame(0, &Seg { flags: ACK.with(Flags::URG), ..seg(0, 0, b"urgent") });
+    let mut world = SpliceRig::plain();
+    let mut frame =
+        world.frame(0, &RelaySegment { flags: ACK.with(Flags::URG), ..seg(0, 0, b"urgent") });
     frame[34 + 18..34 + 20].copy_from_slice(&[0, 3]);
     let sum = wire::checksum::adjust(u16::from_be_bytes([frame[50], frame[51]]), 0, 3);
     frame[50..52].copy_from_slice(&sum.to_be_bytes());
@@ -539,7 +540,7 @@ fn urgent_pointers_stay() {
 #[test]
 fn damage_stays_visible() {
     for (a, b) in FAMILIES {
-        let mut world = World::live([side(a, 0), side(b, 1)]);
+        let mut world = SpliceRig::live([side(a, 0), side(b, 1)]);
         let mut frame = world.frame(0, &seg(0, 0, b"payload"));
         *frame.last_mut().unwrap() ^= 1;
         // The link verified the checksum, and then a bit flipped.
@@ -564,12 +565,12 @@ fn damage_stays_visible() {
 /// A partial checksum, as received from a TAP, is left to a link that completes checksums, and
 /// completed for one that does not.
 #[test]
-fn unfinished_checksums_are_finished() {
+fn partial_checksums_are_completed() {
     for (a, b) in FAMILIES {
         for checksum in [false, true] {
             let caps = WireCaps { checksum, ..PLAIN_LINK };
             let sides = [side(a, 0), side(b, 1)];
-            let mut world = World::with(SpliceConfig::default(), caps, sides);
+            let mut world = SpliceRig::with(SpliceConfig::default(), caps, sides);
             world.begin(ID).unwrap();
             world.start(vec![]);
             world.moved();
@@ -579,7 +580,7 @@ fn unfinished_checksums_are_finished() {
             world.inject(&frame, Checksum::Partial, 0);
             let out = world.rig.sent.pop().unwrap();
             assert_eq!(out.checksum_partial, checksum);
-            let expected = Seg { hop_limit: 63, ..seg(0, 0, b"payload") };
+            let expected = RelaySegment { hop_limit: 63, ..seg(0, 0, b"payload") };
             assert_eq!(world.decode(&bytes_of(&out)), (1, expected));
             assert_eq!(
                 world.moved(),
@@ -608,11 +609,11 @@ fn runs_stay_runs() {
                 checksum: whole,
                 mtu: 1514,
             };
-            let mut world = World::with(SpliceConfig::default(), caps, [side(4, 0), b]);
+            let mut world = SpliceRig::with(SpliceConfig::default(), caps, [side(4, 0), b]);
             world.begin(ID).unwrap();
             world.start(vec![]);
             let flags = ACK.with(Flags::PSH);
-            let sent = Seg { flags, ..seg(0, 0, &payload) };
+            let sent = RelaySegment { flags, ..seg(0, 0, &payload) };
             let frame = world.frame(0, &sent);
             world.inject(&frame, Checksum::Partial, own);
             let count = if whole { 1 } else { payload.len().div_ceil(size) };
@@ -641,10 +642,10 @@ fn runs_stay_runs() {
 fn long_segments_are_cut() {
     let (mut a, mut b) = (side(4, 0), side(6, 1));
     (a.timestamps, b.timestamps, b.mss) = (clocks(1, 1), clocks(1, 1), 1428);
-    let mut world = World::live([a, b]);
-    world.passes(1, &Seg { ts: Some((1, 1)), ..seg(0, 0, &[1; 100]) });
+    let mut world = SpliceRig::live([a, b]);
+    world.passes(1, &RelaySegment { ts: Some((1, 1)), ..seg(0, 0, &[1; 100]) });
     for (sack, lens) in [(vec![], [1428, 20]), (vec![(10, 20)], [1416, 32])] {
-        let sent = Seg { ts: Some((1, 1)), sack, ..seg(0, 0, &[7; 1448]) };
+        let sent = RelaySegment { ts: Some((1, 1)), sack, ..seg(0, 0, &[7; 1448]) };
         world.send(0, &sent);
         let got: Vec<usize> = world.out().iter().map(|(_, seg)| seg.payload.len()).collect();
         assert_eq!(got, lens);
@@ -656,7 +657,7 @@ fn long_segments_are_cut() {
 /// The relayed payload stays in the receive buffer, and the buffer returns to the pool.
 #[test]
 fn buffers_are_shared_and_come_back() {
-    let mut world = World::plain();
+    let mut world = SpliceRig::plain();
     let frame = world.frame(0, &seg(0, 0, &[5; 1000]));
     let mut places = vec![];
     let taken = world.rig.counter("pool_taken");
@@ -679,9 +680,9 @@ fn buffers_are_shared_and_come_back() {
 /// AccelTCP section 5.1: first the frames returned by the host, then those kept since, then new
 /// ones.
 #[test]
-fn nothing_is_lost_or_overtaken_at_the_beginning() {
+fn frames_keep_their_order_at_the_start() {
     let sides = [side(4, 0), side(6, 1)];
-    let mut world = World::with(SpliceConfig::default(), PLAIN_LINK, sides);
+    let mut world = SpliceRig::with(SpliceConfig::default(), PLAIN_LINK, sides);
     let before = [world.frame(0, &seg(0, 0, b"first ")), world.frame(1, &seg(0, 0, b"1st "))];
     world.begin(ID).unwrap();
     world.send(0, &seg(6, 0, b"second "));
@@ -689,8 +690,8 @@ fn nothing_is_lost_or_overtaken_at_the_beginning() {
     world.send(0, &seg(13, 0, b"third "));
     assert_eq!((world.rig.counter("splice_kept_frames"), world.out().len()), (3, 0));
     world.start(before.to_vec());
-    world.send(0, &Seg { flags: ACK.with(Flags::FIN), ..seg(19, 0, b"last") });
-    let of = |to: usize, out: &[(usize, Seg)]| -> Vec<u8> {
+    world.send(0, &RelaySegment { flags: ACK.with(Flags::FIN), ..seg(19, 0, b"last") });
+    let of = |to: usize, out: &[(usize, RelaySegment)]| -> Vec<u8> {
         out.iter().filter(|o| o.0 == to).flat_map(|o| o.1.payload.clone()).collect()
     };
     let out = world.out();
@@ -718,9 +719,9 @@ fn nothing_is_lost_or_overtaken_at_the_beginning() {
 
 /// Frames that do not belong to the pair are not relayed, even if the host returns them.
 #[test]
-fn the_host_gives_back_nonsense() {
+fn frames_of_other_connections_are_not_relayed() {
     let sides = [side(4, 0), side(4, 1)];
-    let mut world = World::with(SpliceConfig::default(), PLAIN_LINK, sides);
+    let mut world = SpliceRig::with(SpliceConfig::default(), PLAIN_LINK, sides);
     let good = world.frame(0, &seg(0, 0, b"first"));
     let mut other = good.clone();
     other[35] ^= 1; // another port
@@ -745,7 +746,7 @@ fn keeping_is_bounded() {
     let by_count = SpliceConfig { kept_max: 3, ..SpliceConfig::default() };
     let by_bytes = SpliceConfig { kept_bytes_max: 3 * 256, ..SpliceConfig::default() };
     for config in [by_count, by_bytes] {
-        let mut world = World::with(config, PLAIN_LINK, [side(4, 0), side(4, 1)]);
+        let mut world = SpliceRig::with(config, PLAIN_LINK, [side(4, 0), side(4, 1)]);
         world.begin(ID).unwrap();
         for n in 0..5 {
             world.send(0, &seg(n, 0, b"x"));
@@ -771,8 +772,8 @@ fn keeping_is_bounded() {
 /// challenged.
 #[test]
 fn blind_resets_change_nothing() {
-    let rst = |seq| Seg { flags: Flags::RST, window: 0, ..seg(seq, 0, b"") };
-    let mut world = World::plain();
+    let rst = |seq| RelaySegment { flags: Flags::RST, window: 0, ..seg(seq, 0, b"") };
+    let mut world = SpliceRig::plain();
     world.passes(0, &seg(0, 0, b"data"));
     world.passes(1, &seg(0, 4, b""));
     for out_of_window in [3, 1 << 30, -70_000] {
@@ -781,13 +782,13 @@ fn blind_resets_change_nothing() {
     }
     world.moved();
     world.send(0, &rst(5));
-    let challenge = (0, Seg { ack: 4, ..seg(0, 0, b"") });
+    let challenge = (0, RelaySegment { ack: 4, ..seg(0, 0, b"") });
     assert_eq!(world.out(), [challenge]);
     assert_eq!(world.moved(), ["splice_challenges +1", "splice_dropped_blind_reset +1"]);
     world.dropped(0, &rst(6), &["splice_challenges_limited +1", "splice_dropped_blind_reset +1"]);
     // A legitimate peer answers the challenge with the number that it acknowledged.
     world.send(0, &rst(4));
-    assert_eq!(world.out(), [(1, Seg { hop_limit: 63, ..rst(4) })]);
+    assert_eq!(world.out(), [(1, RelaySegment { hop_limit: 63, ..rst(4) })]);
     let closed = world.closed();
     assert_eq!(closed.end, SpliceEnd::Reset(0));
     assert_eq!((closed.bytes, closed.packets), ([4, 0], [2, 1]));
@@ -800,12 +801,12 @@ fn blind_resets_change_nothing() {
 /// A reset while data is in flight: the receiver may or may not have the data.
 #[test]
 fn a_reset_reaches_a_receiver_that_is_ahead() {
-    let mut world = World::plain();
+    let mut world = SpliceRig::plain();
     world.passes(1, &seg(0, 0, b"on its way"));
-    world.send(1, &Seg { flags: Flags::RST, ..seg(10, 0, b"") });
+    world.send(1, &RelaySegment { flags: Flags::RST, ..seg(10, 0, b"") });
     let out = world.out();
     assert_eq!((out.len(), out[0].0, out[0].1.ack), (1, 1, 0), "asked");
-    world.send(1, &Seg { flags: Flags::RST, ..seg(0, 0, b"") });
+    world.send(1, &RelaySegment { flags: Flags::RST, ..seg(0, 0, b"") });
     assert_eq!(world.out()[0].1.seq, 10, "behind what was relayed");
     assert_eq!(world.closed().end, SpliceEnd::Reset(1));
 }
@@ -813,7 +814,7 @@ fn a_reset_reaches_a_receiver_that_is_ahead() {
 /// RFC 5961 sections 4 and 5, RFC 9293 section 3.10.7.4.
 #[test]
 fn blind_injection_does_not_pass() {
-    let mut world = World::plain();
+    let mut world = SpliceRig::plain();
     world.passes(0, &seg(0, 0, b"data"));
     world.passes(1, &seg(0, 4, b"answer"));
     world.passes(0, &seg(4, 6, b""));
@@ -823,7 +824,11 @@ fn blind_injection_does_not_pass() {
     world.dropped(0, &seg(1 << 30, 6, b"x"), out_of_window);
     world.dropped(0, &seg(4, 7, b"x"), &["splice_dropped_bad_ack +1"]);
     world.dropped(0, &seg(4, 6 - 70_000, b"x"), &["splice_dropped_bad_ack +1"]);
-    world.dropped(0, &Seg { flags: Flags::NONE, ..seg(4, 0, b"x") }, &["splice_dropped_no_ack +1"]);
+    world.dropped(
+        0,
+        &RelaySegment { flags: Flags::NONE, ..seg(4, 0, b"x") },
+        &["splice_dropped_no_ack +1"],
+    );
     // Old segments pass, because the receiver answers them: its acknowledgment may have been lost.
     // Window probes pass too.
     world.passes(0, &seg(0, 0, b"data"));
@@ -831,8 +836,8 @@ fn blind_injection_does_not_pass() {
     world.passes(0, &seg(4 + 64_000, 6, b"p"));
     // A SYN is challenged.
     world.moved();
-    world.send(1, &Seg { flags: Flags::SYN, ..seg(900, 0, b"") });
-    let challenge = (1, Seg { ack: 6, ..seg(64_005, 0, b"") });
+    world.send(1, &RelaySegment { flags: Flags::SYN, ..seg(900, 0, b"") });
+    let challenge = (1, RelaySegment { ack: 6, ..seg(64_005, 0, b"") });
     assert_eq!(world.out(), [challenge]);
     assert_eq!(world.moved(), ["splice_challenges +1", "splice_dropped_syn +1"]);
     world.passes(0, &seg(4, 6, b"more"));
@@ -843,27 +848,27 @@ fn blind_injection_does_not_pass() {
 fn challenges_carry_timestamps() {
     let (mut a, mut b) = (side(4, 0), side(4, 1));
     (a.timestamps, b.timestamps) = (clocks(1000, 50), clocks(7000, 900));
-    let mut world = World::live([a, b]);
-    world.send(0, &Seg { ts: Some((60, 1000)), ..seg(0, 0, b"data") });
-    world.send(1, &Seg { ts: Some((940, 7010)), ..seg(0, 4, b"") });
+    let mut world = SpliceRig::live([a, b]);
+    world.send(0, &RelaySegment { ts: Some((60, 1000)), ..seg(0, 0, b"data") });
+    world.send(1, &RelaySegment { ts: Some((940, 7010)), ..seg(0, 4, b"") });
     world.out();
-    world.send(0, &Seg { flags: Flags::SYN, ..seg(9, 0, b"") });
-    assert_eq!(world.out(), [(0, Seg { ts: Some((1040, 60)), ack: 4, ..seg(0, 0, b"") })]);
+    world.send(0, &RelaySegment { flags: Flags::SYN, ..seg(9, 0, b"") });
+    assert_eq!(world.out(), [(0, RelaySegment { ts: Some((1040, 60)), ack: 4, ..seg(0, 0, b"") })]);
 }
 
 /// A challenge offers the latest window; a segment that arrived out of order does not change it.
 #[test]
 fn challenges_offer_the_latest_window() {
-    let mut world = World::plain();
+    let mut world = SpliceRig::plain();
     world.passes(0, &seg(0, 0, b"data"));
-    world.passes(1, &Seg { window: 300, ..seg(0, 4, b"") });
+    world.passes(1, &RelaySegment { window: 300, ..seg(0, 4, b"") });
     world.passes(1, &seg(0, 0, b""));
-    world.send(0, &Seg { flags: Flags::SYN, ..seg(9, 0, b"") });
-    assert_eq!(world.out(), [(0, Seg { window: 300, ..seg(0, 4, b"") })]);
+    world.send(0, &RelaySegment { flags: Flags::SYN, ..seg(9, 0, b"") });
+    assert_eq!(world.out(), [(0, RelaySegment { window: 300, ..seg(0, 4, b"") })]);
 }
 
-fn fin(seq: i32, ack: i32, payload: &[u8]) -> Seg {
-    Seg { flags: ACK.with(Flags::FIN), ..seg(seq, ack, payload) }
+fn fin(seq: i32, ack: i32, payload: &[u8]) -> RelaySegment {
+    RelaySegment { flags: ACK.with(Flags::FIN), ..seg(seq, ack, payload) }
 }
 
 /// Both directions close, in either order. The pair stays for a while in case the last
@@ -871,7 +876,7 @@ fn fin(seq: i32, ack: i32, payload: &[u8]) -> Seg {
 #[test]
 fn closes_when_both_have_closed() {
     for first in 0..2 {
-        let mut world = World::live([side(4, 0), side(6, 1)]);
+        let mut world = SpliceRig::live([side(4, 0), side(6, 1)]);
         let last = 1 - first;
         world.passes(first, &seg(0, 0, b"12345"));
         world.passes(first, &seg(0, 0, b"12345"));
@@ -900,11 +905,11 @@ fn closes_when_both_have_closed() {
 /// If the tuple is reused during that time, the pair is removed and the SYN goes to the host.
 #[test]
 fn a_syn_ends_the_lingering() {
-    let mut world = World::plain();
+    let mut world = SpliceRig::plain();
     world.passes(0, &fin(0, 0, b""));
     world.passes(1, &fin(0, 1, b""));
     assert_eq!(world.closes(0, &seg(1, 1, b"")).end, SpliceEnd::Closed);
-    world.send(0, &Seg { flags: Flags::SYN, ..seg(90_000, 0, b"") });
+    world.send(0, &RelaySegment { flags: Flags::SYN, ..seg(90_000, 0, b"") });
     let events: Vec<Event> = world.rig.events.drain(..).map(|(_, event)| event).collect();
     assert!(matches!(&events[..], [Event::Received(_)]), "{events:?}");
     assert_eq!(world.rig.counter("splice_lingers_cut_short"), 1);
@@ -913,7 +918,7 @@ fn a_syn_ends_the_lingering() {
 
 #[test]
 fn idle_pairs_are_reset() {
-    let mut world = World::plain();
+    let mut world = SpliceRig::plain();
     world.after(Duration::from_secs(59));
     world.passes(0, &seg(0, 0, b"data"));
     world.after(Duration::from_secs(59));
@@ -921,7 +926,7 @@ fn idle_pairs_are_reset() {
     let due = world.rig.now + Duration::from_secs(1);
     assert_eq!(world.rig.device.poll_timeout(world.rig.now), Some(due));
     world.after(Duration::from_secs(1));
-    let rst = |seq| Seg { flags: Flags::RST, window: 0, ..seg(seq, 0, b"") };
+    let rst = |seq| RelaySegment { flags: Flags::RST, window: 0, ..seg(seq, 0, b"") };
     assert_eq!(world.out(), [(0, rst(0)), (1, rst(4))]);
     assert_eq!(world.closed().end, SpliceEnd::IdleTimeout);
     assert_eq!(world.rig.device.poll_timeout(world.rig.now), None);
@@ -929,14 +934,14 @@ fn idle_pairs_are_reset() {
 
 #[test]
 fn unspliced_pairs_are_reset() {
-    let mut world = World::plain();
+    let mut world = SpliceRig::plain();
     world.passes(0, &seg(0, 0, b"data"));
     world.passes(1, &seg(0, 4, b"answer"));
     world.moved();
     world.rig.op(1, Op::Unsplice { id: ID });
     assert_eq!(world.moved(), ["splice_ops_ignored +1"], "another queue's names are its own");
     world.rig.op(0, Op::Unsplice { id: ID });
-    let rst = |seq| Seg { flags: Flags::RST, window: 0, ..seg(seq, 0, b"") };
+    let rst = |seq| RelaySegment { flags: Flags::RST, window: 0, ..seg(seq, 0, b"") };
     assert_eq!(world.out(), [(0, rst(6)), (1, rst(4))]);
     let closed = world.closed();
     assert_eq!((closed.end, closed.bytes), (SpliceEnd::Unspliced, [4, 0]));
@@ -947,7 +952,7 @@ fn unspliced_pairs_are_reset() {
 /// reset.
 #[test]
 fn one_that_has_not_begun_is_only_forgotten() {
-    let mut world = World::with(SpliceConfig::default(), PLAIN_LINK, [side(4, 0), side(4, 1)]);
+    let mut world = SpliceRig::with(SpliceConfig::default(), PLAIN_LINK, [side(4, 0), side(4, 1)]);
     world.begin(ID).unwrap();
     world.send(0, &seg(0, 0, b"data"));
     world.rig.op(0, Op::Unsplice { id: ID });
@@ -961,7 +966,7 @@ fn one_that_has_not_begun_is_only_forgotten() {
 #[test]
 fn a_full_table_says_so() {
     let config = SpliceConfig { pairs_max: 2, ..SpliceConfig::default() };
-    let mut world = World::with(config, PLAIN_LINK, [side(4, 0), side(4, 1)]);
+    let mut world = SpliceRig::with(config, PLAIN_LINK, [side(4, 0), side(4, 1)]);
     let nth = |n: u16| {
         let mut sides = [side(4, 0), side(4, 1)];
         sides.iter_mut().for_each(|side| side.tuple.remote.port += n);
@@ -984,9 +989,9 @@ fn a_full_table_says_so() {
 }
 
 #[test]
-fn senseless_requests_are_refused() {
+fn invalid_requests_are_refused() {
     let base = [side(4, 0), side(6, 1)];
-    let mut world = World::with(SpliceConfig::default(), PLAIN_LINK, base);
+    let mut world = SpliceRig::with(SpliceConfig::default(), PLAIN_LINK, base);
     let mut refused = |change: &dyn Fn(&mut [SpliceSide; 2])| {
         let mut sides = base;
         change(&mut sides);
@@ -1004,7 +1009,7 @@ fn senseless_requests_are_refused() {
     refused(&|s| s[0].tuple.remote.port = 0);
     refused(&|s| s[0].tuple.remote.addr = s[1].tuple.remote.addr);
     refused(&|s| s[0].tuple.remote.addr = [224, 0, 0, 1].into());
-    refused(&|s| s[0].link = [0xff; 6]);
+    refused(&|s| s[0].next_hop_mac = [0xff; 6]);
     // A tuple or a number that is in use.
     assert_eq!(world.begin(ID), Ok(()));
     assert_eq!(world.begin(SpliceId(8)), Err(Refusal::DoesNotFit));
@@ -1026,7 +1031,8 @@ fn senseless_requests_are_refused() {
 fn switched_off() {
     let mut config = DeviceConfig::new(MAC);
     (config.file, config.splice) = (None, None);
-    let mut world = World { rig: Rig::with(config, PLAIN_LINK), sides: [side(4, 0), side(4, 1)] };
+    let mut world =
+        SpliceRig { rig: Rig::with(config, PLAIN_LINK), sides: [side(4, 0), side(4, 1)] };
     assert_eq!(world.rig.device.capabilities().splice, Err(Refusal::Disabled));
     assert_eq!(world.begin(ID), Err(Refusal::Disabled));
 }
@@ -1035,7 +1041,7 @@ fn switched_off() {
 /// unknown connection.
 #[test]
 fn a_reset_of_the_device_forgets() {
-    let mut world = World::plain();
+    let mut world = SpliceRig::plain();
     world.passes(0, &seg(0, 0, b"data"));
     world.rig.device.reset();
     world.rig.collect();
@@ -1049,8 +1055,8 @@ fn a_reset_of_the_device_forgets() {
 
 /// While the link does not keep up, packets that would wait for it are dropped, as on a switch.
 #[test]
-fn a_wire_that_is_behind() {
-    let mut world = World::plain();
+fn a_link_that_does_not_keep_up() {
+    let mut world = SpliceRig::plain();
     let frame = world.frame(0, &seg(0, 0, b"x"));
     for _ in 0..5000 {
         let packet = world.rig.device.pool().copy(&frame).unwrap();
@@ -1063,9 +1069,9 @@ fn a_wire_that_is_behind() {
 
 /// IEEE 802.1Q tags, IPv4 options, IPv6 extension headers and padding are not relayed.
 #[test]
-fn what_stands_around_the_segment_is_left_out() {
-    let mut world = World::live([side(4, 0), side(6, 1)]);
-    let expected = |seq| (1, Seg { hop_limit: 63, ..seg(seq, 0, b"x") });
+fn encapsulation_is_not_relayed() {
+    let mut world = SpliceRig::live([side(4, 0), side(6, 1)]);
+    let expected = |seq| (1, RelaySegment { hop_limit: 63, ..seg(seq, 0, b"x") });
     let mut tagged = world.frame(0, &seg(0, 0, b"x"));
     tagged.splice(12..12, [0x81, 0, 0, 5]);
     tagged.extend_from_slice(&[0xee; 9]);
@@ -1075,24 +1081,24 @@ fn what_stands_around_the_segment_is_left_out() {
     options[14] = 0x46;
     options[16..18].copy_from_slice(&45_u16.to_be_bytes());
     options[24..26].fill(0);
-    let mut sum = wire::checksum::Sum::new();
+    let mut sum = wire::checksum::ChecksumSum::new();
     sum.add(&options[14..38]);
     options[24..26].copy_from_slice(&sum.finish().to_be_bytes());
     world.inject(&options, Checksum::Unchecked, 0);
     assert_eq!(world.out(), [expected(0), expected(1)]);
 
-    let mut world = World::live([side(4, 0), side(6, 1)]);
+    let mut world = SpliceRig::live([side(4, 0), side(6, 1)]);
     let mut extended = world.frame(1, &seg(0, 0, b"x"));
     extended.splice(54..54, [6, 0, 1, 4, 0, 0, 0, 0]);
     extended[20] = 60;
     extended[18..20].copy_from_slice(&29_u16.to_be_bytes());
     world.inject(&extended, Checksum::Unchecked, 0);
-    assert_eq!(world.out(), [(0, Seg { hop_limit: 63, ..seg(0, 0, b"x") })]);
+    assert_eq!(world.out(), [(0, RelaySegment { hop_limit: 63, ..seg(0, 0, b"x") })]);
 }
 
 /// A peer with a stream to send and one to receive: a minimal TCP that goes back to the first
 /// unacknowledged byte on a time-out.
-struct Model {
+struct GoBackNPeer {
     send: Vec<u8>,
     una: usize,
     nxt: usize,
@@ -1103,7 +1109,7 @@ struct Model {
     ack_due: bool,
 }
 
-impl Model {
+impl GoBackNPeer {
     fn new(send: Vec<u8>) -> Self {
         let (received, fin_received) = (vec![], false);
         Self { send, una: 0, nxt: 0, done: false, received, fin_received, ack_due: false }
@@ -1113,7 +1119,7 @@ impl Model {
         i32::try_from(self.received.len() + usize::from(self.fin_received)).unwrap()
     }
 
-    fn segment(&mut self, random: &mut Prng) -> Option<Seg> {
+    fn segment(&mut self, random: &mut Prng) -> Option<RelaySegment> {
         let end = self.send.len();
         if self.nxt > end || self.nxt - self.una >= 8000 {
             let due = core::mem::take(&mut self.ack_due);
@@ -1131,7 +1137,7 @@ impl Model {
         Some(out)
     }
 
-    fn take(&mut self, seg: &Seg) {
+    fn take(&mut self, seg: &RelaySegment) {
         let ack = usize::try_from(seg.ack).unwrap();
         assert!(ack <= self.send.len() + 1, "nobody acknowledges what was not sent");
         self.una = self.una.max(ack);
@@ -1173,7 +1179,7 @@ fn disturb(frames: &mut Vec<(usize, Vec<u8>)>, random: &mut Prng, faults: u64) {
 
 /// Streams in both directions through a pair, and the faults of the network.
 #[derive(Clone, Debug)]
-struct Streams {
+struct AnyStreams {
     /// SND.NXT of both sides, then RCV.NXT of both.
     numbers: [u32; 4],
     versions: (u8, u8),
@@ -1195,18 +1201,18 @@ prop_compose! {
         seed: u64,
         faults in 0_u64..15,
         partial: bool,
-    ) -> Streams {
-        Streams { numbers, versions, lens, mss, seed, faults, partial }
+    ) -> AnyStreams {
+        AnyStreams { numbers, versions, lens, mss, seed, faults, partial }
     }
 }
 
-fn stream_through(sides: [SpliceSide; 2], streams: &Streams) {
-    let Streams { lens, seed, faults, partial, .. } = *streams;
+fn stream_through(sides: [SpliceSide; 2], streams: &AnyStreams) {
+    let AnyStreams { lens, seed, faults, partial, .. } = *streams;
     let mut random = Prng::new(seed);
-    let mut world = World::with(SpliceConfig::default(), PLAIN_LINK, sides);
+    let mut world = SpliceRig::with(SpliceConfig::default(), PLAIN_LINK, sides);
     let streams =
         lens.map(|len| (0..len).map(|_| random.below(256).to_le_bytes()[0]).collect::<Vec<u8>>());
-    let mut peers = [Model::new(streams[0].clone()), Model::new(streams[1].clone())];
+    let mut peers = [GoBackNPeer::new(streams[0].clone()), GoBackNPeer::new(streams[1].clone())];
     world.begin(ID).unwrap();
     let mut started = false;
     let mut quiet = 0;
@@ -1312,7 +1318,7 @@ proptest! {
     /// invalid.
     #[test]
     fn streams_pass_whole(streams in any_streams()) {
-        let Streams { numbers, versions, mss, .. } = streams;
+        let AnyStreams { numbers, versions, mss, .. } = streams;
         let mut sides = [side(versions.0, 0), side(versions.1, 1)];
         for (i, side) in sides.iter_mut().enumerate() {
             (side.snd_nxt, side.rcv_nxt) = (SeqNum(numbers[i]), SeqNum(numbers[i + 2]));
@@ -1350,7 +1356,7 @@ proptest! {
         prop_assume!(sides[0].tuple != sides[1].tuple);
         (sides[0].peer_scale, sides[1].own_scale) = (scales[0], scales[1]);
         sides[1].own_window = 0;
-        let mut world = World::live(sides);
+        let mut world = SpliceRig::live(sides);
         world.send(1, &seg(0, 0, &[1; 1400]));
         world.out();
         let adjusted = world.rig.counter("splice_checksums_adjusted");
@@ -1374,9 +1380,9 @@ proptest! {
     /// Arbitrary bytes in the TCP header do no harm.
     #[test]
     fn any_header(change in proptest::collection::vec((0_usize..60, any::<u8>()), 1..8)) {
-        let mut world = World::live([side(4, 0), side(6, 1)]);
+        let mut world = SpliceRig::live([side(4, 0), side(6, 1)]);
         world.rig.lenient = true;
-        let sent = Seg { sack: vec![(1, 2), (3, 4)], ..seg(0, 0, &[3; 40]) };
+        let sent = RelaySegment { sack: vec![(1, 2), (3, 4)], ..seg(0, 0, &[3; 40]) };
         let mut frame = world.frame(0, &sent);
         for (at, byte) in change {
             frame[34 + at] = byte;
@@ -1389,7 +1395,7 @@ proptest! {
 /// Full tuples are compared: in the published code clients could collide in a bucket.
 #[test]
 fn many_pairs_are_told_apart() {
-    let mut world = World::with(SpliceConfig::default(), PLAIN_LINK, [side(4, 0), side(4, 1)]);
+    let mut world = SpliceRig::with(SpliceConfig::default(), PLAIN_LINK, [side(4, 0), side(4, 1)]);
     let nth = |n: u16| {
         let mut sides = [side(4, 0), side(6, 1)];
         for side in &mut sides {

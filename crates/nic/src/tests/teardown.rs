@@ -11,7 +11,7 @@ mod time_wait;
 mod with_files;
 
 use abi::teardown::{ClosingState, LateData, Teardown, TeardownDone};
-use abi::{Event, FlowId, Op, Part, Parts, Refusal, TsOption};
+use abi::{Event, FlowId, Op, Refusal, TransmitPart, TransmitParts, TsvalPosition};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
@@ -45,7 +45,7 @@ fn rig() -> Rig {
 fn rig_with(teardown: TeardownConfig) -> Rig {
     let mut rig = Rig::with(config(teardown), PLAIN_LINK);
     // Not a multiple of any timer interval.
-    at(&mut rig, 16_003);
+    advance_to(&mut rig, 16_003);
     rig
 }
 
@@ -55,21 +55,21 @@ fn bytes(from: usize, len: usize) -> Bytes {
 }
 
 /// Parts of these lengths.
-fn host_parts(lens: &[usize]) -> Parts {
+fn host_parts(lens: &[usize]) -> TransmitParts {
     let mut from = 0;
     let part = |&len: &usize| {
         from += len;
-        Part::Host(bytes(from - len, len))
+        TransmitPart::Host(bytes(from - len, len))
     };
     lens.iter().map(part).collect()
 }
 
 /// A connection with the template of [`tcp_header`], of which nothing was sent.
-fn handed(lens: &[usize]) -> Teardown {
+fn teardown_of(lens: &[usize]) -> Teardown {
     Teardown {
         flow: FlowId(3),
         header: tcp_header(4, 77, Flags::NONE),
-        timestamp: Some(TsOption { offset: TS_AT, past_us: 0 }),
+        timestamp: Some(TsvalPosition { offset: TS_AT, sub_ms_us: 0 }),
         una: SeqNum(UNA),
         nxt: SeqNum(UNA),
         edge: SeqNum(UNA + 60_000),
@@ -85,13 +85,13 @@ fn handed(lens: &[usize]) -> Teardown {
     }
 }
 
-fn begin(rig: &mut Rig, teardown: Teardown) {
+fn hand_over(rig: &mut Rig, teardown: Teardown) {
     rig.op(0, Op::Teardown(Box::new(teardown)));
 }
 
 /// A segment of the peer, for the connection of [`tcp_header`].
 #[derive(Clone, Debug)]
-struct Peer {
+struct PeerSegment {
     version: u8,
     seq: u32,
     ack: u32,
@@ -105,13 +105,13 @@ struct Peer {
     port: u16,
 }
 
-fn peer(seq: u32, ack: u32, flags: Flags) -> Peer {
+fn peer(seq: u32, ack: u32, flags: Flags) -> PeerSegment {
     let stamps = Some((5, 7777));
     let (version, window, payload, vlan) = (4, 500, Vec::new(), None);
-    Peer { version, seq, ack, flags, window, stamps, payload, vlan, host: 1, port: 40_000 }
+    PeerSegment { version, seq, ack, flags, window, stamps, payload, vlan, host: 1, port: 40_000 }
 }
 
-impl Peer {
+impl PeerSegment {
     fn with(mut self, payload: &[u8]) -> Self {
         self.payload = payload.to_vec();
         self
@@ -153,14 +153,14 @@ impl Peer {
 }
 
 /// The peer sends this segment.
-fn send(rig: &mut Rig, peer: &Peer) {
+fn send(rig: &mut Rig, peer: &PeerSegment) {
     let frame = rx_frame(rig.device.pool(), &peer.frame());
     rig.device.handle_frame(rig.now, frame);
     rig.collect();
 }
 
 /// Returns the packets sent since the last call, one line each.
-fn left(rig: &mut Rig) -> Vec<String> {
+fn sent_lines(rig: &mut Rig) -> Vec<String> {
     rig.sent.drain(..).map(|frame| line(&bytes_of(&frame))).collect()
 }
 
@@ -184,12 +184,12 @@ fn stamps(rig: &mut Rig) -> Vec<(u32, u32)> {
 
 /// Advances time to `millis`, polling the device whenever it asks for it. Returns the packets sent,
 /// with their times.
-fn at(rig: &mut Rig, millis: u64) -> Vec<(u64, String)> {
+fn advance_to(rig: &mut Rig, millis: u64) -> Vec<(u64, String)> {
     let (to, mut out) = (Instant::from_millis(millis), Vec::new());
     loop {
         rig.collect();
         let now = rig.now.as_millis();
-        out.extend(left(rig).into_iter().map(|line| (now, line)));
+        out.extend(sent_lines(rig).into_iter().map(|line| (now, line)));
         match rig.device.poll_timeout(rig.now).filter(|&at| at <= to) {
             Some(next) => {
                 assert!(next > rig.now, "polled for something that is not due");
@@ -202,7 +202,7 @@ fn at(rig: &mut Rig, millis: u64) -> Vec<(u64, String)> {
 }
 
 /// Returns the ends of connections reported to the host since the last call.
-fn told(rig: &mut Rig) -> Vec<TeardownDone> {
+fn reported_ends(rig: &mut Rig) -> Vec<TeardownDone> {
     let events = core::mem::take(&mut rig.events);
     let done = |(_, event)| match event {
         Event::TeardownDone(done) => Some(done),
@@ -213,7 +213,7 @@ fn told(rig: &mut Rig) -> Vec<TeardownDone> {
 }
 
 /// Returns the number of frames delivered to the host since the last call.
-fn passed(rig: &mut Rig) -> usize {
+fn delivered_frames(rig: &mut Rig) -> usize {
     let events = core::mem::take(&mut rig.events);
     events.iter().filter(|(_, event)| matches!(event, Event::Received(_))).count()
 }
@@ -222,7 +222,7 @@ fn passed(rig: &mut Rig) -> usize {
 fn refused(rig: &mut Rig) -> Vec<(Refusal, Box<Teardown>)> {
     let events = core::mem::take(&mut rig.events);
     let refused = |(_, event)| match event {
-        Event::TeardownRefused(refused) => Some((refused.why, refused.teardown)),
+        Event::TeardownRefused(refused) => Some((refused.reason, refused.teardown)),
         _ => None,
     };
     events.into_iter().filter_map(refused).collect()
@@ -230,7 +230,7 @@ fn refused(rig: &mut Rig) -> Vec<(Refusal, Box<Teardown>)> {
 
 /// Returns the tear-down counters that changed since the last call, without those that are the same
 /// for every connection.
-fn counted(rig: &mut Rig) -> Vec<String> {
+fn changed_counters(rig: &mut Rig) -> Vec<String> {
     let same = ["teardown_begun", "teardown_flows", "teardown_sums", "teardown_time_wait +"];
     let mut moved = rig.moved(&["teardown"]);
     moved.retain(|line| !same.iter().any(|name| line.starts_with(name)));

@@ -89,7 +89,7 @@ fn held_bytes_return_to_nothing() {
 
 /// The host reads by itself what it had queued, and acknowledges it before the disk answers.
 #[test]
-fn what_is_cancelled_is_not_held_later() {
+fn canceled_transmits_hold_no_buffers() {
     for cancelled in [false, true] {
         let mut rig = rig(0);
         rig.send(0, extent(7, 10, 1, 0, 1000));
@@ -136,7 +136,7 @@ fn only_regular_files_are_sent() {
 }
 
 #[test]
-fn extents_that_are_not_there_are_refused() {
+fn nonexistent_extents_are_refused() {
     let mut rig = rig(0);
     for (tag, file, offset, len) in [
         (1, 9, 0, 1),
@@ -232,11 +232,11 @@ fn a_read_error_fails_all_who_wait_and_is_tried_again() {
     let mut rig = rig(0);
     rig.send(0, extent(7, 10, 1, 0, 100));
     rig.send(1, extent(8, 20, 5, 0, 100));
-    rig.disk.broken = true;
+    rig.disk.fail_reads = true;
     rig.complete_all();
     let io = dropped(FileFault::Io);
     assert_eq!(rig.outcomes().iter().map(|o| o.1).collect::<Vec<_>>(), [io, io]);
-    rig.disk.broken = false;
+    rig.disk.fail_reads = false;
     rig.send(0, extent(7, 30, 1, 0, 100));
     rig.complete_all();
     assert_eq!(rig.outcomes(), [(30, SENT)]);
@@ -315,7 +315,7 @@ fn a_reset_forgets_everything_and_leaks_nothing() {
 }
 
 #[test]
-fn a_reset_takes_back_what_the_disk_never_got() {
+fn a_reset_drops_requests_not_sent_to_the_disk() {
     let file = FileConfig { reads_in_flight_max: 1, read_ahead_blocks: 0, ..Default::default() };
     let mut rig = Rig::new(file);
     rig.put("a", 200_000, 1);
@@ -340,7 +340,7 @@ fn a_reset_takes_back_what_the_disk_never_got() {
 }
 
 #[test]
-fn what_was_not_taken_comes_again() {
+fn unpolled_output_is_polled_again() {
     let mut rig = rig(0);
     rig.device.handle_op(rig.now, 0, Op::Transmit(plain(7, 10, &[1; 2000])));
     let (queue, event) = rig.device.poll_event().unwrap();
@@ -358,7 +358,7 @@ fn what_was_not_taken_comes_again() {
 }
 
 #[test]
-fn a_run_that_is_too_long_for_the_wire_goes_in_shorter_ones() {
+fn a_run_too_long_for_the_link_is_cut() {
     let config = DeviceConfig {
         transmit_bytes_max: 200_000,
         run_bytes_max: 200_000,

@@ -6,16 +6,16 @@ use std::str::FromStr;
 
 use clap::{ArgGroup, Args, Subcommand};
 use rustls::pki_types::ServerName;
-use stack::{LinkName, Options, Switch};
+use stack::{LinkName, StackOptions, Switch};
 use wire::Endpoint;
 use wire::nvme::nqn::Nqn;
 
-use super::key::KeyVerb;
+use super::key::NvmeKeySubcommand;
 use crate::args::{CertArgs, DiskArg};
 
 /// Subcommands of `outboard nvme`.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Nvme {
+pub(crate) enum NvmeSubcommand {
     /// Serve files and block devices as namespaces of a subsystem
     Target(Box<TargetArgs>),
     /// Print the discovery log of a target
@@ -34,7 +34,7 @@ pub(crate) enum Nvme {
     Ctl(Box<CtlArgs>),
     /// Generate and inspect pre-shared keys
     #[command(subcommand)]
-    Key(KeyVerb),
+    Key(NvmeKeySubcommand),
 }
 
 /// Options of all subcommands that connect to a target.
@@ -60,7 +60,7 @@ pub(crate) struct ConnectArgs {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) stack: Options,
+    pub(crate) stack: StackOptions,
 }
 
 /// Options of all subcommands that use a subsystem.
@@ -216,7 +216,7 @@ pub(crate) struct NbdArgs {
 #[derive(Debug, Args)]
 pub(crate) struct CtlArgs {
     #[command(subcommand)]
-    pub(crate) verb: CtlVerb,
+    pub(crate) verb: NvmeCtlSubcommand,
     /// Control socket of the target
     #[arg(long, value_name = "PATH", global = true)]
     pub(crate) control: Option<PathBuf>,
@@ -227,7 +227,7 @@ pub(crate) struct CtlArgs {
 
 /// A query or change of a running target.
 #[derive(Debug, Subcommand)]
-pub(crate) enum CtlVerb {
+pub(crate) enum NvmeCtlSubcommand {
     /// List the namespaces
     List,
     /// List the queues that hosts have connected
@@ -345,7 +345,7 @@ pub(crate) struct TargetArgs {
     #[arg(long, value_enum, default_value_t = DiskArg::Auto)]
     pub(crate) disk: DiskArg,
     #[command(flatten)]
-    pub(crate) stack: Options,
+    pub(crate) stack: StackOptions,
 }
 
 impl TargetArgs {

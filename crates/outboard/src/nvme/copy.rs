@@ -5,17 +5,17 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
 
-use ::io::clock::Clock;
+use ::io::clock::MonotonicClock;
 use abi::aligned::AlignedBuf;
-use apps::nvme::initiator::{Namespace, Request};
+use apps::nvme::initiator::{InitiatorNamespace, Request};
 use base::Duration;
 use bytes::Bytes;
 use serde_json::json;
 
 use super::args::{ConnectArgs, ReadArgs, WriteArgs};
-use super::pipe::{Pipe, buffer};
-use super::progress::Progress;
-use super::session::Session;
+use super::pipe::{NvmeRequestPipe, buffer};
+use super::progress::ProgressLine;
+use super::session::InitiatorSession;
 use cli::Failure;
 
 /// Most requests in flight.
@@ -35,19 +35,19 @@ pub(super) fn read(args: &ReadArgs) -> Result<(), Failure> {
         let line = "--json: standard output has the data; give it a file by --output";
         return Err(Failure::Usage(line.to_owned()));
     }
-    let session = Session::connect(&args.subsystem)?;
+    let session = InitiatorSession::connect(&args.subsystem)?;
     let namespace = session.namespace(args.nsid)?;
     let size = namespace.blocks << namespace.shift;
     let length = args.length.unwrap_or_else(|| size.saturating_sub(args.offset));
-    let range = check(&namespace, args.offset, length)?;
+    let range = check_block_range(&namespace, args.offset, length)?;
     // Created only after the range was checked, because an existing file loses its content.
     let mut output: Box<dyn Write> = match plain {
         true => Box::new(io::stdout().lock()),
         false => Box::new(File::create(&args.output).map_err(stuck)?),
     };
     let chunk = chunk(&session, &namespace);
-    let mut pipe = Pipe::new(&session, args.nsid);
-    let (clock, mut progress) = (Clock::new(), Progress::new(length, "bytes"));
+    let mut pipe = NvmeRequestPipe::new(&session, args.nsid);
+    let (clock, mut progress) = (MonotonicClock::new(), ProgressLine::new(length, "bytes"));
     let begun = clock.now();
     let (mut asked, mut written) = (range.0, range.0);
     let mut early: BTreeMap<u64, AlignedBuf> = BTreeMap::new();
@@ -84,19 +84,19 @@ pub(super) fn write(args: &WriteArgs) -> Result<(), Failure> {
     let stuck = |error: io::Error| Failure::NoInput(format!("--input {shown}: {error}"));
     let mut input = File::open(&args.input).map_err(stuck)?;
     let length = super::length_of(&mut input).map_err(stuck)?;
-    let session = Session::connect(&args.subsystem)?;
+    let session = InitiatorSession::connect(&args.subsystem)?;
     let namespace = session.namespace(args.nsid)?;
     let padded = length.next_multiple_of(1 << namespace.shift);
-    let range = check(&namespace, args.offset, padded)?;
+    let range = check_block_range(&namespace, args.offset, padded)?;
     let chunk = chunk(&session, &namespace);
-    let mut pipe = Pipe::new(&session, args.nsid);
-    let (clock, mut progress) = (Clock::new(), Progress::new(length, "bytes"));
+    let mut pipe = NvmeRequestPipe::new(&session, args.nsid);
+    let (clock, mut progress) = (MonotonicClock::new(), ProgressLine::new(length, "bytes"));
     let (begun, mut at) = (clock.now(), range.0);
     while at < range.1 || pipe.open() > 0 {
         if at < range.1 && pipe.open() < DEPTH {
             let len = chunk.min(range.1 - at);
             let mut data = vec![0; usize::try_from(len).unwrap_or(0)];
-            fill(&mut input, &mut data, length - (at - range.0)).map_err(stuck)?;
+            read_up_to(&mut input, &mut data, length - (at - range.0)).map_err(stuck)?;
             let (lba, data) = (at >> namespace.shift, Bytes::from(data));
             pipe.submit(at, Request::Write { lba, data, fua: false }, None);
             at += len;
@@ -124,7 +124,7 @@ fn report(args: &ConnectArgs, bytes: u64, took: Duration) {
 ///
 /// # Errors
 /// Also fails if the input has become shorter: missing bytes must not become zeros.
-fn fill(input: &mut impl Read, out: &mut [u8], left: u64) -> io::Result<()> {
+fn read_up_to(input: &mut impl Read, out: &mut [u8], left: u64) -> io::Result<()> {
     let len = usize::try_from(left).unwrap_or(usize::MAX).min(out.len());
     let (out, _) = out.split_at_mut(len);
     input.read_exact(out).map_err(|error| match error.kind() {
@@ -134,13 +134,17 @@ fn fill(input: &mut impl Read, out: &mut [u8], left: u64) -> io::Result<()> {
 }
 
 /// Returns the bytes of a request, at most those that the controller accepts.
-fn chunk(session: &Session, namespace: &Namespace) -> u64 {
+fn chunk(session: &InitiatorSession, namespace: &InitiatorNamespace) -> u64 {
     let most = session.data_bytes_max.min(CHUNK) >> namespace.shift << namespace.shift;
     most.max(1 << namespace.shift)
 }
 
 /// Checks a range of whole blocks; returns its first byte and its end.
-fn check(namespace: &Namespace, offset: u64, length: u64) -> Result<(u64, u64), Failure> {
+fn check_block_range(
+    namespace: &InitiatorNamespace,
+    offset: u64,
+    length: u64,
+) -> Result<(u64, u64), Failure> {
     let (block, size) = (1_u64 << namespace.shift, namespace.blocks << namespace.shift);
     let end = offset.checked_add(length).filter(|end| *end <= size);
     match end {
@@ -157,13 +161,13 @@ mod tests {
     #[test]
     fn the_last_block_is_filled_up_and_no_other() {
         let mut data = [0; 8];
-        fill(&mut &[7; 20][..], &mut data, 20).unwrap();
+        read_up_to(&mut &[7; 20][..], &mut data, 20).unwrap();
         assert_eq!(data, [7; 8]);
         let mut data = [0; 8];
-        fill(&mut &[7; 20][..], &mut data, 3).unwrap();
+        read_up_to(&mut &[7; 20][..], &mut data, 3).unwrap();
         assert_eq!(data, [7, 7, 7, 0, 0, 0, 0, 0]);
         // It had 20 bytes when its length was read.
-        let error = fill(&mut &[7; 5][..], &mut [0; 8], 20).unwrap_err();
+        let error = read_up_to(&mut &[7; 5][..], &mut [0; 8], 20).unwrap_err();
         assert_eq!(error.to_string(), "it became shorter while it was read");
     }
 }

@@ -1,8 +1,8 @@
 //! `outboard nvme ctl`: shows and changes what a running target serves, over its control socket.
 //!
 //! A request is one line of JSON, and so is the answer. [`run`] is the client. In the target, the
-//! thread of the control socket opens and locks files ([`Orders`]); the host's thread, which owns
-//! the target, does the rest ([`Service`]). The answer is sent when the change is in force: an
+//! thread of the control socket opens and locks files ([`NvmeCtlHandler`]); the host's thread, which owns
+//! the target, does the rest ([`NvmeTargetService`]). The answer is sent when the change is in force: an
 //! added namespace is open, the file of a removed one is closed.
 
 use std::collections::BTreeMap;
@@ -12,15 +12,15 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use apps::nvme::target::{NamespaceConfig, NamespaceInfo, QueueInfo, Target};
+use apps::nvme::target::{NamespaceConfig, NamespaceInfo, NvmeQueueInfo, Target};
 use base::Instant;
 use host::{Application, Host, Notice};
 use serde_json::{Value, json};
 use stack::MessageSender;
 use wire::nvme::nqn::Nqn;
 
-use super::args::{CtlArgs, CtlVerb};
-use super::target::look_at;
+use super::args::{CtlArgs, NvmeCtlSubcommand};
+use super::target::open_namespace_file;
 use crate::query;
 use cli::Failure;
 
@@ -33,9 +33,9 @@ const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Fails if no target answers, or if it refuses the request.
 pub(super) fn run(args: &CtlArgs) -> Result<(), Failure> {
     let request = match &args.verb {
-        CtlVerb::List => json!({ "nvme": "list" }),
-        CtlVerb::Connections => json!({ "nvme": "connections" }),
-        CtlVerb::Add { file, nsid, block_size, read_only } => {
+        NvmeCtlSubcommand::List => json!({ "nvme": "list" }),
+        NvmeCtlSubcommand::Connections => json!({ "nvme": "connections" }),
+        NvmeCtlSubcommand::Add { file, nsid, block_size, read_only } => {
             // The target may have another working directory.
             let path = std::path::absolute(file)
                 .map_err(|e| Failure::NoInput(format!("{}: {e}", file.display())))?;
@@ -47,11 +47,17 @@ pub(super) fn run(args: &CtlArgs) -> Result<(), Failure> {
                 "read_only": read_only,
             })
         }
-        CtlVerb::Remove { nsid } => json!({ "nvme": "remove", "nsid": nsid }),
-        CtlVerb::Resize { nsid, size } => json!({ "nvme": "resize", "nsid": nsid, "bytes": size }),
+        NvmeCtlSubcommand::Remove { nsid } => json!({ "nvme": "remove", "nsid": nsid }),
+        NvmeCtlSubcommand::Resize { nsid, size } => {
+            json!({ "nvme": "resize", "nsid": nsid, "bytes": size })
+        }
     };
-    let answer =
-        query::ask(args.control.as_deref(), &args.link, &request.to_string(), CHANGE_TIMEOUT)?;
+    let answer = query::query_instance(
+        args.control.as_deref(),
+        &args.link,
+        &request.to_string(),
+        CHANGE_TIMEOUT,
+    )?;
     match answer.get("error").and_then(Value::as_str) {
         Some(why) => Err(Failure::Unavailable(why.to_owned())),
         None => query::print(&format!("{answer:#}\n")),
@@ -59,10 +65,10 @@ pub(super) fn run(args: &CtlArgs) -> Result<(), Failure> {
 }
 
 /// A request from the control socket, with the channel for its answer.
-pub(super) type Order = (Request, Sender<Value>);
+pub(super) type NvmeCtlOrder = (NvmeCtlRequest, Sender<Value>);
 
 /// A request, prepared by the control socket's thread.
-pub(super) enum Request {
+pub(super) enum NvmeCtlRequest {
     List,
     Connections,
     Add { nsid: Option<u32>, config: NamespaceConfig, file: File },
@@ -71,13 +77,13 @@ pub(super) enum Request {
 }
 
 /// Passes requests from the control socket to the target.
-pub(super) struct Orders {
-    pub(super) orders: MessageSender<Order>,
+pub(super) struct NvmeCtlHandler {
+    pub(super) orders: MessageSender<NvmeCtlOrder>,
     pub(super) nqn: Nqn,
     pub(super) block_bytes: u32,
 }
 
-impl Orders {
+impl NvmeCtlHandler {
     /// Answers a request.
     pub(super) fn answer(&self, question: &Value) -> Value {
         let request = match self.prepare(question) {
@@ -92,7 +98,7 @@ impl Orders {
         })
     }
 
-    fn prepare(&self, question: &Value) -> Result<Request, String> {
+    fn prepare(&self, question: &Value) -> Result<NvmeCtlRequest, String> {
         let number = |name: &str| match &question[name] {
             Value::Null => Ok(None),
             value => value.as_u64().map(Some).ok_or_else(|| format!("{name} is no number")),
@@ -102,18 +108,19 @@ impl Orders {
             .transpose()?;
         let needed = || nsid.ok_or_else(|| "nsid is missing".to_owned());
         Ok(match question["nvme"].as_str() {
-            Some("list") => Request::List,
-            Some("connections") => Request::Connections,
+            Some("list") => NvmeCtlRequest::List,
+            Some("connections") => NvmeCtlRequest::Connections,
             Some("add") => {
                 let path = question["path"].as_str().ok_or("path is missing")?;
                 let block = number("block_bytes")?.unwrap_or_else(|| self.block_bytes.into());
                 let read_only = question["read_only"].as_bool().unwrap_or(false);
-                let (config, file) = open(&self.nqn, Path::new(path), block, read_only)
-                    .map_err(|why| format!("{path}: {why}"))?;
-                Request::Add { nsid, config, file }
+                let (config, file) =
+                    open_and_lock_namespace(&self.nqn, Path::new(path), block, read_only)
+                        .map_err(|why| format!("{path}: {why}"))?;
+                NvmeCtlRequest::Add { nsid, config, file }
             }
-            Some("remove") => Request::Remove { nsid: needed()? },
-            Some("resize") => Request::Resize { nsid: needed()?, bytes: number("bytes")? },
+            Some("remove") => NvmeCtlRequest::Remove { nsid: needed()? },
+            Some("resize") => NvmeCtlRequest::Resize { nsid: needed()?, bytes: number("bytes")? },
             _ => return Err("nvme is list, connections, add, remove or resize".to_owned()),
         })
     }
@@ -138,7 +145,7 @@ pub(super) enum OpenError {
 ///
 /// # Errors
 /// Fails if the file cannot be a namespace.
-pub(super) fn open(
+pub(super) fn open_and_lock_namespace(
     nqn: &Nqn,
     path: &Path,
     block_bytes: u64,
@@ -146,7 +153,7 @@ pub(super) fn open(
 ) -> Result<(NamespaceConfig, File), OpenError> {
     // A symbolic link may lead anywhere, and the disk does not follow links out of its root.
     let real = path.canonicalize()?;
-    let file = look_at(&real, path, block_bytes, read_only)?;
+    let file = open_namespace_file(&real, path, block_bytes, read_only)?;
     if !io::disk::lock(&file)? {
         return Err(OpenError::Served);
     }
@@ -159,7 +166,7 @@ pub(super) fn open(
 }
 
 /// Checks that a path still names the locked file, because a resize opens the path again.
-fn check_name(file: &File, path: &Path) -> Result<(), String> {
+fn check_same_file(file: &File, path: &Path) -> Result<(), String> {
     let of_path = std::fs::metadata(path).map_err(|error| error.to_string())?;
     let of_file = file.metadata().map_err(|error| error.to_string())?;
     if (of_path.dev(), of_path.ino()) == (of_file.dev(), of_file.ino()) {
@@ -169,7 +176,7 @@ fn check_name(file: &File, path: &Path) -> Result<(), String> {
 }
 
 /// A change that is not in force yet.
-enum Waiting {
+enum PendingCtlChange {
     Added(u32),
     Resized(u32),
     /// With the path of its file.
@@ -177,42 +184,48 @@ enum Waiting {
 }
 
 /// The target, the locks on its files, and pending changes.
-pub(super) struct Service {
+pub(super) struct NvmeTargetService {
     target: Target,
     nqn: Nqn,
     locked: BTreeMap<String, File>,
-    waiting: Vec<(Waiting, Sender<Value>)>,
+    waiting: Vec<(PendingCtlChange, Sender<Value>)>,
 }
 
-impl Service {
+impl NvmeTargetService {
     pub(super) fn new(target: Target, nqn: Nqn, locked: BTreeMap<String, File>) -> Self {
         Self { target, nqn, locked, waiting: Vec::new() }
     }
 
-    fn handle(&mut self, now: Instant, host: &mut Host, request: Request, reply: Sender<Value>) {
+    fn handle(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        request: NvmeCtlRequest,
+        reply: Sender<Value>,
+    ) {
         let begun = match request {
-            Request::List => {
+            NvmeCtlRequest::List => {
                 let all: Vec<_> = self.target.namespaces().iter().map(describe).collect();
                 Err(json!({ "subsystem": self.nqn.to_string(), "namespaces": all }))
             }
-            Request::Connections => {
+            NvmeCtlRequest::Connections => {
                 let all: Vec<_> = self.target.queues().iter().map(describe_queue).collect();
                 Err(json!({ "connections": all }))
             }
-            Request::Add { nsid, config, file } => {
+            NvmeCtlRequest::Add { nsid, config, file } => {
                 let added = self.target.add_namespace(now, host, (&self.nqn, nsid), &config);
                 added
                     .map(|nsid| {
                         self.locked.insert(config.path, file);
-                        Waiting::Added(nsid)
+                        PendingCtlChange::Added(nsid)
                     })
-                    .map_err(refusal)
+                    .map_err(error_json)
             }
-            Request::Remove { nsid } => self.remove(now, host, nsid).map_err(refusal),
-            Request::Resize { nsid, bytes } => self
+            NvmeCtlRequest::Remove { nsid } => self.remove(now, host, nsid).map_err(error_json),
+            NvmeCtlRequest::Resize { nsid, bytes } => self
                 .resize(now, host, nsid, bytes)
-                .map(|()| Waiting::Resized(nsid))
-                .map_err(refusal),
+                .map(|()| PendingCtlChange::Resized(nsid))
+                .map_err(error_json),
         };
         match begun {
             Ok(waiting) => self.waiting.push((waiting, reply)),
@@ -221,12 +234,17 @@ impl Service {
         }
     }
 
-    fn remove(&mut self, now: Instant, host: &mut Host, nsid: u32) -> Result<Waiting, String> {
+    fn remove(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        nsid: u32,
+    ) -> Result<PendingCtlChange, String> {
         let path = self.find(nsid).map(|info| info.path);
         self.target
             .remove_namespace(now, host, &self.nqn, nsid)
             .map_err(|error| error.to_string())?;
-        Ok(Waiting::Removed(nsid, path.unwrap_or_default()))
+        Ok(PendingCtlChange::Removed(nsid, path.unwrap_or_default()))
     }
 
     /// Changes the length of a file if requested, and makes the target read it again. If the file
@@ -246,7 +264,7 @@ impl Service {
             Err(fault) => return Err(format!("the namespace failed: {fault}: remove it")),
         };
         let file = self.locked.get(&info.path).ok_or("its file is not open")?;
-        check_name(file, &Path::new("/").join(&info.path))?;
+        check_same_file(file, &Path::new("/").join(&info.path))?;
         let resize = |target: &mut Target, host: &mut Host, most| {
             let at = (&self.nqn, nsid);
             target.resize_namespace(now, host, at, most).map_err(|error| error.to_string())
@@ -271,28 +289,30 @@ impl Service {
     }
 
     /// Executes an order.
-    pub(super) fn handle_order(&mut self, now: Instant, host: &mut Host, order: Order) {
+    pub(super) fn handle_order(&mut self, now: Instant, host: &mut Host, order: NvmeCtlOrder) {
         let (request, reply) = order;
         self.handle(now, host, request, reply);
-        self.settle(now, host);
+        self.answer_finished_changes(now, host);
     }
 
     /// Answers changes that have come into force.
-    fn settle(&mut self, now: Instant, host: &mut Host) {
+    fn answer_finished_changes(&mut self, now: Instant, host: &mut Host) {
         while let Some(path) = self.target.poll_closed() {
             self.locked.remove(&path);
         }
         let mut index = 0;
         while let Some((waiting, _)) = self.waiting.get(index) {
             let answer = match waiting {
-                Waiting::Removed(nsid, path) => {
+                PendingCtlChange::Removed(nsid, path) => {
                     (!self.locked.contains_key(path)).then(|| json!({ "removed": nsid }))
                 }
-                Waiting::Added(nsid) | Waiting::Resized(nsid) => match self.find(*nsid) {
-                    Some(info) if info.opening => None,
-                    Some(info) => Some(describe(&info)),
-                    None => Some(json!({ "error": "the namespace was removed meanwhile" })),
-                },
+                PendingCtlChange::Added(nsid) | PendingCtlChange::Resized(nsid) => {
+                    match self.find(*nsid) {
+                        Some(info) if info.opening => None,
+                        Some(info) => Some(describe(&info)),
+                        None => Some(json!({ "error": "the namespace was removed meanwhile" })),
+                    }
+                }
             };
             let Some(mut answer) = answer else {
                 index += 1;
@@ -300,7 +320,7 @@ impl Service {
             };
             let (waiting, reply) = self.waiting.swap_remove(index);
             // A namespace whose file cannot be opened is removed again.
-            if let (Waiting::Added(nsid), Some(why)) = (waiting, answer["why"].as_str()) {
+            if let (PendingCtlChange::Added(nsid), Some(why)) = (waiting, answer["why"].as_str()) {
                 answer = json!({ "error": why });
                 let _gone = self.target.remove_namespace(now, host, &self.nqn, nsid);
             }
@@ -309,24 +329,24 @@ impl Service {
     }
 }
 
-fn refusal(why: impl std::fmt::Display) -> Value {
+fn error_json(why: impl std::fmt::Display) -> Value {
     json!({ "error": why.to_string() })
 }
 
-impl Application for Service {
+impl Application for NvmeTargetService {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         self.target.handle_notice(now, host, notice);
-        self.settle(now, host);
+        self.answer_finished_changes(now, host);
     }
 
     fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
         self.target.handle_timeout(now, host);
-        self.settle(now, host);
+        self.answer_finished_changes(now, host);
     }
 
     fn drain(&mut self, now: Instant, host: &mut Host) {
         self.target.drain(now, host);
-        self.settle(now, host);
+        self.answer_finished_changes(now, host);
     }
 
     fn end(&mut self, now: Instant, host: &mut Host) {
@@ -366,7 +386,7 @@ fn describe(info: &NamespaceInfo) -> Value {
     })
 }
 
-fn describe_queue(info: &QueueInfo) -> Value {
+fn describe_queue(info: &NvmeQueueInfo) -> Value {
     let remote = info.remote.map(|at| std::net::SocketAddr::new(at.addr, at.port).to_string());
     json!({
         "remote": remote,
@@ -398,7 +418,7 @@ mod tests {
     fn requests_are_checked_before_the_target_sees_them() {
         let (orders, _sent) = MessageSender::detached().unwrap();
         let nqn = Nqn::new("nqn.2026-11.example:s").unwrap();
-        let orders = Orders { orders, nqn, block_bytes: 4096 };
+        let orders = NvmeCtlHandler { orders, nqn, block_bytes: 4096 };
         let error = |question: Value| match orders.prepare(&question) {
             Ok(_) => panic!("{question} was taken"),
             Err(why) => why,
@@ -410,7 +430,7 @@ mod tests {
         assert_eq!(error(json!({ "nvme": "add" })), "path is missing");
         let missing = error(json!({ "nvme": "add", "path": "/nowhere/at/all" }));
         assert!(missing.starts_with("/nowhere/at/all: No such file"), "{missing}");
-        assert!(matches!(orders.prepare(&json!({ "nvme": "list" })), Ok(Request::List)));
+        assert!(matches!(orders.prepare(&json!({ "nvme": "list" })), Ok(NvmeCtlRequest::List)));
     }
 
     #[test]
@@ -423,12 +443,12 @@ mod tests {
     fn a_path_that_names_another_file_is_found() {
         let path = std::env::temp_dir().join(format!("outboard-ctl-{}", std::process::id()));
         let file = File::create_new(&path).unwrap();
-        assert_eq!(check_name(&file, &path), Ok(()));
+        assert_eq!(check_same_file(&file, &path), Ok(()));
         std::fs::remove_file(&path).unwrap();
-        assert!(check_name(&file, &path).is_err());
+        assert!(check_same_file(&file, &path).is_err());
         // The open file keeps its inode, so the new file has another one.
         drop(File::create_new(&path).unwrap());
-        let refused = check_name(&file, &path);
+        let refused = check_same_file(&file, &path);
         std::fs::remove_file(&path).unwrap();
         let why = "another file has its name by now: remove it and add it again";
         assert_eq!(refused, Err(why.to_owned()));

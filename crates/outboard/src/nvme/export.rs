@@ -3,7 +3,7 @@
 //! Each NBD client has its own threads ([`super::nbd`]). Requests go to the session's initiator;
 //! another thread takes their completions and answers them. A request longer than the controller's
 //! limit is split into several commands, and ends with the last of them. The number of clients is
-//! bounded ([`Seats`]). The service ends at a signal, or when the controller is lost for good.
+//! bounded ([`NbdClientLimit`]). The service ends at a signal, or when the controller is lost for good.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
@@ -11,7 +11,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use apps::nvme::initiator::{Done, Error, Namespace, Request};
+use apps::nvme::initiator::{Error, InitiatorNamespace, NvmeRequestDone, Request};
 use bytes::Bytes;
 use serde_json::json;
 use stack::listener::ListenerThread;
@@ -19,9 +19,9 @@ use stack::spawn;
 use wire::nvme::status::Status;
 
 use super::args::NbdArgs;
-use super::nbd::{self, Errno, Export, Work};
+use super::nbd::{self, NbdErrno, NbdExport, NbdOperation};
 use super::pipe::buffer;
-use super::session::{Handle, Order, Reply, Session};
+use super::session::{CompletionSender, InitiatorHandle, InitiatorOrder, InitiatorSession};
 use cli::Failure;
 
 /// Most clients at a time, each with three threads. Linux opens at most one connection per core,
@@ -30,9 +30,9 @@ const CLIENTS_MAX: usize = 64;
 
 /// Counts clients by references: one here, and one held by each client.
 #[derive(Default)]
-struct Seats(Arc<()>);
+struct NbdClientLimit(Arc<()>);
 
-impl Seats {
+impl NbdClientLimit {
     /// Returns a reference that the client holds until it ends; `None` if there are too many.
     fn take(&self) -> Option<Arc<()>> {
         let free = Arc::strong_count(&self.0) <= CLIENTS_MAX;
@@ -41,22 +41,22 @@ impl Seats {
 }
 
 /// A client's request, with the state of its commands.
-struct Open {
-    request: nbd::Request,
+struct NbdOpenRequest {
+    request: nbd::NbdRequest,
     /// Commands that have not ended.
     left: usize,
     /// Data of a read, filled by its commands.
     data: Vec<u8>,
-    failed: Option<Errno>,
+    failed: Option<NbdErrno>,
 }
 
 /// The requests of a client.
-struct Client {
-    handle: Handle,
-    namespace: Namespace,
+struct NbdClient {
+    handle: InitiatorHandle,
+    namespace: InitiatorNamespace,
     data_bytes_max: u64,
-    open: Mutex<BTreeMap<u64, Open>>,
-    replies: Sender<Option<Done>>,
+    open: Mutex<BTreeMap<u64, NbdOpenRequest>>,
+    replies: Sender<Option<NvmeRequestDone>>,
 }
 
 /// Runs `outboard nvme nbd`.
@@ -69,17 +69,17 @@ pub(super) fn run(args: &NbdArgs) -> Result<(), Failure> {
     };
     let listener = TcpListener::bind(args.listen).map_err(taken)?;
     let at = listener.local_addr().map_err(taken)?;
-    let session = Session::connect(&args.subsystem)?;
+    let session = InitiatorSession::connect(&args.subsystem)?;
     let namespace = session.namespace(args.nsid)?;
     let read_only = namespace.write_protected;
-    let export = Export {
+    let export = NbdExport {
         name: args.export.clone(),
         size: namespace.blocks << namespace.shift,
         block_bytes: 1 << namespace.shift,
         read_only,
     };
     let (handle, most) = (session.handle(), session.data_bytes_max);
-    let seats = Seats::default();
+    let seats = NbdClientLimit::default();
     let _listener = ListenerThread::start("nbd", "NBD clients", listener, move |stream| {
         let Some(seat) = seats.take() else { return };
         let (export, handle) = (export.clone(), handle.clone());
@@ -98,21 +98,21 @@ pub(super) fn run(args: &NbdArgs) -> Result<(), Failure> {
         println!("serving namespace {} as {uri}{only}", args.nsid);
     }
     drop(io::stdout().flush());
-    session.outlast()?;
+    session.wait_for_signal()?;
     session.end()
 }
 
 /// Serves a client until its connection ends.
 fn serve(
-    export: &Export,
+    export: &NbdExport,
     stream: TcpStream,
-    handle: Handle,
-    namespace: Namespace,
+    handle: InitiatorHandle,
+    namespace: InitiatorNamespace,
     data_bytes_max: u64,
 ) {
     let (replies, done) = channel();
     let open = Mutex::new(BTreeMap::new());
-    let client = Arc::new(Client { handle, namespace, data_bytes_max, open, replies });
+    let client = Arc::new(NbdClient { handle, namespace, data_bytes_max, open, replies });
     let answering = Arc::clone(&client);
     let Ok(answers) = spawn("nbd-answers".to_owned(), move || answering.answer(&done)) else {
         return;
@@ -121,7 +121,7 @@ fn serve(
     let result = stream.set_nodelay(true).and_then(|()| stream.try_clone()).and_then(|output| {
         let mut number = 0_u32;
         nbd::serve(export, stream, output, &mut |request| {
-            client.begin(number, request);
+            client.submit_commands(number, request);
             // Numbers wrap around, but the few open requests have different ones.
             number = number.wrapping_add(1);
         })
@@ -136,46 +136,46 @@ fn serve(
 /// Low bits of a command's token, which number the commands of a request; the request's number is
 /// above. A request of 4 GiB has fewer commands than this, even with one per block.
 const COMMANDS_BITS: u32 = 32;
-/// Token sent by [`Client::end`]. No request has that many commands.
-const END: u64 = u64::MAX;
+/// Token sent by [`NbdClient::end`]. No request has that many commands.
+const END_TOKEN: u64 = u64::MAX;
 
-impl Client {
+impl NbdClient {
     /// Submits the commands of a request.
-    fn begin(&self, number: u32, mut request: nbd::Request) {
+    fn submit_commands(&self, number: u32, mut request: nbd::NbdRequest) {
         let number = u64::from(number);
         let shift = self.namespace.shift;
         let (commands, bytes) = commands(&mut request, shift, self.data_bytes_max);
         let left = commands.len();
-        let open = Open { request, left, data: vec![0; bytes], failed: None };
+        let open = NbdOpenRequest { request, left, data: vec![0; bytes], failed: None };
         self.lock().insert(number, open);
         for (index, (command, bytes)) in (0..).zip(commands) {
             let token = number << COMMANDS_BITS | index;
-            self.handle.send(Order::Submit {
+            self.handle.send(InitiatorOrder::Submit {
                 nsid: self.namespace.nsid,
                 request: command,
                 buffer: (bytes > 0).then(|| buffer(bytes)),
-                reply: Reply::new(token, self.replies.clone()),
+                reply: CompletionSender::new(token, self.replies.clone()),
             });
         }
     }
 
-    /// Answers requests whose commands have ended, until [`Client::end`] was called and none is
+    /// Answers requests whose commands have ended, until [`NbdClient::end`] was called and none is
     /// open.
-    fn answer(&self, done: &Receiver<Option<Done>>) {
+    fn answer(&self, done: &Receiver<Option<NvmeRequestDone>>) {
         let mut ending = false;
         while !(ending && self.lock().is_empty()) {
             // `None`: the host thread has ended, and the program will.
             let Ok(Some(done)) = done.recv() else { return };
-            if done.token == END {
+            if done.token == END_TOKEN {
                 ending = true;
                 continue;
             }
             let mut all = self.lock();
             let number = done.token >> COMMANDS_BITS;
             let Some(open) = all.get_mut(&number) else { continue };
-            open.take(&done, self.data_bytes_max);
+            open.record_completion(&done, self.data_bytes_max);
             if open.left == 0 {
-                if let Some(Open { request, data, failed, .. }) = all.remove(&number) {
+                if let Some(NbdOpenRequest { request, data, failed, .. }) = all.remove(&number) {
                     request.answer(failed.map_or(Ok(data), Err));
                 }
             }
@@ -184,17 +184,21 @@ impl Client {
 
     /// Announces that no more requests follow.
     fn end(&self) {
-        let _gone = self.replies.send(Some(Done { token: END, result: Ok(0), buffer: None }));
+        let _gone = self.replies.send(Some(NvmeRequestDone {
+            token: END_TOKEN,
+            result: Ok(0),
+            buffer: None,
+        }));
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Open>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, NbdOpenRequest>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Open {
+impl NbdOpenRequest {
     /// Records the completion of a command.
-    fn take(&mut self, done: &Done, data_bytes_max: u64) {
+    fn record_completion(&mut self, done: &NvmeRequestDone, data_bytes_max: u64) {
         self.left -= 1;
         if let Err(error) = done.result {
             self.failed = Some(errno(error));
@@ -212,31 +216,31 @@ impl Open {
 }
 
 /// Returns the commands of a request, each with the bytes that it reads, and the sum of these.
-fn commands(request: &mut nbd::Request, shift: u8, most: u64) -> (Vec<(Request, usize)>, usize) {
+fn commands(request: &mut nbd::NbdRequest, shift: u8, most: u64) -> (Vec<(Request, usize)>, usize) {
     let offset = request.offset;
     let lba = |at: u64| (offset + at) >> shift;
     let size = |bytes: u64| usize::try_from(bytes).unwrap_or(0);
     let blocks = |len: u64| u32::try_from(len >> shift).unwrap_or(u32::MAX);
-    let is_trim = matches!(request.work, Work::Trim { .. });
-    match &mut request.work {
-        Work::Flush => (vec![(Request::Flush, 0)], 0),
-        Work::Read(len) => {
+    let is_trim = matches!(request.operation, NbdOperation::Trim { .. });
+    match &mut request.operation {
+        NbdOperation::Flush => (vec![(Request::Flush, 0)], 0),
+        NbdOperation::Read(len) => {
             let read = |(at, len)| (Request::Read { lba: lba(at), blocks: blocks(len) }, size(len));
-            (pieces((*len).into(), most).map(read).collect(), *len as usize)
+            (split_length((*len).into(), most).map(read).collect(), *len as usize)
         }
-        Work::Write { data, fua } => {
+        NbdOperation::Write { data, fua } => {
             let data = Bytes::from(std::mem::take(data));
             let write = |(at, len)| {
                 let data = data.slice(size(at)..size(at + len));
                 (Request::Write { lba: lba(at), data, fua: *fua }, 0)
             };
-            (pieces(data.len() as u64, most).map(write).collect(), 0)
+            (split_length(data.len() as u64, most).map(write).collect(), 0)
         }
-        Work::Trim { len, fua: false } => {
+        NbdOperation::Trim { len, fua: false } => {
             let ranges = vec![(lba(0), blocks((*len).into()))];
             (vec![(Request::Deallocate { ranges }, 0)], 0)
         }
-        Work::Zero { len, fua } | Work::Trim { len, fua } => {
+        NbdOperation::Zero { len, fua } | NbdOperation::Trim { len, fua } => {
             // A deallocation cannot be forced to the medium (FUA); a Write Zeroes command can, and
             // may deallocate.
             let (deallocate, fua) = (is_trim, *fua);
@@ -245,47 +249,47 @@ fn commands(request: &mut nbd::Request, shift: u8, most: u64) -> (Vec<(Request, 
             let zero = |(at, len)| {
                 (Request::WriteZeroes { lba: lba(at), blocks: blocks(len), deallocate, fua }, 0)
             };
-            (pieces((*len).into(), most.min(1 << 16 << shift)).map(zero).collect(), 0)
+            (split_length((*len).into(), most.min(1 << 16 << shift)).map(zero).collect(), 0)
         }
     }
 }
 
 /// Splits a length into pieces of at most `most`; yields offset and length of each.
-fn pieces(len: u64, most: u64) -> impl Iterator<Item = (u64, u64)> {
+fn split_length(len: u64, most: u64) -> impl Iterator<Item = (u64, u64)> {
     let most = most.max(1);
     (0..len.div_ceil(most)).map(move |index| (index * most, most.min(len - index * most)))
 }
 
 /// Converts an error to NBD's error number, ignoring whether a retry may help.
-const fn errno(error: Error) -> Errno {
+const fn errno(error: Error) -> NbdErrno {
     let error = match error {
         Error::Status(status) => Error::Status(status.code()),
         other => other,
     };
     match error {
         Error::Status(Status::CAPACITY_EXCEEDED | Status::LBA_OUT_OF_RANGE) | Error::OutOfRange => {
-            Errno::NoSpace
+            NbdErrno::NoSpace
         }
-        Error::BadLength | Error::NotSupported => Errno::Invalid,
-        _ => Errno::Io,
+        Error::BadLength | Error::NotSupported => NbdErrno::Invalid,
+        _ => NbdErrno::Io,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::session::tests::{complete, somewhere};
+    use super::super::session::tests::{complete, detached_handle};
     use super::*;
 
     #[test]
     fn a_full_disk_is_called_so() {
         let full = Error::Status(Status::CAPACITY_EXCEEDED.do_not_retry());
-        assert_eq!(errno(full), Errno::NoSpace);
-        assert_eq!(errno(Error::Status(Status::INTERNAL)), Errno::Io);
+        assert_eq!(errno(full), NbdErrno::NoSpace);
+        assert_eq!(errno(Error::Status(Status::INTERNAL)), NbdErrno::Io);
     }
 
     #[test]
     fn clients_are_bounded() {
-        let seats = Seats::default();
+        let seats = NbdClientLimit::default();
         let mut taken: Vec<_> = (0..CLIENTS_MAX).map(|_| seats.take().unwrap()).collect();
         assert!(seats.take().is_none());
         taken.pop();
@@ -295,7 +299,7 @@ mod tests {
     #[test]
     fn a_trim_that_is_to_last_is_zeros_that_are_forced() {
         let asked = |fua| {
-            let (mut request, _) = nbd::tests::request(Work::Trim { len: 1024, fua });
+            let (mut request, _) = nbd::tests::request(NbdOperation::Trim { len: 1024, fua });
             commands(&mut request, 9, 512).0
         };
         let plain = asked(false);
@@ -309,9 +313,9 @@ mod tests {
     #[test]
     fn a_request_of_many_commands_ends_with_the_last_of_them() {
         // A controller that takes 4 KiB at a time: 131,072 commands, twice.
-        let (handle, orders) = somewhere();
+        let (handle, orders) = detached_handle();
         let (replies, done) = channel();
-        let namespace = Namespace {
+        let namespace = InitiatorNamespace {
             nsid: 1,
             blocks: 1 << 30,
             shift: 9,
@@ -321,11 +325,12 @@ mod tests {
             write_protected: false,
         };
         let open = Mutex::default();
-        let client = Client { handle, namespace, data_bytes_max: 4096, open, replies };
+        let client = NbdClient { handle, namespace, data_bytes_max: 4096, open, replies };
         let mut answers = Vec::new();
         for number in [u32::MAX, 0] {
-            let (request, answer) = nbd::tests::request(Work::Zero { len: 512 << 20, fua: false });
-            client.begin(number, request);
+            let (request, answer) =
+                nbd::tests::request(NbdOperation::Zero { len: 512 << 20, fua: false });
+            client.submit_commands(number, request);
             answers.push(answer);
         }
         let orders: Vec<_> = orders.collect();

@@ -9,21 +9,21 @@ use abi::aligned::AlignedBuf;
 use apps::nvme::initiator::Request;
 use base::{Duration, Instant, Prng};
 use bytes::Bytes;
-use io::clock::{self, Clock};
+use io::clock::{self, MonotonicClock};
 use serde_json::json;
 
 use super::args::FioArgs;
-use super::pipe::{Pipe, buffer};
-use super::progress::Progress;
-use super::session::Session;
+use super::pipe::{NvmeRequestPipe, buffer};
+use super::progress::ProgressLine;
+use super::session::InitiatorSession;
 use cli::Failure;
 
 /// Most positions, each of request size.
-const PLACES_MAX: u64 = 1 << 24;
+const POSITIONS_MAX: u64 = 1 << 24;
 
 /// A position in the namespace, of request size.
 #[derive(Clone, Copy, Default)]
-struct Place {
+struct FioPosition {
     /// Number of the last write; 0 if there was none.
     version: u32,
     busy: bool,
@@ -31,19 +31,19 @@ struct Place {
 
 /// A request in flight.
 #[derive(Clone, Copy)]
-struct Open {
-    place: usize,
+struct FioRequest {
+    position: usize,
     begun: Instant,
     writes: bool,
 }
 
 /// State and results of a run.
-struct Run {
-    pipe: Pipe,
-    places: Vec<Place>,
-    open: Vec<Option<Open>>,
+struct FioRun {
+    pipe: NvmeRequestPipe,
+    positions: Vec<FioPosition>,
+    open: Vec<Option<FioRequest>>,
     rng: Prng,
-    clock: Clock,
+    clock: MonotonicClock,
     bs: usize,
     block: usize,
     shift: u8,
@@ -58,8 +58,8 @@ struct Run {
 /// # Errors
 /// Fails if the target cannot be connected, a request fails, or a read returns wrong data.
 pub(super) fn run(args: &FioArgs) -> Result<(), Failure> {
-    let clock = Clock::new();
-    let session = Session::connect(&args.subsystem)?;
+    let clock = MonotonicClock::new();
+    let session = InitiatorSession::connect(&args.subsystem)?;
     let namespace = session.namespace(args.nsid)?;
     let (block, all) = (1_u64 << namespace.shift, namespace.blocks << namespace.shift);
     let bs = u64::from(args.bs);
@@ -69,13 +69,13 @@ pub(super) fn run(args: &FioArgs) -> Result<(), Failure> {
         return Err(Failure::Usage(line));
     }
     let size = args.size.unwrap_or(all).min(all);
-    let places = usize::try_from((size / bs).min(PLACES_MAX)).unwrap_or(0);
+    let places = usize::try_from((size / bs).min(POSITIONS_MAX)).unwrap_or(0);
     if places < usize::from(args.iodepth) {
         return Err(Failure::Usage("--size: fewer places than --iodepth".to_owned()));
     }
-    let mut run = Run {
-        pipe: Pipe::new(&session, args.nsid),
-        places: vec![Place::default(); places],
+    let mut run = FioRun {
+        pipe: NvmeRequestPipe::new(&session, args.nsid),
+        positions: vec![FioPosition::default(); places],
         open: vec![None; args.iodepth.into()],
         rng: Prng::new(clock::entropy()),
         clock,
@@ -87,7 +87,7 @@ pub(super) fn run(args: &FioArgs) -> Result<(), Failure> {
         verified: 0,
     };
     let begun = clock.now();
-    run.all(args.requests, args.iodepth.into())?;
+    run.run_random_requests(args.requests, args.iodepth.into())?;
     let took = clock.now().since(begun);
     let latencies = std::mem::take(&mut run.latencies);
     run.read_back(args.iodepth.into())?;
@@ -95,30 +95,35 @@ pub(super) fn run(args: &FioArgs) -> Result<(), Failure> {
     session.end()
 }
 
-impl Run {
+impl FioRun {
     /// Runs the random reads and writes.
-    fn all(&mut self, requests: u64, depth: usize) -> Result<(), Failure> {
-        self.each(0..requests, Progress::new(requests, "requests"), depth, |run, _| {
-            let place = run.free_place();
-            (place, run.below(100) < usize::from(run.writes))
-        })
+    fn run_random_requests(&mut self, requests: u64, depth: usize) -> Result<(), Failure> {
+        self.keep_in_flight(
+            0..requests,
+            ProgressLine::new(requests, "requests"),
+            depth,
+            |run, _| {
+                let place = run.random_free_position();
+                (place, run.random_below(100) < usize::from(run.writes))
+            },
+        )
     }
 
     /// Reads all positions that were written.
     fn read_back(&mut self, depth: usize) -> Result<(), Failure> {
-        let places = self.places.iter().enumerate();
+        let places = self.positions.iter().enumerate();
         let written: Vec<_> =
             places.filter(|(_, place)| place.version > 0).map(|(place, _)| place).collect();
-        let progress = Progress::new(written.len() as u64, "places read back");
-        self.each(written, progress, depth, |_, place| (place, false))
+        let progress = ProgressLine::new(written.len() as u64, "places read back");
+        self.keep_in_flight(written, progress, depth, |_, place| (place, false))
     }
 
-    /// Keeps `depth` requests in flight, one for each item of `all`. `next` returns the position of
+    /// Keeps `depth` requests in flight, one for each item of `run_random_requests`. `next` returns the position of
     /// an item, and whether it is a write.
-    fn each<T>(
+    fn keep_in_flight<T>(
         &mut self,
         all: impl IntoIterator<Item = T>,
-        mut progress: Progress,
+        mut progress: ProgressLine,
         depth: usize,
         mut next: impl FnMut(&mut Self, T) -> (usize, bool),
     ) -> Result<(), Failure> {
@@ -140,47 +145,48 @@ impl Run {
         }
     }
 
-    fn below(&mut self, most: usize) -> usize {
+    fn random_below(&mut self, most: usize) -> usize {
         usize::try_from(self.rng.next_u64() % most.max(1) as u64).unwrap_or(0)
     }
 
     /// Returns a random position without a request. There are fewer requests than positions.
-    fn free_place(&mut self) -> usize {
-        let mut place = self.below(self.places.len());
-        while self.places[place].busy {
-            place = (place + 1) % self.places.len();
+    fn random_free_position(&mut self) -> usize {
+        let mut place = self.random_below(self.positions.len());
+        while self.positions[place].busy {
+            place = (place + 1) % self.positions.len();
         }
         place
     }
 
     fn begin(&mut self, place: usize, writes: bool) {
         let Some(slot) = self.open.iter().position(Option::is_none) else { return };
-        self.places[place].busy = true;
+        self.positions[place].busy = true;
         let lba = (place as u64 * self.bs as u64) >> self.shift;
         // The pattern is created before the time of the request starts.
         let (request, room) = if writes {
-            self.places[place].version += 1;
-            let data = self.text(place, self.places[place].version);
+            self.positions[place].version += 1;
+            let data = self.block_pattern(place, self.positions[place].version);
             (Request::Write { lba, data, fua: false }, None)
         } else {
             let blocks = u32::try_from(self.bs >> self.shift).unwrap_or(u32::MAX);
             (Request::Read { lba, blocks }, Some(buffer(self.bs)))
         };
-        self.open[slot] = Some(Open { place, begun: self.clock.now(), writes });
+        self.open[slot] = Some(FioRequest { position: place, begun: self.clock.now(), writes });
         self.pipe.submit(slot as u64, request, room);
     }
 
     fn end(&mut self, token: u64, data: Option<&AlignedBuf>) -> Result<(), Failure> {
         let slot = usize::try_from(token).ok().and_then(|slot| self.open.get_mut(slot));
-        let Some(Open { place, begun, writes }) = slot.and_then(Option::take) else {
+        let Some(FioRequest { position: place, begun, writes }) = slot.and_then(Option::take)
+        else {
             return Ok(());
         };
         let took = self.clock.now().since(begun).as_micros();
         self.latencies[usize::from(writes)].push(u32::try_from(took).unwrap_or(u32::MAX));
-        self.places[place].busy = false;
-        let version = self.places[place].version;
+        self.positions[place].busy = false;
+        let version = self.positions[place].version;
         if let (Some(data), true) = (data.filter(|_| !writes), version > 0) {
-            let wanted = self.text(place, version);
+            let wanted = self.block_pattern(place, version);
             if data.as_slice().get(..self.bs) != Some(&wanted[..]) {
                 let at = place as u64 * self.bs as u64;
                 let line =
@@ -193,7 +199,7 @@ impl Run {
     }
 
     /// Returns the content of a position after this write.
-    fn text(&self, place: usize, version: u32) -> Bytes {
+    fn block_pattern(&self, place: usize, version: u32) -> Bytes {
         let mut text = vec![0; self.bs];
         for (index, block) in text.chunks_mut(self.block).enumerate() {
             let at = place as u64 * self.bs as u64 + (index * self.block) as u64;

@@ -15,7 +15,7 @@ use cli::Failure;
 
 /// Subcommands of `outboard nvme key`.
 #[derive(Debug, Subcommand)]
-pub(crate) enum KeyVerb {
+pub(crate) enum NvmeKeySubcommand {
     /// Generate a random key
     Generate(GenerateArgs),
     /// Print the identities and secrets derived from a key for a host and a subsystem
@@ -26,8 +26,8 @@ pub(crate) enum KeyVerb {
 #[derive(Debug, Args)]
 pub(crate) struct GenerateArgs {
     /// Hash function of the key, which determines its length and its cipher
-    #[arg(long, value_enum, default_value_t = HashArg::Sha256)]
-    hash: HashArg,
+    #[arg(long, value_enum, default_value_t = PskHashArg::Sha256)]
+    hash: PskHashArg,
 }
 
 /// Options of `outboard nvme key show`.
@@ -52,7 +52,7 @@ pub(crate) struct ShowArgs {
 
 /// Hash functions of new keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum HashArg {
+pub(crate) enum PskHashArg {
     /// 32 bytes, for AES-128-GCM
     Sha256,
     /// 48 bytes, for AES-256-GCM
@@ -65,20 +65,20 @@ pub(crate) enum HashArg {
 ///
 /// # Errors
 /// Fails if the key is invalid.
-pub(super) fn run(verb: &KeyVerb) -> Result<(), Failure> {
+pub(super) fn run(verb: &NvmeKeySubcommand) -> Result<(), Failure> {
     let text = match verb {
-        KeyVerb::Generate(args) => generate(args.hash)?,
-        KeyVerb::Show(args) => show(args)?,
+        NvmeKeySubcommand::Generate(args) => generate(args.hash)?,
+        NvmeKeySubcommand::Show(args) => show(args)?,
     };
     println!("{}", *text);
     Ok(())
 }
 
-fn generate(hash: HashArg) -> Result<Zeroizing<String>, Failure> {
+fn generate(hash: PskHashArg) -> Result<Zeroizing<String>, Failure> {
     let hash = match hash {
-        HashArg::Sha256 => Some(PskHash::Sha256),
-        HashArg::Sha384 => Some(PskHash::Sha384),
-        HashArg::None => None,
+        PskHashArg::Sha256 => Some(PskHash::Sha256),
+        PskHashArg::Sha384 => Some(PskHash::Sha384),
+        PskHashArg::None => None,
     };
     let len = hash.unwrap_or(PskHash::Sha256).bytes();
     let words = std::iter::repeat_with(io::clock::entropy);
@@ -169,9 +169,9 @@ mod tests {
     #[test]
     fn generates_keys_of_each_length() {
         for (hash, prefix, len) in [
-            (HashArg::Sha256, "NVMeTLSkey-1:01:", 65),
-            (HashArg::Sha384, "NVMeTLSkey-1:02:", 89),
-            (HashArg::None, "NVMeTLSkey-1:00:", 65),
+            (PskHashArg::Sha256, "NVMeTLSkey-1:01:", 65),
+            (PskHashArg::Sha384, "NVMeTLSkey-1:02:", 89),
+            (PskHashArg::None, "NVMeTLSkey-1:00:", 65),
         ] {
             let (one, other) = (generate(hash).unwrap(), generate(hash).unwrap());
             assert!(one.starts_with(prefix) && one.len() == len, "{}", *one);

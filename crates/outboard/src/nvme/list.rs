@@ -1,10 +1,10 @@
 //! `outboard nvme discover` and `list`: the subsystems and namespaces of a target.
 
 use serde_json::json;
-use wire::nvme::log::{DiscoveryEntry, Security, treq};
+use wire::nvme::log::{DiscoveryEntry, DiscoverySecurity, treq};
 
 use super::args::{ConnectArgs, SubsystemArgs};
-use super::session::{self, Session};
+use super::session::{self, InitiatorSession};
 use cli::Failure;
 
 /// Runs `outboard nvme discover`.
@@ -20,14 +20,14 @@ pub(super) fn discover(args: &ConnectArgs) -> Result<(), Failure> {
     }
     println!("{:<12} {:<40} {:>6}  {:<15} subsystem", "type", "address", "port", "security");
     for entry in &entries {
-        let (kind, addr, port, nqn) = shown(entry);
+        let (kind, addr, port, nqn) = entry_columns(entry);
         println!("{kind:<12} {addr:<40} {port:>6}  {:<15} {nqn}", security(entry));
     }
     Ok(())
 }
 
 /// Returns type, address, port and NQN of a record for display.
-fn shown(entry: &DiscoveryEntry) -> (String, String, String, String) {
+fn entry_columns(entry: &DiscoveryEntry) -> (String, String, String, String) {
     let kind = format!("{:?}", entry.kind).to_lowercase();
     let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     let addr = or_none(entry.addr.map(|addr| addr.to_string()));
@@ -39,7 +39,7 @@ fn shown(entry: &DiscoveryEntry) -> (String, String, String, String) {
 /// TSAS).
 fn security(entry: &DiscoveryEntry) -> String {
     match entry.security {
-        Security::None => "none".to_owned(),
+        DiscoverySecurity::None => "none".to_owned(),
         kind => format!("{kind:?} {}", required(entry)).to_lowercase(),
     }
 }
@@ -54,7 +54,7 @@ fn required(entry: &DiscoveryEntry) -> &'static str {
 }
 
 fn entry_json(entry: &DiscoveryEntry) -> serde_json::Value {
-    let (kind, ..) = shown(entry);
+    let (kind, ..) = entry_columns(entry);
     json!({
         "subtype": kind,
         "traddr": entry.addr.map(|addr| addr.to_string()),
@@ -72,7 +72,7 @@ fn entry_json(entry: &DiscoveryEntry) -> serde_json::Value {
 /// # Errors
 /// Fails if the target cannot be connected.
 pub(super) fn list(args: &SubsystemArgs) -> Result<(), Failure> {
-    let session = Session::connect(args)?;
+    let session = InitiatorSession::connect(args)?;
     if args.connect.json {
         let all = session.namespaces.iter().map(|n| {
             json!({

@@ -31,7 +31,7 @@ use stack::Offloads;
 
 use cli::Failure;
 
-pub(crate) use args::Nvme;
+pub(crate) use args::NvmeSubcommand;
 
 /// Bytes of data from which registering a buffer with the device costs the host less than copying,
 /// measured by `outboard-lab bench nvme`: 400 cycles more at 8 KiB, 400 cycles less at 16 KiB.
@@ -41,17 +41,17 @@ const DDP_IO_THRESHOLD: u32 = 12 << 10;
 ///
 /// # Errors
 /// Fails if a file, address, thread or target is not available; the message says what to do.
-pub(crate) fn run(verb: &Nvme) -> Result<(), Failure> {
+pub(crate) fn run(verb: &NvmeSubcommand) -> Result<(), Failure> {
     match verb {
-        Nvme::Target(args) => target::run(args),
-        Nvme::Discover(args) => list::discover(args),
-        Nvme::List(args) => list::list(args),
-        Nvme::Read(args) => copy::read(args),
-        Nvme::Write(args) => copy::write(args),
-        Nvme::Fio(args) => fio::run(args),
-        Nvme::Nbd(args) => export::run(args),
-        Nvme::Ctl(args) => ctl::run(args),
-        Nvme::Key(verb) => key::run(verb),
+        NvmeSubcommand::Target(args) => target::run(args),
+        NvmeSubcommand::Discover(args) => list::discover(args),
+        NvmeSubcommand::List(args) => list::list(args),
+        NvmeSubcommand::Read(args) => copy::read(args),
+        NvmeSubcommand::Write(args) => copy::write(args),
+        NvmeSubcommand::Fio(args) => fio::run(args),
+        NvmeSubcommand::Nbd(args) => export::run(args),
+        NvmeSubcommand::Ctl(args) => ctl::run(args),
+        NvmeSubcommand::Key(verb) => key::run(verb),
     }
 }
 

@@ -61,7 +61,7 @@ const CMD_FLAG_FUA: u16 = 1;
 /// Error of a request, with the protocol's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Errno {
+pub(crate) enum NbdErrno {
     /// Write to a read-only export.
     NotPermitted = 1,
     /// The storage or the connection to it failed.
@@ -74,7 +74,7 @@ pub(crate) enum Errno {
 
 /// Operation of a request.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Work {
+pub(crate) enum NbdOperation {
     /// Reads this many bytes.
     Read(u32),
     /// Writes bytes.
@@ -104,38 +104,38 @@ pub(crate) enum Work {
 
 /// A request, with the channel for its reply.
 #[derive(Debug)]
-pub(crate) struct Request {
+pub(crate) struct NbdRequest {
     /// Offset of the first byte.
     pub(crate) offset: u64,
     /// The operation.
-    pub(crate) work: Work,
+    pub(crate) operation: NbdOperation,
     handle: u64,
-    replies: Sender<Reply>,
+    replies: Sender<NbdReply>,
     /// Held until the reply is written, to bound the client's requests in flight.
-    _turn: Turn,
+    _permit: NbdRequestPermit,
 }
 
 /// The reply to a request.
-struct Reply {
+struct NbdReply {
     handle: u64,
-    result: Result<Vec<u8>, Errno>,
-    _turn: Turn,
+    result: Result<Vec<u8>, NbdErrno>,
+    _permit: NbdRequestPermit,
 }
 
 /// Counting semaphore for a client's requests.
 #[derive(Debug)]
-struct Places {
+struct NbdRequestLimit {
     free: Mutex<usize>,
     freed: Condvar,
 }
 
 /// A unit of the semaphore, released when it is dropped.
 #[derive(Debug)]
-struct Turn(Arc<Places>);
+struct NbdRequestPermit(Arc<NbdRequestLimit>);
 
-impl Turn {
+impl NbdRequestPermit {
     /// Waits for a unit.
-    fn of(places: &Arc<Places>) -> Self {
+    fn acquire(places: &Arc<NbdRequestLimit>) -> Self {
         let mut free = places.free.lock().unwrap_or_else(PoisonError::into_inner);
         while *free == 0 {
             free = places.freed.wait(free).unwrap_or_else(PoisonError::into_inner);
@@ -145,25 +145,25 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for NbdRequestPermit {
     fn drop(&mut self) {
         *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         self.0.freed.notify_one();
     }
 }
 
-impl Request {
+impl NbdRequest {
     /// Answers the request: a read with its bytes, others with none.
-    pub(crate) fn answer(self, result: Result<Vec<u8>, Errno>) {
-        let Self { handle, replies, _turn, .. } = self;
+    pub(crate) fn answer(self, result: Result<Vec<u8>, NbdErrno>) {
+        let Self { handle, replies, _permit: _turn, .. } = self;
         // An error means that the client is gone.
-        let _gone = replies.send(Reply { handle, result, _turn });
+        let _gone = replies.send(NbdReply { handle, result, _permit: _turn });
     }
 }
 
 /// Properties of an export.
 #[derive(Clone, Debug)]
-pub(crate) struct Export {
+pub(crate) struct NbdExport {
     /// Name. It is also the default, for clients that send no name.
     pub(crate) name: String,
     /// Size in bytes.
@@ -174,22 +174,22 @@ pub(crate) struct Export {
     pub(crate) read_only: bool,
 }
 
-impl Export {
+impl NbdExport {
     const fn flags(&self) -> u16 {
         if self.read_only { TRANSMISSION_FLAGS_READ_ONLY } else { TRANSMISSION_FLAGS }
     }
 }
 
-/// Serves a client until its connection ends. `work` takes its requests, and may answer them in any
+/// Serves a client until its connection ends. `operation` takes its requests, and may answer them in any
 /// order.
 ///
 /// # Errors
 /// Fails if the connection breaks, or if the client violates the protocol.
 pub(crate) fn serve(
-    export: &Export,
+    export: &NbdExport,
     input: impl Read,
     mut output: impl Write + Send + 'static,
-    work: &mut dyn FnMut(Request),
+    work: &mut dyn FnMut(NbdRequest),
 ) -> io::Result<()> {
     let mut input = BufReader::new(input);
     if !negotiate(export, &mut input, &mut output)? {
@@ -205,7 +205,7 @@ pub(crate) fn serve(
     result.and(wrote)
 }
 
-fn write_replies(mut output: impl Write, answered: &Receiver<Reply>) -> io::Result<()> {
+fn write_replies(mut output: impl Write, answered: &Receiver<NbdReply>) -> io::Result<()> {
     while let Ok(mut reply) = answered.recv() {
         loop {
             let error = reply.result.as_ref().err().map_or(0, |&errno| errno as u32);
@@ -233,12 +233,16 @@ fn read_u32(input: &mut impl Read) -> io::Result<u32> {
     read(input).map(u32::from_be_bytes)
 }
 
-fn broken(what: &str) -> io::Error {
+fn protocol_error(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
 /// Negotiates the export; returns whether requests follow.
-fn negotiate(export: &Export, input: &mut impl Read, output: &mut impl Write) -> io::Result<bool> {
+fn negotiate(
+    export: &NbdExport,
+    input: &mut impl Read,
+    output: &mut impl Write,
+) -> io::Result<bool> {
     let flags = FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES;
     let mut hello = [MAGIC.to_be_bytes(), OPTION_MAGIC.to_be_bytes()].concat();
     hello.extend_from_slice(&flags.to_be_bytes());
@@ -246,24 +250,24 @@ fn negotiate(export: &Export, input: &mut impl Read, output: &mut impl Write) ->
     output.flush()?;
     let client = read_u32(input)?;
     if client & !u32::from(flags) != 0 {
-        return Err(broken("unknown client flags"));
+        return Err(protocol_error("unknown client flags"));
     }
     let zeroes = client & u32::from(FLAG_NO_ZEROES) == 0;
     loop {
         if u64::from_be_bytes(read(input)?) != OPTION_MAGIC {
-            return Err(broken("no option where one was due"));
+            return Err(protocol_error("no option where one was due"));
         }
         let (option, len) = (read_u32(input)?, read_u32(input)?);
         if len > OPTION_BYTES_MAX {
-            return Err(broken("an option too long"));
+            return Err(protocol_error("an option too long"));
         }
         let mut data = vec![0; len as usize];
         input.read_exact(&mut data)?;
         match option {
             OPT_EXPORT_NAME => {
                 // This option cannot be refused except by closing the connection.
-                if !names(export, &data) {
-                    return Err(broken("no such export"));
+                if !is_export_name(export, &data) {
+                    return Err(protocol_error("no such export"));
                 }
                 output.write_all(&export.size.to_be_bytes())?;
                 output.write_all(&export.flags().to_be_bytes())?;
@@ -296,13 +300,13 @@ fn negotiate(export: &Export, input: &mut impl Read, output: &mut impl Write) ->
 }
 
 /// Returns whether a name means this export, which is the only one, and the default.
-fn names(export: &Export, name: &[u8]) -> bool {
+fn is_export_name(export: &NbdExport, name: &[u8]) -> bool {
     name.is_empty() || name == export.name.as_bytes()
 }
 
 /// Answers NBD_OPT_INFO or NBD_OPT_GO; returns whether the export exists.
 fn describe(
-    export: &Export,
+    export: &NbdExport,
     option: u32,
     data: &[u8],
     output: &mut impl Write,
@@ -320,7 +324,7 @@ fn describe(
         reply(output, option, REP_ERR_INVALID, &[])?;
         return Ok(false);
     };
-    if !names(export, name) {
+    if !is_export_name(export, name) {
         reply(output, option, REP_ERR_UNKNOWN, &[])?;
         return Ok(false);
     }
@@ -350,12 +354,13 @@ fn reply(output: &mut impl Write, option: u32, kind: u32, data: &[u8]) -> io::Re
 
 /// Reads requests until the client ends.
 fn transmit(
-    export: &Export,
+    export: &NbdExport,
     input: &mut impl Read,
-    replies: &Sender<Reply>,
-    work: &mut dyn FnMut(Request),
+    replies: &Sender<NbdReply>,
+    work: &mut dyn FnMut(NbdRequest),
 ) -> io::Result<()> {
-    let places = Arc::new(Places { free: Mutex::new(REQUESTS_MAX), freed: Condvar::new() });
+    let places =
+        Arc::new(NbdRequestLimit { free: Mutex::new(REQUESTS_MAX), freed: Condvar::new() });
     loop {
         let magic = match read_u32(input) {
             Ok(magic) => magic,
@@ -364,7 +369,7 @@ fn transmit(
             Err(error) => return Err(error),
         };
         if magic != REQUEST_MAGIC {
-            return Err(broken("no request where one was due"));
+            return Err(protocol_error("no request where one was due"));
         }
         let [flags, command] = [read(input)?, read(input)?].map(u16::from_be_bytes);
         let handle = u64::from_be_bytes(read(input)?);
@@ -375,50 +380,54 @@ fn transmit(
         let mut data = Vec::new();
         if command == CMD_WRITE {
             if len > REQUEST_BYTES_MAX {
-                return Err(broken("a write too long"));
+                return Err(protocol_error("a write too long"));
             }
             data.resize(len as usize, 0);
             input.read_exact(&mut data)?;
         }
-        let turn = Turn::of(&places);
-        let request = check(export, (command, flags), offset, len, data);
+        let turn = NbdRequestPermit::acquire(&places);
+        let request = validate_request(export, (command, flags), offset, len, data);
         match request {
-            Ok(what) => {
-                work(Request { offset, work: what, handle, replies: replies.clone(), _turn: turn })
-            }
+            Ok(what) => work(NbdRequest {
+                offset,
+                operation: what,
+                handle,
+                replies: replies.clone(),
+                _permit: turn,
+            }),
             Err(errno) => {
-                let _gone = replies.send(Reply { handle, result: Err(errno), _turn: turn });
+                let _gone = replies.send(NbdReply { handle, result: Err(errno), _permit: turn });
             }
         }
     }
 }
 
 /// Validates a request.
-fn check(
-    export: &Export,
+fn validate_request(
+    export: &NbdExport,
     (command, flags): (u16, u16),
     offset: u64,
     len: u32,
     data: Vec<u8>,
-) -> Result<Work, Errno> {
+) -> Result<NbdOperation, NbdErrno> {
     let fua = flags & CMD_FLAG_FUA != 0;
     let inside = offset.checked_add(len.into()).is_some_and(|end| end <= export.size);
     let block = u64::from(export.block_bytes.max(1));
     let aligned = offset % block == 0 && u64::from(len) % block == 0;
     let range = || match (inside, aligned && len > 0) {
-        (false, _) => Err(Errno::NoSpace),
-        (true, false) => Err(Errno::Invalid),
+        (false, _) => Err(NbdErrno::NoSpace),
+        (true, false) => Err(NbdErrno::Invalid),
         (true, true) => Ok(()),
     };
     match command {
-        CMD_WRITE | CMD_TRIM | CMD_WRITE_ZEROES if export.read_only => Err(Errno::NotPermitted),
-        CMD_READ if len > REQUEST_BYTES_MAX => Err(Errno::Invalid),
-        CMD_READ => range().map(|()| Work::Read(len)),
-        CMD_WRITE => range().map(|()| Work::Write { data, fua }),
-        CMD_FLUSH => Ok(Work::Flush),
-        CMD_TRIM => range().map(|()| Work::Trim { len, fua }),
-        CMD_WRITE_ZEROES => range().map(|()| Work::Zero { len, fua }),
-        _ => Err(Errno::Invalid),
+        CMD_WRITE | CMD_TRIM | CMD_WRITE_ZEROES if export.read_only => Err(NbdErrno::NotPermitted),
+        CMD_READ if len > REQUEST_BYTES_MAX => Err(NbdErrno::Invalid),
+        CMD_READ => range().map(|()| NbdOperation::Read(len)),
+        CMD_WRITE => range().map(|()| NbdOperation::Write { data, fua }),
+        CMD_FLUSH => Ok(NbdOperation::Flush),
+        CMD_TRIM => range().map(|()| NbdOperation::Trim { len, fua }),
+        CMD_WRITE_ZEROES => range().map(|()| NbdOperation::Zero { len, fua }),
+        _ => Err(NbdErrno::Invalid),
     }
 }
 
@@ -428,14 +437,23 @@ pub(super) mod tests {
     use std::net::{TcpListener, TcpStream};
 
     /// Returns a request, with the channel that receives its reply.
-    pub(in super::super) fn request(work: Work) -> (Request, Receiver<impl Sized>) {
-        let places = Arc::new(Places { free: Mutex::new(1), freed: Condvar::new() });
+    pub(in super::super) fn request(work: NbdOperation) -> (NbdRequest, Receiver<impl Sized>) {
+        let places = Arc::new(NbdRequestLimit { free: Mutex::new(1), freed: Condvar::new() });
         let (replies, answer) = channel();
-        (Request { offset: 0, work, handle: 7, replies, _turn: Turn::of(&places) }, answer)
+        (
+            NbdRequest {
+                offset: 0,
+                operation: work,
+                handle: 7,
+                replies,
+                _permit: NbdRequestPermit::acquire(&places),
+            },
+            answer,
+        )
     }
 
-    fn export() -> Export {
-        Export { name: "disk".to_owned(), size: 1 << 20, block_bytes: 512, read_only: false }
+    fn export() -> NbdExport {
+        NbdExport { name: "disk".to_owned(), size: 1 << 20, block_bytes: 512, read_only: false }
     }
 
     /// Starts a server with a disk in memory; returns the client's end of its connection.
@@ -448,17 +466,17 @@ pub(super) mod tests {
             let output = server.try_clone().unwrap();
             serve(&export(), server, output, &mut |request| {
                 let at = usize::try_from(request.offset).unwrap();
-                let result = match &request.work {
-                    Work::Read(len) => Ok(disk[at..at + *len as usize].to_vec()),
-                    Work::Write { data, .. } => {
+                let result = match &request.operation {
+                    NbdOperation::Read(len) => Ok(disk[at..at + *len as usize].to_vec()),
+                    NbdOperation::Write { data, .. } => {
                         disk[at..at + data.len()].copy_from_slice(data);
                         Ok(Vec::new())
                     }
-                    Work::Trim { len, .. } | Work::Zero { len, .. } => {
+                    NbdOperation::Trim { len, .. } | NbdOperation::Zero { len, .. } => {
                         disk[at..at + *len as usize].fill(0);
                         Ok(Vec::new())
                     }
-                    Work::Flush => Ok(Vec::new()),
+                    NbdOperation::Flush => Ok(Vec::new()),
                 };
                 request.answer(result);
             })
@@ -533,19 +551,19 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_only_read_is_not_changed() {
-        let export = Export { read_only: true, ..export() };
+    fn a_read_only_export_refuses_changes() {
+        let export = NbdExport { read_only: true, ..export() };
         assert_eq!(export.flags() & 1 << 1, 1 << 1);
-        let ask = |command| check(&export, (command, 0), 0, 512, vec![0; 512]);
+        let ask = |command| validate_request(&export, (command, 0), 0, 512, vec![0; 512]);
         for command in [CMD_WRITE, CMD_TRIM, CMD_WRITE_ZEROES] {
-            assert_eq!(ask(command), Err(Errno::NotPermitted));
+            assert_eq!(ask(command), Err(NbdErrno::NotPermitted));
         }
-        assert_eq!(ask(CMD_READ), Ok(Work::Read(512)));
-        assert_eq!(ask(CMD_FLUSH), Ok(Work::Flush));
+        assert_eq!(ask(CMD_READ), Ok(NbdOperation::Read(512)));
+        assert_eq!(ask(CMD_FLUSH), Ok(NbdOperation::Flush));
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_and_the_client_stays() {
+    fn invalid_requests_are_refused_and_the_connection_stays() {
         let (mut client, thread) = start();
         go(&mut client);
         let wrong = [
@@ -586,7 +604,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_client_that_breaks_the_protocol_is_left() {
+    fn protocol_violations_close_the_connection() {
         let (mut client, thread) = start();
         hello(&mut client);
         client.write_all(&[0; 16]).unwrap();

@@ -6,24 +6,26 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use abi::aligned::AlignedBuf;
-use apps::nvme::initiator::{Done, Request};
+use apps::nvme::initiator::{NvmeRequestDone, Request};
 
-use super::session::{Handle, Interrupt, Order, Reply, Session};
+use super::session::{
+    CompletionSender, InitiatorHandle, InitiatorOrder, InitiatorSession, Interrupt,
+};
 use cli::Failure;
 
 /// Requests in flight of one namespace.
-pub(super) struct Pipe {
-    handle: Handle,
+pub(super) struct NvmeRequestPipe {
+    handle: InitiatorHandle,
     interrupt: Interrupt,
     nsid: u32,
-    replies: Sender<Option<Done>>,
-    done: Receiver<Option<Done>>,
+    replies: Sender<Option<NvmeRequestDone>>,
+    done: Receiver<Option<NvmeRequestDone>>,
     open: usize,
 }
 
-impl Pipe {
+impl NvmeRequestPipe {
     /// Creates a pipe for requests to a namespace.
-    pub(super) fn new(session: &Session, nsid: u32) -> Self {
+    pub(super) fn new(session: &InitiatorSession, nsid: u32) -> Self {
         let (replies, done) = channel();
         let (handle, interrupt) = (session.handle(), session.interrupt());
         Self { handle, interrupt, nsid, replies, done, open: 0 }
@@ -36,8 +38,8 @@ impl Pipe {
 
     /// Submits a request.
     pub(super) fn submit(&mut self, token: u64, request: Request, buffer: Option<AlignedBuf>) {
-        let (nsid, reply) = (self.nsid, Reply::new(token, self.replies.clone()));
-        self.handle.send(Order::Submit { nsid, request, buffer, reply });
+        let (nsid, reply) = (self.nsid, CompletionSender::new(token, self.replies.clone()));
+        self.handle.send(InitiatorOrder::Submit { nsid, request, buffer, reply });
         self.open += 1;
     }
 
@@ -64,14 +66,15 @@ pub(super) fn buffer(bytes: usize) -> AlignedBuf {
 
 #[cfg(test)]
 mod tests {
-    use super::super::session::tests::nowhere;
+    use super::super::session::tests::dead_handle;
     use super::*;
 
     #[test]
     fn a_host_thread_that_is_gone_is_noticed() {
         let (replies, done) = channel();
         let interrupt = Interrupt::default();
-        let mut pipe = Pipe { handle: nowhere(), interrupt, nsid: 1, replies, done, open: 0 };
+        let mut pipe =
+            NvmeRequestPipe { handle: dead_handle(), interrupt, nsid: 1, replies, done, open: 0 };
         pipe.submit(1, Request::Flush, None);
         assert_eq!(pipe.wait().unwrap_err().to_string(), "the host thread ended");
     }

@@ -3,14 +3,14 @@
 use std::io::{IsTerminal as _, Write as _};
 
 use base::{Duration, Instant};
-use io::clock::Clock;
+use io::clock::MonotonicClock;
 
 /// Interval between updates.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// A line that is overwritten once a second.
-pub(super) struct Progress {
-    clock: Clock,
+pub(super) struct ProgressLine {
+    clock: MonotonicClock,
     /// Time of the last update; `None` if standard error is not a terminal.
     shown: Option<Instant>,
     what: &'static str,
@@ -18,10 +18,10 @@ pub(super) struct Progress {
     any: bool,
 }
 
-impl Progress {
+impl ProgressLine {
     /// Shows progress towards `all` items called `what`.
     pub(super) fn new(all: u64, what: &'static str) -> Self {
-        let clock = Clock::new();
+        let clock = MonotonicClock::new();
         let shown = std::io::stderr().is_terminal().then(|| clock.now());
         Self { clock, shown, what, all, any: false }
     }
@@ -39,7 +39,7 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for ProgressLine {
     fn drop(&mut self) {
         if self.any {
             let _ = writeln!(std::io::stderr());

@@ -1,6 +1,6 @@
 //! Pre-shared keys: from the command line and files to TLS handshakes.
 //!
-//! [`Psks`] holds the keys of one end under all of their identities, and creates a handshake for
+//! [`PskStore`] holds the keys of one end under all of their identities, and creates a handshake for
 //! each connection. The handshake itself is [`tls_psk`]'s; crate `nvme-psk` parses and derives
 //! keys. Errors never contain keys, nor words that may be misplaced keys. A target reads its file
 //! again on SIGHUP; if the new file is invalid, the old keys stay in use.
@@ -28,17 +28,17 @@ struct HostKey {
 }
 
 /// Keys by their identities in the handshake.
-type Keys = BTreeMap<Vec<u8>, psk::Key>;
+type PskIndex = BTreeMap<Vec<u8>, psk::ExternalPsk>;
 
 /// Keys of one end.
-pub(super) struct Psks {
-    keys: Arc<Mutex<Keys>>,
+pub(super) struct PskStore {
+    keys: Arc<Mutex<PskIndex>>,
     provider: Arc<CryptoProvider>,
     /// Reason of the last failed handshake.
-    why: Arc<Mutex<Option<psk::Why>>>,
+    last_failure: Arc<Mutex<Option<psk::TlsPskFailure>>>,
 }
 
-impl Psks {
+impl PskStore {
     /// Returns the keys of a target, for its subsystem and for discovery; `None` if none are
     /// configured.
     ///
@@ -56,7 +56,7 @@ impl Psks {
     /// connections continue.
     pub(super) fn reload(&self, args: &TargetArgs) {
         let read =
-            hosts(args).and_then(|hosts| Ok((hosts.len(), usable(derive_all(args, &hosts)?)?)));
+            hosts(args).and_then(|hosts| Ok((hosts.len(), index_keys(derive_all(args, &hosts)?)?)));
         match read {
             Ok((count, keys)) => {
                 *lock(&self.keys) = keys;
@@ -102,19 +102,19 @@ impl Psks {
     }
 
     fn new(all: Vec<TlsPsk>) -> Result<Arc<Self>, Failure> {
-        let keys = Arc::new(Mutex::new(usable(all)?));
+        let keys = Arc::new(Mutex::new(index_keys(all)?));
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        Ok(Arc::new(Self { keys, provider, why: Arc::default() }))
+        Ok(Arc::new(Self { keys, provider, last_failure: Arc::default() }))
     }
 
     /// Returns why the last handshake failed, if that was detected at this end.
-    pub(super) fn why(&self) -> Option<psk::Why> {
-        *lock(&self.why)
+    pub(super) fn last_failure(&self) -> Option<psk::TlsPskFailure> {
+        *lock(&self.last_failure)
     }
 
-    fn shake(&self, end: End, is_client: bool) -> Box<dyn Handshake> {
-        let (provider, why) = (Arc::clone(&self.provider), Arc::clone(&self.why));
-        Box::new(Shake { end, is_client, provider, why })
+    fn new_handshake(&self, end: PskHandshakeState, is_client: bool) -> Box<dyn Handshake> {
+        let (provider, why) = (Arc::clone(&self.provider), Arc::clone(&self.last_failure));
+        Box::new(PskHandshake { end, is_client, provider, last_failure: why })
     }
 }
 
@@ -123,34 +123,39 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Handshakes for Psks {
+impl Handshakes for PskStore {
     fn server(&self) -> Option<Box<dyn Handshake>> {
-        Some(self.shake(End::Waits { keys: Arc::clone(&self.keys), looks: 0 }, false))
+        Some(self.new_handshake(
+            PskHandshakeState::AwaitingHello { keys: Arc::clone(&self.keys), incomplete_hellos: 0 },
+            false,
+        ))
     }
 
     fn client(&self) -> Option<Box<dyn Handshake>> {
         let keys: Vec<_> = lock(&self.keys).values().cloned().collect();
-        psk::Handshake::client(&keys).ok().map(|end| self.shake(End::Shakes(end), true))
+        psk::TlsPskHandshake::client(&keys)
+            .ok()
+            .map(|end| self.new_handshake(PskHandshakeState::Running(end), true))
     }
 }
 
 /// One end of a handshake.
-struct Shake {
-    end: End,
+struct PskHandshake {
+    end: PskHandshakeState,
     is_client: bool,
     provider: Arc<CryptoProvider>,
-    why: Arc<Mutex<Option<psk::Why>>>,
+    last_failure: Arc<Mutex<Option<psk::TlsPskFailure>>>,
 }
 
-enum End {
+enum PskHandshakeState {
     /// A server before the ClientHello. It then uses only the keys that the client offers, so that
     /// an idle connection costs no memory, however many keys there are.
-    Waits {
-        keys: Arc<Mutex<Keys>>,
+    AwaitingHello {
+        keys: Arc<Mutex<PskIndex>>,
         /// Number of times that the ClientHello was incomplete.
-        looks: usize,
+        incomplete_hellos: usize,
     },
-    Shakes(psk::Handshake),
+    Running(psk::TlsPskHandshake),
 }
 
 /// Most records of a ClientHello. One is usual; each further one costs another parse.
@@ -158,12 +163,15 @@ const HELLO_RECORDS_MAX: usize = 16;
 /// Most known keys that are accepted from one ClientHello.
 const OFFERED_MAX: usize = 16;
 
-impl End {
+impl PskHandshakeState {
     /// Returns the handshake once the ClientHello is complete. If the client offers no known key,
     /// the handshake starts as well, and fails with an alert.
-    fn begin(&mut self, received: &[u8]) -> Result<Option<&mut psk::Handshake>, psk::Unusable> {
-        if let Self::Waits { keys, looks } = self {
-            let offered = match ClientHello::of(received) {
+    fn start_if_ready(
+        &mut self,
+        received: &[u8],
+    ) -> Result<Option<&mut psk::TlsPskHandshake>, psk::TlsPskSetupError> {
+        if let Self::AwaitingHello { keys, incomplete_hellos: looks } = self {
+            let offered = match ClientHello::parse(received) {
                 ClientHello::Incomplete if *looks < HELLO_RECORDS_MAX => {
                     *looks += usize::from(!received.is_empty());
                     return Ok(None);
@@ -171,39 +179,40 @@ impl End {
                 ClientHello::Whole(body) => offered(&body, &lock(keys)),
                 ClientHello::Incomplete | ClientHello::Malformed => Vec::new(),
             };
-            *self = Self::Shakes(psk::Handshake::server(&offered)?);
+            *self = Self::Running(psk::TlsPskHandshake::server(&offered)?);
         }
         match self {
-            Self::Shakes(handshake) => Ok(Some(handshake)),
-            Self::Waits { .. } => Ok(None),
+            Self::Running(handshake) => Ok(Some(handshake)),
+            Self::AwaitingHello { .. } => Ok(None),
         }
     }
 }
 
 /// Returns the known keys that a client offers.
-fn offered(hello: &[u8], keys: &Keys) -> Vec<psk::Key> {
-    let content =
-        client_hello::find(hello, extension::PRE_SHARED_KEY).flatten().unwrap_or_default();
-    let known = client_hello::identities(content).filter_map(|identity| keys.get(identity));
+fn offered(hello: &[u8], keys: &PskIndex) -> Vec<psk::ExternalPsk> {
+    let content = client_hello::find_extension(hello, extension::PRE_SHARED_KEY)
+        .flatten()
+        .unwrap_or_default();
+    let known = client_hello::psk_identities(content).filter_map(|identity| keys.get(identity));
     known.take(OFFERED_MAX).cloned().collect()
 }
 
-impl Handshake for Shake {
+impl Handshake for PskHandshake {
     fn advance(&mut self, received: &[u8], out: &mut Vec<u8>) -> Progress {
-        let handshake = match self.end.begin(received) {
+        let handshake = match self.end.start_if_ready(received) {
             Ok(Some(handshake)) => handshake,
             Ok(None) => return Progress::More { used: 0 },
             Err(_) => return Progress::Failed { used: 0 },
         };
         let (used, agreed) = match handshake.advance(received, out) {
-            psk::Progress::More { used } => return Progress::More { used },
-            psk::Progress::Failed { used, why } => {
-                *lock(&self.why) = Some(why);
+            psk::TlsPskProgress::More { used } => return Progress::More { used },
+            psk::TlsPskProgress::Failed { used, reason: why } => {
+                *lock(&self.last_failure) = Some(why);
                 return Progress::Failed { used };
             }
-            psk::Progress::Done { used, agreed } => (used, *agreed),
+            psk::TlsPskProgress::Done { used, secrets: agreed } => (used, *agreed),
         };
-        let psk::Agreed { suite, tx_secret, rx_secret, identity } = agreed;
+        let psk::TlsPskSecrets { suite, tx_secret, rx_secret, identity } = agreed;
         let secrets = TlsSecrets { suite, is_client: self.is_client, tx: tx_secret, rx: rx_secret };
         let crypto = Arc::new(crypto::Provider);
         match TlsKeys::from_secrets(&secrets, &self.provider, crypto) {
@@ -252,15 +261,16 @@ fn derive_all(args: &TargetArgs, hosts: &[HostKey]) -> Result<Vec<TlsPsk>, Failu
 }
 
 /// Converts keys for handshakes; fails now if the TLS library refuses one.
-fn usable(all: Vec<TlsPsk>) -> Result<Keys, Failure> {
-    let mut keys = Keys::new();
+fn index_keys(all: Vec<TlsPsk>) -> Result<PskIndex, Failure> {
+    let mut keys = PskIndex::new();
     for psk in all {
         let hash = match psk.hash {
-            PskHash::Sha256 => psk::Hash::Sha256,
-            PskHash::Sha384 => psk::Hash::Sha384,
+            PskHash::Sha256 => psk::TlsPskHash::Sha256,
+            PskHash::Sha384 => psk::TlsPskHash::Sha384,
         };
-        let key = [psk::Key { identity: psk.identity.into_bytes(), secret: psk.secret, hash }];
-        psk::Handshake::server(&key)
+        let key =
+            [psk::ExternalPsk { identity: psk.identity.into_bytes(), secret: psk.secret, hash }];
+        psk::TlsPskHandshake::server(&key)
             .map_err(|e| Failure::System(format!("pre-shared keys: {e}")))?;
         // All keys of a host have the same identity in version 0, so only the first one is kept.
         for one in key {
@@ -291,12 +301,12 @@ fn too_long(host: &Nqn, subsystem: &Nqn) -> Failure {
 fn host_key(text: &str) -> Result<HostKey, String> {
     let at = text.find("=NVMeTLSkey-").ok_or("what is given is HOSTNQN=NVMeTLSkey-1:...")?;
     let (host, key) = text.split_at(at);
-    pair(host, key.get(1..).unwrap_or_default())
+    parse_host_and_key(host, key.get(1..).unwrap_or_default())
 }
 
 /// Parses a host's NQN and its key. Error messages do not repeat the words, since either may be a
 /// key.
-fn pair(host: &str, key: &str) -> Result<HostKey, String> {
+fn parse_host_and_key(host: &str, key: &str) -> Result<HostKey, String> {
     let name = Nqn::new(host).filter(|_| !host.contains("NVMeTLSkey-"));
     let host = name.ok_or("what comes first is no name of a host")?;
     let key = key.parse().map_err(|why| format!("what follows the host: {why}"))?;
@@ -314,7 +324,7 @@ fn read(path: &Path) -> Result<Vec<HostKey>, Failure> {
             continue;
         }
         let key = match line.split_once(char::is_whitespace) {
-            Some((host, key)) => pair(host, key.trim_start()),
+            Some((host, key)) => parse_host_and_key(host, key.trim_start()),
             None => Err("a line is a host's name and its key".to_owned()),
         };
         keys.push(key.map_err(|why| wrong(format!(", line {number}: {why}")))?);
@@ -340,7 +350,7 @@ pub(super) mod tests {
         use clap::Parser as _;
         let all = [&["outboard", "nvme", "target", "--namespace", "disk"], options].concat();
         match crate::args::Cli::parse_from(all).verb {
-            crate::args::Verb::Nvme(super::super::Nvme::Target(args)) => *args,
+            crate::args::CliSubcommand::Nvme(super::super::NvmeSubcommand::Target(args)) => *args,
             _ => panic!("a target"),
         }
     }
@@ -406,9 +416,10 @@ pub(super) mod tests {
         let file = format!("--tls-psk-file={}", path.display());
         let args = target(&[&file, &format!("--tls-psk={one}={}", key())]);
         std::fs::write(&path, format!("{one} {}\n", key())).unwrap();
-        let psks = Psks::target(&args).unwrap().unwrap();
+        let psks = PskStore::target(&args).unwrap().unwrap();
         let known = |host: &str| {
-            let called = |key: &psk::Key| String::from_utf8_lossy(&key.identity).contains(host);
+            let called =
+                |key: &psk::ExternalPsk| String::from_utf8_lossy(&key.identity).contains(host);
             lock(&psks.keys).values().any(called)
         };
         assert!(known(&one) && !known(&two));
@@ -428,9 +439,13 @@ pub(super) mod tests {
 
     /// Runs a handshake of the target's end with a client that has `key`, whose ClientHello arrives
     /// in records of `cut` bytes. Returns the identity, or the target's reason of the failure.
-    fn shake(psks: &Psks, key: psk::Key, cut: usize) -> Result<String, Option<psk::Why>> {
+    fn shake(
+        psks: &PskStore,
+        key: psk::ExternalPsk,
+        cut: usize,
+    ) -> Result<String, Option<psk::TlsPskFailure>> {
         let (mut server, mut client) =
-            (psks.server().unwrap(), psk::Handshake::client(&[key]).unwrap());
+            (psks.server().unwrap(), psk::TlsPskHandshake::client(&[key]).unwrap());
         let (mut up, mut down) = (Vec::new(), Vec::new());
         assert!(matches!(server.advance(&[], &mut down), Progress::More { used: 0 }));
         client.advance(&[], &mut up);
@@ -446,25 +461,26 @@ pub(super) mod tests {
             match server.advance(&came, &mut down) {
                 Progress::More { used } => drop(came.drain(..used)),
                 Progress::Done { .. } => panic!("without the client's Finished"),
-                Progress::Failed { .. } => return Err(psks.why()),
+                Progress::Failed { .. } => return Err(psks.last_failure()),
             }
         }
         up.clear();
-        assert!(matches!(client.advance(&down, &mut up), psk::Progress::Done { .. }));
+        assert!(matches!(client.advance(&down, &mut up), psk::TlsPskProgress::Done { .. }));
         match server.advance(&up, &mut down) {
             Progress::Done { agreed, .. } => Ok(String::from_utf8(agreed.identity).unwrap()),
-            _ => Err(psks.why()),
+            _ => Err(psks.last_failure()),
         }
     }
 
     #[test]
-    fn of_many_keys_those_are_tried_that_are_offered() {
+    fn only_offered_keys_are_tried() {
         let options: Vec<_> =
             (0..300).map(|n| format!("--tls-psk=nqn.2026-11.example:{n}={}", key())).collect();
         let args = target(&options.iter().map(String::as_str).collect::<Vec<_>>());
-        let psks = Psks::target(&args).unwrap().unwrap();
+        let psks = PskStore::target(&args).unwrap().unwrap();
         assert_eq!(lock(&psks.keys).len(), 1200);
-        let host = |of: &psk::Key| String::from_utf8_lossy(&of.identity).contains("example:123 ");
+        let host =
+            |of: &psk::ExternalPsk| String::from_utf8_lossy(&of.identity).contains("example:123 ");
         let known = lock(&psks.keys).values().find(|key| host(key)).unwrap().clone();
         let name = String::from_utf8(known.identity.clone()).unwrap();
         for cut in [16_000, 100] {
@@ -472,9 +488,9 @@ pub(super) mod tests {
         }
         // A ClientHello in too many records is refused.
         assert!(shake(&psks, known.clone(), 10).is_err());
-        let other = psk::Key { identity: b"NVMe1R01 nobody".to_vec(), ..known.clone() };
-        assert_eq!(shake(&psks, other, 16_000), Err(Some(psk::Why::NoKey)));
-        let other = psk::Key { secret: Zeroizing::new(vec![1; 32]), ..known };
-        assert_eq!(shake(&psks, other, 16_000), Err(Some(psk::Why::Secret)));
+        let other = psk::ExternalPsk { identity: b"NVMe1R01 nobody".to_vec(), ..known.clone() };
+        assert_eq!(shake(&psks, other, 16_000), Err(Some(psk::TlsPskFailure::NoKey)));
+        let other = psk::ExternalPsk { secret: Zeroizing::new(vec![1; 32]), ..known };
+        assert_eq!(shake(&psks, other, 16_000), Err(Some(psk::TlsPskFailure::SecretMismatch)));
     }
 }

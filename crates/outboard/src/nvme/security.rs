@@ -12,38 +12,38 @@ use host::{Alert, SocketError, TlsClient};
 use wire::nvme::nqn::Nqn;
 
 use super::args::ConnectArgs;
-use super::psk::Psks;
-use crate::tls::{self, Trust};
+use super::psk::PskStore;
+use crate::tls::{self, ServerTrust};
 use cli::Failure;
 
 /// Security of the connections.
-pub(super) enum Security {
-    Nothing,
+pub(super) enum InitiatorSecurity {
+    Plain,
     /// TLS with certificates.
-    Tls(TlsClient, Arc<Trust>),
+    Tls(TlsClient, Arc<ServerTrust>),
     /// TLS with a pre-shared key.
-    Psk(Arc<Psks>),
+    Psk(Arc<PskStore>),
 }
 
-impl Security {
+impl InitiatorSecurity {
     /// Returns the security of the options, for connections to a subsystem.
     ///
     /// # Errors
     /// Fails if an option is missing, or if a file cannot be read or is invalid.
     pub(super) fn new(args: &ConnectArgs, subsystem: &Nqn) -> Result<Self, Failure> {
         let asked = &args.security;
-        if let Some(psks) = Psks::initiator(asked, args.hostnqn.map(|nqn| nqn.0), subsystem)? {
+        if let Some(psks) = PskStore::initiator(asked, args.hostnqn.map(|nqn| nqn.0), subsystem)? {
             return Ok(Self::Psk(psks));
         }
         if !asked.tls {
-            return Ok(Self::Nothing);
+            return Ok(Self::Plain);
         }
         if asked.tls_ca.is_none() && !asked.insecure {
             let line = "--tls: say whom to trust, by --tls-ca FILE or --tls-psk-file FILE; or take \
                         anybody, by --insecure";
             return Err(Failure::Usage(line.to_owned()));
         }
-        let trust = Trust::new(asked.tls_ca.as_deref())?;
+        let trust = ServerTrust::new(asked.tls_ca.as_deref())?;
         let name = asked.tls_name.clone().unwrap_or_else(|| args.target.0.addr.into());
         Ok(Self::Tls(tls::nvme_client(&trust, name)?, trust))
     }
@@ -51,7 +51,7 @@ impl Security {
     /// Applies the security to an initiator's configuration.
     pub(super) fn configure(&self, config: &mut Config) {
         match self {
-            Self::Nothing => {}
+            Self::Plain => {}
             Self::Tls(client, _) => config.tls = Some(client.clone()),
             Self::Psk(psks) => config.psk = Some(Arc::clone(psks) as Arc<dyn Handshakes>),
         }
@@ -62,8 +62,8 @@ impl Security {
         // The received bytes were not a TLS record.
         let no_record = Ended::Lost(SocketError::Tls(Alert::UnexpectedMessage));
         match (self, loss) {
-            (Self::Tls(_, trust), _) if trust.refused().is_some() => {
-                let why = trust.refused().unwrap_or_default();
+            (Self::Tls(_, trust), _) if trust.last_error().is_some() => {
+                let why = trust.last_error().unwrap_or_default();
                 format!("{why}; see --tls-ca and --tls-name")
             }
             (Self::Tls(..), Loss::Connection(how)) if *how == no_record => {
@@ -72,14 +72,14 @@ impl Security {
             (Self::Tls(..), Loss::Connection(Ended::Lost(SocketError::TlsHandshake))) => {
                 format!("{loss}; does the target want a pre-shared key? See --tls-psk-file")
             }
-            (Self::Nothing, Loss::Insecure(why)) => {
+            (Self::Plain, Loss::Insecure(why)) => {
                 format!("{why}; see --tls and --tls-psk-file")
             }
             (Self::Psk(_), Loss::Insecure(Insecure::Plain)) => {
                 "the target does not speak TLS; try without a pre-shared key".to_owned()
             }
             (Self::Psk(psks), Loss::Insecure(why)) => {
-                let why = match (why, psks.why()) {
+                let why = match (why, psks.last_failure()) {
                     (Insecure::Handshake(None), Some(why)) => why.to_string(),
                     _ => why.to_string(),
                 };

@@ -1,8 +1,8 @@
 //! An initiator on its own stack, for the subcommands that use a target. They send requests from
 //! their threads and wait for the answers.
 //!
-//! [`Session::connect`] starts the threads of a queue with an [`Initiator`] and waits until it is
-//! connected. A [`Handle`] sends requests to it; each has a channel for its completion. The
+//! [`InitiatorSession::connect`] starts the threads of a queue with an [`Initiator`] and waits until it is
+//! connected. A [`InitiatorHandle`] sends requests to it; each has a channel for its completion. The
 //! association is shut down orderly when the session is dropped, and at a signal: then open
 //! requests fail, and threads that wait for them end.
 
@@ -13,7 +13,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 
 use abi::aligned::AlignedBuf;
 use apps::nvme::initiator::{
-    Busy, Config, Discovery, DiscoveryError, Done, Error, Event, Initiator, Namespace, Request,
+    Config, Discovery, DiscoveryError, Error, Event, Initiator, InitiatorBusy, InitiatorNamespace,
+    NvmeRequestDone, Request,
 };
 use base::{Duration, Instant};
 use host::{Application, Host, Notice};
@@ -23,7 +24,7 @@ use stack::{MessageSender, Signals, Stack, Switch, spawn};
 use wire::nvme::nqn::Nqn;
 
 use super::args::{ConnectArgs, SubsystemArgs};
-use super::security::Security;
+use super::security::InitiatorSecurity;
 use crate::alarms::is_alarm;
 use cli::Failure;
 
@@ -31,7 +32,7 @@ use cli::Failure;
 const END_WAIT: Duration = Duration::from_secs(3);
 
 /// An order of another thread to the initiator.
-pub(super) enum Order {
+pub(super) enum InitiatorOrder {
     /// Submits a request.
     Submit {
         /// Namespace ID.
@@ -41,87 +42,89 @@ pub(super) enum Order {
         /// Buffer for the data of a read.
         buffer: Option<AlignedBuf>,
         /// Receiver of the completion.
-        reply: Reply,
+        reply: CompletionSender,
     },
     /// Returns the namespaces and the largest request in bytes.
-    Namespaces(Sender<(Vec<Namespace>, u64)>),
+    Namespaces(Sender<(Vec<InitiatorNamespace>, u64)>),
     /// Closes the association.
     Close,
 }
 
 /// Reply channel of one request, used once. Dropping it sends `None`, so that a waiting thread is
 /// released even if the host thread panics.
-pub(super) struct Reply {
+pub(super) struct CompletionSender {
     /// The requester's name for the request.
     token: u64,
     /// `None` after the reply was sent.
-    to: Option<Sender<Option<Done>>>,
+    to: Option<Sender<Option<NvmeRequestDone>>>,
 }
 
-impl Reply {
+impl CompletionSender {
     /// Creates a reply to a channel, which several requests may share.
-    pub(super) const fn new(token: u64, to: Sender<Option<Done>>) -> Self {
+    pub(super) const fn new(token: u64, to: Sender<Option<NvmeRequestDone>>) -> Self {
         Self { token, to: Some(to) }
     }
 
-    fn send(mut self, done: Done) {
-        let done = Done { token: self.token, ..done };
+    fn send(mut self, done: NvmeRequestDone) {
+        let done = NvmeRequestDone { token: self.token, ..done };
         let _gone = self.to.take().map(|to| to.send(Some(done)));
     }
 }
 
-impl Drop for Reply {
+impl Drop for CompletionSender {
     fn drop(&mut self) {
         let _gone = self.to.take().map(|to| to.send(None));
     }
 }
 
 /// The initiator as an application of the host thread.
-pub(super) struct Client {
+pub(super) struct InitiatorApp {
     initiator: Initiator,
     /// `None` after the association was closed.
     events: Option<Sender<Event>>,
-    replies: BTreeMap<u64, Reply>,
+    replies: BTreeMap<u64, CompletionSender>,
     next: u64,
     /// Requests for which the initiator has no room.
-    waiting: VecDeque<Order>,
+    waiting: VecDeque<InitiatorOrder>,
 }
 
-impl Client {
-    fn handle_order(&mut self, now: Instant, host: &mut Host, order: Order) {
+impl InitiatorApp {
+    fn handle_order(&mut self, now: Instant, host: &mut Host, order: InitiatorOrder) {
         match order {
-            Order::Submit { .. } if self.waiting.is_empty() => self.submit(now, host, order),
-            Order::Submit { .. } => self.waiting.push_back(order),
-            Order::Namespaces(reply) => {
+            InitiatorOrder::Submit { .. } if self.waiting.is_empty() => {
+                self.submit(now, host, order)
+            }
+            InitiatorOrder::Submit { .. } => self.waiting.push_back(order),
+            InitiatorOrder::Namespaces(reply) => {
                 let all = self.initiator.namespaces().copied().collect();
                 let most = self.initiator.data_bytes_max().unwrap_or(0);
                 let _gone = reply.send((all, most));
             }
-            Order::Close => {
+            InitiatorOrder::Close => {
                 self.events = None;
                 self.initiator.close(now, host);
             }
         }
-        self.settle(now, host);
+        self.forward_results(now, host);
     }
 
-    fn submit(&mut self, now: Instant, host: &mut Host, order: Order) {
-        let Order::Submit { nsid, request, buffer, reply } = order else { return };
+    fn submit(&mut self, now: Instant, host: &mut Host, order: InitiatorOrder) {
+        let InitiatorOrder::Submit { nsid, request, buffer, reply } = order else { return };
         let name = self.next;
         match self.initiator.submit(now, host, (name, nsid), request, buffer) {
             Ok(()) => {
                 self.next += 1;
                 self.replies.insert(name, reply);
             }
-            Err(Busy(request, buffer)) => {
-                self.waiting.push_front(Order::Submit { nsid, request, buffer, reply });
+            Err(InitiatorBusy(request, buffer)) => {
+                self.waiting.push_front(InitiatorOrder::Submit { nsid, request, buffer, reply });
             }
         }
     }
 
     /// Forwards events and completions, and submits waiting requests. These may complete at once,
     /// so it repeats until none does.
-    fn settle(&mut self, now: Instant, host: &mut Host) {
+    fn forward_results(&mut self, now: Instant, host: &mut Host) {
         loop {
             while let Some(event) = self.initiator.poll_event() {
                 // `None` if the subcommand is ending.
@@ -148,15 +151,15 @@ impl Client {
     }
 }
 
-impl Application for Client {
+impl Application for InitiatorApp {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         self.initiator.handle_notice(now, host, notice);
-        self.settle(now, host);
+        self.forward_results(now, host);
     }
 
     fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
         self.initiator.handle_timeout(now, host);
-        self.settle(now, host);
+        self.forward_results(now, host);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
@@ -170,7 +173,7 @@ impl Application for Client {
 }
 
 /// Sends orders to a session's initiator, from any thread.
-pub(super) type Handle = MessageSender<Order>;
+pub(super) type InitiatorHandle = MessageSender<InitiatorOrder>;
 
 /// The signal that has ended a session; 0 if none.
 #[derive(Clone, Default)]
@@ -212,18 +215,18 @@ impl Interrupt {
 }
 
 /// A running initiator.
-pub(super) struct Session {
+pub(super) struct InitiatorSession {
     /// `None` after it has ended.
-    stack: Option<Stack<Order>>,
-    handle: Handle,
+    stack: Option<Stack<InitiatorOrder>>,
+    handle: InitiatorHandle,
     interrupt: Interrupt,
-    pub(super) namespaces: Vec<Namespace>,
+    pub(super) namespaces: Vec<InitiatorNamespace>,
     /// Most bytes of data in a request.
     pub(super) data_bytes_max: u64,
     events: Receiver<Event>,
 }
 
-impl Session {
+impl InitiatorSession {
     /// Connects to a target, and waits until that is done.
     ///
     /// # Errors
@@ -231,7 +234,7 @@ impl Session {
     pub(super) fn connect(args: &SubsystemArgs) -> Result<Self, Failure> {
         // Before anything is opened, so that no signal is lost.
         let signals = Signals::take()?;
-        let security = Security::new(&args.connect, &args.nqn.0)?;
+        let security = InitiatorSecurity::new(&args.connect, &args.nqn.0)?;
         let mut config = config(&args.connect, args.nqn.0, &security)?;
         config.queues = args.io_queues;
         config.queue_entries = args.queue_size;
@@ -241,11 +244,11 @@ impl Session {
             let mut initiator = Initiator::new(config, args.connect.target.0);
             initiator.connect(now, host);
             let (replies, waiting) = (BTreeMap::new(), VecDeque::new());
-            Client { initiator, events: Some(sender), replies, next: 0, waiting }
+            InitiatorApp { initiator, events: Some(sender), replies, next: 0, waiting }
         };
-        let (stack, handle) = start(&args.connect, make, Client::handle_order)?;
+        let (stack, handle) = start(&args.connect, make, InitiatorApp::handle_order)?;
         let interrupt = Interrupt::default();
-        interrupt.watch(signals, handle.clone(), || Order::Close)?;
+        interrupt.watch(signals, handle.clone(), || InitiatorOrder::Close)?;
         let mut session = Self {
             stack: Some(stack),
             handle,
@@ -259,7 +262,7 @@ impl Session {
     }
 
     /// Waits until the association is established. The first failed attempt is final.
-    fn wait(&mut self, args: &SubsystemArgs, security: &Security) -> Result<(), Failure> {
+    fn wait(&mut self, args: &SubsystemArgs, security: &InitiatorSecurity) -> Result<(), Failure> {
         match self.events.recv() {
             Ok(Event::Lost(loss) | Event::Failed(loss)) => {
                 let why = security.explain(&loss);
@@ -271,7 +274,7 @@ impl Session {
             Err(_) => return Err(Failure::System("the host thread ended".to_owned())),
         }
         let (reply, answer) = channel();
-        self.handle.send(Order::Namespaces(reply));
+        self.handle.send(InitiatorOrder::Namespaces(reply));
         let gone = |_| Failure::System("the host thread ended".to_owned());
         (self.namespaces, self.data_bytes_max) = answer.recv().map_err(gone)?;
         if self.namespaces.is_empty() {
@@ -282,7 +285,7 @@ impl Session {
                 Ok(_) | Err(RecvTimeoutError::Disconnected) => {}
             }
             let (reply, answer) = channel();
-            self.handle.send(Order::Namespaces(reply));
+            self.handle.send(InitiatorOrder::Namespaces(reply));
             (self.namespaces, self.data_bytes_max) = answer.recv().map_err(gone)?;
         }
         Ok(())
@@ -292,7 +295,7 @@ impl Session {
     ///
     /// # Errors
     /// Fails if the controller is lost for good.
-    pub(super) fn outlast(&self) -> Result<(), Failure> {
+    pub(super) fn wait_for_signal(&self) -> Result<(), Failure> {
         let mut lost = false;
         loop {
             match self.events.recv() {
@@ -317,7 +320,7 @@ impl Session {
     }
 
     /// Returns a sender of orders to the initiator.
-    pub(super) fn handle(&self) -> Handle {
+    pub(super) fn handle(&self) -> InitiatorHandle {
         self.handle.clone()
     }
 
@@ -325,7 +328,7 @@ impl Session {
     ///
     /// # Errors
     /// Fails if there is none with this ID.
-    pub(super) fn namespace(&self, nsid: u32) -> Result<Namespace, Failure> {
+    pub(super) fn namespace(&self, nsid: u32) -> Result<InitiatorNamespace, Failure> {
         let found = self.namespaces.iter().find(|namespace| namespace.nsid == nsid);
         found.copied().ok_or_else(|| {
             let all: Vec<_> = self.namespaces.iter().map(|n| n.nsid.to_string()).collect();
@@ -354,16 +357,16 @@ impl Session {
 
     fn close(&mut self) -> Result<(), Failure> {
         let Some(stack) = self.stack.take() else { return Ok(()) };
-        self.handle.send(Order::Close);
+        self.handle.send(InitiatorOrder::Close);
         // Orders are handled in sequence, so the association is closed when this one is answered.
         let (reply, answer) = channel();
-        self.handle.send(Order::Namespaces(reply));
+        self.handle.send(InitiatorOrder::Namespaces(reply));
         drop(answer.recv());
-        stack.settle(END_WAIT)
+        stack.stop_when_closed(END_WAIT)
     }
 }
 
-impl Drop for Session {
+impl Drop for InitiatorSession {
     fn drop(&mut self) {
         // A caller that wants to know about a panic calls `end` instead.
         drop(self.close());
@@ -371,16 +374,16 @@ impl Drop for Session {
 }
 
 /// Application that reads a discovery log.
-struct Reader {
+struct DiscoveryReader {
     discovery: Discovery,
-    result: Sender<Log>,
+    result: Sender<DiscoveryLogResult>,
 }
 
 /// A discovery log, or why it cannot be read.
-type Log = Result<Vec<wire::nvme::log::DiscoveryEntry>, DiscoveryError>;
+type DiscoveryLogResult = Result<Vec<wire::nvme::log::DiscoveryEntry>, DiscoveryError>;
 
-impl Reader {
-    fn settle(&mut self) {
+impl DiscoveryReader {
+    fn send_result(&mut self) {
         if let Some(result) = self.discovery.poll() {
             let _gone = self.result.send(result);
         }
@@ -389,19 +392,19 @@ impl Reader {
     /// Cancels the reading.
     fn close(&mut self, now: Instant, host: &mut Host, (): ()) {
         self.discovery.close(now, host);
-        self.settle();
+        self.send_result();
     }
 }
 
-impl Application for Reader {
+impl Application for DiscoveryReader {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         self.discovery.handle_notice(now, host, notice);
-        self.settle();
+        self.send_result();
     }
 
     fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
         self.discovery.handle_timeout(now, host);
-        self.settle();
+        self.send_result();
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
@@ -421,20 +424,20 @@ pub(super) fn discover(
     args: &ConnectArgs,
 ) -> Result<Vec<wire::nvme::log::DiscoveryEntry>, Failure> {
     let signals = Signals::take()?;
-    let security = Security::new(args, &Nqn::discovery())?;
+    let security = InitiatorSecurity::new(args, &Nqn::discovery())?;
     let mut config = config(args, Nqn::discovery(), &security)?;
-    // As in [`Session::connect`], the first failed attempt is final.
+    // As in [`InitiatorSession::connect`], the first failed attempt is final.
     config.back_off.ctrl_loss = Some(Duration::ZERO);
     let (result, log) = channel();
-    let make = |now, host: &mut Host| Reader {
+    let make = |now, host: &mut Host| DiscoveryReader {
         discovery: Discovery::new(now, host, config, args.target.0),
         result,
     };
-    let (stack, sender) = start(args, make, Reader::close)?;
+    let (stack, sender) = start(args, make, DiscoveryReader::close)?;
     let interrupt = Interrupt::default();
     interrupt.watch(signals, sender, || ())?;
     let log = log.recv();
-    stack.settle(END_WAIT)?;
+    stack.stop_when_closed(END_WAIT)?;
     let log = log.map_err(|_| Failure::System("the host thread ended".to_owned()))?;
     log.map_err(|error| {
         let why = match &error {
@@ -476,7 +479,11 @@ fn start<A: Application + Send + 'static, M: Send + 'static>(
 }
 
 /// Returns the configuration of an initiator.
-fn config(args: &ConnectArgs, subsystem: Nqn, security: &Security) -> Result<Config, Failure> {
+fn config(
+    args: &ConnectArgs,
+    subsystem: Nqn,
+    security: &InitiatorSecurity,
+) -> Result<Config, Failure> {
     let random =
         || (u128::from(clock::entropy()) << 64 | u128::from(clock::entropy())).to_be_bytes();
     let mut host_id = random();
@@ -502,28 +509,29 @@ pub(super) mod tests {
     use super::*;
 
     /// Returns a sender and its receiving end, in place of a host thread.
-    pub(in super::super) fn somewhere() -> (Handle, impl Iterator<Item = Order>) {
+    pub(in super::super) fn detached_handle()
+    -> (InitiatorHandle, impl Iterator<Item = InitiatorOrder>) {
         MessageSender::detached().unwrap()
     }
 
     /// Returns a sender to a host thread that has ended.
-    pub(in super::super) fn nowhere() -> Handle {
-        somewhere().0
+    pub(in super::super) fn dead_handle() -> InitiatorHandle {
+        detached_handle().0
     }
 
     /// Completes a request successfully.
-    pub(in super::super) fn complete(order: Order) {
-        let Order::Submit { reply, buffer, .. } = order else { panic!("a request") };
-        reply.send(Done { token: 0, result: Ok(0), buffer });
+    pub(in super::super) fn complete(order: InitiatorOrder) {
+        let InitiatorOrder::Submit { reply, buffer, .. } = order else { panic!("a request") };
+        reply.send(NvmeRequestDone { token: 0, result: Ok(0), buffer });
     }
 
-    fn flush(token: u64, to: &Sender<Option<Done>>) -> Order {
-        let reply = Reply::new(token, to.clone());
-        Order::Submit { nsid: 1, request: Request::Flush, buffer: None, reply }
+    fn flush(token: u64, to: &Sender<Option<NvmeRequestDone>>) -> InitiatorOrder {
+        let reply = CompletionSender::new(token, to.clone());
+        InitiatorOrder::Submit { nsid: 1, request: Request::Flush, buffer: None, reply }
     }
 
     #[test]
-    fn what_waited_and_ends_at_once_is_told() {
+    fn waiting_requests_that_end_at_once_are_answered() {
         let wire = abi::port::WireCaps {
             segmentation: false,
             udp_segmentation: false,
@@ -536,7 +544,7 @@ pub(super) mod tests {
         let config = Config::new(name, [1; 16], name, Arc::new(crypto::Provider));
         let remote = wire::Endpoint { addr: [10, 0, 0, 1].into(), port: 4420 };
         let (to, done) = channel();
-        let mut client = Client {
+        let mut client = InitiatorApp {
             // There is no namespace yet, so requests end at once.
             initiator: Initiator::new(config, remote),
             events: None,
@@ -545,16 +553,16 @@ pub(super) mod tests {
             waiting: [flush(2, &to), flush(3, &to)].into(),
         };
         client.submit(Instant::ZERO, &mut host, flush(1, &to));
-        client.settle(Instant::ZERO, &mut host);
+        client.forward_results(Instant::ZERO, &mut host);
         let told: Vec<_> = done.try_iter().map(|done| done.map(|done| done.token)).collect();
         assert_eq!(told, [Some(1), Some(2), Some(3)]);
         assert!(client.replies.is_empty() && client.waiting.is_empty());
     }
 
     #[test]
-    fn who_waits_hears_that_the_thread_is_gone() {
+    fn waiters_are_released_when_the_thread_ends() {
         let (to, done) = channel();
-        nowhere().send(flush(1, &to));
+        dead_handle().send(flush(1, &to));
         assert!(done.recv().unwrap().is_none());
     }
 }

@@ -18,10 +18,10 @@ use stack::{BACKLOG, Offloads, QueueSetup, Signals, Stack, Switch};
 use wire::Endpoint;
 
 use super::args::TargetArgs;
-use super::ctl::{self, OpenError, Order, Orders, Service};
-use super::psk::Psks;
+use super::ctl::{self, NvmeCtlHandler, NvmeCtlOrder, NvmeTargetService, OpenError};
+use super::psk::PskStore;
 use crate::alarms::is_alarm;
-use crate::tls::{self, Certificates};
+use crate::tls::{self, ServerCertificates};
 use cli::Failure;
 
 /// Runs `outboard nvme target`.
@@ -36,8 +36,8 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
     }
     let certificates = args.tls && !args.has_psk();
     let certificates =
-        certificates.then(|| Certificates::load(&args.cert, &args.stack.addr)).transpose()?;
-    let psks = Psks::target(args)?;
+        certificates.then(|| ServerCertificates::load(&args.cert, &args.stack.addr)).transpose()?;
+    let psks = PskStore::target(args)?;
     let tls = certificates.as_ref().map(tls::nvme_server).transpose()?;
     let psk = psks.clone().map(|psks| psks as Arc<dyn Handshakes>);
     let (config, mut locked) = config(args)?;
@@ -46,7 +46,7 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
         let config = Config { unix_epoch, tls: tls.clone(), psk: psk.clone(), ..config.clone() };
         let target = Target::new(config, Arc::new(crypto::Provider), queue.host)
             .map_err(|e| Failure::Unavailable(format!("{e}: see --port and --namespace")))?;
-        Ok(Service::new(target, args.nqn.0, std::mem::take(&mut locked)))
+        Ok(NvmeTargetService::new(target, args.nqn.0, std::mem::take(&mut locked)))
     };
     let (nqn, block_bytes) = (args.nqn.0, args.block_size);
     let stack = Stack::builder()
@@ -54,9 +54,9 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
         .configure(|_, device, host| configure(args, device, host))
         .disk(|| open_disk(args))
         .application(service)
-        .messages(Service::handle_order)
+        .messages(NvmeTargetService::handle_order)
         .orders(move |orders| {
-            let ctl = Orders { orders, nqn, block_bytes };
+            let ctl = NvmeCtlHandler { orders, nqn, block_bytes };
             Box::new(move |order| ctl.answer(order))
         })
         .alarms(is_alarm)
@@ -64,7 +64,7 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
     announce(args, certificates.as_deref(), &mut std::io::stdout().lock());
     let psks = psks.filter(|_| args.tls_psk_file.is_some());
     let has_input = certificates.is_some() || psks.is_some();
-    let mut reload = |_: &Stack<Order>| {
+    let mut reload = |_: &Stack<NvmeCtlOrder>| {
         certificates.iter().for_each(|certificates| certificates.reload(&args.cert));
         psks.iter().for_each(|psks| psks.reload(args));
     };
@@ -78,15 +78,19 @@ fn config(args: &TargetArgs) -> Result<(Config, BTreeMap<String, File>), Failure
     let (mut namespaces, mut locked) = (Vec::new(), BTreeMap::new());
     for path in &args.namespace {
         let (path, read_only) = read_only_of(path);
-        let (config, file) =
-            ctl::open(&args.nqn.0, path, args.block_size.into(), read_only || args.read_only)
-                .map_err(|why| {
-                    let line = format!("--namespace {}: {why}", path.display());
-                    match why {
-                        OpenError::Served => Failure::Unavailable(line),
-                        OpenError::Io(_) | OpenError::NotUtf8 => Failure::NoInput(line),
-                    }
-                })?;
+        let (config, file) = ctl::open_and_lock_namespace(
+            &args.nqn.0,
+            path,
+            args.block_size.into(),
+            read_only || args.read_only,
+        )
+        .map_err(|why| {
+            let line = format!("--namespace {}: {why}", path.display());
+            match why {
+                OpenError::Served => Failure::Unavailable(line),
+                OpenError::Io(_) | OpenError::NotUtf8 => Failure::NoInput(line),
+            }
+        })?;
         locked.insert(config.path.clone(), file);
         namespaces.push(config);
     }
@@ -119,7 +123,7 @@ fn read_only_of(path: &Path) -> (&Path, bool) {
 
 /// Opens a file, and checks that it can be a namespace: at least one block long, and writable
 /// unless `read_only`.
-pub(super) fn look_at(
+pub(super) fn open_namespace_file(
     real: &Path,
     shown: &Path,
     block: u64,
@@ -173,7 +177,7 @@ fn configure(args: &TargetArgs, device: &mut DeviceConfig, host: &mut host::Conf
 }
 
 /// Prints that the target is ready, and a command to try if one is enough.
-fn announce(args: &TargetArgs, certificates: Option<&Certificates>, out: &mut impl Write) {
+fn announce(args: &TargetArgs, certificates: Option<&ServerCertificates>, out: &mut impl Write) {
     let over = if args.is_tls() { ", over TLS" } else { "" };
     for cidr in &args.stack.addr {
         let at = std::net::SocketAddr::new(cidr.addr, args.port);
@@ -181,7 +185,7 @@ fn announce(args: &TargetArgs, certificates: Option<&Certificates>, out: &mut im
         let _ = writeln!(out, "serving {} with {count} namespaces at {at}{over}", args.nqn.0);
     }
     // A created certificate is self-signed.
-    if let Some(fingerprint) = certificates.and_then(Certificates::made_fingerprint) {
+    if let Some(fingerprint) = certificates.and_then(ServerCertificates::self_signed_fingerprint) {
         let _ = writeln!(out, "certificate for development, SHA-256 {fingerprint}");
     }
     // Linux's initiator needs no more than this, but TLS, and an initiator on another stack of

@@ -41,17 +41,17 @@
 use std::path::Path;
 
 use apps::proxy::{
-    Balance, Check, HashBy, HeaderPolicy, Insert, Limits, Listener, Mode, Pool, Route,
+    Balance, Check, HashBy, HeaderPolicy, Insert, Limits, Listener, Mode, Pool, ProxyRoute,
 };
 use base::Duration;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::plan::{ListenArg, Member, Plan, PoolPlan};
+use super::plan::{BackendSpec, ListenArg, PoolPlan, ProxyPlan};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct File {
+struct ProxyConfigFile {
     #[serde(default)]
     listener: Vec<Spanned<ListenerTable>>,
     #[serde(default)]
@@ -113,40 +113,43 @@ struct LimitsTable {
 }
 
 /// An error, with its byte offset in the text.
-struct Wrong(usize, String);
+struct ProxyFileError(usize, String);
 
-fn wrong<T>(at: &Spanned<T>, what: impl Into<String>) -> Wrong {
-    Wrong(at.span().start, what.into())
+fn config_error<T>(at: &Spanned<T>, what: impl Into<String>) -> ProxyFileError {
+    ProxyFileError(at.span().start, what.into())
 }
 
 /// Reads the file.
 ///
 /// # Errors
 /// One line: the file, the line number, and what is wrong.
-pub(super) fn read(path: &Path) -> Result<Plan, String> {
+pub(super) fn read(path: &Path) -> Result<ProxyPlan, String> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).map_err(|e| format!("cannot read {shown}: {e}"))?;
     parse(&text).map_err(|(line, what)| format!("{shown}:{line}: {what}"))
 }
 
 /// Parses the text. An error has its line number.
-pub(super) fn parse(text: &str) -> Result<Plan, (usize, String)> {
+pub(super) fn parse(text: &str) -> Result<ProxyPlan, (usize, String)> {
     let line_of = |at: usize| {
         let before = text.as_bytes().get(..at).unwrap_or_default();
         before.iter().filter(|b| **b == b'\n').count() + 1
     };
-    let file: File = toml::from_str(text).map_err(|e| {
+    let file: ProxyConfigFile = toml::from_str(text).map_err(|e| {
         let what = e.message().lines().collect::<Vec<_>>().join(", ");
         (line_of(e.span().map_or(0, |span| span.start)), what)
     })?;
-    plan(file).map_err(|Wrong(at, what)| (line_of(at), what))
+    plan(file).map_err(|ProxyFileError(at, what)| (line_of(at), what))
 }
 
-fn plan(file: File) -> Result<Plan, Wrong> {
+fn plan(file: ProxyConfigFile) -> Result<ProxyPlan, ProxyFileError> {
     let mut pools: Vec<PoolPlan> = Vec::new();
     for table in &file.backend {
         if pools.iter().any(|plan| plan.pool.name == *table.name.get_ref()) {
-            return Err(wrong(&table.name, "there is a backend of that name: give it another"));
+            return Err(config_error(
+                &table.name,
+                "there is a backend of that name: give it another",
+            ));
         }
         pools.push(backend(table)?);
     }
@@ -154,22 +157,26 @@ fn plan(file: File) -> Result<Plan, Wrong> {
     for table in &file.listener {
         let next = listener(table.get_ref(), &pools)?;
         if listeners.iter().any(|l| (l.addr, l.port) == (next.addr, next.port)) {
-            return Err(wrong(&table.get_ref().listen, "there is a listener at that address"));
+            return Err(config_error(
+                &table.get_ref().listen,
+                "there is a listener at that address",
+            ));
         }
         listeners.push(next);
     }
     if listeners.is_empty() {
-        return Err(Wrong(0, "no [[listener]]: write one".to_owned()));
+        return Err(ProxyFileError(0, "no [[listener]]: write one".to_owned()));
     }
-    Ok(Plan { listeners, pools, limits: limits(&file.limits) })
+    Ok(ProxyPlan { listeners, pools, limits: limits(&file.limits) })
 }
 
-fn listener(table: &ListenerTable, pools: &[PoolPlan]) -> Result<Listener, Wrong> {
-    let listen: ListenArg = table.listen.get_ref().parse().map_err(|e| wrong(&table.listen, e))?;
+fn listener(table: &ListenerTable, pools: &[PoolPlan]) -> Result<Listener, ProxyFileError> {
+    let listen: ListenArg =
+        table.listen.get_ref().parse().map_err(|e| config_error(&table.listen, e))?;
     let find = |name: &Spanned<String>| {
         let found = pools.iter().position(|plan| plan.pool.name == *name.get_ref());
         let what = || format!("no [[backend]] has the name `{}`", name.get_ref());
-        found.ok_or_else(|| wrong(name, what()))
+        found.ok_or_else(|| config_error(name, what()))
     };
     let mode = match table.mode.get_ref().as_str() {
         "http" => Mode::Http,
@@ -177,32 +184,32 @@ fn listener(table: &ListenerTable, pools: &[PoolPlan]) -> Result<Listener, Wrong
         "tcp" => Mode::Tcp,
         other => {
             let what = format!("`{other}` is no mode; there are: http, tls, tcp");
-            return Err(wrong(&table.mode, what));
+            return Err(config_error(&table.mode, what));
         }
     };
     if mode == Mode::Tcp && (table.default.is_none() || !table.route.is_empty()) {
         let what = "tcp looks at nothing: it takes a default and no routes";
-        return Err(wrong(&table.mode, what));
+        return Err(config_error(&table.mode, what));
     }
     if let Some(header) = table.headers.first().filter(|_| mode != Mode::Http) {
-        return Err(wrong(header, "only http has headers"));
+        return Err(config_error(header, "only http has headers"));
     }
     let policy = policy(table, mode)?;
     let mut insert = Insert::default();
     for name in &table.headers {
-        add_header(&mut insert, name.get_ref()).map_err(|e| wrong(name, e))?;
+        add_header(&mut insert, name.get_ref()).map_err(|e| config_error(name, e))?;
     }
     let mut routes = Vec::new();
     for route in &table.route {
         let path = route.path.as_ref().map_or("", |path| path.get_ref());
         if let Some(at) = route.path.as_ref().filter(|_| mode == Mode::Tls) {
-            return Err(wrong(at, "a ClientHello has no path: route by host"));
+            return Err(config_error(at, "a ClientHello has no path: route by host"));
         }
         if let Some(at) = route.path.as_ref().filter(|p| !p.get_ref().starts_with('/')) {
-            return Err(wrong(at, "a path begins with a slash"));
+            return Err(config_error(at, "a path begins with a slash"));
         }
         let host = route.host.trim_end_matches('.').to_ascii_lowercase();
-        routes.push(Route { host, path: path.to_owned(), pool: find(&route.backend)? });
+        routes.push(ProxyRoute { host, path: path.to_owned(), pool: find(&route.backend)? });
     }
     Ok(Listener {
         addr: listen.addr,
@@ -219,24 +226,24 @@ fn listener(table: &ListenerTable, pools: &[PoolPlan]) -> Result<Listener, Wrong
     })
 }
 
-fn policy(table: &ListenerTable, mode: Mode) -> Result<HeaderPolicy, Wrong> {
+fn policy(table: &ListenerTable, mode: Mode) -> Result<HeaderPolicy, ProxyFileError> {
     let Some(given) = &table.header_policy else { return Ok(HeaderPolicy::Append) };
     if mode != Mode::Http {
-        return Err(wrong(given, "only http has headers"));
+        return Err(config_error(given, "only http has headers"));
     }
     let policy = match given.get_ref().as_str() {
         "append" => HeaderPolicy::Append,
         "replace" => HeaderPolicy::Replace,
         other => {
             let what = format!("`{other}` is no policy; there are: append, replace");
-            return Err(wrong(given, what));
+            return Err(config_error(given, what));
         }
     };
     match &table.keep_alive {
         Some(keep) if *keep.get_ref() && policy == HeaderPolicy::Replace => {
             let what = "only the first request of a connection is looked at: with the policy \
                         \"replace\", keep-alive is false";
-            Err(wrong(keep, what))
+            Err(config_error(keep, what))
         }
         _ => Ok(policy),
     }
@@ -261,16 +268,16 @@ pub(super) fn add_header(insert: &mut Insert, name: &str) -> Result<(), String> 
     Ok(())
 }
 
-fn backend(table: &BackendTable) -> Result<PoolPlan, Wrong> {
+fn backend(table: &BackendTable) -> Result<PoolPlan, ProxyFileError> {
     let mut members = Vec::new();
     for server in &table.servers {
-        members.push(server.get_ref().parse::<Member>().map_err(|e| wrong(server, e))?);
+        members.push(server.get_ref().parse::<BackendSpec>().map_err(|e| config_error(server, e))?);
     }
     let hash = match table.hash.as_ref().map(|hash| (hash, hash.get_ref().as_str())) {
         None | Some((_, "source")) => HashBy::Source,
         Some((_, "host")) => HashBy::Host,
         Some((at, other)) => {
-            return Err(wrong(at, format!("`{other}` is no hash; there are: source, host")));
+            return Err(config_error(at, format!("`{other}` is no hash; there are: source, host")));
         }
     };
     let balance = match table.balance.as_ref().map(|b| (b, b.get_ref().as_str())) {
@@ -279,7 +286,7 @@ fn backend(table: &BackendTable) -> Result<PoolPlan, Wrong> {
         Some((_, "maglev")) => Balance::Maglev(hash),
         Some((at, other)) => {
             let what = format!("`{other}` is no balance; there are: round-robin, least, maglev");
-            return Err(wrong(at, what));
+            return Err(config_error(at, what));
         }
     };
     let usual = Check::default();
@@ -287,12 +294,12 @@ fn backend(table: &BackendTable) -> Result<PoolPlan, Wrong> {
     let text = |given: &Option<Spanned<String>>| match given {
         Some(text) => match check_text(text.get_ref()) {
             Ok(()) => Ok(text.get_ref().clone()),
-            Err(what) => Err(wrong(text, what)),
+            Err(what) => Err(config_error(text, what)),
         },
         None => Ok(String::new()),
     };
     if let Some(at) = table.check.as_ref().filter(|path| !path.get_ref().starts_with('/')) {
-        return Err(wrong(at, "a path begins with a slash"));
+        return Err(config_error(at, "a path begins with a slash"));
     }
     let check = Check {
         path: text(&table.check)?,

@@ -16,18 +16,18 @@ use apps::proxy::{
 };
 use base::Duration;
 use io::bridge::Bridge;
-use io::clock::{self, Clock};
-use io::wire::Wire;
+use io::clock::{self, MonotonicClock};
+use io::link::Link;
 use nic::DeviceConfig;
-use stack::{BACKLOG, MessageSender, Options, QueueSetup, Signals, Stack, Switch};
+use stack::{BACKLOG, MessageSender, QueueSetup, Signals, Stack, StackOptions, Switch};
 
 use crate::alarms::is_alarm;
-use crate::args::{BalanceArg, HashArg, HeaderPolicyArg, ModeArg, ProxyArgs};
+use crate::args::{BalanceArg, BalanceHashArg, HeaderPolicyArg, ModeArg, ProxyArgs};
 use cli::Failure;
-use names::Names;
-use plan::{Plan, PoolPlan};
+use names::BackendResolver;
+use plan::{PoolPlan, ProxyPlan};
 
-pub(crate) use plan::{ListenArg, Member};
+pub(crate) use plan::{BackendSpec, ListenArg};
 
 /// Runs `outboard proxy`.
 ///
@@ -39,7 +39,7 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
     }
     let signals = Signals::take()?;
     let plan = read_plan(args)?;
-    let mut names = Names::new(args.resolver, plan.clone());
+    let mut names = BackendResolver::new(args.resolver, plan.clone());
     let table = names.table();
     let proxy = |queue: QueueSetup<'_>| {
         let config = app_config(args, &queue.clock);
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
 }
 
 /// Returns the plan of the options or the file, if a proxy can start with it.
-fn read_plan(args: &ProxyArgs) -> Result<Plan, Failure> {
+fn read_plan(args: &ProxyArgs) -> Result<ProxyPlan, Failure> {
     if args.stack.queues != 1 {
         // RSS chooses the queue of a backend's packets, which need not be the one that opened the
         // connection.
@@ -76,13 +76,14 @@ fn read_plan(args: &ProxyArgs) -> Result<Plan, Failure> {
     }
     let plan = match &args.config {
         Some(path) => file::read(path).map_err(Failure::NoInput)?,
-        None => of_command_line(args)?,
+        None => plan_from_options(args)?,
     };
-    openable(args, plan).map_err(|e| Failure::Unavailable(format!("{e}: see --listen and --addr")))
+    check_plan_listeners(args, plan)
+        .map_err(|e| Failure::Unavailable(format!("{e}: see --listen and --addr")))
 }
 
 /// Returns the plan if its listeners can be opened.
-fn openable(args: &ProxyArgs, plan: Plan) -> Result<Plan, String> {
+fn check_plan_listeners(args: &ProxyArgs, plan: ProxyPlan) -> Result<ProxyPlan, String> {
     let backend_addr = args.backend_wire.iter().flat_map(|_| &args.backend_addr);
     let ours: Vec<_> = args.stack.addr.iter().chain(backend_addr).map(|cidr| cidr.addr).collect();
     // The device's link-local address is derived from its MAC address, which is not known here.
@@ -108,8 +109,8 @@ fn check(args: &ProxyArgs) -> Result<(), Failure> {
 }
 
 /// Reads the configuration file again.
-fn reload(args: &ProxyArgs, path: &Path, plans: &Sender<Plan>) {
-    match file::read(path).and_then(|new| openable(args, new)) {
+fn reload(args: &ProxyArgs, path: &Path, plans: &Sender<ProxyPlan>) {
+    match file::read(path).and_then(|new| check_plan_listeners(args, new)) {
         Ok(new) => {
             eprintln!("outboard: SIGHUP: {} read again", path.display());
             // The receiving thread runs until the process ends.
@@ -122,16 +123,16 @@ fn reload(args: &ProxyArgs, path: &Path, plans: &Sender<Plan>) {
 /// Opens the link to the clients, joined with the link to the backends if there is one.
 fn open_links(
     args: &ProxyArgs,
-    options: &Options,
-    clock: &Clock,
-) -> Result<Vec<Box<dyn Wire>>, Failure> {
+    options: &StackOptions,
+    clock: &MonotonicClock,
+) -> Result<Vec<Box<dyn Link>>, Failure> {
     let mut clients = stack::open_links(options, clock)?;
     let Some(link) = args.backend_wire.clone() else { return Ok(clients) };
     let pcap = options.pcap.clone().map(|mut path| {
         path.as_mut_os_string().push(".backend");
         path
     });
-    let options = Options { link, peer: args.backend_peer.clone(), pcap, ..options.clone() };
+    let options = StackOptions { link, peer: args.backend_peer.clone(), pcap, ..options.clone() };
     let mut backends = stack::open_links(&options, clock)?;
     let (Some(first), Some(second)) = (clients.pop(), backends.pop()) else { return Ok(clients) };
     let bridge = Bridge::new([first, second])
@@ -141,10 +142,10 @@ fn open_links(
 
 /// Starts the thread that resolves names, and sends the proxy a table if addresses have changed.
 fn start_names(
-    names: Names,
+    names: BackendResolver,
     table: Table,
     senders: &[MessageSender<Table>],
-) -> Result<Sender<Plan>, Failure> {
+) -> Result<Sender<ProxyPlan>, Failure> {
     let (plans, received) = channel();
     let senders = senders.to_vec();
     let apply = move |table: Table| senders.iter().for_each(|sender| sender.send(table.clone()));
@@ -153,7 +154,7 @@ fn start_names(
 }
 
 /// Returns the plan of the options: a listener for each --listen, and one pool.
-fn of_command_line(args: &ProxyArgs) -> Result<Plan, Failure> {
+fn plan_from_options(args: &ProxyArgs) -> Result<ProxyPlan, Failure> {
     let mut insert = Insert::default();
     for name in &args.header {
         file::add_header(&mut insert, name)
@@ -169,8 +170,8 @@ fn of_command_line(args: &ProxyArgs) -> Result<Plan, Failure> {
         HeaderPolicyArg::Replace => HeaderPolicy::Replace,
     };
     let by = match args.hash {
-        HashArg::Source => HashBy::Source,
-        HashArg::Host => HashBy::Host,
+        BalanceHashArg::Source => HashBy::Source,
+        BalanceHashArg::Host => HashBy::Host,
     };
     let path = args.health_check.clone().unwrap_or_default();
     file::check_text(&path).map_err(|e| Failure::Usage(format!("--health-check: {e}")))?;
@@ -197,7 +198,7 @@ fn of_command_line(args: &ProxyArgs) -> Result<Plan, Failure> {
         keep_alive: policy == HeaderPolicy::Append,
     };
     let seconds = |s: u32| Duration::from_secs(s.into());
-    Ok(Plan {
+    Ok(ProxyPlan {
         listeners: args.listen.iter().map(listener).collect(),
         pools: vec![PoolPlan { pool, members: args.backend.clone() }],
         limits: Limits {
@@ -219,7 +220,7 @@ fn configure(args: &ProxyArgs, device: &mut DeviceConfig, host: &mut host::Confi
     }
 }
 
-fn app_config(args: &ProxyArgs, clock: &Clock) -> proxy::Config {
+fn app_config(args: &ProxyArgs, clock: &MonotonicClock) -> proxy::Config {
     proxy::Config {
         backlog: BACKLOG,
         unix_epoch: clock.unix_epoch(),
@@ -231,7 +232,7 @@ fn app_config(args: &ProxyArgs, clock: &Clock) -> proxy::Config {
 }
 
 /// Prints the listeners when the proxy is ready, with a command to try.
-fn announce(args: &ProxyArgs, plan: &Plan) {
+fn announce(args: &ProxyArgs, plan: &ProxyPlan) {
     let mut out = std::io::stdout().lock();
     let ours = args.stack.addr.first().map(|cidr| cidr.addr);
     let members = plan.pools.iter().map(|pool| pool.members.len()).sum::<usize>();

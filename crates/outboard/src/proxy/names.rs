@@ -9,11 +9,11 @@ use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 
 use apps::dns::{DnsAnswer, DnsRecord, RecordType};
-use apps::proxy::{Backend, Table};
+use apps::proxy::{ProxyBackend, Table};
 use base::{Duration, Instant};
-use io::clock::Clock;
+use io::clock::MonotonicClock;
 
-use super::plan::{Member, Plan, backend};
+use super::plan::{BackendSpec, ProxyPlan, backend};
 use super::resolver;
 
 /// Bounds of the TTL of an answer.
@@ -26,49 +26,54 @@ const ADDRS_MAX: usize = 1024;
 
 /// A member's addresses, with the end of their TTL.
 #[derive(Clone, Debug, Default)]
-struct Known {
-    backends: Vec<Backend>,
-    until: Instant,
+struct ResolvedBackends {
+    backends: Vec<ProxyBackend>,
+    expires_at: Instant,
     /// True if the failure to resolve it was printed.
-    complained: bool,
+    failure_printed: bool,
 }
 
 /// State of the thread.
-pub(super) struct Names {
+pub(super) struct BackendResolver {
     server: Option<SocketAddr>,
-    clock: Clock,
-    plan: Plan,
-    known: BTreeMap<Member, Known>,
+    clock: MonotonicClock,
+    plan: ProxyPlan,
+    known: BTreeMap<BackendSpec, ResolvedBackends>,
 }
 
-impl Names {
+impl BackendResolver {
     /// Resolves names with `server`, or with the system's.
-    pub(super) fn new(server: Option<SocketAddr>, plan: Plan) -> Self {
-        Self { server, clock: Clock::new(), plan, known: BTreeMap::new() }
+    pub(super) fn new(server: Option<SocketAddr>, plan: ProxyPlan) -> Self {
+        Self { server, clock: MonotonicClock::new(), plan, known: BTreeMap::new() }
     }
 
     /// Resolves names that are due, and returns the table.
     pub(super) fn table(&mut self) -> Table {
         let now = self.clock.now();
-        let names: Vec<Member> = self.plan.names().cloned().collect();
+        let names: Vec<BackendSpec> = self.plan.names().cloned().collect();
         self.known.retain(|member, _| names.contains(member));
         for member in names {
-            if self.known.get(&member).is_none_or(|known| known.until <= now) {
+            if self.known.get(&member).is_none_or(|known| known.expires_at <= now) {
                 self.look_up(now, member);
             }
         }
         let known = &self.known;
         self.plan.table(|member| match member {
-            Member::Addr(addr) => vec![backend(*addr)],
+            BackendSpec::Addr(addr) => vec![backend(*addr)],
             name => known.get(name).map(|known| known.backends.clone()).unwrap_or_default(),
         })
     }
 
     /// Calls `give` with each new table, until no more plans can arrive.
-    pub(super) fn run(mut self, plans: &Receiver<Plan>, mut last: Table, give: impl Fn(Table)) {
+    pub(super) fn run(
+        mut self,
+        plans: &Receiver<ProxyPlan>,
+        mut last: Table,
+        give: impl Fn(Table),
+    ) {
         loop {
             let now = self.clock.now();
-            let due = self.known.values().map(|known| known.until).min();
+            let due = self.known.values().map(|known| known.expires_at).min();
             let wait = due.map_or(TTL_MAX, |due| due.since(now));
             match plans.recv_timeout(std::time::Duration::from_micros(wait.as_micros())) {
                 Ok(plan) => self.plan = plan,
@@ -83,15 +88,15 @@ impl Names {
         }
     }
 
-    fn look_up(&mut self, now: Instant, member: Member) {
+    fn look_up(&mut self, now: Instant, member: BackendSpec) {
         let server = self.server.map_or_else(resolver::system_server, Ok);
         let found = server.and_then(|server| match &member {
-            Member::Addr(addr) => Ok((vec![backend(*addr)], u32::MAX)),
-            Member::Name(name, port) => {
-                let found = addresses(server, name, *port);
+            BackendSpec::Addr(addr) => Ok((vec![backend(*addr)], u32::MAX)),
+            BackendSpec::Name(name, port) => {
+                let found = resolve_addresses(server, name, *port);
                 found.map(|(addrs, ttl_s)| (addrs.into_iter().map(backend).collect(), ttl_s))
             }
-            Member::Service(name) => service(server, name),
+            BackendSpec::Service(name) => resolve_service(server, name),
         });
         let known = self.known.entry(member).or_default();
         match found {
@@ -99,24 +104,31 @@ impl Names {
                 backends.sort_unstable();
                 known.backends = backends;
                 let ttl = Duration::from_secs(ttl_s.into());
-                known.until = now + if ttl_s == 0 { RETRY } else { ttl.clamp(TTL_MIN, TTL_MAX) };
-                known.complained = false;
+                known.expires_at =
+                    now + if ttl_s == 0 { RETRY } else { ttl.clamp(TTL_MIN, TTL_MAX) };
+                known.failure_printed = false;
             }
             Err(why) => {
-                if !known.complained {
+                if !known.failure_printed {
                     eprintln!("outboard: {why}; trying again");
                 }
-                known.complained = true;
-                known.until = now + RETRY;
+                known.failure_printed = true;
+                known.expires_at = now + RETRY;
             }
         }
     }
 }
 
 /// Resolves addresses of both families. A failure of one family is ignored.
-fn addresses(server: SocketAddr, name: &str, port: u16) -> Result<(Vec<SocketAddr>, u32), String> {
-    let (four, six) =
-        (resolver::ask(server, name, RecordType::A), resolver::ask(server, name, RecordType::Aaaa));
+fn resolve_addresses(
+    server: SocketAddr,
+    name: &str,
+    port: u16,
+) -> Result<(Vec<SocketAddr>, u32), String> {
+    let (four, six) = (
+        resolver::query_server(server, name, RecordType::A),
+        resolver::query_server(server, name, RecordType::Aaaa),
+    );
     let answers: Vec<DnsAnswer> = match (four, six) {
         (Err(error), Err(_)) => return Err(error),
         (four, six) => [four, six].into_iter().flatten().collect(),
@@ -131,8 +143,8 @@ fn addresses(server: SocketAddr, name: &str, port: u16) -> Result<(Vec<SocketAdd
 }
 
 /// Resolves all targets of a service, with their priorities and weights (RFC 2782).
-fn service(server: SocketAddr, name: &str) -> Result<(Vec<Backend>, u32), String> {
-    let answer = resolver::ask(server, name, RecordType::Srv)?;
+fn resolve_service(server: SocketAddr, name: &str) -> Result<(Vec<ProxyBackend>, u32), String> {
+    let answer = resolver::query_server(server, name, RecordType::Srv)?;
     let (mut backends, mut ttl_s) = (Vec::new(), answer.ttl_s);
     for record in &answer.records {
         let DnsRecord::Service { priority, weight, target, port } = record else { continue };
@@ -140,10 +152,10 @@ fn service(server: SocketAddr, name: &str) -> Result<(Vec<Backend>, u32), String
         if target.is_empty() {
             continue;
         }
-        let (addrs, ttl) = addresses(server, target, *port)?;
-        let weight = share(*weight, addrs.len());
+        let (addrs, ttl) = resolve_addresses(server, target, *port)?;
+        let weight = weight_share(*weight, addrs.len());
         let of_target = addrs.into_iter().map(backend);
-        backends.extend(of_target.map(|one| Backend { priority: *priority, weight, ..one }));
+        backends.extend(of_target.map(|one| ProxyBackend { priority: *priority, weight, ..one }));
         ttl_s = ttl_s.min(ttl);
     }
     backends.sort_unstable_by_key(|backend| (backend.priority, backend.addr));
@@ -153,9 +165,9 @@ fn service(server: SocketAddr, name: &str) -> Result<(Vec<Backend>, u32), String
 
 /// Returns the weight of each of a target's addresses. A weight of zero becomes 1: a very small
 /// share beside other targets (RFC 2782), and all traffic if there are none.
-fn share(weight: u16, addrs: usize) -> u32 {
+fn weight_share(weight: u16, addrs: usize) -> u32 {
     let addrs = u32::try_from(addrs).unwrap_or(u32::MAX).max(1);
-    (u32::from(weight) * Backend::WEIGHT / addrs).max(1)
+    (u32::from(weight) * ProxyBackend::WEIGHT / addrs).max(1)
 }
 
 #[cfg(test)]
@@ -166,7 +178,7 @@ mod tests {
     use std::sync::atomic::{AtomicU8, Ordering};
     use std::sync::mpsc::channel;
 
-    fn plan(server: &str) -> Plan {
+    fn plan(server: &str) -> ProxyPlan {
         let text = format!(
             "[[listener]]\nlisten = ':80'\nmode = 'tcp'\ndefault = 'a'\n[[backend]]\nname = 'a'\n\
              servers = ['10.0.0.200:80', '{server}']\n"
@@ -186,7 +198,7 @@ mod tests {
         let last = Arc::new(AtomicU8::new(1));
         let now = Arc::clone(&last);
         let server = resolver::tests::server_of(move || (vec![now.load(Ordering::SeqCst), 9], 1));
-        let mut names = Names::new(Some(server), plan("app.example:80"));
+        let mut names = BackendResolver::new(Some(server), plan("app.example:80"));
         let first = names.table();
         assert_eq!(last_bytes(&first), [1, 9, 200]);
         let (plans, plans_end) = channel();
@@ -209,10 +221,13 @@ mod tests {
         let nobody = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let addr = nobody.local_addr().unwrap();
         drop(nobody);
-        let mut names = Names::new(Some(addr), plan("app.example:80"));
-        let member = Member::Name("app.example".to_owned(), 80);
+        let mut names = BackendResolver::new(Some(addr), plan("app.example:80"));
+        let member = BackendSpec::Name("app.example".to_owned(), 80);
         let backends = vec![backend("10.0.0.3:80".parse().unwrap())];
-        names.known.insert(member, Known { backends, until: Instant::ZERO, complained: true });
+        names.known.insert(
+            member,
+            ResolvedBackends { backends, expires_at: Instant::ZERO, failure_printed: true },
+        );
         assert_eq!(last_bytes(&names.table()), [3, 200]);
     }
 
@@ -222,12 +237,15 @@ mod tests {
         let server = resolver::tests::services_of(&[(10, 60, 1), (10, 20, 2), (20, 0, 3)]);
         let text = "[[listener]]\nlisten = ':80'\nmode = 'tcp'\ndefault = 'a'\n[[backend]]\n\
                     name = 'a'\nservers = ['srv:_http._tcp.app.example']\n";
-        let mut names = Names::new(Some(server), file::parse(text).unwrap());
+        let mut names = BackendResolver::new(Some(server), file::parse(text).unwrap());
         let table = names.table();
         assert_eq!(last_bytes(&table), [1, 2, 3]);
         let backends = table.pools[0].backends.iter();
         let numbers: Vec<_> = backends.map(|b| (b.priority, b.weight, b.addr.port)).collect();
         assert_eq!(numbers, [(10, 60 * 64, 8080), (10, 20 * 64, 8080), (20, 1, 8080)]);
-        assert_eq!([share(10, 2), share(10, 1), share(0, 3), share(1, 1000)], [320, 640, 1, 1]);
+        assert_eq!(
+            [weight_share(10, 2), weight_share(10, 1), weight_share(0, 3), weight_share(1, 1000)],
+            [320, 640, 1, 1]
+        );
     }
 }

@@ -6,12 +6,12 @@
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
-use apps::proxy::{Backend, Limits, Listener, Pool, Table};
+use apps::proxy::{Limits, Listener, Pool, ProxyBackend, Table};
 use wire::Endpoint;
 
 /// A backend as configured.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Member {
+pub(crate) enum BackendSpec {
     /// An address.
     Addr(SocketAddr),
     /// All addresses of a DNS name, at this port.
@@ -20,7 +20,7 @@ pub(crate) enum Member {
     Service(String),
 }
 
-impl FromStr for Member {
+impl FromStr for BackendSpec {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -83,22 +83,22 @@ impl FromStr for ListenArg {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PoolPlan {
     pub(crate) pool: Pool,
-    pub(crate) members: Vec<Member>,
+    pub(crate) members: Vec<BackendSpec>,
 }
 
 /// The whole configuration of a proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub(crate) struct Plan {
+pub(crate) struct ProxyPlan {
     pub(crate) listeners: Vec<Listener>,
     pub(crate) pools: Vec<PoolPlan>,
     pub(crate) limits: Limits,
 }
 
-impl Plan {
+impl ProxyPlan {
     /// Returns the table; `backends` resolves a member.
-    pub(crate) fn table(&self, backends: impl Fn(&Member) -> Vec<Backend>) -> Table {
+    pub(crate) fn table(&self, backends: impl Fn(&BackendSpec) -> Vec<ProxyBackend>) -> Table {
         let pools = self.pools.iter().map(|plan| {
-            let mut backends: Vec<Backend> = plan.members.iter().flat_map(&backends).collect();
+            let mut backends: Vec<ProxyBackend> = plan.members.iter().flat_map(&backends).collect();
             // Two names may resolve to one address: the lowest priority value is kept.
             backends.sort_unstable();
             backends.dedup_by_key(|backend| backend.addr);
@@ -112,14 +112,14 @@ impl Plan {
     }
 
     /// Returns the members that must be resolved.
-    pub(crate) fn names(&self) -> impl Iterator<Item = &Member> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &BackendSpec> {
         let members = self.pools.iter().flat_map(|pool| &pool.members);
-        members.filter(|member| !matches!(member, Member::Addr(_)))
+        members.filter(|member| !matches!(member, BackendSpec::Addr(_)))
     }
 }
 
 /// Returns the backend at an address, with default settings.
-pub(super) fn backend(addr: SocketAddr) -> Backend {
+pub(super) fn backend(addr: SocketAddr) -> ProxyBackend {
     Endpoint { addr: addr.ip(), port: addr.port() }.into()
 }
 
@@ -129,14 +129,14 @@ mod tests {
 
     #[test]
     fn members() {
-        let name = |n: &str, port| Ok(Member::Name(n.to_owned(), port));
-        assert_eq!("10.0.0.1:80".parse(), Ok(Member::Addr("10.0.0.1:80".parse().unwrap())));
-        assert_eq!("[fd77::1]:80".parse(), Ok(Member::Addr("[fd77::1]:80".parse().unwrap())));
+        let name = |n: &str, port| Ok(BackendSpec::Name(n.to_owned(), port));
+        assert_eq!("10.0.0.1:80".parse(), Ok(BackendSpec::Addr("10.0.0.1:80".parse().unwrap())));
+        assert_eq!("[fd77::1]:80".parse(), Ok(BackendSpec::Addr("[fd77::1]:80".parse().unwrap())));
         assert_eq!("A.example.:80".parse(), name("a.example", 80));
-        let service = Member::Service("_http._tcp.a".to_owned());
+        let service = BackendSpec::Service("_http._tcp.a".to_owned());
         assert_eq!("srv:_http._tcp.a".parse(), Ok(service));
         for bad in ["", "a", "a:", "a:99999", "a b:80", "a..b:80", ":80", "srv:", "fd77::1:x"] {
-            assert!(bad.parse::<Member>().is_err(), "{bad}");
+            assert!(bad.parse::<BackendSpec>().is_err(), "{bad}");
         }
     }
 

@@ -32,10 +32,14 @@ pub(super) fn system_server() -> Result<SocketAddr, String> {
 ///
 /// # Errors
 /// Returns why there is no answer.
-pub(super) fn ask(server: SocketAddr, name: &str, kind: RecordType) -> Result<DnsAnswer, String> {
+pub(super) fn query_server(
+    server: SocketAddr,
+    name: &str,
+    kind: RecordType,
+) -> Result<DnsAnswer, String> {
     let mut failed = String::new();
     for _ in 0..2 {
-        match ask_once(server, name, kind) {
+        match query_server_once(server, name, kind) {
             Ok(answer) => return Ok(answer),
             Err(error) => failed = error,
         }
@@ -43,7 +47,11 @@ pub(super) fn ask(server: SocketAddr, name: &str, kind: RecordType) -> Result<Dn
     Err(format!("{name}: {server}: {failed}"))
 }
 
-fn ask_once(server: SocketAddr, name: &str, kind: RecordType) -> Result<DnsAnswer, String> {
+fn query_server_once(
+    server: SocketAddr,
+    name: &str,
+    kind: RecordType,
+) -> Result<DnsAnswer, String> {
     let io = |e: std::io::Error| e.to_string();
     let [a, b, ..] = clock::entropy().to_le_bytes();
     let id = u16::from_le_bytes([a, b]);
@@ -61,7 +69,7 @@ fn ask_once(server: SocketAddr, name: &str, kind: RecordType) -> Result<DnsAnswe
         let bytes = buffer.get(..len).unwrap_or_default();
         match parse_reply(bytes, id, name, kind) {
             DnsReply::Answer(answer) => return Ok(answer),
-            DnsReply::Truncated => return ask_by_tcp(server, &query, id, name, kind),
+            DnsReply::Truncated => return query_server_by_tcp(server, &query, id, name, kind),
             DnsReply::Failed(why) => return Err(why),
             // Ignored: a forged answer must not end the wait for the right one.
             DnsReply::Foreign => {}
@@ -70,7 +78,7 @@ fn ask_once(server: SocketAddr, name: &str, kind: RecordType) -> Result<DnsAnswe
 }
 
 /// The same over TCP, with a length prefix (RFC 7766).
-fn ask_by_tcp(
+fn query_server_by_tcp(
     server: SocketAddr,
     query: &[u8],
     id: u16,
@@ -195,12 +203,12 @@ pub(super) mod tests {
     #[test]
     fn addresses_over_udp_and_tcp() {
         let few = server_of(|| (vec![1, 2], 30));
-        let answer = ask(few, "app.example", RecordType::A).unwrap();
+        let answer = query_server(few, "app.example", RecordType::A).unwrap();
         assert_eq!(answer, DnsAnswer { records: vec![addr(1), addr(2)], ttl_s: 30 });
-        let nothing = ask(few, "app.example", RecordType::Aaaa).unwrap();
+        let nothing = query_server(few, "app.example", RecordType::Aaaa).unwrap();
         assert_eq!(nothing, DnsAnswer::default());
         let many = server_of(|| ((1..=100).collect(), 5));
-        assert_eq!(ask(many, "app.example", RecordType::A).unwrap().records.len(), 100);
+        assert_eq!(query_server(many, "app.example", RecordType::A).unwrap().records.len(), 100);
     }
 
     #[test]
@@ -210,6 +218,6 @@ pub(super) mod tests {
             forged[0] ^= 1;
             Some(forged)
         });
-        assert!(ask_once(server, "a.example", RecordType::A).is_err());
+        assert!(query_server_once(server, "a.example", RecordType::A).is_err());
     }
 }

@@ -5,13 +5,13 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use abi::quic::Steering;
+use abi::quic::QuicSteering;
 use apps::content::{self, ContentServer, ErrorPage};
 use base::{Duration, Instant};
 use host::{Application, Host, Listen, Notice, TlsServer};
-use io::clock::{self, Clock};
+use io::clock::{self, MonotonicClock};
 use io::disk::{ChangeRule, Disk};
-use io::watch::{Stale, Watch};
+use io::watch::{FileWatch, StaleFile};
 use nic::{DeviceConfig, L5oConfig, QuicConfig};
 use stack::{BACKLOG, Offloads, QueueSetup, Signals, Stack};
 
@@ -21,12 +21,12 @@ use crate::tls;
 use cli::Failure;
 
 /// The content server, with a watch on the files that it serves.
-struct Site {
+struct WatchedContentServer {
     server: ContentServer,
-    watch: Option<Watch>,
+    watch: Option<FileWatch>,
 }
 
-impl Site {
+impl WatchedContentServer {
     fn new(args: &ServeArgs, content: content::Config, host: &mut Host) -> Result<Self, Failure> {
         let server = ContentServer::new(content, host)
             .map_err(|e| Failure::Unavailable(format!("{e}: choose another with --port")))?;
@@ -34,7 +34,7 @@ impl Site {
     }
 }
 
-impl Application for Site {
+impl Application for WatchedContentServer {
     fn note_open(&mut self, path: &[u8]) {
         if let Some(watch) = &mut self.watch {
             watch.add(path);
@@ -45,8 +45,8 @@ impl Application for Site {
         let Some(watch) = &mut self.watch else { return };
         while let Some(stale) = watch.poll() {
             match stale {
-                Stale::Path(path) => self.server.expire(Some(&path)),
-                Stale::All => {
+                StaleFile::Path(path) => self.server.expire(Some(&path)),
+                StaleFile::All => {
                     self.server.expire(None);
                     // It covers all events so far. More may arrive as fast as they are read, so
                     // stop here.
@@ -97,8 +97,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     check_folder(args)?;
     let error_pages = read_error_pages(args)?;
     check_qlog(args)?;
-    let certificates =
-        args.tls.then(|| tls::Certificates::load(&args.cert, &args.stack.addr)).transpose()?;
+    let certificates = args
+        .tls
+        .then(|| tls::ServerCertificates::load(&args.cert, &args.stack.addr))
+        .transpose()?;
     let tls = certificates.as_ref().map(tls::https).transpose()?;
     let quic = certificates.as_ref().filter(|_| args.http3).map(tls::quic).transpose()?;
     let (quic_seed, steering) = (entropy32(), quic_steering(args));
@@ -107,17 +109,17 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         let error_pages = error_pages.clone();
         let content = content_config(args, &queue.clock, tls.clone());
         let content = content::Config { http3, error_pages, ..content };
-        Site::new(args, content, queue.host)
+        WatchedContentServer::new(args, content, queue.host)
     };
     let stack = Stack::builder()
         .options(args.stack.clone())
         .configure(|_, device, _| configure(args, steering, device))
         .disk(|| open_disk(args))
         .application(site)
-        .messages(|site: &mut Site, _, _, pages: Vec<ErrorPage>| {
+        .messages(|site: &mut WatchedContentServer, _, _, pages: Vec<ErrorPage>| {
             site.server.set_error_pages(&pages)
         })
-        .pollable(|site| site.watch.as_ref().map(Watch::pollable))
+        .pollable(|site| site.watch.as_ref().map(FileWatch::pollable))
         .quic_connections(|site, f| site.server.quic_connections().for_each(f))
         .alarms(is_alarm)
         .start()?;
@@ -133,14 +135,14 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
 /// Fails if the directory cannot be served, before anything is created.
 fn check_folder(args: &ServeArgs) -> Result<(), Failure> {
     drop(open_disk(args)?);
-    if let Some(why) = io::disk::weak_time_stamps(&args.dir) {
+    if let Some(why) = io::disk::unreliable_metadata_reason(&args.dir) {
         eprintln!("outboard: {}: {why}; a change may be sent as right", args.dir.display());
     }
     Ok(())
 }
 
 /// Prints that the server is ready, with its URLs and a command to try.
-fn announce(args: &ServeArgs, certificates: Option<&tls::Certificates>) {
+fn announce(args: &ServeArgs, certificates: Option<&tls::ServerCertificates>) {
     let (scheme, usual) = if args.tls { ("https", 443) } else { ("http", 80) };
     let port = if args.port() == usual { String::new() } else { format!(":{}", args.port()) };
     let mut out = std::io::stdout().lock();
@@ -161,7 +163,7 @@ fn announce(args: &ServeArgs, certificates: Option<&tls::Certificates>) {
             IpAddr::V6(v6) => format!("[{v6}]"),
         };
         // A created certificate is self-signed.
-        let made = certificates.and_then(tls::Certificates::made_fingerprint);
+        let made = certificates.and_then(tls::ServerCertificates::self_signed_fingerprint);
         let insecure = if made.is_some() { " --insecure" } else { "" };
         if let Some(fingerprint) = made {
             let _ = writeln!(out, "certificate for development, SHA-256 {fingerprint}");
@@ -205,14 +207,14 @@ fn open_disk(args: &ServeArgs) -> Result<Box<dyn Disk>, Failure> {
 }
 
 /// Starts watching the directory. Without a watch, changes are seen up to a second late.
-fn watch(args: &ServeArgs) -> Option<Watch> {
+fn watch(args: &ServeArgs) -> Option<FileWatch> {
     let why =
         |error| eprintln!("outboard: changes of files are seen up to a second late ({error})");
-    Watch::new(&args.dir).map_err(why).ok()
+    FileWatch::new(&args.dir).map_err(why).ok()
 }
 
 /// Enables the engines that the device may use.
-fn configure(args: &ServeArgs, steering: Option<Steering>, device: &mut DeviceConfig) {
+fn configure(args: &ServeArgs, steering: Option<QuicSteering>, device: &mut DeviceConfig) {
     let Offloads { tls_tx, tls_rx, quic, .. } = args.stack.offload;
     device.file = args.stack.offload.file_config(args.file_memory);
     device.l5o = (args.tls && (tls_tx || tls_rx)).then(|| L5oConfig {
@@ -235,13 +237,13 @@ fn entropy32() -> [u8; 32] {
 }
 
 /// Returns how QUIC datagrams are steered to queues, `None` if there is one queue.
-fn quic_steering(args: &ServeArgs) -> Option<Steering> {
+fn quic_steering(args: &ServeArgs) -> Option<QuicSteering> {
     let queues = u32::from(args.stack.queues);
     if !args.http3 || queues == 1 {
         return None;
     }
     let (port, id_bytes, key) = (args.port(), quic::CID_BYTES, clock::entropy());
-    Some(Steering { port, id_bytes, key, queues })
+    Some(QuicSteering { port, id_bytes, key, queues })
 }
 
 /// Returns a function that creates the qlog file of a connection, named by the original destination
@@ -276,7 +278,7 @@ fn quic_config(
     args: &ServeArgs,
     queue: &QueueSetup<'_>,
     tls: &Arc<rustls::ServerConfig>,
-    (seed, steering): ([u8; 32], Option<Steering>),
+    (seed, steering): ([u8; 32], Option<QuicSteering>),
 ) -> quic::Config {
     quic::Config {
         port: args.port(),
@@ -293,11 +295,15 @@ const fn listen(port: u16) -> Listen {
     Listen { addr: None, port, backlog: BACKLOG }
 }
 
-fn content_config(args: &ServeArgs, clock: &Clock, tls: Option<TlsServer>) -> content::Config {
+fn content_config(
+    args: &ServeArgs,
+    clock: &MonotonicClock,
+    tls: Option<TlsServer>,
+) -> content::Config {
     content::Config {
         listen: vec![listen(args.port())],
-        cleartext: args.cleartext_port().map(listen).into_iter().collect(),
-        redirect: args.redirect_http.map(|_| args.port()),
+        cleartext_listen: args.cleartext_port().map(listen).into_iter().collect(),
+        redirect_port: args.redirect_http.map(|_| args.port()),
         tls,
         set_up: args.stack.offload.setup,
         tear_down: args.stack.offload.teardown && args.stack.queues == 1,
@@ -306,7 +312,7 @@ fn content_config(args: &ServeArgs, clock: &Clock, tls: Option<TlsServer>) -> co
         header_timeout: Duration::from_secs(args.header_timeout.into()),
         keepalive_timeout: Duration::from_secs(args.keepalive_timeout.into()),
         access_log: args.stack.access_log.is_some(),
-        headers: args.header.clone(),
+        added_fields: args.header.clone(),
         cache_control: args.cache_control.clone(),
         precompressed: args.precompressed,
         ..content::Config::default()

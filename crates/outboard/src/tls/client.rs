@@ -18,7 +18,7 @@ use cli::Failure;
 
 /// Verifies certificates of servers, and keeps the reason of the last failure.
 #[derive(Debug)]
-pub(crate) struct Trust {
+pub(crate) struct ServerTrust {
     /// `None` to accept any certificate.
     roots: Option<Roots>,
     provider: Arc<CryptoProvider>,
@@ -32,7 +32,7 @@ struct Roots {
     verifier: Arc<WebPkiServerVerifier>,
 }
 
-impl Trust {
+impl ServerTrust {
     /// Trusts the certificates of a file and those that they have signed; without a file, accepts
     /// any.
     ///
@@ -45,14 +45,14 @@ impl Trust {
     }
 
     /// Returns why the last certificate was refused, if one was.
-    pub(crate) fn refused(&self) -> Option<String> {
+    pub(crate) fn last_error(&self) -> Option<String> {
         // No code under the lock panics.
         self.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
     }
 }
 
 fn read_roots(path: &Path, provider: &Arc<CryptoProvider>) -> Result<Roots, Failure> {
-    let wrong = |why: String| super::wrong(path, format!("it cannot be trusted: {why}"));
+    let wrong = |why: String| super::file_failure(path, format!("it cannot be trusted: {why}"));
     let certs = super::read_chain(path)?;
     let mut roots = RootCertStore::empty();
     for cert in &certs {
@@ -65,7 +65,7 @@ fn read_roots(path: &Path, provider: &Arc<CryptoProvider>) -> Result<Roots, Fail
     Ok(Roots { certs, verifier })
 }
 
-impl ServerCertVerifier for Trust {
+impl ServerCertVerifier for ServerTrust {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -124,12 +124,12 @@ impl ServerCertVerifier for Trust {
 /// # Errors
 /// Fails if rustls refuses the configuration.
 pub(crate) fn nvme_client(
-    trust: &Arc<Trust>,
+    trust: &Arc<ServerTrust>,
     name: ServerName<'static>,
 ) -> Result<TlsClient, Failure> {
     let mut config = ClientConfig::builder_with_provider(Arc::clone(&trust.provider))
         .with_protocol_versions(&[&version::TLS13])
-        .map_err(|e| super::refused(&e))?
+        .map_err(|e| super::rustls_failure(&e))?
         .dangerous()
         .with_custom_certificate_verifier(Arc::clone(trust) as Arc<dyn ServerCertVerifier>)
         .with_no_client_auth();

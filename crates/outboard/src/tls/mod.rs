@@ -24,17 +24,17 @@ use rustls::{ServerConfig, SignatureScheme, SupportedProtocolVersion, version};
 use crate::args::CertArgs;
 use cli::Failure;
 
-pub(crate) use client::{Trust, nvme_client};
+pub(crate) use client::{ServerTrust, nvme_client};
 
 /// The certificates in use.
 #[derive(Debug)]
-pub(crate) struct Certificates {
+pub(crate) struct ServerCertificates {
     loaded: Mutex<Vec<Arc<CertifiedKey>>>,
     /// True if the certificate was created at startup.
-    made: bool,
+    self_signed: bool,
 }
 
-impl Certificates {
+impl ServerCertificates {
     /// Reads the files of the options, or creates a self-signed certificate for localhost and our
     /// addresses.
     ///
@@ -42,13 +42,13 @@ impl Certificates {
     /// Fails if a file cannot be read or is invalid, and names it.
     pub(crate) fn load(args: &CertArgs, addrs: &[Cidr]) -> Result<Arc<Self>, Failure> {
         let made = args.tls_cert.is_empty();
-        let loaded = if made { vec![Arc::new(make(addrs)?)] } else { read(args)? };
-        Ok(Arc::new(Self { loaded: Mutex::new(loaded), made }))
+        let loaded = if made { vec![Arc::new(make_self_signed(addrs)?)] } else { read(args)? };
+        Ok(Arc::new(Self { loaded: Mutex::new(loaded), self_signed: made }))
     }
 
     /// Reads the files again; prints the result on standard error.
     pub(crate) fn reload(&self, args: &CertArgs) {
-        if self.made {
+        if self.self_signed {
             eprintln!("outboard: SIGHUP: the certificate for development stays");
             return;
         }
@@ -64,8 +64,8 @@ impl Certificates {
 
     /// Returns the SHA-256 fingerprint of a created certificate, in the format of browsers and
     /// `openssl x509 -fingerprint`.
-    pub(crate) fn made_fingerprint(&self) -> Option<String> {
-        let first = self.lock().first().cloned().filter(|_| self.made)?;
+    pub(crate) fn self_signed_fingerprint(&self) -> Option<String> {
+        let first = self.lock().first().cloned().filter(|_| self.self_signed)?;
         let hash = digest::digest(&digest::SHA256, first.end_entity_cert().ok()?);
         let mut shown = String::new();
         for byte in hash.as_ref() {
@@ -81,7 +81,7 @@ impl Certificates {
     }
 }
 
-impl ResolvesServerCert for Certificates {
+impl ResolvesServerCert for ServerCertificates {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         choose(&self.lock(), hello.server_name(), hello.signature_schemes()).cloned()
     }
@@ -112,12 +112,12 @@ fn choose<'a>(
 ///
 /// # Errors
 /// Fails if rustls refuses the configuration.
-pub(crate) fn https(certificates: &Arc<Certificates>) -> Result<TlsServer, Failure> {
+pub(crate) fn https(certificates: &Arc<ServerCertificates>) -> Result<TlsServer, Failure> {
     let mut config = server(certificates, rustls::DEFAULT_VERSIONS)?;
     // The first one that the client offers is chosen. A client that offers only others is refused
     // with an alert (RFC 7301 section 3.2); one without ALPN is served.
     config.alpn_protocols = vec![b"http/1.1".to_vec(), b"http/1.0".to_vec()];
-    config.ticketer = aws_lc_rs::Ticketer::new().map_err(|e| refused(&e))?;
+    config.ticketer = aws_lc_rs::Ticketer::new().map_err(|e| rustls_failure(&e))?;
     Ok(TlsServer { config: Arc::new(config), crypto: Arc::new(crypto::Provider) })
 }
 
@@ -126,7 +126,7 @@ pub(crate) fn https(certificates: &Arc<Certificates>) -> Result<TlsServer, Failu
 ///
 /// # Errors
 /// Fails if rustls refuses the configuration.
-pub(crate) fn nvme_server(certificates: &Arc<Certificates>) -> Result<TlsServer, Failure> {
+pub(crate) fn nvme_server(certificates: &Arc<ServerCertificates>) -> Result<TlsServer, Failure> {
     let mut config = server(certificates, &[&version::TLS13])?;
     config.send_tls13_tickets = 0;
     Ok(TlsServer { config: Arc::new(config), crypto: Arc::new(crypto::Provider) })
@@ -136,20 +136,20 @@ pub(crate) fn nvme_server(certificates: &Arc<Certificates>) -> Result<TlsServer,
 ///
 /// # Errors
 /// Fails if rustls refuses the configuration.
-pub(crate) fn quic(certificates: &Arc<Certificates>) -> Result<Arc<ServerConfig>, Failure> {
+pub(crate) fn quic(certificates: &Arc<ServerCertificates>) -> Result<Arc<ServerConfig>, Failure> {
     let mut config = server(certificates, &[&version::TLS13])?;
     config.alpn_protocols = vec![b"h3".to_vec()];
-    config.ticketer = aws_lc_rs::Ticketer::new().map_err(|e| refused(&e))?;
+    config.ticketer = aws_lc_rs::Ticketer::new().map_err(|e| rustls_failure(&e))?;
     Ok(Arc::new(config))
 }
 
 fn server(
-    certificates: &Arc<Certificates>,
+    certificates: &Arc<ServerCertificates>,
     versions: &[&'static SupportedProtocolVersion],
 ) -> Result<ServerConfig, Failure> {
     let mut config = ServerConfig::builder_with_provider(Arc::new(provider()))
         .with_protocol_versions(versions)
-        .map_err(|e| refused(&e))?
+        .map_err(|e| rustls_failure(&e))?
         .with_no_client_auth()
         .with_cert_resolver(Arc::clone(certificates) as Arc<dyn ResolvesServerCert>);
     // Records are encrypted and decrypted by our own record layer.
@@ -159,7 +159,7 @@ fn server(
     Ok(config)
 }
 
-fn refused(error: &rustls::Error) -> Failure {
+fn rustls_failure(error: &rustls::Error) -> Failure {
     Failure::System(format!("cannot set TLS up: {error}"))
 }
 
@@ -179,10 +179,11 @@ fn read(args: &CertArgs) -> Result<Vec<Arc<CertifiedKey>>, Failure> {
 
 fn read_pair(cert: &Path, key: &Path) -> Result<CertifiedKey, Failure> {
     let chain = read_chain(cert)?;
-    let private = PrivateKeyDer::from_pem_file(key).map_err(|e| wrong(key, e.to_string()))?;
+    let private =
+        PrivateKeyDer::from_pem_file(key).map_err(|e| file_failure(key, e.to_string()))?;
     CertifiedKey::from_der(chain, private, &provider()).map_err(|e| {
         let both = format!("does not go with {}: {e}", cert.display());
-        wrong(key, both)
+        file_failure(key, both)
     })
 }
 
@@ -190,19 +191,19 @@ fn read_pair(cert: &Path, key: &Path) -> Result<CertifiedKey, Failure> {
 fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
     let chain = CertificateDer::pem_file_iter(path)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-        .map_err(|e| wrong(path, e.to_string()))?;
+        .map_err(|e| file_failure(path, e.to_string()))?;
     if chain.is_empty() {
-        return Err(wrong(path, "no certificate in it".to_owned()));
+        return Err(file_failure(path, "no certificate in it".to_owned()));
     }
     Ok(chain)
 }
 
-fn wrong(path: &Path, why: String) -> Failure {
+fn file_failure(path: &Path, why: String) -> Failure {
     Failure::NoInput(format!("{}: {why}", path.display()))
 }
 
 /// Creates a self-signed certificate for localhost and our addresses.
-fn make(addrs: &[Cidr]) -> Result<CertifiedKey, Failure> {
+fn make_self_signed(addrs: &[Cidr]) -> Result<CertifiedKey, Failure> {
     let mut names = vec!["localhost".to_owned()];
     names.extend(addrs.iter().map(|cidr| cidr.addr.to_string()));
     let failed = |why: String| Failure::System(format!("cannot make a certificate: {why}"));

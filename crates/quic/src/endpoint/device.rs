@@ -4,7 +4,7 @@
 
 use std::sync::PoisonError;
 
-use abi::quic::{QuicStatus, QuicTrouble};
+use abi::quic::{QuicFailure, QuicStatus};
 use abi::{FileFault, FlowId};
 use base::Instant;
 use host::{FaultScope, Host};
@@ -38,13 +38,15 @@ impl Endpoint {
             return;
         };
         self.handles_by_context.remove(&status.quic);
-        self.run_and_settle(now, host, handle.index as usize, |connection, cx| match status.why {
-            QuicTrouble::Refused(why) => {
-                let bytes = connection.bytes;
-                connection.offload.handle_refusal(&mut cx.device(), status.quic, why, bytes);
-            }
-            QuicTrouble::NotSealed => {
-                connection.offload.handle_not_encrypted(&mut cx.device(), status.quic)
+        self.run_and_settle(now, host, handle.index as usize, |connection, cx| {
+            match status.failure {
+                QuicFailure::Refused(why) => {
+                    let bytes = connection.bytes;
+                    connection.offload.handle_refusal(&mut cx.device(), status.quic, why, bytes);
+                }
+                QuicFailure::NotEncrypted => {
+                    connection.offload.handle_not_encrypted(&mut cx.device(), status.quic)
+                }
             }
         });
     }

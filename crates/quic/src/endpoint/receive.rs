@@ -5,8 +5,8 @@
 use core::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, PoisonError};
 
-use abi::quic::{ConnectionId, QuicId};
-use abi::{FlowId, Part};
+use abi::quic::{QuicConnectionId, QuicId};
+use abi::{FlowId, TransmitPart};
 use base::Instant;
 use bytes::{Bytes, BytesMut};
 use host::{Host, UdpReceived, UdpSend};
@@ -135,7 +135,7 @@ impl Endpoint {
             remote: wire::Endpoint { addr: remote.ip(), port: remote.port() },
             ecn: 0,
             segment_size: 0,
-            parts: [Part::Host(Bytes::from(answer))].into_iter().collect(),
+            parts: [TransmitPart::Host(Bytes::from(answer))].into_iter().collect(),
             retransmission: false,
             echo: None,
             protect: None,
@@ -262,8 +262,8 @@ impl Endpoint {
         self.fresh_cids.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    pub(super) fn take_fresh_cids(&self) -> Vec<ConnectionId> {
+    pub(super) fn take_fresh_cids(&self) -> Vec<QuicConnectionId> {
         let mut fresh = self.fresh_cids.lock().unwrap_or_else(PoisonError::into_inner);
-        fresh.drain(..).filter_map(|id| ConnectionId::new(&id)).collect()
+        fresh.drain(..).filter_map(|id| QuicConnectionId::new(&id)).collect()
     }
 }

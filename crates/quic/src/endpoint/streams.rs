@@ -19,7 +19,7 @@ pub enum ReadEnd {
     /// The peer reset the stream with this error code.
     Reset(u64),
     /// The stream does not exist.
-    Gone,
+    NoStream,
 }
 
 impl Endpoint {
@@ -40,12 +40,12 @@ impl Endpoint {
     /// # Errors
     /// [`ReadEnd`] if there are none.
     pub fn read(&mut self, handle: Handle, stream: StreamId, max: usize) -> Result<Bytes, ReadEnd> {
-        let Some(connection) = self.get_mut(handle) else { return Err(ReadEnd::Gone) };
+        let Some(connection) = self.get_mut(handle) else { return Err(ReadEnd::NoStream) };
         let mut receive = connection.inner.recv_stream(stream);
         let mut chunks = match receive.read(true) {
             Ok(chunks) => chunks,
             Err(ReadableError::ClosedStream | ReadableError::IllegalOrderedRead) => {
-                return Err(ReadEnd::Gone);
+                return Err(ReadEnd::NoStream);
             }
         };
         let read = match chunks.next(max) {

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use abi::quic::Steering;
+use abi::quic::QuicSteering;
 
 use crate::topology::{
     LINK_DELAY, QuicFaultNetwork, QuicFaultSetup, fix_lengths_and_checksums, is_short, payload,
@@ -143,7 +143,7 @@ fn to_other_ports_of_a_server_with_two_queues() {
         // The client chooses the first connection ID; the key decides which host accepts it.
         let accepted = (0..20).find(|&key| {
             let steering =
-                Steering { port: 443, id_bytes: outboard_quic::CID_BYTES, key, queues: 2 };
+                QuicSteering { port: 443, id_bytes: outboard_quic::CID_BYTES, key, queues: 2 };
             let server: fn(&mut outboard_quic::Config) = match offload {
                 true => |_| {},
                 false => |config| config.offload_bytes_min = u64::MAX,

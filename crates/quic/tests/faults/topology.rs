@@ -4,7 +4,7 @@
 use core::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use abi::quic::Steering;
+use abi::quic::QuicSteering;
 use abi::{Checksum, Event, Op};
 use base::{Duration, Instant};
 use crypto::Provider;
@@ -75,7 +75,7 @@ pub(crate) struct QuicFaultSetup {
     pub(crate) server: fn(&mut Config),
     pub(crate) client: fn(&mut Config),
     /// Steering of the server's device, which then has a second queue that no endpoint serves.
-    pub(crate) steering: Option<Steering>,
+    pub(crate) steering: Option<QuicSteering>,
 }
 
 impl Default for QuicFaultSetup {

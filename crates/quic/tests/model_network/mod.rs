@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use abi::crypto::{Aead, CryptoProvider as _, HeaderProtection, TAG_BYTES};
 use abi::quic::{
-    Direction, Opened, Protect, QuicAdd, QuicId, QuicKeys, QuicLimits, QuicStatus, QuicTrouble,
-    Route,
+    Direction, Opened, QuicAdd, QuicFailure, QuicId, QuicKeys, QuicLimits, QuicProtect,
+    QuicRouteKey, QuicStatus,
 };
 use abi::{
     Capabilities, Checksum, Event, ExtentCount, FileExtent, FileFault, FileId, FileKind,
-    FileLimits, FileOpened, FileStat, Op, PacketPool, Part, Received, Refusal, Transmit,
-    TransmitDone, TransmitOutcome,
+    FileLimits, FileOpened, FileStat, Op, PacketPool, Received, Refusal, Transmit, TransmitDone,
+    TransmitOutcome, TransmitPart,
 };
 use base::{Duration, Instant};
 use crypto::Provider;
@@ -144,8 +144,10 @@ impl QuicModelDevice {
                 }
             }
             Op::QuicRoute(route) => {
-                let Route::Id { id, .. } = route.route else { panic!("we have connection IDs") };
-                if route.on {
+                let QuicRouteKey::Id { id, .. } = route.route else {
+                    panic!("we have connection IDs")
+                };
+                if route.add {
                     self.routes.insert(id.as_slice().to_vec(), route.quic);
                 } else {
                     assert_eq!(self.routes.remove(id.as_slice()), Some(route.quic));
@@ -162,13 +164,13 @@ impl QuicModelDevice {
 
     fn add(&mut self, add: Box<QuicAdd>) {
         if let Some(why) = self.abilities.refuses {
-            let (quic, flow, why) = (add.quic, add.flow, QuicTrouble::Refused(why));
-            self.events.push_back(Event::QuicStatus(QuicStatus { quic, flow, why }));
+            let (quic, flow, why) = (add.quic, add.flow, QuicFailure::Refused(why));
+            self.events.push_back(Event::QuicStatus(QuicStatus { quic, flow, failure: why }));
             return;
         }
         if let Direction::Receive { routes, .. } = &add.direction {
             for route in routes {
-                let Route::Id { id, .. } = route else { panic!("we have connection IDs") };
+                let QuicRouteKey::Id { id, .. } = route else { panic!("we have connection IDs") };
                 self.routes.insert(id.as_slice().to_vec(), add.quic);
             }
         }
@@ -183,22 +185,22 @@ impl QuicModelDevice {
         let mut payload = Vec::new();
         let files = transmit.parts.iter().any(|part| part.extent().is_some());
         let mut extents = ExtentCount::default();
-        let mut taken = transmit.parts.iter().filter_map(Part::extent);
-        assert!(taken.all(|extent| extents.takes(extent)), "no more than the contract has");
+        let mut taken = transmit.parts.iter().filter_map(TransmitPart::extent);
+        assert!(taken.all(|extent| extents.add(extent)), "no more than the contract has");
         for part in &transmit.parts {
             match part {
-                Part::Host(bytes) => payload.extend_from_slice(bytes),
-                Part::File(FileExtent { file, offset, len }) => {
+                TransmitPart::Host(bytes) => payload.extend_from_slice(bytes),
+                TransmitPart::File(FileExtent { file, offset, len }) => {
                     assert!(self.files.contains_key(file), "an open file");
                     payload.extend((0..u64::from(*len)).map(|i| file_byte(offset + i)));
                     self.file_bytes[0] += u64::from(*len);
                 }
-                Part::Sealed(_) | Part::Pdu(_) => panic!("no TCP here"),
+                TransmitPart::Records(_) | TransmitPart::Pdu(_) => panic!("no TCP here"),
             }
         }
         if let Some(tag) = transmit.echo {
             let fault = files && self.file_reads_fail;
-            let unknown = |protect: &Protect| !self.entries.contains_key(&protect.quic);
+            let unknown = |protect: &QuicProtect| !self.entries.contains_key(&protect.quic);
             let unsealed = transmit.protect.as_deref().is_some_and(unknown);
             let outcome = match (fault, unsealed) {
                 (true, _) => TransmitOutcome::Dropped(FileFault::Io),
@@ -220,8 +222,8 @@ impl QuicModelDevice {
         if let Some(protect) = &transmit.protect {
             assert_eq!(protect.packets.len(), datagrams.len());
             let Some(entry) = self.entries.get_mut(&protect.quic) else {
-                let (quic, flow, why) = (protect.quic, transmit.flow, QuicTrouble::NotSealed);
-                self.events.push_back(Event::QuicStatus(QuicStatus { quic, flow, why }));
+                let (quic, flow, why) = (protect.quic, transmit.flow, QuicFailure::NotEncrypted);
+                self.events.push_back(Event::QuicStatus(QuicStatus { quic, flow, failure: why }));
                 return Vec::new();
             };
             for (packet, datagram) in protect.packets.iter().zip(&mut datagrams) {
@@ -284,7 +286,7 @@ impl QuicModelDevice {
 }
 
 impl ModelContext {
-    fn encrypt(&mut self, packet: &abi::quic::Packet, datagram: &mut [u8]) {
+    fn encrypt(&mut self, packet: &abi::quic::QuicTxPacket, datagram: &mut [u8]) {
         assert!(packet.number >= self.next, "a nonce is used once");
         self.next = packet.number + 1;
         let packet_bytes = &mut datagram[usize::from(packet.begin)..];

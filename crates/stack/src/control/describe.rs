@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use abi::Refusal;
-use abi::quic::{ConnectionId, QuicId};
+use abi::quic::{QuicConnectionId, QuicId};
 use host::SocketInfo;
 use nic::SpliceInfo;
 use quic::ConnectionInfo;
@@ -109,7 +109,7 @@ fn describe_quic(info: &ConnectionInfo, queue: usize) -> Value {
         Ok(None) => json!({ "active": false, "reason": "not asked yet" }),
         Err(why) => offload(Err(why)),
     };
-    let hex = |id: &ConnectionId| format!("{id:?}");
+    let hex = |id: &QuicConnectionId| format!("{id:?}");
     let waiting = info.waiting;
     json!({
         "protocol": "quic",

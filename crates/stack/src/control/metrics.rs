@@ -10,7 +10,7 @@ use std::time::Duration;
 use cli::Failure;
 
 use super::{Probe, counters};
-use crate::listener::{ListenerThread, ReadUntil};
+use crate::listener::{DeadlineReader, ListenerThread};
 
 /// Longest time that a client may take for its request.
 const REQUEST_TIME_MAX: base::Duration = base::Duration::from_secs(2);
@@ -53,7 +53,7 @@ pub(crate) struct MetricsThread {
 
 fn serve(stream: &TcpStream, probes: &[Probe], is_alarm: IsAlarm) -> std::io::Result<()> {
     stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
-    let limited = ReadUntil::new(stream, REQUEST_TIME_MAX).take(REQUEST_BYTES_MAX);
+    let limited = DeadlineReader::new(stream, REQUEST_TIME_MAX).take(REQUEST_BYTES_MAX);
     let mut reader = BufReader::new(limited);
     let mut request = String::new();
     reader.read_line(&mut request)?;

@@ -1,7 +1,7 @@
 //! Queries to a running stack: a Unix socket, and Prometheus text format over HTTP.
 //!
 //! [`crate::Builder`] starts both, each with its own thread; `outboard stat` and `outboard ss` are
-//! clients of the socket. [`probe`] queries the threads of hosts and devices, [`describe`] formats
+//! clients of the socket. [`probe_channel`] queries the threads of hosts and devices, [`describe`] formats
 //! their answers.
 
 mod describe;
@@ -18,17 +18,17 @@ use cli::Failure;
 use serde_json::{Value, json};
 
 use crate::link::LinkName;
-use crate::listener::{ListenerThread, ReadUntil};
+use crate::listener::{DeadlineReader, ListenerThread};
 
 pub(crate) use describe::counters;
-pub(crate) use probe::{Probe, Queries, probe, sum};
+pub(crate) use probe::{Probe, ProbeReceiver, probe_channel, sum_host_counters};
 
 /// Time after which a thread that does not answer is taken to be stuck.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest time that a client may take for its query.
-const QUESTION_TIME_MAX: base::Duration = base::Duration::from_secs(2);
+const QUERY_TIME_MAX: base::Duration = base::Duration::from_secs(2);
 /// Longest query: an order with a path.
-const QUESTION_BYTES_MAX: u64 = 16 << 10;
+const QUERY_BYTES_MAX: u64 = 16 << 10;
 
 /// Answers an order, a JSON object, in the control socket's thread.
 pub type OrderHandler = Box<dyn Fn(&Value) -> Value + Send>;
@@ -121,7 +121,7 @@ fn serve(
 ) -> std::io::Result<()> {
     stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
     let mut question = String::new();
-    let limited = ReadUntil::new(stream, QUESTION_TIME_MAX).take(QUESTION_BYTES_MAX);
+    let limited = DeadlineReader::new(stream, QUERY_TIME_MAX).take(QUERY_BYTES_MAX);
     let mut reader = BufReader::new(limited);
     reader.read_line(&mut question)?;
     let answer = match question.trim() {

@@ -14,7 +14,7 @@ use super::ANSWER_TIMEOUT;
 
 /// A thread's answer to a query.
 #[derive(Debug, Default)]
-pub(crate) struct Answer {
+pub(crate) struct ProbeAnswer {
     with_sockets: bool,
     pub(super) counters: Vec<(&'static str, u64)>,
     pub(super) sockets: Vec<SocketInfo>,
@@ -22,7 +22,7 @@ pub(crate) struct Answer {
     pub(super) quic: Vec<ConnectionInfo>,
 }
 
-impl Answer {
+impl ProbeAnswer {
     /// Adds a counter.
     pub(crate) fn counter(&mut self, name: &'static str, value: u64) {
         self.counters.push((name, value));
@@ -51,9 +51,9 @@ impl Answer {
 
 /// A query to a thread.
 #[derive(Debug)]
-struct Query {
+struct ProbeQuery {
     with_sockets: bool,
-    reply: Sender<Answer>,
+    reply: Sender<ProbeAnswer>,
 }
 
 /// Sends queries to a thread.
@@ -61,38 +61,43 @@ struct Query {
 pub(crate) struct Probe {
     pub(super) part: &'static str,
     pub(super) index: usize,
-    queries: Sender<Query>,
-    bell: Notifier,
+    queries: Sender<ProbeQuery>,
+    notifier: Notifier,
 }
 
 /// Receives the queries to a thread.
-pub(crate) struct Queries(Receiver<Query>);
+pub(crate) struct ProbeReceiver(Receiver<ProbeQuery>);
 
-/// Returns both ends for the thread `part` number `index`, which `bell` wakes.
-pub(crate) fn probe(part: &'static str, index: usize, bell: Notifier) -> (Probe, Queries) {
+/// Returns both ends for the thread `part` number `index`, which `notifier` wakes.
+pub(crate) fn probe_channel(
+    part: &'static str,
+    index: usize,
+    bell: Notifier,
+) -> (Probe, ProbeReceiver) {
     let (queries, receiver) = channel();
-    (Probe { part, index, queries, bell }, Queries(receiver))
+    (Probe { part, index, queries, notifier: bell }, ProbeReceiver(receiver))
 }
 
 impl Probe {
     /// Wakes the thread.
     pub(crate) fn wake(&self) {
-        self.bell.notify();
+        self.notifier.notify();
     }
 
-    pub(super) fn ask(&self, with_sockets: bool) -> Option<Answer> {
+    pub(super) fn ask(&self, with_sockets: bool) -> Option<ProbeAnswer> {
         let (reply, answers) = channel();
-        self.queries.send(Query { with_sockets, reply }).ok()?;
+        self.queries.send(ProbeQuery { with_sockets, reply }).ok()?;
         self.wake();
         answers.recv_timeout(ANSWER_TIMEOUT).ok()
     }
 }
 
-impl Queries {
+impl ProbeReceiver {
     /// Answers all queries received so far.
-    pub(crate) fn answer(&self, fill: impl Fn(&mut Answer)) {
+    pub(crate) fn answer(&self, fill: impl Fn(&mut ProbeAnswer)) {
         for query in self.0.try_iter() {
-            let mut answer = Answer { with_sockets: query.with_sockets, ..Answer::default() };
+            let mut answer =
+                ProbeAnswer { with_sockets: query.with_sockets, ..ProbeAnswer::default() };
             fill(&mut answer);
             let _late = query.reply.send(answer);
         }
@@ -100,9 +105,9 @@ impl Queries {
 }
 
 /// Returns the sum of these counters over all host threads that answer.
-pub(crate) fn sum(probes: &[Probe], names: &[&str]) -> u64 {
+pub(crate) fn sum_host_counters(probes: &[Probe], names: &[&str]) -> u64 {
     let hosts = probes.iter().filter(|probe| probe.part == "host");
-    let answers: Vec<Answer> = hosts.filter_map(|probe| probe.ask(false)).collect();
+    let answers: Vec<ProbeAnswer> = hosts.filter_map(|probe| probe.ask(false)).collect();
     let counters = answers.iter().flat_map(|answer| &answer.counters);
     counters.filter(|(name, _)| names.contains(name)).map(|(_, value)| value).sum()
 }

@@ -9,79 +9,79 @@ use abi::disk::{DiskCompletion, DiskRequest};
 use abi::port::{RxFrame, TxFrame};
 use abi::{Event, Op, PacketBuf, PacketPool};
 use base::{Duration, Instant};
-use io::clock::Clock;
+use io::clock::MonotonicClock;
 use io::disk::Disk;
+use io::link::{Link, TxStatus};
 use io::notify::Poller;
-use io::wire::{TxStatus, Wire};
 use node::{DeviceHalf, DevicePorts, DiskPort, RETRY};
 
 use super::DeviceSide;
-use super::ending::Phase;
 use super::load::LoadMeter;
-use super::queue::DeviceQueue;
-use crate::control::Queries;
+use super::queue::DeviceRings;
+use super::shutdown::ThreadPhase;
+use crate::control::ProbeReceiver;
 
 /// Link and disk of a device, with its ends of the rings.
-struct Ports {
-    link: Box<dyn Wire>,
+struct DeviceThreadPorts {
+    link: Box<dyn Link>,
     disk: Box<dyn Disk>,
-    queue: DeviceQueue,
+    queue: DeviceRings,
 }
 
 pub(super) struct DeviceThread {
-    clock: Clock,
+    clock: MonotonicClock,
     half: DeviceHalf,
-    ports: Ports,
-    queries: Queries,
+    ports: DeviceThreadPorts,
+    queries: ProbeReceiver,
     /// A full link, ring or disk blocked the last turn: retry after [`RETRY`] even without a
     /// wake-up.
     blocked: bool,
-    phase: Phase,
+    phase: ThreadPhase,
 }
 
 impl DeviceThread {
     pub(super) fn new(
-        clock: Clock,
+        clock: MonotonicClock,
         device_side: DeviceSide,
-        queue: DeviceQueue,
-        queries: Queries,
+        queue: DeviceRings,
+        queries: ProbeReceiver,
     ) -> Self {
         let DeviceSide { device, link, disk } = device_side;
         let half = DeviceHalf::new(device, queue.index);
-        let ports = Ports { link, disk, queue };
-        Self { clock, half, ports, queries, blocked: false, phase: Phase::Running }
+        let ports = DeviceThreadPorts { link, disk, queue };
+        Self { clock, half, ports, queries, blocked: false, phase: ThreadPhase::Running }
     }
 
-    pub(super) const fn queue(&mut self) -> &mut DeviceQueue {
+    pub(super) const fn queue(&mut self) -> &mut DeviceRings {
         &mut self.ports.queue
     }
 
     /// Runs until `stop` is set and the host has ended.
     pub(super) fn run(mut self, stop: &AtomicBool) {
         let mut poller = Poller::new();
-        let bell = poller.add(self.queue().bell.fd());
-        self.watch(&mut poller);
+        let bell = poller.add(self.queue().waker.fd());
+        self.register_descriptors(&mut poller);
         let (mut load, mut worked) = (LoadMeter::new(), false);
         while !self.has_ended(stop) {
             // Before the turn, because there may be no idle moment for minutes.
             self.answer_queries();
-            if let Some(permille) = load.round(self.clock.now(), worked) {
+            if let Some(permille) = load.start_round(self.clock.now(), worked) {
                 self.half.device.note_load(permille);
             }
             worked = self.turn();
             if worked {
                 continue;
             }
-            self.queue().bell.prepare_sleep();
-            let sleeps = !self.queue().has_work() && !self.must_look(stop);
+            self.queue().waker.prepare_sleep();
+            let sleeps = !self.queue().has_work() && !self.has_unseen_flag(stop);
             // An error means that the kernel is out of memory: the loop continues without sleep.
             let woken = sleeps && poller.wait(self.sleep_for()).is_ok();
-            self.queue().bell.awake(woken && poller.is_ready(bell));
+            self.queue().waker.finish_sleep(woken && poller.is_ready(bell));
         }
     }
 
     /// Adds the descriptors that announce work, except the notifier's.
-    pub(super) fn watch(&self, poller: &mut Poller) {
+    pub(super) fn register_descriptors(&self, poller: &mut Poller) {
         self.ports.link.pollable().map(|fd| poller.add(fd));
         self.ports.disk.pollable().map(|fd| poller.add(fd));
     }
@@ -89,16 +89,16 @@ impl DeviceThread {
     /// Returns whether the thread must end: the host has ended, or the time for it is over.
     pub(super) fn has_ended(&mut self, stop: &AtomicBool) -> bool {
         let now = self.clock.now();
-        self.phase.begins_to_end(stop, now);
-        let host_ended = self.ports.queue.host_ended.is_said();
+        self.phase.enter_if_stopped(stop, now);
+        let host_ended = self.ports.queue.host_ended.is_set();
         self.phase.is_ending() && (host_ended || self.phase.is_over(now))
     }
 
     /// Returns whether another thread has set a flag that this thread has not seen yet, so that it
     /// must not sleep.
-    pub(super) fn must_look(&self, stop: &AtomicBool) -> bool {
+    pub(super) fn has_unseen_flag(&self, stop: &AtomicBool) -> bool {
         let told = stop.load(Ordering::Acquire);
-        told && (!self.phase.is_ending() || self.ports.queue.host_ended.is_said())
+        told && (!self.phase.is_ending() || self.ports.queue.host_ended.is_set())
     }
 
     /// Runs a turn of the device; returns whether there was any work.
@@ -129,7 +129,7 @@ impl DeviceThread {
     }
 }
 
-impl DiskPort for Ports {
+impl DiskPort for DeviceThreadPorts {
     fn submit(&mut self, _: Instant, request: DiskRequest) -> Result<(), DiskRequest> {
         self.disk.submit(request)
     }
@@ -143,7 +143,7 @@ impl DiskPort for Ports {
     }
 }
 
-impl DevicePorts for Ports {
+impl DevicePorts for DeviceThreadPorts {
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
         self.link.receive(now, pool)
     }
@@ -169,6 +169,6 @@ impl DevicePorts for Ports {
     }
 
     fn wake_host(&mut self, queue: usize) {
-        self.queue.host_bells[queue].ring();
+        self.queue.host_wakers[queue].wake_if_asleep();
     }
 }

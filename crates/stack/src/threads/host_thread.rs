@@ -7,84 +7,84 @@ use abi::disk::{DiskCompletion, DiskRequest};
 use abi::{Event, Op, PacketBuf};
 use base::{Duration, Instant};
 use host::Application;
-use io::clock::Clock;
+use io::clock::MonotonicClock;
 use io::disk::Disk;
 use io::notify::Poller;
 use node::{DiskPort, HostHalf, HostPorts, RETRY};
 
-use super::ending::Phase;
-use super::queue::HostQueue;
+use super::queue::HostRings;
+use super::shutdown::ThreadPhase;
 use super::{HostMessage, HostSide, Messages};
-use crate::control::Queries;
+use crate::control::ProbeReceiver;
 use crate::hooks::Hooks;
 use crate::log::AccessLog;
 
 /// A host's ends of the rings, with its disk for the files that the device does not read.
-struct Ports {
+struct HostThreadPorts {
     disk: Box<dyn Disk>,
-    queue: HostQueue,
+    queue: HostRings,
 }
 
 pub(super) struct HostThread<A, M> {
-    clock: Clock,
+    clock: MonotonicClock,
     half: HostHalf,
     app: A,
-    ports: Ports,
+    ports: HostThreadPorts,
     messages: Messages<M>,
-    queries: Queries,
+    queries: ProbeReceiver,
     log: Option<AccessLog>,
     hooks: Hooks<A, M>,
     /// A full ring or disk blocked the last turn: retry after [`RETRY`] even without a wake-up.
     blocked: bool,
-    phase: Phase,
+    phase: ThreadPhase,
 }
 
 impl<A: Application, M> HostThread<A, M> {
     pub(super) fn new(
-        clock: Clock,
+        clock: MonotonicClock,
         host_side: HostSide<A, M>,
         messages: Messages<M>,
-        queue: HostQueue,
-        queries: Queries,
+        queue: HostRings,
+        queries: ProbeReceiver,
     ) -> Self {
         let HostSide { host, app, disk, log, hooks } = host_side;
         Self {
             clock,
             half: HostHalf::new(host),
             app,
-            ports: Ports { disk, queue },
+            ports: HostThreadPorts { disk, queue },
             messages,
             queries,
             log,
             hooks,
             blocked: false,
-            phase: Phase::Running,
+            phase: ThreadPhase::Running,
         }
     }
 
-    pub(super) const fn queue(&mut self) -> &mut HostQueue {
+    pub(super) const fn queue(&mut self) -> &mut HostRings {
         &mut self.ports.queue
     }
 
     /// Runs until `stop` is set; then resets all connections, so that no peer is left waiting.
     pub(super) fn run(mut self, stop: &AtomicBool) {
         let mut poller = Poller::new();
-        let bell = poller.add(self.queue().bell.fd());
-        let changes = self.watch(&mut poller);
+        let bell = poller.add(self.queue().waker.fd());
+        let changes = self.register_descriptors(&mut poller);
         while !self.has_ended(stop) {
             // Before the turn, because there may be no idle moment for minutes.
             self.take_messages();
             if self.turn() {
                 continue;
             }
-            self.queue().bell.prepare_sleep();
-            let sleeps = !self.queue().has_work() && !self.must_look(stop);
+            self.queue().waker.prepare_sleep();
+            let sleeps = !self.queue().has_work() && !self.has_unseen_flag(stop);
             if sleeps {
                 self.flush_log();
             }
             // An error means that the kernel is out of memory: the loop continues without sleep.
             let woken = sleeps && poller.wait(self.sleep_for()).is_ok();
-            self.queue().bell.awake(woken && poller.is_ready(bell));
+            self.queue().waker.finish_sleep(woken && poller.is_ready(bell));
             if woken && changes.is_some_and(|changes| poller.is_ready(changes)) {
                 self.begin_turn();
             }
@@ -94,7 +94,7 @@ impl<A: Application, M> HostThread<A, M> {
 
     /// Adds the descriptors that announce work, except the notifier's; returns the index of the
     /// application's descriptor.
-    pub(super) fn watch(&self, poller: &mut Poller) -> Option<usize> {
+    pub(super) fn register_descriptors(&self, poller: &mut Poller) -> Option<usize> {
         self.ports.disk.pollable().map(|fd| poller.add(fd));
         (self.hooks.pollable)(&self.app).map(|fd| poller.add(fd))
     }
@@ -108,7 +108,7 @@ impl<A: Application, M> HostThread<A, M> {
     /// link, or the time for it is over. Starts the end of application and host when `stop` is set.
     pub(super) fn has_ended(&mut self, stop: &AtomicBool) -> bool {
         let now = self.clock.now();
-        if self.phase.begins_to_end(stop, now) {
+        if self.phase.enter_if_stopped(stop, now) {
             self.half.end(now, &mut self.app);
         }
         self.phase.is_ending() && (self.half.host.has_ended() || self.phase.is_over(now))
@@ -116,7 +116,7 @@ impl<A: Application, M> HostThread<A, M> {
 
     /// Returns whether another thread has set a flag that this thread has not seen yet, so that it
     /// must not sleep.
-    pub(super) fn must_look(&self, stop: &AtomicBool) -> bool {
+    pub(super) fn has_unseen_flag(&self, stop: &AtomicBool) -> bool {
         stop.load(Ordering::Acquire) && !self.phase.is_ending()
     }
 
@@ -124,8 +124,8 @@ impl<A: Application, M> HostThread<A, M> {
     pub(super) fn finish(&mut self) {
         self.write_log();
         self.flush_log();
-        self.ports.queue.ended.say();
-        self.ports.queue.device_bell.ring();
+        self.ports.queue.ended.set();
+        self.ports.queue.device_waker.wake_if_asleep();
     }
 
     /// Runs a turn of host and application; returns whether there was any work.
@@ -162,7 +162,7 @@ impl<A: Application, M> HostThread<A, M> {
     pub(super) fn take_messages(&mut self) {
         self.answer_queries();
         if let Some(log) = &mut self.log {
-            log.reopen_if_asked();
+            log.reopen_if_requested();
         }
         if self.phase.is_ending() {
             return;
@@ -193,7 +193,7 @@ impl<A: Application, M> HostThread<A, M> {
     }
 }
 
-impl DiskPort for Ports {
+impl DiskPort for HostThreadPorts {
     fn submit(&mut self, _: Instant, request: DiskRequest) -> Result<(), DiskRequest> {
         self.disk.submit(request)
     }
@@ -207,7 +207,7 @@ impl DiskPort for Ports {
     }
 }
 
-impl HostPorts for Ports {
+impl HostPorts for HostThreadPorts {
     fn devices(&self) -> usize {
         self.queue.events.len()
     }
@@ -226,6 +226,6 @@ impl HostPorts for Ports {
     }
 
     fn wake_device(&mut self) {
-        self.queue.device_bell.ring();
+        self.queue.device_waker.wake_if_asleep();
     }
 }

@@ -24,7 +24,7 @@ impl LoadMeter {
 
     /// Starts a round; `worked` is whether the last one found work. At the end of a window, returns
     /// its load in thousandths.
-    pub(super) fn round(&mut self, now: Instant, worked: bool) -> Option<u16> {
+    pub(super) fn start_round(&mut self, now: Instant, worked: bool) -> Option<u16> {
         if let Some(from) = self.working_since.take() {
             if worked {
                 self.busy += now.since(from);
@@ -49,11 +49,11 @@ mod tests {
     fn the_share_of_rounds_that_found_work() {
         let mut meter = LoadMeter::new();
         let at = |ms| Instant::ZERO + Duration::from_millis(ms);
-        assert_eq!(meter.round(at(1000), false), Some(0), "the first window is thrown away");
+        assert_eq!(meter.start_round(at(1000), false), Some(0), "the first window is thrown away");
         // Three of ten rounds found work; the thread slept in between.
         let mut shares = Vec::new();
         for ms in 1..=100 {
-            shares.extend(meter.round(at(1000 + ms), ms % 10 < 3));
+            shares.extend(meter.start_round(at(1000 + ms), ms % 10 < 3));
         }
         assert_eq!(shares, [300]);
     }

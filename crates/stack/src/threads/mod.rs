@@ -5,11 +5,11 @@
 //! [`crate::Builder`] starts them. This module does not depend on the application.
 
 mod device_thread;
-mod ending;
 mod host_thread;
 mod load;
 mod queue;
 mod shared_thread;
+mod shutdown;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,9 +18,9 @@ use std::thread::JoinHandle;
 
 use cli::Failure;
 use host::{Application, Host};
-use io::clock::Clock;
+use io::clock::MonotonicClock;
 use io::disk::Disk;
-use io::wire::Wire;
+use io::link::Link;
 use nic::Device;
 
 use crate::control::{self, Probe};
@@ -30,7 +30,7 @@ use device_thread::DeviceThread;
 use host_thread::HostThread;
 use shared_thread::SharedThread;
 
-pub(crate) use queue::{Queue, mesh};
+pub(crate) use queue::{QueueRings, ring_mesh};
 
 /// A message from another thread to the application of a queue.
 pub(crate) enum HostMessage<M> {
@@ -57,14 +57,14 @@ impl<M> Clone for MessageSender<M> {
 impl<M> MessageSender<M> {
     /// Sends a message. It is dropped if the host thread has ended.
     pub fn send(&self, message: M) {
-        self.tell(HostMessage::Application(message));
+        self.send_message(HostMessage::Application(message));
     }
 
     pub(crate) fn drain(&self) {
-        self.tell(HostMessage::Drain);
+        self.send_message(HostMessage::Drain);
     }
 
-    fn tell(&self, message: HostMessage<M>) {
+    fn send_message(&self, message: HostMessage<M>) {
         let _ended = self.messages.send(message);
         self.probe.wake();
     }
@@ -76,8 +76,8 @@ impl<M> MessageSender<M> {
     /// Fails if no file descriptor is left.
     pub fn detached() -> Result<(Self, impl Iterator<Item = M>), Failure> {
         let (messages, receiver) = channel();
-        let bell = queue::Bell::new()?;
-        let (probe, _) = control::probe("host", 0, bell.notifier());
+        let bell = queue::ThreadWaker::new()?;
+        let (probe, _) = control::probe_channel("host", 0, bell.notifier());
         let sent = std::iter::from_fn(move || match receiver.try_recv() {
             Ok(HostMessage::Application(message)) => Some(message),
             Ok(HostMessage::Drain) | Err(_) => None,
@@ -99,13 +99,13 @@ pub(crate) struct HostSide<A, M> {
 /// A device with its link and its disk.
 pub(crate) struct DeviceSide {
     pub(crate) device: Device,
-    pub(crate) link: Box<dyn Wire>,
+    pub(crate) link: Box<dyn Link>,
     pub(crate) disk: Box<dyn Disk>,
 }
 
 /// Threads of all queues. Dropping it ends them.
 pub(crate) struct Threads<M> {
-    clock: Clock,
+    clock: MonotonicClock,
     share_thread: bool,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -117,7 +117,7 @@ pub(crate) struct Threads<M> {
 
 impl<M: Send + 'static> Threads<M> {
     /// Creates a set without threads.
-    pub(crate) fn new(clock: Clock, share_thread: bool) -> Self {
+    pub(crate) fn new(clock: MonotonicClock, share_thread: bool) -> Self {
         let stop = Arc::default();
         let (threads, probes, senders) = (Vec::new(), Vec::new(), Vec::new());
         Self { clock, share_thread, stop, threads, probes, senders }
@@ -129,14 +129,14 @@ impl<M: Send + 'static> Threads<M> {
     /// Fails if no thread can be started.
     pub(crate) fn start<A: Application + Send + 'static>(
         &mut self,
-        queue: Queue,
+        queue: QueueRings,
         device: DeviceSide,
         host: HostSide<A, M>,
     ) -> Result<(), Failure> {
         let index = queue.device.index;
-        let bells = (queue.device.bell.notifier(), queue.host.bell.notifier());
-        let (device_probe, device_queries) = control::probe("nic", index, bells.0);
-        let (host_probe, host_queries) = control::probe("host", index, bells.1);
+        let bells = (queue.device.waker.notifier(), queue.host.waker.notifier());
+        let (device_probe, device_queries) = control::probe_channel("nic", index, bells.0);
+        let (host_probe, host_queries) = control::probe_channel("host", index, bells.1);
         let (messages, received) = channel();
         self.senders.push(MessageSender { messages, probe: host_probe.clone() });
         self.probes.extend([device_probe, host_probe]);
@@ -157,7 +157,7 @@ impl<M: Send + 'static> Threads<M> {
 
 impl<M> Threads<M> {
     /// Returns the clock of all threads.
-    pub(crate) fn clock(&self) -> Clock {
+    pub(crate) fn clock(&self) -> MonotonicClock {
         self.clock
     }
 

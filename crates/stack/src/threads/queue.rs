@@ -7,11 +7,11 @@
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
-use abi::ring::{Consumer, Producer, Waker, ring};
+use abi::ring::{RingConsumer, RingProducer, RingWaker, ring};
 use abi::{Event, Op, PacketBuf};
 use io::notify::Notifier;
 
-use super::ending::HostEnded;
+use super::shutdown::HostEndedFlag;
 use cli::Failure;
 
 /// Slots of each ring: packets of a few milliseconds.
@@ -19,20 +19,20 @@ const SLOTS: usize = 4096;
 
 /// Wakes a thread, with a system call only if it sleeps.
 #[derive(Clone)]
-pub(crate) struct Bell {
-    waker: Arc<Waker>,
+pub(crate) struct ThreadWaker {
+    waker: Arc<RingWaker>,
     notifier: Notifier,
 }
 
-impl Bell {
+impl ThreadWaker {
     pub(super) fn new() -> Result<Self, Failure> {
         let notifier =
             Notifier::new().map_err(|e| Failure::System(format!("cannot make an eventfd: {e}")))?;
-        Ok(Self { waker: Arc::new(Waker::new()), notifier })
+        Ok(Self { waker: Arc::new(RingWaker::new()), notifier })
     }
 
     /// Wakes the thread if it sleeps. To be called after a push to one of its rings.
-    pub(crate) fn ring(&self) {
+    pub(crate) fn wake_if_asleep(&self) {
         if self.waker.must_wake() {
             self.notifier.notify();
         }
@@ -45,8 +45,8 @@ impl Bell {
     }
 
     /// Announces that the thread is awake; `rung` is whether [`Self::fd`] was ready.
-    pub(crate) fn awake(&self, rung: bool) {
-        self.waker.awake();
+    pub(crate) fn finish_sleep(&self, rung: bool) {
+        self.waker.mark_awake();
         if rung {
             self.notifier.drain();
         }
@@ -64,17 +64,17 @@ impl Bell {
 }
 
 /// A host thread's ends of the rings.
-pub(crate) struct HostQueue {
-    pub(crate) ops: Producer<Op>,
-    pub(crate) recycle: Producer<PacketBuf>,
+pub(crate) struct HostRings {
+    pub(crate) ops: RingProducer<Op>,
+    pub(crate) recycle: RingProducer<PacketBuf>,
     /// One ring from each device thread.
-    pub(crate) events: Vec<Consumer<Event>>,
-    pub(crate) bell: Bell,
-    pub(crate) device_bell: Bell,
-    pub(super) ended: HostEnded,
+    pub(crate) events: Vec<RingConsumer<Event>>,
+    pub(crate) waker: ThreadWaker,
+    pub(crate) device_waker: ThreadWaker,
+    pub(super) ended: HostEndedFlag,
 }
 
-impl HostQueue {
+impl HostRings {
     /// Returns whether an event waits.
     pub(crate) fn has_work(&mut self) -> bool {
         self.events.iter_mut().any(|ring| !ring.is_empty())
@@ -82,19 +82,19 @@ impl HostQueue {
 }
 
 /// A device thread's ends of the rings.
-pub(crate) struct DeviceQueue {
+pub(crate) struct DeviceRings {
     /// Index of the host whose operations it executes.
     pub(crate) index: usize,
-    pub(crate) ops: Consumer<Op>,
-    pub(crate) recycle: Consumer<PacketBuf>,
+    pub(crate) ops: RingConsumer<Op>,
+    pub(crate) recycle: RingConsumer<PacketBuf>,
     /// One ring to each host thread.
-    pub(crate) events: Vec<Producer<Event>>,
-    pub(crate) bell: Bell,
-    pub(crate) host_bells: Vec<Bell>,
-    pub(super) host_ended: HostEnded,
+    pub(crate) events: Vec<RingProducer<Event>>,
+    pub(crate) waker: ThreadWaker,
+    pub(crate) host_wakers: Vec<ThreadWaker>,
+    pub(super) host_ended: HostEndedFlag,
 }
 
-impl DeviceQueue {
+impl DeviceRings {
     /// Returns whether an operation waits.
     pub(crate) fn has_work(&mut self) -> bool {
         !self.ops.is_empty()
@@ -102,20 +102,20 @@ impl DeviceQueue {
 }
 
 /// Both ends of a queue.
-pub(crate) struct Queue {
-    pub(crate) host: HostQueue,
-    pub(crate) device: DeviceQueue,
+pub(crate) struct QueueRings {
+    pub(crate) host: HostRings,
+    pub(crate) device: DeviceRings,
 }
 
 /// Creates the rings for `queues` host threads and as many device threads.
 ///
 /// # Errors
 /// Fails if no file descriptor is left.
-pub(crate) fn mesh(queues: usize) -> Result<Vec<Queue>, Failure> {
-    let bells = |n: usize| (0..n).map(|_| Bell::new()).collect::<Result<Vec<_>, _>>();
+pub(crate) fn ring_mesh(queues: usize) -> Result<Vec<QueueRings>, Failure> {
+    let bells = |n: usize| (0..n).map(|_| ThreadWaker::new()).collect::<Result<Vec<_>, _>>();
     let (host_bells, device_bells) = (bells(queues)?, bells(queues)?);
-    let mut to_host: Vec<Vec<Consumer<Event>>> = (0..queues).map(|_| Vec::new()).collect();
-    let mut from_device: Vec<Vec<Producer<Event>>> = (0..queues).map(|_| Vec::new()).collect();
+    let mut to_host: Vec<Vec<RingConsumer<Event>>> = (0..queues).map(|_| Vec::new()).collect();
+    let mut from_device: Vec<Vec<RingProducer<Event>>> = (0..queues).map(|_| Vec::new()).collect();
     for producers in &mut from_device {
         for consumers in &mut to_host {
             let (tx, rx) = ring(SLOTS);
@@ -129,25 +129,25 @@ pub(crate) fn mesh(queues: usize) -> Result<Vec<Queue>, Failure> {
             let (ops_tx, ops_rx) = ring(SLOTS);
             let (recycle_tx, recycle_rx) = ring(SLOTS);
             let (bell, device_bell) = (host_bells[index].clone(), device_bells[index].clone());
-            let ended = HostEnded::default();
-            let host = HostQueue {
+            let ended = HostEndedFlag::default();
+            let host = HostRings {
                 ops: ops_tx,
                 recycle: recycle_tx,
                 events: incoming,
-                bell,
-                device_bell: device_bell.clone(),
+                waker: bell,
+                device_waker: device_bell.clone(),
                 ended: ended.clone(),
             };
-            let device = DeviceQueue {
+            let device = DeviceRings {
                 index,
                 ops: ops_rx,
                 recycle: recycle_rx,
                 events: outgoing,
-                bell: device_bell,
-                host_bells: host_bells.clone(),
+                waker: device_bell,
+                host_wakers: host_bells.clone(),
                 host_ended: ended,
             };
-            Queue { host, device }
+            QueueRings { host, device }
         })
         .collect())
 }

@@ -25,10 +25,10 @@ impl<A: Application, M> SharedThread<A, M> {
     /// Runs until `stop` is set; then resets all connections, so that no peer is left waiting.
     pub(super) fn run(mut self, stop: &AtomicBool) {
         let mut poller = Poller::new();
-        let device_bell = poller.add(self.device.queue().bell.fd());
-        let host_bell = poller.add(self.host.queue().bell.fd());
-        self.device.watch(&mut poller);
-        let changes = self.host.watch(&mut poller);
+        let device_bell = poller.add(self.device.queue().waker.fd());
+        let host_bell = poller.add(self.host.queue().waker.fd());
+        self.device.register_descriptors(&mut poller);
+        let changes = self.host.register_descriptors(&mut poller);
         // The loop ends with the host: the device has nothing to do once the host has ended.
         while !self.host.has_ended(stop) {
             let _ = self.device.has_ended(stop);
@@ -38,18 +38,19 @@ impl<A: Application, M> SharedThread<A, M> {
             if self.turn() {
                 continue;
             }
-            self.device.queue().bell.prepare_sleep();
-            self.host.queue().bell.prepare_sleep();
+            self.device.queue().waker.prepare_sleep();
+            self.host.queue().waker.prepare_sleep();
             let work = self.device.queue().has_work() || self.host.queue().has_work();
-            let sleeps = !work && !self.device.must_look(stop) && !self.host.must_look(stop);
+            let sleeps =
+                !work && !self.device.has_unseen_flag(stop) && !self.host.has_unseen_flag(stop);
             if sleeps {
                 self.host.flush_log();
             }
             let due = [self.device.sleep_for(), self.host.sleep_for()].into_iter().flatten().min();
             // An error means that the kernel is out of memory: the loop continues without sleep.
             let woken = sleeps && poller.wait(due).is_ok();
-            self.device.queue().bell.awake(woken && poller.is_ready(device_bell));
-            self.host.queue().bell.awake(woken && poller.is_ready(host_bell));
+            self.device.queue().waker.finish_sleep(woken && poller.is_ready(device_bell));
+            self.host.queue().waker.finish_sleep(woken && poller.is_ready(host_bell));
             if woken && changes.is_some_and(|changes| poller.is_ready(changes)) {
                 self.host.begin_turn();
             }

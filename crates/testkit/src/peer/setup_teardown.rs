@@ -66,7 +66,8 @@ impl ScriptedTcpPeer {
         self.peer_nxt += seg.len.unwrap_or(0) + u32::from(seg.flags.has(crate::Flags::FIN));
         let packet = self.pool.copy(&frame).expect("the frame fits a buffer");
         let received = Received::new(packet, self.checksum, 0, 0);
-        let received = Received { established, teardowns: self.device_teardowns_taken, ..received };
+        let received =
+            Received { established, teardowns_taken: self.device_teardowns_taken, ..received };
         self.host.handle_event(self.now, Event::Received(received));
         while let Some(notice) = self.host.poll_notice() {
             if let Notice::Accepted(_, socket) = notice {

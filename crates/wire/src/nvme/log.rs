@@ -314,7 +314,7 @@ pub mod treq {
 
 /// SECTYPE of TSAS: security of the TCP connection (tcp section 3.1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Security {
+pub enum DiscoverySecurity {
     /// No security.
     None,
     /// TLS 1.2.
@@ -325,7 +325,7 @@ pub enum Security {
     Other(u8),
 }
 
-impl Security {
+impl DiscoverySecurity {
     const fn from_byte(byte: u8) -> Self {
         match byte {
             0 => Self::None,
@@ -369,7 +369,7 @@ pub struct DiscoveryEntry {
     /// SUBNQN: NQN of the subsystem; `None` if it is not valid.
     pub subnqn: Option<Nqn>,
     /// SECTYPE of TSAS: security of the connection.
-    pub security: Security,
+    pub security: DiscoverySecurity,
 }
 
 const IPV4: u8 = 1;
@@ -399,7 +399,7 @@ impl DiscoveryEntry {
             addr,
             port: text(&service).and_then(|text| text.parse().ok()),
             subnqn: Nqn::from_field(&get::<NQN_FIELD_BYTES>(bytes, 256)),
-            security: Security::from_byte(u8_at(bytes, 768)),
+            security: DiscoverySecurity::from_byte(u8_at(bytes, 768)),
         }
     }
 
@@ -475,7 +475,7 @@ mod tests {
             addr: addr.parse().ok(),
             port: Some(4420),
             subnqn: Nqn::new("nqn.2026-11.example:disks"),
-            security: Security::Tls13,
+            security: DiscoverySecurity::Tls13,
         }
     }
 

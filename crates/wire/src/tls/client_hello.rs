@@ -29,7 +29,7 @@ pub enum ClientHello {
 impl ClientHello {
     /// Parses all bytes that a client has sent so far.
     #[must_use]
-    pub fn of(bytes: &[u8]) -> Self {
+    pub fn parse(bytes: &[u8]) -> Self {
         let mut message = Vec::new();
         let mut rest = bytes;
         loop {
@@ -102,7 +102,7 @@ pub mod extension {
 /// Finds an extension in a ClientHello's body. `Some(None)` if it is absent, `None` if the message
 /// is malformed.
 #[must_use]
-pub fn find(hello: &[u8], extension: u16) -> Option<Option<&[u8]>> {
+pub fn find_extension(hello: &[u8], extension: u16) -> Option<Option<&[u8]>> {
     let mut hello = HelloReader(hello);
     hello.take(2 + 32)?; // version, random
     hello.vector8()?; // session
@@ -138,7 +138,7 @@ pub fn host_name(content: &[u8]) -> Option<&[u8]> {
 
 /// Returns the identities in [`extension::PRE_SHARED_KEY`] in the client's order, up to the first
 /// malformed one.
-pub fn identities(content: &[u8]) -> impl Iterator<Item = &[u8]> {
+pub fn psk_identities(content: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut list = HelloReader(HelloReader(content).vector16().unwrap_or_default());
     core::iter::from_fn(move || {
         let identity = list.vector16()?;

@@ -1,11 +1,11 @@
 //! Requests as text, and the responses to them, with open files but without sockets.
 
 use abi::{FileKind, Refusal};
-use base::counters::{all, moved};
+use base::counters::{collect_counters, moved};
 use proptest::prelude::*;
 
 use super::super::open_file::stat;
-use super::super::response::Piece;
+use super::super::response::ResponsePiece;
 use super::*;
 
 const WAITER: OpenWaiter = OpenWaiter::Connection { index: 0, serial: 0 };
@@ -38,7 +38,7 @@ fn responder_with(config: &Config) -> Responder {
 }
 
 /// Returns the response to a request whose file is open.
-fn answer(responder: &mut Responder, request: &str) -> (Plan, String) {
+fn answer(responder: &mut Responder, request: &str) -> (WrittenResponse, String) {
     match responder.decide(Instant::ZERO, request.as_bytes(), RequestEnv::default()) {
         RequestDecision::Respond(plan, taken) => {
             assert!(taken <= request.len());
@@ -48,10 +48,10 @@ fn answer(responder: &mut Responder, request: &str) -> (Plan, String) {
     }
 }
 
-fn text(output: &Output) -> String {
-    let show = |piece: &Piece| match piece {
-        Piece::Bytes(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-        Piece::File { file, offset, len } => format!("<{}:{offset}+{len}>", file.0),
+fn text(output: &ResponseWriter) -> String {
+    let show = |piece: &ResponsePiece| match piece {
+        ResponsePiece::Bytes(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        ResponsePiece::File { file, offset, len } => format!("<{}:{offset}+{len}>", file.0),
     };
     output.pieces.iter().map(show).collect()
 }
@@ -243,7 +243,7 @@ fn added_fields_and_cache_control() {
     let fields = ["X-Added: 1", "Strict-Transport-Security: max-age=5"];
     let rules = ["*.txt=max-age=60", "/a.txt=never reached", "/index.*=no-cache"];
     let config = Config {
-        headers: fields.map(|field| field.parse().expect("a field")).into(),
+        added_fields: fields.map(|field| field.parse().expect("a field")).into(),
         cache_control: rules.map(|rule| rule.parse().expect("a rule")).into(),
         ..Config::default()
     };
@@ -379,10 +379,10 @@ fn log_lines() {
 #[test]
 fn counted_by_status() {
     let mut responder = responder();
-    let before = all(|f| responder.counters.visit(f));
+    let before = collect_counters(|f| responder.counters.visit(f));
     answer(&mut responder, &get("/a.txt", "Range: bytes=0-0\r\n"));
     answer(&mut responder, &get("/..", ""));
-    let moved = moved(&before, &all(|f| responder.counters.visit(f)));
+    let moved = moved(&before, &collect_counters(|f| responder.counters.visit(f)));
     let names: Vec<_> = moved.iter().map(|(n, v)| format!("{n} +{v}")).collect();
     assert_eq!(
         names,
@@ -416,8 +416,8 @@ proptest! {
             let mut total = 0;
             for piece in &responder.output.pieces {
                 total += match piece {
-                    Piece::Bytes(bytes) => bytes.len() as u64,
-                    Piece::File { offset, len, .. } => {
+                    ResponsePiece::Bytes(bytes) => bytes.len() as u64,
+                    ResponsePiece::File { offset, len, .. } => {
                         prop_assert!(*len > 0 && offset + len <= 10);
                         *len
                     }

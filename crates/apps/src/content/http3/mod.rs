@@ -31,7 +31,7 @@ use quic::{Dir, Endpoint, Event, Handle, Priority, ReadEnd, StreamEvent, StreamI
 use super::Config;
 use super::answer::{RequestDecision, RequestEnv, Responder};
 use super::file_cache::OpenWaiter;
-use super::response::{Piece, Plan};
+use super::response::{ResponsePiece, WrittenResponse};
 use super::status::HttpStatus;
 use deadlines::{Http3Deadlines, Http3Timeouts};
 use frame::Http3ErrorCode;
@@ -293,7 +293,7 @@ impl Http3 {
                     (connection.handle_incoming(stream, &bytes), true)
                 }
                 Ok(bytes) => (connection.handle_request(stream, &bytes, self.head_bytes_max), true),
-                Err(ReadEnd::Blocked | ReadEnd::Gone) => (Ok(()), false),
+                Err(ReadEnd::Blocked | ReadEnd::NoStream) => (Ok(()), false),
                 Err(end) => (connection.handle_end(stream, end), false),
             };
             let failed = result.is_err();
@@ -454,9 +454,15 @@ impl Http3 {
     }
 
     /// Sends the response that is in the responder's output.
-    fn respond(&mut self, cx: &mut Http3Env<'_>, handle: Handle, stream: StreamId, plan: &Plan) {
+    fn respond(
+        &mut self,
+        cx: &mut Http3Env<'_>,
+        handle: Handle,
+        stream: StreamId,
+        plan: &WrittenResponse,
+    ) {
         let mut pieces = core::mem::take(&mut cx.responder.output.pieces).into_iter();
-        let Some(Piece::Bytes(first)) = pieces.next() else {
+        let Some(ResponsePiece::Bytes(first)) = pieces.next() else {
             return self.abort_stream(cx, handle, stream, Http3ErrorCode::InternalError);
         };
         let mut section = Vec::with_capacity(256);
@@ -480,11 +486,11 @@ impl Http3 {
         self.endpoint.write(handle, stream, first.slice(head..));
         for piece in pieces {
             match piece {
-                Piece::Bytes(bytes) => {
+                ResponsePiece::Bytes(bytes) => {
                     cx.responder.counters.http_head_bytes += bytes.len() as u64;
                     self.endpoint.write(handle, stream, bytes);
                 }
-                Piece::File { file, offset, len } => {
+                ResponsePiece::File { file, offset, len } => {
                     cx.responder.counters.http_body_bytes += len;
                     if !self.endpoint.send_file(cx.host, (handle, stream), file, offset, len) {
                         return self.abort_stream(

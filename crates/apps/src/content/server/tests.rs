@@ -397,7 +397,7 @@ fn no_handle_left() {
 }
 
 #[test]
-fn content_is_never_taken_for_a_request() {
+fn content_is_never_parsed_as_a_request() {
     let mut world = ContentTestBed::new();
     let id = world.accept();
     let inner = get("/b");
@@ -481,7 +481,7 @@ fn stale_and_foreign_notices() {
 
 /// Events of the network and the disk during a pipeline.
 #[derive(Clone, Debug)]
-enum Happening {
+enum PipelineEvent {
     Arrive(usize),
     Acknowledge(u64),
     Room(usize),
@@ -489,13 +489,13 @@ enum Happening {
     Pass(u64),
 }
 
-fn happening() -> impl Strategy<Value = Happening> {
+fn happening() -> impl Strategy<Value = PipelineEvent> {
     prop_oneof![
-        (1_usize..200).prop_map(Happening::Arrive),
-        (1_u64..500).prop_map(Happening::Acknowledge),
-        (1_usize..300).prop_map(Happening::Room),
-        Just(Happening::Open),
-        (1_u64..700).prop_map(Happening::Pass),
+        (1_usize..200).prop_map(PipelineEvent::Arrive),
+        (1_u64..500).prop_map(PipelineEvent::Acknowledge),
+        (1_usize..300).prop_map(PipelineEvent::Room),
+        Just(PipelineEvent::Open),
+        (1_u64..700).prop_map(PipelineEvent::Pass),
     ]
 }
 
@@ -513,15 +513,15 @@ proptest! {
         let (mut given, mut sent) = (0, String::new());
         for happening in weather {
             match happening {
-                Happening::Arrive(bytes) => {
+                PipelineEvent::Arrive(bytes) => {
                     let end = (given + bytes).min(text.len());
                     world.receive(id, &text[given..end]);
                     given = end;
                 }
-                Happening::Acknowledge(bytes) => world.acknowledge(id, bytes),
-                Happening::Room(bytes) => { world.set_room(id, bytes); world.notify(id); }
-                Happening::Open => world.finish_opens(),
-                Happening::Pass(millis) => world.advance(Duration::from_millis(millis)),
+                PipelineEvent::Acknowledge(bytes) => world.acknowledge(id, bytes),
+                PipelineEvent::Room(bytes) => { world.set_room(id, bytes); world.notify(id); }
+                PipelineEvent::Open => world.finish_opens(),
+                PipelineEvent::Pass(millis) => world.advance(Duration::from_millis(millis)),
             }
             sent.push_str(&world.sent(id));
         }

@@ -33,7 +33,7 @@ use wire::nvme::identify::{Controller, cns};
 use wire::nvme::status::Status;
 
 use super::Config;
-use super::command::{CommandData, ControllerLimits, IO_QUEUE, Loss, Namespace};
+use super::command::{CommandData, ControllerLimits, IO_QUEUE, InitiatorNamespace, Loss};
 use super::counters::InitiatorCounters;
 use super::queue::{CommandDone, CommandOrigin, InitiatorQueue, InitiatorQueueEvent, LateCommand};
 use crate::nvme::channel::NvmeChannel;
@@ -129,7 +129,7 @@ pub(super) struct Association {
     cntlid: u16,
     controller: Option<Box<Controller>>,
     pub(super) limits: ControllerLimits,
-    pub(super) namespaces: BTreeMap<u32, Namespace>,
+    pub(super) namespaces: BTreeMap<u32, InitiatorNamespace>,
     listed_nsids: VecDeque<u32>,
     /// The namespaces changed while they were being read.
     rescan: bool,

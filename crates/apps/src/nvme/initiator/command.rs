@@ -20,7 +20,7 @@ const RANGES_MAX: usize = 256;
 
 /// A namespace of the controller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Namespace {
+pub struct InitiatorNamespace {
     /// Namespace ID.
     pub nsid: u32,
     /// Number of blocks.
@@ -37,7 +37,7 @@ pub struct Namespace {
     pub write_protected: bool,
 }
 
-impl Namespace {
+impl InitiatorNamespace {
     /// Returns whether this is the same namespace as `before`, which had the same ID: by their
     /// permanent identifiers, or by size if they have none.
     pub(super) fn is_same(&self, before: &Self) -> bool {
@@ -118,7 +118,7 @@ pub enum AdminData {
 
 /// A completed request.
 #[derive(Debug)]
-pub struct Done {
+pub struct NvmeRequestDone {
     /// Token passed to [`super::Initiator::submit`].
     pub token: u64,
     /// Dwords 0 and 1 of the completion, or the error.
@@ -129,7 +129,7 @@ pub struct Done {
 
 /// Too many requests are open. Returns the request and its buffer.
 #[derive(Debug)]
-pub struct Busy(pub Request, pub Option<AlignedBuf>);
+pub struct InitiatorBusy(pub Request, pub Option<AlignedBuf>);
 
 /// Error of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -326,7 +326,7 @@ impl Request {
     /// The error with which the request fails.
     pub(super) fn check(
         &self,
-        namespace: &Namespace,
+        namespace: &InitiatorNamespace,
         limits: &ControllerLimits,
         buffer: Option<&AlignedBuf>,
     ) -> Result<(), Error> {

@@ -38,7 +38,9 @@ use wire::nvme::command::Completion;
 use wire::nvme::status::Status;
 
 use self::association::{Association, AssociationEnv, AssociationEvent};
-pub use self::command::{AdminData, Busy, Done, Error, Loss, Namespace, Request};
+pub use self::command::{
+    AdminData, Error, InitiatorBusy, InitiatorNamespace, Loss, NvmeRequestDone, Request,
+};
 use self::command::{CommandData, ControllerLimits};
 pub use self::config::{Config, Event, State};
 pub use self::counters::InitiatorCounters;
@@ -60,7 +62,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 struct PendingRequest {
     token: u64,
-    namespace: Namespace,
+    namespace: InitiatorNamespace,
     request: Request,
     buffer: Option<AlignedBuf>,
     digest_retries: u8,
@@ -103,9 +105,9 @@ pub struct Initiator {
     alone: bool,
     next_serial: u64,
     last_queue: usize,
-    namespaces: BTreeMap<u32, Namespace>,
+    namespaces: BTreeMap<u32, InitiatorNamespace>,
     limits: Option<ControllerLimits>,
-    done: VecDeque<Done>,
+    done: VecDeque<NvmeRequestDone>,
     events: VecDeque<Event>,
     counters: InitiatorCounters,
 }
@@ -155,7 +157,7 @@ impl Initiator {
     }
 
     /// Returns the known namespaces.
-    pub fn namespaces(&self) -> impl Iterator<Item = &Namespace> {
+    pub fn namespaces(&self) -> impl Iterator<Item = &InitiatorNamespace> {
         self.namespaces.values()
     }
 
@@ -182,7 +184,7 @@ impl Initiator {
     /// Completion is always reported by [`Self::poll_done`], also for an invalid request.
     ///
     /// # Errors
-    /// [`Busy`], with the request and its buffer, if [`Config::requests_max`] are open.
+    /// [`InitiatorBusy`], with the request and its buffer, if [`Config::requests_max`] are open.
     pub fn submit(
         &mut self,
         now: Instant,
@@ -190,10 +192,10 @@ impl Initiator {
         (token, nsid): (u64, u32),
         request: Request,
         buffer: Option<AlignedBuf>,
-    ) -> Result<(), Busy> {
+    ) -> Result<(), InitiatorBusy> {
         if self.requests.len() >= self.config.requests_max {
             self.counters.nvmei_busy += 1;
-            return Err(Busy(request, buffer));
+            return Err(InitiatorBusy(request, buffer));
         }
         self.counters.nvmei_requests += 1;
         let namespace = match self.check(nsid, &request, buffer.as_ref()) {
@@ -230,7 +232,7 @@ impl Initiator {
     }
 
     /// Returns the next completed request.
-    pub fn poll_done(&mut self) -> Option<Done> {
+    pub fn poll_done(&mut self) -> Option<NvmeRequestDone> {
         self.done.pop_front()
     }
 
@@ -294,14 +296,14 @@ impl Initiator {
         nsid: u32,
         request: &Request,
         buffer: Option<&AlignedBuf>,
-    ) -> Result<Namespace, Error> {
+    ) -> Result<InitiatorNamespace, Error> {
         match &self.phase {
             InitiatorPhase::Failed(loss) => return Err(Error::ControllerLost(*loss)),
             InitiatorPhase::Closing(..) | InitiatorPhase::Closed => return Err(Error::Closed),
             _ => {}
         }
         let limits = self.limits.ok_or(Error::NoNamespace(nsid))?;
-        let none = Namespace { nsid, shift: 9, ..Namespace::default() };
+        let none = InitiatorNamespace { nsid, shift: 9, ..InitiatorNamespace::default() };
         let namespace = match self.namespaces.get(&nsid) {
             Some(namespace) => *namespace,
             None if !request.is_io() => none,
@@ -363,7 +365,7 @@ impl Initiator {
         let InitiatorPhase::Up(association) = &self.phase else { return };
         self.namespaces.clone_from(&association.namespaces);
         self.limits = Some(association.limits);
-        let same = |before: &Namespace| {
+        let same = |before: &InitiatorNamespace| {
             self.namespaces.get(&before.nsid).is_some_and(|now| now.is_same(before))
         };
         let held = self.requests.iter().filter(|(_, pending)| pending.held_back);
@@ -494,7 +496,7 @@ impl Initiator {
             &mut self.counters.nvmei_failed
         };
         *ended += 1;
-        self.done.push_back(Done { token, result, buffer });
+        self.done.push_back(NvmeRequestDone { token, result, buffer });
     }
 
     /// Releases held requests that no longer overlap an earlier one.

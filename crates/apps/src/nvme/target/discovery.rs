@@ -3,7 +3,7 @@
 
 use wire::nvme::fabrics::CNTLID_DYNAMIC;
 use wire::nvme::log::{
-    DiscoveryEntry, DiscoveryHeader, DiscoverySubtype as Kind, Security, TRTYPE_TCP, treq,
+    DiscoveryEntry, DiscoveryHeader, DiscoverySecurity, DiscoverySubtype as Kind, TRTYPE_TCP, treq,
 };
 use wire::nvme::nqn::Nqn;
 
@@ -31,8 +31,8 @@ fn entries(
 ) -> impl Iterator<Item = DiscoveryEntry> + '_ {
     let tls = shared.config.tls.is_some() || shared.config.psk.is_some();
     let (secure, security) = match tls {
-        true => (treq::SECURE_REQUIRED, Security::Tls13),
-        false => (treq::SECURE_NOT_REQUIRED, Security::None),
+        true => (treq::SECURE_REQUIRED, DiscoverySecurity::Tls13),
+        false => (treq::SECURE_NOT_REQUIRED, DiscoverySecurity::None),
     };
     shared.config.addresses.iter().zip(1..).map(move |(address, port_id)| DiscoveryEntry {
         trtype: TRTYPE_TCP,

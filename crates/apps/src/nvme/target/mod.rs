@@ -51,7 +51,7 @@ use wire::nvme::nqn::Nqn;
 use wire::nvme::pdu::{MAXH2CDATA_MIN, PDA_MAX};
 
 pub use counters::Counters;
-pub use namespaces::{NamespaceChangeError, NamespaceInfo, QueueInfo};
+pub use namespaces::{NamespaceChangeError, NamespaceInfo, NvmeQueueInfo};
 pub use subsystem::{NamespaceConfig, SubsystemConfig};
 
 use server::NvmeTargetServer;
@@ -336,7 +336,7 @@ impl Target {
 
     /// Returns the connected queues.
     #[must_use]
-    pub fn queues(&self) -> Vec<QueueInfo> {
+    pub fn queues(&self) -> Vec<NvmeQueueInfo> {
         self.server.queues()
     }
 

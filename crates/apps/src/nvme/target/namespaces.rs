@@ -67,7 +67,7 @@ pub struct NamespaceInfo {
 
 /// A connected queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct QueueInfo {
+pub struct NvmeQueueInfo {
     /// Address and port of the initiator.
     pub remote: Option<Endpoint>,
     /// Host NQN of the initiator.

@@ -18,7 +18,7 @@ use super::buffers::WriteBufferPool;
 use super::controller::{Controller, Controllers, TargetConnId};
 use super::counters::Counters;
 use super::log::ConnectionLog;
-use super::namespaces::QueueInfo;
+use super::namespaces::NvmeQueueInfo;
 use super::queue::{NOT_ACKNOWLEDGED, NvmeTargetConn, TargetConnContext};
 use super::shared::{
     HealthTotals, NvmeOpId, NvmeOpStage, NvmeOpTable, NvmeTargetState, PendingAbort,
@@ -128,14 +128,14 @@ impl<L: TargetTransport> NvmeTargetServer<L> {
     }
 
     /// Returns the connected queues.
-    pub(super) fn queues(&self) -> Vec<QueueInfo> {
+    pub(super) fn queues(&self) -> Vec<NvmeQueueInfo> {
         let NvmeTargetState { subsystems, controllers, .. } = &self.shared;
         let info = |conn: &NvmeTargetConn<L>| {
             let queue = conn.queue.as_ref()?;
             let controller = controllers.get(queue.params.cntlid)?;
             let subsystem = controller.subsystem.and_then(|index| subsystems.get(index));
             let (header_digest, data_digest) = conn.link.digests();
-            Some(QueueInfo {
+            Some(NvmeQueueInfo {
                 remote: conn.remote,
                 host: controller.hostnqn,
                 host_id: controller.hostid,

@@ -7,7 +7,7 @@ use abi::aligned::AlignedBuf;
 use base::Instant;
 use bytes::Bytes;
 use host::DiskUser;
-use structures::slab::{Key, Slab};
+use structures::slab::{Slab, SlabKey};
 
 use super::Config;
 use super::buffers::{WriteBufferLease, WriteBufferPool};
@@ -23,13 +23,13 @@ use super::subsystem::{Subsystem, TargetNamespace, TargetNamespaceState};
 pub(super) struct NvmeOpId(pub(super) u64);
 
 impl NvmeOpId {
-    const fn key(self) -> Key {
-        Key::from_u64(self.0)
+    const fn key(self) -> SlabKey {
+        SlabKey::from_u64(self.0)
     }
 }
 
-impl From<Key> for NvmeOpId {
-    fn from(key: Key) -> Self {
+impl From<SlabKey> for NvmeOpId {
+    fn from(key: SlabKey) -> Self {
         Self(key.to_u64())
     }
 }

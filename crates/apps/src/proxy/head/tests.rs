@@ -1,11 +1,11 @@
 //! Heads of requests, and the heads that their backends get.
 
 use super::*;
-use crate::proxy::config::{Mode, Route};
+use crate::proxy::config::{Mode, ProxyRoute};
 use proptest::prelude::*;
 
 fn listener(insert: Insert, keep_alive: bool) -> Listener {
-    let route = Route { host: "b.example".into(), path: String::new(), pool: 1 };
+    let route = ProxyRoute { host: "b.example".into(), path: String::new(), pool: 1 };
     Listener {
         addr: None,
         port: 80,
@@ -178,7 +178,7 @@ fn refusals() {
 
 /// The contents of a canonical head, which cannot be interpreted in two ways.
 #[derive(Debug, PartialEq, Eq)]
-struct Seen {
+struct CanonicalHead {
     method: String,
     target: String,
     host: Option<String>,
@@ -186,7 +186,7 @@ struct Seen {
 }
 
 /// Parses a canonical head with a grammar that is stricter than any server's.
-fn read_canonical(head: &[u8]) -> Result<Seen, String> {
+fn read_canonical(head: &[u8]) -> Result<CanonicalHead, String> {
     let head = head.strip_suffix(b"\r\n\r\n").ok_or("no end")?;
     let text: String = head.iter().map(|&b| char::from(b)).collect();
     let mut lines = text.split("\r\n");
@@ -201,7 +201,7 @@ fn read_canonical(head: &[u8]) -> Result<Seen, String> {
     if !token(method) || !is_target || !matches!(version, "HTTP/1.0" | "HTTP/1.1") {
         return Err(format!("{parts:?}"));
     }
-    let mut seen = Seen {
+    let mut seen = CanonicalHead {
         method: method.to_owned(),
         target: target.to_owned(),
         host: None,
@@ -273,7 +273,7 @@ fn unescape(text: &str) -> Vec<u8> {
 
 /// Returns the result for a head. A forwarded head must be canonical, and a second proxy must not
 /// change it.
-fn outcome(bytes: &[u8], listener: &Listener) -> Result<Seen, u16> {
+fn outcome(bytes: &[u8], listener: &Listener) -> Result<CanonicalHead, u16> {
     let head = match decide_bytes(bytes, listener, "10.77.0.1") {
         ProxyDecision::Refuse { status, .. } => return Err(status.code()),
         ProxyDecision::Forward { head, .. } => head,
@@ -301,7 +301,7 @@ fn ambiguous_heads() {
                 let parts: Vec<_> = seen.split(' ').collect();
                 let [method, target, host, framing] = parts[..] else { panic!("{line}") };
                 forwarded += 1;
-                Ok(Seen {
+                Ok(CanonicalHead {
                     method: method.to_owned(),
                     target: String::from_utf8(unescape(target)).unwrap(),
                     host: (host != "-").then(|| host.to_owned()),

@@ -16,7 +16,7 @@ impl<I: Copy + Eq> ProxyPair<I> {
         status: HttpStatus,
     ) -> PairAction {
         cx.shared.counters.count_status(status.code());
-        self.status = StatusLine::of(status.code());
+        self.status = ResponseStatusLine::of(status.code());
         cx.shared.clock.advance(cx.now);
         let line = status.line();
         let body = format!("{line}\n");
@@ -32,7 +32,7 @@ impl<I: Copy + Eq> ProxyPair<I> {
             text.push_str(&body);
         }
         self.bytes[BACKEND] += text.len() as u64;
-        self.say(cx, text.into_bytes())
+        self.send_and_close(cx, text.into_bytes())
     }
 
     /// Sends a TLS alert in place of a handshake, and closes.
@@ -41,10 +41,10 @@ impl<I: Copy + Eq> ProxyPair<I> {
         cx: &mut ProxyPairEnv<'_, S>,
         description: u8,
     ) -> PairAction {
-        self.say(cx, fatal_alert(description).to_vec())
+        self.send_and_close(cx, fatal_alert(description).to_vec())
     }
 
-    fn say<S: ProxySockets<Id = I>>(
+    fn send_and_close<S: ProxySockets<Id = I>>(
         &mut self,
         cx: &mut ProxyPairEnv<'_, S>,
         bytes: Vec<u8>,

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use wire::tls::fatal_alert;
 
 use super::*;
-use crate::proxy::config::{Check, Insert, Listener, Mode, Pool, Route};
+use crate::proxy::config::{Check, Insert, Listener, Mode, Pool, ProxyRoute};
 use crate::proxy::sni::tests::client_hello;
 use fake::{FakeSocketId, ProxyTestBed, end, listener, pool, table};
 
@@ -103,7 +103,7 @@ fn head_one_byte_at_a_time() {
 fn routes_by_host_and_path_with_fields_added() {
     let mut table = table(Mode::Http, 1);
     table.pools.push(Pool { name: "q".into(), backends: vec![end(99, 1).into()], ..pool(0) });
-    let route = Route { host: "b".into(), path: "/x".into(), pool: 1 };
+    let route = ProxyRoute { host: "b".into(), path: "/x".into(), pool: 1 };
     let insert = Insert { x_forwarded_for: true, ..Insert::default() };
     table.listeners = vec![Listener { routes: vec![route], insert, ..listener(Mode::Http) }];
     let mut world = ProxyTestBed::with(Config { splice: false, ..Config::default() }, table);
@@ -132,7 +132,7 @@ fn malformed_and_oversized_heads() {
         world.receive(client, &text);
         assert!(world.sockets.app_state.opened.is_empty());
         assert_answered(&mut world, client, code);
-        let mut moved = base::counters::all(|f| world.server.shared.counters.visit(f));
+        let mut moved = base::counters::collect_counters(|f| world.server.shared.counters.visit(f));
         let is_status = |name: &str| name.starts_with("proxy_4") || name.starts_with("proxy_5");
         moved.retain(|(name, value)| *value > 0 && is_status(name));
         assert_eq!(moved, [(counter, 1)]);
@@ -233,7 +233,7 @@ fn retries_before_the_first_byte() {
 }
 
 #[test]
-fn no_backend_to_be_had() {
+fn no_backend_available() {
     // All backends refuse.
     let mut world = ProxyTestBed::new(Mode::Http, 2);
     let client = world.accept();
@@ -444,7 +444,7 @@ fn a_head_that_does_not_fit_waits() {
 fn tls_by_name() {
     let mut table = table(Mode::Tls, 1);
     table.pools.push(Pool { name: "q".into(), backends: vec![end(99, 443).into()], ..pool(0) });
-    let route = Route { host: "*.b.example".into(), path: String::new(), pool: 1 };
+    let route = ProxyRoute { host: "*.b.example".into(), path: String::new(), pool: 1 };
     table.listeners = vec![Listener { routes: vec![route], ..listener(Mode::Tls) }];
     let config = Config { splice: false, ..Config::default() };
     for record in [3, 1000] {
@@ -476,7 +476,7 @@ fn tls_by_name() {
 }
 
 #[test]
-fn tls_that_is_none() {
+fn malformed_client_hello_gets_an_alert() {
     let mut world = ProxyTestBed::new(Mode::Tls, 1);
     let client = world.accept();
     world.receive(client, GET);
@@ -820,7 +820,7 @@ proptest! {
 /// At the end of the program every client is logged, with the stage that it had reached. No further
 /// connections are made. A spliced pair is logged once the device has reported its bytes.
 #[test]
-fn the_end_is_logged() {
+fn drained_clients_are_logged() {
     let mut world = ProxyTestBed::new(Mode::Http, 1);
     let waiting = world.accept();
     world.receive(waiting, "GET / HT");

@@ -6,7 +6,9 @@ use base::{Duration, Instant};
 use crypto::Provider;
 use host::{Cidr, TlsClient, TlsServer};
 use nic::{DeviceConfig, L5oConfig};
-use outboard_apps::nvme::initiator::{Config, Discovery, Done, Event, Initiator, Request, State};
+use outboard_apps::nvme::initiator::{
+    Config, Discovery, Event, Initiator, NvmeRequestDone, Request, State,
+};
 use std::sync::Arc;
 use testkit::{Frame, Machine, PLAIN_LINK};
 use wire::Endpoint;
@@ -35,7 +37,7 @@ pub(crate) struct InitiatorRig {
     pub(crate) server: Machine,
     pub(crate) initiator: Initiator,
     pub(crate) target: ScriptedController,
-    pub(crate) done: Vec<Done>,
+    pub(crate) done: Vec<NvmeRequestDone>,
     pub(crate) events: Vec<Event>,
     /// All frames are dropped.
     pub(crate) cut: bool,
@@ -152,20 +154,20 @@ impl InitiatorRig {
     }
 
     /// Removes and returns the only completed request.
-    pub(crate) fn only_done(&mut self) -> Done {
+    pub(crate) fn only_done(&mut self) -> NvmeRequestDone {
         assert_eq!(self.done.len(), 1, "{:?}", self.done);
         self.done.remove(0)
     }
 
     /// Submits a request and returns its completion.
-    pub(crate) fn ask(&mut self, request: Request, pages: usize) -> Done {
+    pub(crate) fn ask(&mut self, request: Request, pages: usize) -> NvmeRequestDone {
         self.submit(0, request, pages);
         self.settle();
         self.only_done()
     }
 
     /// Submits a flush and returns its completion, ignoring earlier ones.
-    pub(crate) fn ask_again(&mut self) -> Done {
+    pub(crate) fn ask_again(&mut self) -> NvmeRequestDone {
         self.done.clear();
         self.ask(Request::Flush, 0)
     }

@@ -14,7 +14,7 @@ use alloc::collections::VecDeque;
 
 use abi::aligned::AlignedBuf;
 use abi::l5o::{Direction, L5oCreate, L5oId, L5oState, ResyncRequest};
-use abi::nvme_tcp::{DdpId, DdpSetup, DdpTeardownDone, NvmeTcpLimits, NvmeTcpState, OverTls};
+use abi::nvme_tcp::{DdpId, DdpSetup, DdpTeardownDone, NvmeTcpLimits, NvmeTcpState, TlsCarrier};
 use abi::{FlowId, Op, Refusal};
 use base::SeqNum;
 
@@ -87,7 +87,7 @@ impl NvmeRxOffload {
         }
         let rx = from.map(|from| {
             let context = cx.out.new_context();
-            let over = from.map(|from| OverTls { skip, ..from.over });
+            let over = from.map(|from| TlsCarrier { skip, ..from.over });
             let state = L5oState::NvmeTcp(NvmeTcpState { over, ..state });
             let (tcpsn, direction) =
                 (from.map_or(next + skip, |from| from.seq), Direction::Receive(tuple));
@@ -152,7 +152,7 @@ impl NvmeRxOffload {
         self.asked
     }
 
-    /// Registers a buffer, of which the bytes `there` have already arrived. Returns its identifier,
+    /// Registers a buffer, of which the bytes `filled` have already arrived. Returns its identifier,
     /// or the buffer if there is no context or registration does not pay off.
     pub(crate) fn register(
         &mut self,
@@ -169,7 +169,7 @@ impl NvmeRxOffload {
         }
         let id = DdpId(self.last_registration.0.wrapping_add(1));
         self.last_registration = id;
-        let setup = DdpSetup { context, flow, tag, id, offset, len, there, buffer };
+        let setup = DdpSetup { context, flow, tag, id, offset, len, filled: there, buffer };
         out.ops.push_back(Op::DdpSetup(Box::new(setup)));
         out.counters.nvme_ddp_setup += 1;
         Ok(id)

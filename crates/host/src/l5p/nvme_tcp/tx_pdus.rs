@@ -14,8 +14,8 @@ use core::fmt;
 
 use abi::Refusal;
 use abi::crypto::CryptoProvider;
-use abi::l5o::{Content, L5oId};
-use abi::nvme_tcp::{DIGEST_BYTES, Data, NvmeTcpState, PREFIX_BYTES_MAX, PduRange};
+use abi::l5o::{L5oContent, L5oId};
+use abi::nvme_tcp::{DIGEST_BYTES, NvmeTcpState, PREFIX_BYTES_MAX, PduDataSource, PduRange};
 use bytes::Bytes;
 use smallvec::SmallVec;
 
@@ -333,9 +333,9 @@ impl NvmeTxPdus {
         let prefix = if known || !reaches_digest { 0 } else { before };
         let range = before - prefix..pdu.data_before(to);
         let data = match pdu.data.content(range.start, range.end)? {
-            Content::File(extent) if extent.len > 0 => Data::File(extent),
-            Content::Host(bytes) => Data::Host(bytes),
-            _ => Data::Host(Bytes::new()),
+            L5oContent::File(extent) if extent.len > 0 => PduDataSource::File(extent),
+            L5oContent::Host(bytes) => PduDataSource::Host(bytes),
+            _ => PduDataSource::Host(Bytes::new()),
         };
         let whole = known || prefix > 0;
         self.expected = Some(ExpectedPduRange { number: pdu.number, offset: to, whole });
@@ -352,11 +352,11 @@ impl NvmeTxPdus {
     }
 
     /// As [`Self::range`], as content of records; the range may be empty.
-    pub(crate) fn content(&mut self, pdu: &TxDigestPdu, from: u64, to: u64) -> Option<Content> {
+    pub(crate) fn content(&mut self, pdu: &TxDigestPdu, from: u64, to: u64) -> Option<L5oContent> {
         if from >= to {
-            return Some(Content::Host(Bytes::new()));
+            return Some(L5oContent::Host(Bytes::new()));
         }
-        self.range(pdu, from, to).map(|range| Content::Pdu(Box::new(range)))
+        self.range(pdu, from, to).map(|range| L5oContent::Pdu(Box::new(range)))
     }
 }
 

@@ -7,7 +7,7 @@
 use alloc::boxed::Box;
 
 use abi::l5o::{Direction, L5oCreate, L5oId, L5oState, ResyncRequest};
-use abi::nvme_tcp::OverTls;
+use abi::nvme_tcp::TlsCarrier;
 use abi::{Op, Refusal};
 
 use super::{HostTlsSession, TlsQueuedData};
@@ -57,10 +57,10 @@ impl HostTlsSession {
     }
 
     /// Returns the context and number of the next record to be written, if the device encrypts it.
-    pub(crate) fn tx_at(&self, conn: &L5pConnection) -> Option<OverTls> {
+    pub(crate) fn tx_at(&self, conn: &L5pConnection) -> Option<TlsCarrier> {
         let open = self.stage.open()?;
         let context = conn.snd.transforms.tx_keys.as_ref()?.context()?;
-        Some(OverTls { context, number: open.tx.number, skip: 0 })
+        Some(TlsCarrier { context, first_record: open.tx.number, skip: 0 })
     }
 
     /// Requests a receive context from the first record on whose header has not arrived.

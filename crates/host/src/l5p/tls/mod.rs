@@ -38,7 +38,7 @@ use core::fmt;
 
 use abi::Refusal;
 use abi::crypto::CryptoProvider;
-use abi::nvme_tcp::OverTls;
+use abi::nvme_tcp::TlsCarrier;
 use base::{SeqNum, internal_error};
 use bytes::{Buf as _, Bytes};
 use wire::tls::{FATAL, fatal_alert};
@@ -88,7 +88,7 @@ enum TlsQueuedData {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NextRecord {
     /// The record layer's receive context, and the record's number.
-    pub(crate) over: OverTls,
+    pub(crate) over: TlsCarrier,
     /// Sequence number of the record's first byte.
     pub(crate) seq: SeqNum,
     /// Bytes of each record that are not content.
@@ -100,7 +100,7 @@ impl NextRecord {
     /// record `from`, if all records since then carried only content.
     pub(crate) fn position(&self, from: &Self) -> SeqNum {
         #[expect(clippy::cast_possible_truncation, reason = "positions are modulo 2^32")]
-        let records = self.over.number.wrapping_sub(from.over.number) as u32;
+        let records = self.over.first_record.wrapping_sub(from.over.first_record) as u32;
         self.seq - self.overhead.wrapping_mul(records)
     }
 }
@@ -254,7 +254,8 @@ impl HostTlsSession {
         let open = self.stage.open().ok_or(Refusal::DoesNotFit)?;
         let read = self.decrypted.is_empty() && self.front.in_place().is_none();
         let offload = self.offload.as_deref().filter(|_| read).ok_or(Refusal::DoesNotFit)?;
-        let over = OverTls { context: offload.context()?, number: open.rx.number, skip: 0 };
+        let over =
+            TlsCarrier { context: offload.context()?, first_record: open.rx.number, skip: 0 };
         let position = rcv.read_position() - self.front.copied().len() as u64;
         let overhead = u32::try_from(open.rx.keys.framing.overhead()).unwrap_or(0);
         Ok(NextRecord { over, seq: rcv.seq(position), overhead })

@@ -188,7 +188,7 @@ impl HostTlsSession {
             return FrontRecordStatus::Copy;
         };
         let is_data = kind == content::APPLICATION_DATA && content > 0 && open.message.is_empty();
-        let front = framing.front();
+        let front = framing.full_header_len();
         let ends = kind == content::ALERT && content == ALERT_BYTES && {
             let mut alert = [0; ALERT_BYTES];
             rcv.copy_to(front, &mut alert) && alert[1] == Alert::CloseNotify as u8
@@ -373,7 +373,7 @@ fn content_of(
     len: usize,
 ) -> Option<(u8, usize)> {
     let text_end = len.checked_sub(TAG_BYTES)?;
-    let text = text_end.checked_sub(framing.front())?;
+    let text = text_end.checked_sub(framing.full_header_len())?;
     let (kind, content) = match framing.version {
         Version::Tls12 => (outer, text),
         Version::Tls13 => {

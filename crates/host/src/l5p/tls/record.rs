@@ -103,11 +103,11 @@ impl TlsRecordKeys {
         debug_assert!(text.len() <= CONTENT_BYTES_MAX, "callers cut");
         let nonce = self.framing.nonce(&self.iv, number);
         let mut front = [0; Framing::FULL_HEADER_BYTES_MAX];
-        let front_len = self.framing.write_front(kind, text.len(), &nonce, &mut front);
+        let front_len = self.framing.write_full_header(kind, text.len(), &nonce, &mut front);
         out.extend_from_slice(&front[..front_len]);
         let start = out.len();
         out.extend_from_slice(text);
-        if self.framing.inner() > 0 {
+        if self.framing.inner_type_len() > 0 {
             out.push(kind);
         }
         let (aad, aad_len) = self.framing.aad(number, kind, out.len() - start);
@@ -122,10 +122,10 @@ impl TlsRecordKeys {
     /// The alert that RFC 8446 section 5.2 or RFC 5246 section 7.2.2 requires.
     pub(crate) fn open(&self, number: u64, record: &mut [u8]) -> Result<(u8, Range<usize>), Alert> {
         let kind = self.check(record)?;
-        let front_len = self.framing.front();
+        let front_len = self.framing.full_header_len();
         let mut front = [0; Framing::FULL_HEADER_BYTES_MAX];
         front[..front_len].copy_from_slice(&record[..front_len]);
-        let nonce = self.framing.nonce_of(&self.iv, number, &front);
+        let nonce = self.framing.received_nonce(&self.iv, number, &front);
         let sealed = &mut record[front_len..];
         let (mut aad, aad_len) = self.framing.aad(number, kind, sealed.len() - TAG_BYTES);
         if self.framing.version == Version::Tls13 {
@@ -161,7 +161,7 @@ impl TlsRecordKeys {
             Version::Tls12 if record[1..3] != [3, 3] => return Err(Alert::ProtocolVersion),
             _ => {}
         }
-        if sealed < self.framing.front() - HEADER_BYTES + TAG_BYTES {
+        if sealed < self.framing.full_header_len() - HEADER_BYTES + TAG_BYTES {
             return Err(Alert::BadRecordMac);
         }
         Ok(kind)
@@ -172,7 +172,7 @@ impl TlsRecordKeys {
     pub(crate) fn restore(&self, number: u64, explicit: [u8; 8], offset: u64, bytes: &mut [u8]) {
         let mut front = [0; Framing::FULL_HEADER_BYTES_MAX];
         front[HEADER_BYTES..].copy_from_slice(&explicit);
-        let nonce = self.framing.nonce_of(&self.iv, number, &front);
-        self.aead.apply(&nonce, offset, bytes);
+        let nonce = self.framing.received_nonce(&self.iv, number, &front);
+        self.aead.apply_keystream(&nonce, offset, bytes);
     }
 }

@@ -12,7 +12,7 @@ use alloc::sync::Arc;
 use core::ops::Range;
 
 use abi::crypto::TAG_BYTES;
-use abi::l5o::{Direction, L5oCreate, L5oId, L5oState, Opened, ResyncMode, ResyncRequest};
+use abi::l5o::{Direction, L5oCreate, L5oDecrypted, L5oId, L5oState, ResyncMode, ResyncRequest};
 use abi::{Op, Refusal};
 use base::SeqNum;
 use wire::tls::{HEADER_BYTES, TlsRecordHeader};
@@ -223,13 +223,13 @@ impl TlsRxOffload {
         number: u64,
         len: usize,
     ) -> bool {
-        let text = self.keys.framing.front()..len.saturating_sub(TAG_BYTES);
+        let text = self.keys.framing.full_header_len()..len.saturating_sub(TAG_BYTES);
         let (mut context, mut verified, mut offset) = (None, false, 0);
         for piece in pieces {
             let begin = offset;
             offset += piece.bytes().len();
             let here = text.start.max(begin)..text.end.min(offset);
-            match &piece.metadata().opened {
+            match &piece.metadata().decrypted {
                 Some(opened) if *context.get_or_insert(opened.context) == opened.context => {
                     verified |= opened.verified.contains(&number);
                     let record = RecordClaim { number, len, ..RecordClaim::default() };
@@ -253,7 +253,7 @@ impl TlsRxOffload {
     fn is_decrypted_as(
         &self,
         piece: &RxSegmentPiece<'_>,
-        opened: &Opened,
+        opened: &L5oDecrypted,
         begin: usize,
         here: Range<usize>,
         record: RecordClaim,
@@ -269,7 +269,7 @@ impl TlsRxOffload {
     }
 
     /// Returns the device's claim about the byte `at` of a segment.
-    fn claim(&self, opened: &Opened, segment: &[u8], at: usize) -> Option<RecordClaim> {
+    fn claim(&self, opened: &L5oDecrypted, segment: &[u8], at: usize) -> Option<RecordClaim> {
         RecordClaims::new(self.keys_of(opened.context)?, opened, segment)
             .find(|claim| as_signed(at) < claim.start + as_signed(claim.len))
     }
@@ -277,12 +277,12 @@ impl TlsRxOffload {
     /// Restores the received ciphertext in `out`, a copy of `piece`: applying the keystream again
     /// reverts the decryption. Returns whether there was anything to restore.
     pub(super) fn restore(&self, piece: &RxSegmentPiece<'_>, out: &mut [u8]) -> bool {
-        let Some(opened) = &piece.metadata().opened else { return false };
+        let Some(opened) = &piece.metadata().decrypted else { return false };
         let Some(keys) = self.keys_of(opened.context) else { return false };
         let (segment, at) = piece.segment();
         let from = at.max(as_usize(opened.range.start));
         let to = (at + out.len()).min(as_usize(opened.range.end));
-        let front = as_signed(keys.framing.front());
+        let front = as_signed(keys.framing.full_header_len());
         for claim in RecordClaims::new(keys, opened, segment) {
             let text = claim.start + front;
             let text_end = claim.start + as_signed(claim.len) - as_signed(TAG_BYTES);
@@ -418,10 +418,10 @@ struct RecordClaims<'a> {
 }
 
 impl<'a> RecordClaims<'a> {
-    fn new(keys: &'a TlsRecordKeys, opened: &Opened, segment: &'a [u8]) -> Self {
+    fn new(keys: &'a TlsRecordKeys, opened: &L5oDecrypted, segment: &'a [u8]) -> Self {
         let next = RecordClaim {
             number: opened.number,
-            explicit: opened.explicit,
+            explicit: opened.explicit_nonce,
             start: i64::from(opened.range.start) - i64::from(opened.offset),
             len: as_usize(opened.message_len),
         };

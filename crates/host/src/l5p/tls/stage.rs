@@ -181,7 +181,7 @@ mod tests {
     /// The diagram in ARCHITECTURE.md equals the table.
     #[test]
     fn tls_transitions_are_documented() {
-        testkit::states::assert_documented(&diagram());
+        testkit::state_diagram::assert_documented(&diagram());
     }
 
     /// A failure ends every other stage, and remembers whether the peer had closed.

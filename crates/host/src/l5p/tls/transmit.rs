@@ -9,7 +9,7 @@ use alloc::boxed::Box;
 
 use base::internal_error;
 use bytes::Bytes;
-use wire::tls::Run;
+use wire::tls::TlsRecordRun;
 
 use super::record::{Alert, CONTENT_BYTES_MAX, content};
 use super::stage::TlsStage;
@@ -229,9 +229,9 @@ impl HostTlsSession {
     ) {
         let Some(open) = self.stage.open_mut() else { return };
         let framing = open.tx.keys.framing;
-        let run = Run {
-            content: bytes,
-            record_content: as_u32(CONTENT_BYTES_MAX),
+        let run = TlsRecordRun {
+            content_bytes: bytes,
+            record_content_bytes: as_u32(CONTENT_BYTES_MAX),
             overhead: as_u32(framing.overhead()),
         };
         let number = open.tx.number;
@@ -247,7 +247,7 @@ impl HostTlsSession {
             number,
             kind: content::APPLICATION_DATA,
             run,
-            front: as_u32(framing.front()),
+            front: as_u32(framing.full_header_len()),
         };
         let text = match text {
             TxContent::Plain(mut source) if !sealer.is_offloaded(&records) => {

@@ -14,10 +14,10 @@ use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use abi::Part;
+use abi::TransmitPart;
 use abi::crypto::TAG_BYTES;
-use abi::l5o::{Content, L5oId, Sealed};
-use wire::tls::Run;
+use abi::l5o::{L5oContent, L5oId, RecordRange};
+use wire::tls::TlsRecordRun;
 
 use super::record::TlsRecordKeys;
 
@@ -31,7 +31,7 @@ pub(crate) struct RecordRun {
     /// Content type.
     pub(crate) kind: u8,
     /// Layout of the records.
-    pub(crate) run: Run,
+    pub(crate) run: TlsRecordRun,
     /// Bytes before the content of each record.
     pub(crate) front: u32,
 }
@@ -39,9 +39,10 @@ pub(crate) struct RecordRun {
 impl RecordRun {
     /// Removes the first `count` records. Returns the bytes of their content.
     pub(crate) fn forget(&mut self, count: u64) -> u64 {
-        let content = (count * u64::from(self.run.record_content)).min(self.run.content);
+        let content =
+            (count * u64::from(self.run.record_content_bytes)).min(self.run.content_bytes);
         self.number += count;
-        self.run.content -= content;
+        self.run.content_bytes -= content;
         content
     }
 }
@@ -154,9 +155,9 @@ impl TlsTxKeys {
     }
 
     /// Notes that an echo was requested for the transmit `tag`, which consists of `parts`.
-    pub(crate) fn note_echo_asked(&mut self, tag: u32, parts: &[Part]) {
+    pub(crate) fn note_echo_asked(&mut self, tag: u32, parts: &[TransmitPart]) {
         let sealed = parts.iter().find_map(|part| match part {
-            Part::Sealed(sealed) => Some(sealed.context),
+            TransmitPart::Records(sealed) => Some(sealed.context),
             _ => None,
         });
         if let Some(context) = sealed.filter(|&context| self.proof != ContextProof::Echoed(context))
@@ -228,11 +229,12 @@ impl TlsTxKeys {
             debug_assert!(false, "keys that were dropped before their records");
             return out;
         };
-        let run = Run { content: content.len() as u64, ..records.run };
+        let run = TlsRecordRun { content_bytes: content.len() as u64, ..records.run };
         out.reserve_exact(usize::try_from(run.wire_len()).unwrap_or(0));
         let mut number = records.number;
         while !content.is_empty() {
-            let (text, rest) = content.split_at(content.len().min(run.record_content as usize));
+            let (text, rest) =
+                content.split_at(content.len().min(run.record_content_bytes as usize));
             epoch.keys.seal(number, records.kind, text, &mut out);
             (number, content) = (number + 1, rest);
         }
@@ -240,28 +242,28 @@ impl TlsTxKeys {
     }
 
     /// Returns the part of a transmit for the bytes `skip..skip + len` of `records`, which begin at
-    /// `position` of the stream. `content` returns a range of their content. `None` if the device
+    /// `position` of the stream. `content_bytes` returns a range of their content. `None` if the device
     /// has no context for them.
     pub(crate) fn part(
         &mut self,
         records: &RecordRun,
         position: u64,
         (skip, len): (u64, u32),
-        content: impl FnOnce(u64, u64) -> Option<Content>,
-    ) -> Option<Part> {
+        content: impl FnOnce(u64, u64) -> Option<L5oContent>,
+    ) -> Option<TransmitPart> {
         let context = self.epoch(records.epoch)?.context?;
         let run = records.run;
-        let (from, to) = (run.place(skip), run.place(skip + u64::from(len)));
+        let (from, to) = (run.position(skip), run.position(skip + u64::from(len)));
         let at = position + skip;
         let text = run.content_before(from, records.front);
-        let before = text - from.index * u64::from(run.record_content);
+        let before = text - from.index * u64::from(run.record_content_bytes);
         // Nothing on which the tag depends precedes the range, or the device has seen all of it.
         let begins = from.offset <= records.front;
         let continues = self.expected.context == Some(context)
             && self.expected.whole
             && self.expected.position == at;
         let known = begins || continues;
-        let record_len = run.content_of(from.index) + run.overhead;
+        let record_len = run.record_content_len(from.index) + run.overhead;
         let tag_at = record_len - u32::try_from(TAG_BYTES).unwrap_or(0);
         let reaches_tag = u64::from(from.offset) + u64::from(len) > u64::from(tag_at);
         let prefix = if known || !reaches_tag { 0 } else { before };
@@ -269,14 +271,14 @@ impl TlsTxKeys {
         let whole = known || prefix > 0 || to.index != from.index;
         self.expected =
             ExpectedTxState { context: Some(context), position: at + u64::from(len), whole };
-        let skipped = from.index * u64::from(run.record_content);
-        Some(Part::Sealed(Box::new(Sealed {
+        let skipped = from.index * u64::from(run.record_content_bytes);
+        Some(TransmitPart::Records(Box::new(RecordRange {
             context,
             content,
             prefix: u32::try_from(prefix).ok()?,
             number: records.number + from.index,
             kind: records.kind,
-            run: Run { content: run.content - skipped, ..run },
+            run: TlsRecordRun { content_bytes: run.content_bytes - skipped, ..run },
             skip: from.offset,
             len,
         })))

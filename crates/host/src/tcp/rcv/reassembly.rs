@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use abi::PacketBuf;
 use base::SeqNum;
-use wire::tcp::{Options, SackBlock};
+use wire::tcp::{SackBlock, TcpOptions};
 
 use super::{AckUrgency, RxSegment, TcpReceiveState};
 use crate::lazy_box::StaticDefault;
@@ -141,7 +141,7 @@ impl TcpReceiveState {
 
     /// Adds SACK blocks: the duplicate first (RFC 2883), then the run that holds the latest
     /// segment, then others reported lately (RFC 2018 section 4).
-    pub(crate) fn sack_blocks(&mut self, options: &mut Options, max: usize) {
+    pub(crate) fn sack_blocks(&mut self, options: &mut TcpOptions, max: usize) {
         let mut left = max;
         if let Some((start, end)) = self.disorder.duplicate.take() {
             if left > 0 {

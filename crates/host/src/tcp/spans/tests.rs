@@ -3,7 +3,7 @@
 use super::*;
 use crate::net::outbox::Outbox;
 use abi::l5o::L5oId;
-use abi::{Part, Refusal};
+use abi::{Refusal, TransmitPart};
 use alloc::vec::Vec;
 use core::convert::Infallible;
 use proptest::prelude::*;
@@ -43,7 +43,7 @@ impl TxTransforms for () {
     type Unit = Infallible;
     type Lost = ();
 
-    fn part(&mut self, unit: &Infallible, _: u64, _: u64, _: u32) -> Option<Part> {
+    fn part(&mut self, unit: &Infallible, _: u64, _: u64, _: u32) -> Option<TransmitPart> {
         match *unit {}
     }
 
@@ -60,7 +60,7 @@ impl TxTransforms for () {
         match *unit {}
     }
 
-    fn note_handed_over(&mut self, _: u64, _: u32, _: &[Part], _: bool) {}
+    fn note_handed_over(&mut self, _: u64, _: u32, _: &[TransmitPart], _: bool) {}
     fn note_echo(&mut self, _: u32, _: bool) {}
     fn note_all_canceled(&mut self) {}
     fn forget_expected_positions(&mut self) {}
@@ -68,7 +68,7 @@ impl TxTransforms for () {
     fn add_to_counters(&mut self, _: &mut Outbox) {}
     fn drop_contexts(&mut self, _: &mut Outbox, _: Option<(L5oId, Refusal)>) {}
 
-    fn device_has_context(&self, _: &Part, _: u64) -> bool {
+    fn device_has_context(&self, _: &TransmitPart, _: u64) -> bool {
         true
     }
 
@@ -80,12 +80,12 @@ impl TxTransforms for () {
 const FILE: FileId = FileId(3);
 
 fn parts(map: &SpanMap<Infallible>, position: u64, len: u32) -> (u32, Vec<(u64, u32)>) {
-    let mut parts = Parts::new();
+    let mut parts = TransmitParts::new();
     let sent = map.collect(position, len, &mut (), &mut parts).len;
     let seen = parts.iter().map(|p| match p {
-        Part::Host(b) => (u64::from(b[0]), p.len()),
-        Part::File(e) => (e.offset, e.len),
-        Part::Sealed(_) | Part::Pdu(_) => panic!("no records"),
+        TransmitPart::Host(b) => (u64::from(b[0]), p.len()),
+        TransmitPart::File(e) => (e.offset, e.len),
+        TransmitPart::Records(_) | TransmitPart::Pdu(_) => panic!("no records"),
     });
     (sent, seen.collect())
 }
@@ -182,16 +182,16 @@ proptest! {
         for (ack, at) in acks.into_iter().zip(at) {
             map.advance(ack, |_, _, _| {});
             let from = ack.max(1) + u64::from(at) % (end - ack.max(1) + 1);
-            let mut got = Parts::new();
+            let mut got = TransmitParts::new();
             let n = map.collect(from, 700, &mut (), &mut got).len;
             prop_assert_eq!(u64::from(n), (end - from).min(700));
             let mut expect = &model[usize::try_from(from).unwrap()..];
             for part in &got {
                 for i in 0..part.len() {
                     let value = match part {
-                        Part::Host(b) => u64::from(b[i as usize]),
-                        Part::File(e) => e.offset + u64::from(i),
-                        Part::Sealed(_) | Part::Pdu(_) => panic!("no records"),
+                        TransmitPart::Host(b) => u64::from(b[i as usize]),
+                        TransmitPart::File(e) => e.offset + u64::from(i),
+                        TransmitPart::Records(_) | TransmitPart::Pdu(_) => panic!("no records"),
                     };
                     prop_assert_eq!(value, expect[0]);
                     expect = &expect[1..];

@@ -11,12 +11,12 @@ use abi::port::RxFrame;
 use abi::{Checksum, Event, Op};
 use base::{Duration, Prng, SeqNum};
 use host::{Cidr, Config, Host, Listen, ListenerOption};
-use io::clock::{Clock, cycles};
+use io::clock::{MonotonicClock, cycles};
 use nic::{Device, DeviceConfig};
 use wire::tcp::{Flags, Segment};
 use wire::{Endpoint, Tuple};
 
-use super::{BATCH, LOCAL_MAC, NOW, TUPLES, WIRE, frame, memory, per_piece, segment, syn, tuple};
+use super::{BATCH, LOCAL_MAC, NOW, TUPLES, WIRE, frame, memory, per_unit, segment, syn, tuple};
 use crate::bench::experiment::Fields;
 use cli::Failure;
 
@@ -30,7 +30,7 @@ const ARP: [u8; 42] = [
 
 /// Cost of one frame of a kind.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cost {
+pub(super) struct FloodCost {
     pub(super) key: &'static str,
     pub(super) what: &'static str,
     /// Cycles of the device per frame.
@@ -41,7 +41,7 @@ pub(super) struct Cost {
     pub(super) per_s: f64,
 }
 
-impl Cost {
+impl FloodCost {
     /// Returns the row of the report.
     pub(super) fn fields(&self) -> Fields {
         Fields::new()
@@ -55,7 +55,7 @@ impl Cost {
 }
 
 /// A machine under attack.
-struct Target {
+struct FloodTarget {
     device: Device,
     host: Host,
     events: Vec<Event>,
@@ -66,7 +66,7 @@ struct Target {
 ///
 /// # Errors
 /// Reports a frame that did not take the path of its kind.
-pub(super) fn costs(time: Duration) -> Result<Vec<Cost>, Failure> {
+pub(super) fn costs(time: Duration) -> Result<Vec<FloodCost>, Failure> {
     let mut prng = Prng::new(1);
     let syns: Vec<_> = (0..TUPLES).map(|i| frame(&tuple(4, i), &syn(), b"")).collect();
     // With a current epoch, so that they are checked as far as a forgery can be.
@@ -91,37 +91,37 @@ pub(super) fn costs(time: Duration) -> Result<Vec<Cost>, Failure> {
     let (few, many) = (resets(AIMS), resets(TUPLES));
 
     let mut out = Vec::new();
-    let mut add = |key, what, target: Target, frames: &[Vec<u8>], counter: &str| {
-        measure(target, frames, time, counter).map(|cost| out.push(Cost { key, what, ..cost }))
+    let mut add = |key, what, target: FloodTarget, frames: &[Vec<u8>], counter: &str| {
+        measure(target, frames, time, counter).map(|cost| out.push(FloodCost { key, what, ..cost }))
     };
-    let on_host = || Target::new(false, 1);
+    let on_host = || FloodTarget::new(false, 1);
     let nobody = |i: u16| {
         let [high, low] = (1024 + i).to_be_bytes();
         let remote = Endpoint { addr: [10, 0, high, low].into(), port: 1024 };
         frame(&Tuple { remote, ..tuple(4, 0) }, &syn(), b"")
     };
     let spoofed: Vec<_> = (0..TUPLES).map(nobody).collect();
-    add("syn_device", "SYN, answered by the device", Target::new(true, 1), &syns, DEVICE_SYN)?;
+    add("syn_device", "SYN, answered by the device", FloodTarget::new(true, 1), &syns, DEVICE_SYN)?;
     add("syn_host", "SYN, answered by the host", on_host(), &syns, "tcp_syn_cookies_sent")?;
     let what = "the same, from nobody on the link";
     add("syn_host_on_link", what, on_host(), &spoofed, "tcp_syn_cookies_sent")?;
-    add("ack_device", "forged ACK, device set-up", Target::new(true, 1), &strays, DEVICE_ACK)?;
+    add("ack_device", "forged ACK, device set-up", FloodTarget::new(true, 1), &strays, DEVICE_ACK)?;
     let cookies = on_host().with_cookies_sent(&syns);
     add("ack_host", "forged ACK, host cookies", cookies, &strays, "tcp_syn_cookies_failed")?;
-    let connected = || Target::new(false, usize::from(AIMS)).connected();
+    let connected = || FloodTarget::new(false, usize::from(AIMS)).with_connections();
     add("ack_connected", "forged ACK, a connection", connected()?, &inside, "tcp_in_segs")?;
     add("rst_nobody", "RST, no connection", on_host(), &many, "tcp_no_connection")?;
     add("rst_connected", "RST, a connection of the host", connected()?, &few, "tcp_in_segs")?;
-    let (torn, joined) = (Target::new(false, 1), Target::new(false, 1));
-    add("rst_torn_down", "RST, torn down", torn.torn_down(), &few, "teardown_out_of_window")?;
-    add("rst_spliced", "RST, spliced", joined.spliced(), &few, "splice_dropped_blind_reset")?;
+    let (torn, joined) = (FloodTarget::new(false, 1), FloodTarget::new(false, 1));
+    add("rst_torn_down", "RST, torn down", torn.with_teardowns(), &few, "teardown_out_of_window")?;
+    add("rst_spliced", "RST, spliced", joined.with_splices(), &few, "splice_dropped_blind_reset")?;
     Ok(out)
 }
 
 const DEVICE_SYN: &str = "setup_syns_answered";
 const DEVICE_ACK: &str = "setup_passed_acks";
 
-impl Target {
+impl FloodTarget {
     fn new(set_up: bool, backlog: usize) -> Self {
         let mut config = DeviceConfig::new(LOCAL_MAC);
         config.file = None;
@@ -147,7 +147,7 @@ impl Target {
     }
 
     /// Establishes connections that the host keeps.
-    fn connected(mut self) -> Result<Self, Failure> {
+    fn with_connections(mut self) -> Result<Self, Failure> {
         for i in 0..AIMS {
             let answer = self.exchange(&frame(&tuple(4, i), &syn(), b""));
             let answer = answer.first().and_then(|bytes| Segment::parse(bytes.get(34..)?).ok());
@@ -164,21 +164,21 @@ impl Target {
     }
 
     /// Adds connections that the device tears down.
-    fn torn_down(mut self) -> Self {
-        memory::hand_over(&mut self.device, 0, AIMS.into());
+    fn with_teardowns(mut self) -> Self {
+        memory::add_teardowns(&mut self.device, 0, AIMS.into());
         self
     }
 
     /// Adds connections that the device splices.
-    fn spliced(mut self) -> Self {
-        memory::splice(&mut self.device, 0, AIMS.into());
+    fn with_splices(mut self) -> Self {
+        memory::add_splices(&mut self.device, 0, AIMS.into());
         self
     }
 
     /// Handles one frame and returns the frames sent in response.
     fn exchange(&mut self, bytes: &[u8]) -> Vec<Vec<u8>> {
-        self.device_takes(std::slice::from_ref(&bytes.to_vec()));
-        self.host_works();
+        self.device_receive(std::slice::from_ref(&bytes.to_vec()));
+        self.host_process();
         let ops = std::mem::take(&mut self.ops);
         ops.into_iter().for_each(|op| self.device.handle_op(NOW, 0, op));
         let frames = std::iter::from_fn(|| self.device.poll_frame(NOW));
@@ -190,7 +190,7 @@ impl Target {
         frames.map(bytes).collect()
     }
 
-    fn device_takes(&mut self, batch: &[Vec<u8>]) {
+    fn device_receive(&mut self, batch: &[Vec<u8>]) {
         for bytes in batch {
             let Some(packet) = self.device.pool().copy(bytes) else { continue };
             let checksum = Checksum::Unchecked;
@@ -199,14 +199,14 @@ impl Target {
         self.events.extend(std::iter::from_fn(|| self.device.poll_queue_event(0)));
     }
 
-    fn host_works(&mut self) {
+    fn host_process(&mut self) {
         for event in self.events.drain(..) {
             self.host.handle_event(NOW, event);
         }
         self.ops.extend(std::iter::from_fn(|| self.host.poll_op(NOW)));
     }
 
-    fn device_sends(&mut self) {
+    fn device_transmit(&mut self) {
         while let Some(packet) = self.host.poll_recycle() {
             self.device.pool().put(packet);
         }
@@ -218,7 +218,7 @@ impl Target {
         }
     }
 
-    fn count(&self, counter: &str) -> u64 {
+    fn counter(&self, counter: &str) -> u64 {
         let mut sum = 0;
         let mut add = |name: &str, value| sum += if name == counter { value } else { 0 };
         self.device.visit(&mut |name, value| add(name, value));
@@ -229,21 +229,21 @@ impl Target {
 
 /// Measures medians over batches. Every frame must move the counter, except the SYNs of one peer.
 fn measure(
-    mut target: Target,
+    mut target: FloodTarget,
     frames: &[Vec<u8>],
     time: Duration,
     counter: &str,
-) -> Result<Cost, Failure> {
-    let clock = Clock::new();
+) -> Result<FloodCost, Failure> {
+    let clock = MonotonicClock::new();
     let (mut device, mut host, mut took) = (Vec::new(), Vec::new(), Vec::new());
-    let (counted, until) = (target.count(counter), clock.now() + time);
+    let (counted, until) = (target.counter(counter), clock.now() + time);
     for batch in frames.chunks_exact(BATCH).cycle() {
         let (from, begun) = (clock.now(), cycles());
-        target.device_takes(batch);
+        target.device_receive(batch);
         let passed = cycles();
-        target.host_works();
+        target.host_process();
         let answered = cycles();
-        target.device_sends();
+        target.device_transmit();
         device.push(cycles() - answered + passed - begun);
         host.push(answered - passed);
         let now = clock.now();
@@ -252,12 +252,12 @@ fn measure(
             break;
         }
     }
-    let (sent, moved) = ((took.len() * BATCH) as u64, target.count(counter) - counted);
+    let (sent, moved) = ((took.len() * BATCH) as u64, target.counter(counter) - counted);
     // A backlog of one accepts the first SYN; that peer's SYNs recur in each cycle.
     if moved + 1 + sent / u64::from(TUPLES) < sent || moved > sent {
         return Err(Failure::System(format!("{counter} is {moved} and should be {sent}")));
     }
-    let per_s = 1e9 / per_piece(&took, BATCH);
-    let (device, host) = (per_piece(&device, BATCH), per_piece(&host, BATCH));
-    Ok(Cost { key: "", what: "", device, host, per_s })
+    let per_s = 1e9 / per_unit(&took, BATCH);
+    let (device, host) = (per_unit(&device, BATCH), per_unit(&host, BATCH));
+    Ok(FloodCost { key: "", what: "", device, host, per_s })
 }

@@ -3,7 +3,7 @@
 
 use abi::splice::{Splice, SpliceId, SpliceSide, SpliceTimestamps};
 use abi::teardown::{ClosingState, LateData, Teardown};
-use abi::{FlowId, Header, Op, Part, TsOption};
+use abi::{FlowId, Header, Op, TransmitPart, TsvalPosition};
 use base::{Duration, SeqNum};
 use bytes::Bytes;
 use io::heap::allocated_bytes;
@@ -25,16 +25,16 @@ const CONNECTIONS: u32 = 60_000;
 pub(super) fn torn_down() -> Result<f64, Failure> {
     let mut device = Device::new(DeviceConfig::new(LOCAL_MAC), WIRE);
     // Timer wheel and queues are allocated with the first connections, before the measurement.
-    hand_over(&mut device, CONNECTIONS, CONNECTIONS + 64);
+    add_teardowns(&mut device, CONNECTIONS, CONNECTIONS + 64);
     let before = allocated_bytes();
-    hand_over(&mut device, 0, CONNECTIONS);
+    add_teardowns(&mut device, 0, CONNECTIONS);
     let growth = allocated_bytes().saturating_sub(before);
     check_counter(&device, "teardown_flows", u64::from(CONNECTIONS) + 64)?;
     Ok(growth as f64 / f64::from(CONNECTIONS))
 }
 
 /// Hands connections `from..to` to the device for tear-down.
-pub(super) fn hand_over(device: &mut Device, from: u32, to: u32) {
+pub(super) fn add_teardowns(device: &mut Device, from: u32, to: u32) {
     for i in from..to {
         device.handle_op(NOW, 0, Op::Teardown(Box::new(teardown(i))));
         while device.poll_frame(NOW).is_some() {}
@@ -63,13 +63,13 @@ fn teardown(i: u32) -> Teardown {
     Teardown {
         flow: FlowId(i.into()),
         header,
-        timestamp: offset.map(|offset| TsOption { offset, past_us: 0 }),
+        timestamp: offset.map(|offset| TsvalPosition { offset, sub_ms_us: 0 }),
         una: seq,
         nxt: seq,
         edge: seq + 65_535,
         peer_scale: 7,
         mss: 1448,
-        parts: [Part::Host(Bytes::copy_from_slice(&PAYLOAD))].into_iter().collect(),
+        parts: [TransmitPart::Host(Bytes::copy_from_slice(&PAYLOAD))].into_iter().collect(),
         rcv_nxt: SeqNum(65),
         state: ClosingState::FinWait1,
         rto: Duration::from_secs(1),
@@ -82,16 +82,16 @@ fn teardown(i: u32) -> Teardown {
 /// Returns the bytes of the device's heap per pair of spliced connections.
 pub(super) fn spliced() -> Result<f64, Failure> {
     let mut device = Device::new(DeviceConfig::new(LOCAL_MAC), WIRE);
-    splice(&mut device, CONNECTIONS, CONNECTIONS + 64);
+    add_splices(&mut device, CONNECTIONS, CONNECTIONS + 64);
     let before = allocated_bytes();
-    splice(&mut device, 0, CONNECTIONS);
+    add_splices(&mut device, 0, CONNECTIONS);
     let growth = allocated_bytes().saturating_sub(before);
     check_counter(&device, "splice_pairs", u64::from(CONNECTIONS) + 64)?;
     Ok(growth as f64 / f64::from(CONNECTIONS))
 }
 
 /// Makes the device splice pairs `from..to`.
-pub(super) fn splice(device: &mut Device, from: u32, to: u32) {
+pub(super) fn add_splices(device: &mut Device, from: u32, to: u32) {
     for i in from..to {
         let id = SpliceId(i.into());
         let sides = [side(tuple(80, i), i), side(tuple(8080, i), i)];
@@ -105,7 +105,7 @@ pub(super) fn splice(device: &mut Device, from: u32, to: u32) {
 fn side(tuple: Tuple, i: u32) -> SpliceSide {
     SpliceSide {
         tuple,
-        link: PEER_MAC,
+        next_hop_mac: PEER_MAC,
         snd_nxt: SeqNum(i),
         rcv_nxt: SeqNum(i ^ 77),
         peer_scale: 7,
@@ -115,7 +115,7 @@ fn side(tuple: Tuple, i: u32) -> SpliceSide {
         mss: 1448,
         sack: true,
         ecn: false,
-        timestamps: Some(SpliceTimestamps { value: i, recent: i ^ 5 }),
+        timestamps: Some(SpliceTimestamps { tsval: i, ts_recent: i ^ 5 }),
     }
 }
 

@@ -16,7 +16,7 @@ use abi::setup::{ListenId, SetupListen};
 use abi::{Checksum, Event, Op};
 use base::{Duration, Instant, Prng, SeqNum};
 use clap::Args;
-use io::clock::{Clock, cycles};
+use io::clock::{MonotonicClock, cycles};
 use io::heap::allocated_bytes;
 use nic::{Device, DeviceConfig};
 use wire::emit::Link;
@@ -24,7 +24,7 @@ use wire::segment::tcp_packet_of;
 use wire::tcp::{Flags, Segment, Timestamps};
 use wire::{Endpoint, Tuple};
 
-use super::experiment::{Benchmark, Fields, Report, median};
+use super::experiment::{BenchReport, Benchmark, Fields, median};
 use super::testbed::check_counter;
 use cli::Failure;
 
@@ -54,14 +54,14 @@ pub(crate) struct ConnectionsArgs {
 
 /// Measurement of one kind of work.
 #[derive(Clone, Copy, Debug)]
-struct Figure {
+struct ConnSetupFigure {
     what: &'static str,
     per_s: f64,
     cycles: f64,
 }
 
 impl Benchmark for ConnectionsArgs {
-    fn run(&self, report: &mut Report) -> Result<(), Failure> {
+    fn run(&self, report: &mut BenchReport) -> Result<(), Failure> {
         let time = Duration::from_millis(if self.quick { 100 } else { 1_500 });
         let mut headline = serde_json::Map::new();
         let mut rows = Vec::new();
@@ -75,10 +75,10 @@ impl Benchmark for ConnectionsArgs {
         report.table("rows", rows);
         report.line("\na frame of a flood, IPv4:");
         let floods = flood::costs(time)?;
-        for flood::Cost { key, per_s, .. } in &floods {
+        for flood::FloodCost { key, per_s, .. } in &floods {
             headline.insert(format!("flood_{key}_per_s"), (*per_s).into());
         }
-        report.table("floods", floods.iter().map(flood::Cost::fields).collect());
+        report.table("floods", floods.iter().map(flood::FloodCost::fields).collect());
         let growth = set_up_memory()?;
         let (torn_down, spliced) = (memory::torn_down()?, memory::spliced()?);
         report.line(format!(
@@ -94,7 +94,7 @@ impl Benchmark for ConnectionsArgs {
     }
 }
 
-impl Figure {
+impl ConnSetupFigure {
     fn fields(&self, version: u8) -> Fields {
         Fields::new()
             .show("IPv", "ip", version)
@@ -107,7 +107,7 @@ impl Figure {
 
 /// Measures connections set up, SYNs answered and forged acknowledgments handled; each with its
 /// key.
-fn set_up(version: u8, time: Duration) -> Result<Vec<(&'static str, Figure)>, Failure> {
+fn set_up(version: u8, time: Duration) -> Result<Vec<(&'static str, ConnSetupFigure)>, Failure> {
     let mut device = listening();
     let syns: Vec<Vec<u8>> = (0..TUPLES).map(|i| frame(&tuple(version, i), &syn(), b"")).collect();
     let acks = acknowledgments(version, &mut device, &syns)?;
@@ -131,7 +131,7 @@ fn set_up(version: u8, time: Duration) -> Result<Vec<(&'static str, Figure)>, Fa
         let mut device = listening();
         let (handled, figure) = measure(&mut device, frames, each, time);
         let moved = moves.iter().try_for_each(|name| check_counter(&device, name, handled));
-        figures.push((key, Figure { what, ..figure }));
+        figures.push((key, ConnSetupFigure { what, ..figure }));
         moved
     };
     let two = ["setup_syns_answered", "setup_established"];
@@ -157,7 +157,7 @@ fn set_up_memory() -> Result<usize, Failure> {
         for i in from..to {
             for bytes in frames(i) {
                 let packets = device.pool().copy(&bytes).into_iter().collect();
-                hand_over(&mut device, packets, &mut events);
+                run_device(&mut device, packets, &mut events);
                 recycle(&mut device, &mut events);
             }
         }
@@ -177,15 +177,20 @@ fn set_up_memory() -> Result<usize, Failure> {
 
 /// Hands in frames until the time is up, `each` of them per unit of work. Returns the number of
 /// units, and the figures of the median batch: other processes interrupt some batches.
-fn measure(device: &mut Device, frames: &[Vec<u8>], each: usize, time: Duration) -> (u64, Figure) {
-    let clock = Clock::new();
+fn measure(
+    device: &mut Device,
+    frames: &[Vec<u8>],
+    each: usize,
+    time: Duration,
+) -> (u64, ConnSetupFigure) {
+    let clock = MonotonicClock::new();
     let mut events = Vec::with_capacity(BATCH);
     let (mut took, mut spent) = (Vec::new(), Vec::new());
     let until = clock.now() + time;
     for batch in frames.chunks_exact(BATCH).cycle() {
         let packets = batch.iter().filter_map(|frame| device.pool().copy(frame)).collect();
         let (from, begun) = (clock.now(), cycles());
-        hand_over(device, packets, &mut events);
+        run_device(device, packets, &mut events);
         spent.push(cycles() - begun);
         let now = clock.now();
         took.push(now.since(from).as_nanos());
@@ -195,17 +200,17 @@ fn measure(device: &mut Device, frames: &[Vec<u8>], each: usize, time: Duration)
         }
     }
     let pieces = BATCH / each;
-    let (per_s, cycles) = (1e9 / per_piece(&took, pieces), per_piece(&spent, pieces));
-    ((took.len() * pieces) as u64, Figure { what: "", per_s, cycles })
+    let (per_s, cycles) = (1e9 / per_unit(&took, pieces), per_unit(&spent, pieces));
+    ((took.len() * pieces) as u64, ConnSetupFigure { what: "", per_s, cycles })
 }
 
 /// Returns the share of one unit of work in the median batch.
-fn per_piece(batches: &[u64], pieces: usize) -> f64 {
+fn per_unit(batches: &[u64], pieces: usize) -> f64 {
     median(batches.iter().map(|&batch| batch as f64)) / pieces as f64
 }
 
 /// Runs the measured part: frames in, frames and events out.
-fn hand_over(device: &mut Device, packets: Vec<abi::PacketBuf>, events: &mut Vec<Event>) {
+fn run_device(device: &mut Device, packets: Vec<abi::PacketBuf>, events: &mut Vec<Event>) {
     for packet in packets {
         let checksum = Checksum::Unchecked;
         device.handle_frame(NOW, RxFrame { packet, checksum, segment_size: 0 });
@@ -239,7 +244,7 @@ fn listening() -> Device {
         mss: [1460, 1440],
         sack: true,
         ecn: false,
-        defer: false,
+        defer_accept: false,
     };
     device.handle_op(NOW, 0, Op::Listen(Box::new(listen)));
     device

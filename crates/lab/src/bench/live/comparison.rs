@@ -8,9 +8,9 @@ use std::fmt::Display;
 use clap::Args;
 use serde_json::Value;
 
-use super::Row;
-use super::load::Run;
-use crate::bench::experiment::{Fields, Report, Table, median};
+use super::LoadRow;
+use super::load::LoadRun;
+use crate::bench::experiment::{BenchReport, Fields, TextTable, median};
 use cli::Failure;
 
 /// Length and number of the runs of a live benchmark.
@@ -78,10 +78,10 @@ impl<T, R, const N: usize> Compared<T, R, N> {
 }
 
 /// A row of a benchmark whose client prints wrk's numbers.
-pub(crate) type Measured<const N: usize> = Compared<Row, Run, N>;
+pub(crate) type Measured<const N: usize> = Compared<LoadRow, LoadRun, N>;
 
 /// Name of a compared value, and the function that reads it from a run.
-pub(crate) type RunValue = (&'static str, fn(&Run) -> f64);
+pub(crate) type RunValue = (&'static str, fn(&LoadRun) -> f64);
 
 impl<const N: usize> Measured<N> {
     /// Returns the errors of all runs, or `None`.
@@ -97,16 +97,16 @@ impl<const N: usize> Measured<N> {
 /// Reports the rows of servers with these names, and the ratios of these values. `fields` returns
 /// further JSON fields of a row. Errors in a row make the report void: its numbers are invalid.
 pub(crate) fn report<const N: usize>(
-    report: &mut Report,
+    report: &mut BenchReport,
     names: [&'static str; N],
     measured: &[Measured<N>],
     values: &[RunValue],
     fields: impl Fn(&Measured<N>) -> Value,
 ) {
-    let (mut table, mut rows) = (Table::default(), Vec::new());
+    let (mut table, mut rows) = (TextTable::default(), Vec::new());
     for m in measured {
-        let line = |(&name, runs): (&&'static str, &Vec<Run>)| {
-            Fields::new().column("row", m.row.name).column("server", name).and(summary(runs))
+        let line = |(&name, runs): (&&'static str, &Vec<LoadRun>)| {
+            Fields::new().column("row", m.row.name).column("server", name).append(summary(runs))
         };
         let lines: Vec<Fields> = names.iter().zip(&m.runs).map(line).collect();
         table.lines(&lines).iter().for_each(|line| report.line(line));
@@ -122,7 +122,7 @@ pub(crate) fn report<const N: usize>(
         let errors = m.errors(names);
         if let Some(errors) = &errors {
             report.line(format!("        VOID: {errors}"));
-            report.void(Failure::System(format!("row {} is void: {errors}", m.row.name)));
+            report.invalidate(Failure::System(format!("row {} is void: {errors}", m.row.name)));
         }
         let mut row = fields(m);
         row["row"] = m.row.name.into();
@@ -141,17 +141,21 @@ pub(crate) fn report<const N: usize>(
 }
 
 /// Returns the medians of one server's runs in a row.
-fn summary(runs: &[Run]) -> Fields {
-    let of = |value: fn(&Run) -> f64| median(runs.iter().map(value));
-    let bytes_per_s = of(Run::bytes_per_s);
+fn summary(runs: &[LoadRun]) -> Fields {
+    let of = |value: fn(&LoadRun) -> f64| median(runs.iter().map(value));
+    let bytes_per_s = of(LoadRun::bytes_per_s);
     Fields::new()
-        .show("req/s", "requests_per_s", of(Run::requests_per_s))
+        .show("req/s", "requests_per_s", of(LoadRun::requests_per_s))
         .column("MB/s", bytes_per_s / 1e6)
         .field("bytes_per_s", bytes_per_s)
-        .show("CPU s/GB", "server_cpu_s_per_gb", of(Run::server_s_per_byte) * 1e9)
-        .show("core s/GB", "core_busy_s_per_gb", of(Run::core_s_per_byte) * 1e9)
-        .show("CPU s/100k", "server_cpu_s_per_100k_requests", of(Run::server_s_per_request) * 1e5)
-        .show("core/100k", "core_busy_s_per_100k_requests", of(Run::core_s_per_request) * 1e5)
+        .show("CPU s/GB", "server_cpu_s_per_gb", of(LoadRun::server_s_per_byte) * 1e9)
+        .show("core s/GB", "core_busy_s_per_gb", of(LoadRun::core_s_per_byte) * 1e9)
+        .show(
+            "CPU s/100k",
+            "server_cpu_s_per_100k_requests",
+            of(LoadRun::server_s_per_request) * 1e5,
+        )
+        .show("core/100k", "core_busy_s_per_100k_requests", of(LoadRun::core_s_per_request) * 1e5)
         .field("interrupts_part_of_core_busy", of(|run| run.interrupts_s / run.core_s))
         .show("switch", "context_switches_per_request", of(|run| run.switches / run.requests))
         .show("client", "client_core_busy", of(|run| run.client_busy))
@@ -181,15 +185,16 @@ mod tests {
 
     #[test]
     fn rows_with_errors_are_void() {
-        let run = Run { requests: 1.0, bytes: 8.0, seconds: 1.0, ..Run::default() };
-        let failed = Run { errors: "2 read errors".to_owned(), ..run.clone() };
-        let rows = [Measured { row: Row::new("4k", 8, 1), runs: [vec![run.clone()], vec![run]] }];
-        let mut void = Report::new(false);
+        let run = LoadRun { requests: 1.0, bytes: 8.0, seconds: 1.0, ..LoadRun::default() };
+        let failed = LoadRun { errors: "2 read errors".to_owned(), ..run.clone() };
+        let rows =
+            [Measured { row: LoadRow::new("4k", 8, 1), runs: [vec![run.clone()], vec![run]] }];
+        let mut void = BenchReport::new(false);
         report(&mut void, ["a", "b"], &rows, &[], |_| serde_json::json!({}));
         assert!(void.finish().is_ok());
         let [mut row] = rows;
         row.runs[1].push(failed);
-        let mut void = Report::new(false);
+        let mut void = BenchReport::new(false);
         report(&mut void, ["a", "b"], &[row], &[], |_| serde_json::json!({}));
         let failure = void.finish().unwrap_err().to_string();
         assert_eq!(failure, "row 4k is void: b: 2 read errors");

@@ -6,8 +6,8 @@
 use std::fs;
 use std::process::Command;
 
-use super::Row;
-use super::lab::{Bed, Server, inside};
+use super::LoadRow;
+use super::environment::{LiveServer, LiveTestbed, command_in_namespace};
 use super::tools::output;
 use cli::Failure;
 
@@ -16,7 +16,7 @@ const TICKS_PER_S: f64 = 100.0;
 
 /// Result and cost of one run.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Run {
+pub(crate) struct LoadRun {
     /// Duration in seconds.
     pub(crate) seconds: f64,
     /// Number of responses.
@@ -40,7 +40,7 @@ pub(crate) struct Run {
     pub(crate) switches: f64,
 }
 
-impl Run {
+impl LoadRun {
     pub(crate) fn requests_per_s(&self) -> f64 {
         self.requests / self.seconds
     }
@@ -67,8 +67,13 @@ impl Run {
 }
 
 /// Runs wrk for a number of seconds.
-pub(crate) fn run(server: &Server, bed: &Bed, row: Row, seconds: u32) -> Result<Run, Failure> {
-    let mut wrk = inside(server.client_namespace, "taskset");
+pub(crate) fn run(
+    server: &LiveServer,
+    bed: &LiveTestbed,
+    row: LoadRow,
+    seconds: u32,
+) -> Result<LoadRun, Failure> {
+    let mut wrk = command_in_namespace(server.client_namespace, "taskset");
     wrk.arg("--cpu-list").arg(bed.client_core.to_string()).args(["wrk", "--threads", "1"]);
     wrk.arg("--connections").arg(row.connections.to_string());
     wrk.arg("--duration").arg(format!("{seconds}s")).arg("--script").arg(bed.script());
@@ -83,10 +88,10 @@ pub(crate) fn run(server: &Server, bed: &Bed, row: Row, seconds: u32) -> Result<
 /// Runs a client that prints the line of our wrk script.
 pub(crate) fn measure(
     client: &mut Command,
-    server: &Server,
-    bed: &Bed,
-    row: Row,
-) -> Result<Run, Failure> {
+    server: &LiveServer,
+    bed: &LiveTestbed,
+    row: LoadRow,
+) -> Result<LoadRun, Failure> {
     let before = Snapshot::take(server, bed)?;
     let said = output(client)?;
     let after = Snapshot::take(server, bed)?;
@@ -101,7 +106,7 @@ pub(crate) fn measure(
 }
 
 /// Parses the line of our wrk script.
-fn parse_wrk(said: &str, row: Row) -> Option<Run> {
+fn parse_wrk(said: &str, row: LoadRow) -> Option<LoadRun> {
     let line = said.lines().find_map(|line| line.strip_prefix("numbers "))?;
     let numbers: Vec<f64> = line.split(' ').filter_map(|n| n.parse().ok()).collect();
     let &[us, requests, bytes, connect, read, write, status, timeout, p50, p99] = &numbers[..]
@@ -120,13 +125,13 @@ fn parse_wrk(said: &str, row: Row) -> Option<Run> {
     if bytes < requests * row.bytes as f64 {
         errors.push("responses are too short".to_owned());
     }
-    Some(Run {
+    Some(LoadRun {
         seconds: us / 1e6,
         requests,
         bytes,
         latency_us: (p50, p99),
         errors: errors.join(", "),
-        ..Run::default()
+        ..LoadRun::default()
     })
 }
 
@@ -144,7 +149,7 @@ struct Snapshot {
 }
 
 impl Snapshot {
-    fn take(server: &Server, bed: &Bed) -> Result<Self, Failure> {
+    fn take(server: &LiveServer, bed: &LiveTestbed) -> Result<Self, Failure> {
         let pid = server.pid();
         let read = |path: String| {
             let gone = |e| Failure::System(format!("a server is gone: {path}: {e}"));
@@ -194,22 +199,22 @@ fn context_switches(status: &str) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::live::Row;
+    use crate::bench::live::LoadRow;
 
     #[test]
     fn reads_what_wrk_prints() {
         let said = "Running 1s test\nnumbers 2000000 100 1000000 0 0 0 0 0 500 900\n";
-        let run = parse_wrk(said, Row::new("4k", 4 << 10, 64)).unwrap();
+        let run = parse_wrk(said, LoadRow::new("4k", 4 << 10, 64)).unwrap();
         assert_eq!((run.requests_per_s(), run.bytes_per_s()), (50.0, 500_000.0));
         assert_eq!((run.latency_us, run.errors.as_str()), ((500.0, 900.0), ""));
         let short = "numbers 2000000 100 1000 0 3 0 1 0 500 900";
-        let errors = parse_wrk(short, Row::new("4k", 4 << 10, 64)).unwrap().errors;
+        let errors = parse_wrk(short, LoadRow::new("4k", 4 << 10, 64)).unwrap().errors;
         assert_eq!(errors, "3 read errors, 1 status errors, responses are too short");
-        let none = parse_wrk("numbers 2000000 0 0 0 0 0 0 0 0 0", Row::new("4k", 4 << 10, 64))
+        let none = parse_wrk("numbers 2000000 0 0 0 0 0 0 0 0 0", LoadRow::new("4k", 4 << 10, 64))
             .unwrap()
             .errors;
         assert_eq!(none, "no response");
-        assert!(parse_wrk("Requests/sec: 5", Row::new("4k", 4 << 10, 64)).is_none());
+        assert!(parse_wrk("Requests/sec: 5", LoadRow::new("4k", 4 << 10, 64)).is_none());
     }
 
     #[test]

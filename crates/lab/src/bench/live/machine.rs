@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
-use super::lab::Bed;
+use super::environment::LiveTestbed;
 use super::tools::program;
 
 /// Returns processor, kernel, cores and the programs' versions.
-pub(crate) fn machine(bed: &Bed, programs: &[&str]) -> Value {
+pub(crate) fn machine(bed: &LiveTestbed, programs: &[&str]) -> Value {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let cpuinfo = read("/proc/cpuinfo");
     let model = cpuinfo.lines().find_map(|l| l.strip_prefix("model name")?.split_once(": "));

@@ -5,7 +5,7 @@
 //! define the programs and the requests.
 
 pub(crate) mod comparison;
-pub(crate) mod lab;
+pub(crate) mod environment;
 pub(crate) mod load;
 pub(crate) mod machine;
 pub(crate) mod tools;
@@ -14,7 +14,7 @@ use std::fmt::{self, Display};
 
 /// A client's requests: which file, and over which connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Row {
+pub(crate) struct LoadRow {
     /// Name on the command line and in the report, and the name of the file.
     pub(crate) name: &'static str,
     /// Size of the file in bytes.
@@ -29,7 +29,7 @@ pub(crate) struct Row {
     pub(crate) streams: u32,
 }
 
-impl Row {
+impl LoadRow {
     /// Returns a row over plain TCP with keep-alive.
     pub(crate) const fn new(name: &'static str, bytes: u64, connections: u32) -> Self {
         Self { name, bytes, connections, close: false, tls: false, streams: 1 }
@@ -41,7 +41,7 @@ impl Row {
     }
 }
 
-impl Display for Row {
+impl Display for LoadRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name)
     }

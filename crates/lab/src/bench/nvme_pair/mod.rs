@@ -1,10 +1,10 @@
 //! Two machines that speak NVMe/TCP, a target and an initiator, and the measurement of a run, for
 //! `bench nvme` and `bench nvme-loss`.
 //!
-//! One machine is measured, with the offloads of its [`Method`]; the other machine's device does
+//! One machine is measured, with the offloads of its [`NvmeOffloads`]; the other machine's device does
 //! everything.
 
-mod ends;
+mod endpoints;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use std::sync::Arc;
 use base::Duration;
 use bytes::Bytes;
 use io::fault::FaultConfig;
-use io::mem::{LinkConfig, link};
+use io::memory_link::{MemoryLinkConfig, memory_link_pair};
 use nic::{L5oConfig, LONG_TRANSMIT_BYTES};
 
-use super::accounted::{Counted, Pair};
+use super::cycle_accounting::{AccountedPair, CounterMap};
 use super::experiment::{Fields, median};
-use super::testbed::{self, FAST_DISK, Machine, TRANSMIT_RING};
+use super::testbed::{self, FAST_DISK, MachineConfig, TRANSMIT_RING};
 use cli::Failure;
-use ends::{Agreed, FILE, NvmeEnd};
+use endpoints::{FILE, NvmeBenchApp, NvmeRunParams};
 
 /// The measured machine and its commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Side {
+pub(crate) enum NvmeSide {
     /// The initiator, which reads.
     Initiator,
     /// The target, which is read.
@@ -34,7 +34,7 @@ pub(crate) enum Side {
 
 /// Work that the measured machine's device does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Method {
+pub(crate) struct NvmeOffloads {
     /// Name in the report and on the command line.
     pub(crate) name: &'static str,
     /// TLS: `None` without, `Some(false)` by the host, `Some(true)` by the device.
@@ -51,14 +51,14 @@ pub(crate) struct Method {
 /// Commands of a run: kind, method, size and queue depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Commands {
-    pub(crate) side: Side,
-    pub(crate) method: Method,
+    pub(crate) side: NvmeSide,
+    pub(crate) method: NvmeOffloads,
     pub(crate) bytes: u32,
     pub(crate) depth: u16,
 }
 
 /// Parameters of a run.
-pub(crate) struct Run<'a> {
+pub(crate) struct NvmeRun<'a> {
     pub(crate) commands: Commands,
     pub(crate) connections: u32,
     /// Faults of the packets on the initiator's link.
@@ -71,29 +71,29 @@ pub(crate) struct Run<'a> {
     pub(crate) warm: u64,
     /// Commands to measure.
     pub(crate) measured: u64,
-    pub(crate) namespace: &'a Namespace<'a>,
+    pub(crate) namespace: &'a BenchNamespace<'a>,
 }
 
 /// The namespace that is read and written, in memory and in a file.
-pub(crate) struct Namespace<'a> {
+pub(crate) struct BenchNamespace<'a> {
     folder: &'a Path,
     content: Bytes,
 }
 
 /// Result of a run, or of several runs of one setting.
 #[derive(Debug)]
-pub(crate) struct Figures {
+pub(crate) struct NvmeFigures {
     commands: Commands,
     count: u64,
     /// Slices of the runs, in order.
-    slices: Vec<Slice>,
+    slices: Vec<RunSlice>,
     /// Counters of the measured machine.
-    counters: Counted,
+    counters: CounterMap,
 }
 
 /// Cycles of a slice of a run, per command.
 #[derive(Clone, Copy, Debug)]
-struct Slice {
+struct RunSlice {
     host: f64,
     /// Cycles of digests, a part of `host`.
     digests: f64,
@@ -104,7 +104,7 @@ struct Slice {
 /// charged for it; the median over short slices is one without an interruption.
 const SLICES: u64 = 16;
 
-impl<'a> Namespace<'a> {
+impl<'a> BenchNamespace<'a> {
     /// Creates a namespace of this number of bytes, in memory and in a file.
     ///
     /// # Errors
@@ -118,7 +118,7 @@ impl<'a> Namespace<'a> {
     }
 }
 
-impl Figures {
+impl NvmeFigures {
     /// Returns how much a counter of the measured machine moved.
     pub(crate) fn moved(&self, name: &str) -> u64 {
         self.counters.get(name).copied().unwrap_or_default()
@@ -137,7 +137,7 @@ impl Figures {
         all
     }
 
-    fn median(&self, value: fn(&Slice) -> f64) -> f64 {
+    fn median(&self, value: fn(&RunSlice) -> f64) -> f64 {
         median(self.slices.iter().map(value))
     }
 
@@ -179,10 +179,10 @@ impl Figures {
 ///
 /// # Errors
 /// Reports wrong bytes, or a run that cannot continue.
-pub(crate) fn measure(run: &Run<'_>) -> Result<Figures, Failure> {
+pub(crate) fn measure(run: &NvmeRun<'_>) -> Result<NvmeFigures, Failure> {
     let mut pair = build(run)?;
     pair.start();
-    let initiator = run.commands.side == Side::Initiator;
+    let initiator = run.commands.side == NvmeSide::Initiator;
     let usage = |p: &NvmePair| if initiator { p.client_usage() } else { p.server_usage() };
     let cycles = |p: &NvmePair| match initiator {
         true => (p.client.cycles, p.client.app.digests.cycles()),
@@ -198,14 +198,14 @@ pub(crate) fn measure(run: &Run<'_>) -> Result<Figures, Failure> {
         pair.run_until(|p| done(p) >= until)?;
         let ((after, digested), commands) = (cycles(&pair), (done(&pair) - mark) as f64);
         if commands > 0.0 {
-            slices.push(Slice {
+            slices.push(RunSlice {
                 host: (after.host - before.host) as f64 / commands,
                 digests: (digested - digests) as f64 / commands,
                 device: (after.device - before.device) as f64 / commands,
             });
         }
     }
-    Ok(Figures {
+    Ok(NvmeFigures {
         commands: run.commands,
         count: done(&pair) - from,
         slices,
@@ -214,17 +214,17 @@ pub(crate) fn measure(run: &Run<'_>) -> Result<Figures, Failure> {
 }
 
 /// Returns whether a run without faults took the path of its method.
-pub(crate) fn took_path(commands: Commands, figures: &Figures) -> bool {
+pub(crate) fn took_path(commands: Commands, figures: &NvmeFigures) -> bool {
     let Commands { side, method, .. } = commands;
     let moved = |name: &str| figures.moved(name) > 0;
     let only =
         |wanted: bool, device: &str, host: &str| moved(device) == wanted && moved(host) != wanted;
     match side {
-        Side::TargetReads => {
+        NvmeSide::TargetReads => {
             only(method.crc, "nvme_tx_digests_device", "nvme_tx_digests_host")
                 && moved("file_fallback_bytes") == (method.file == Some(false))
         }
-        Side::Initiator | Side::TargetWrites => {
+        NvmeSide::Initiator | NvmeSide::TargetWrites => {
             only(method.crc, "nvme_rx_digests_device", "nvme_rx_digests_host")
                 && only(method.copy, "nvme_rx_placed_bytes", "nvme_rx_copied_bytes")
         }
@@ -232,33 +232,40 @@ pub(crate) fn took_path(commands: Commands, figures: &Figures) -> bool {
 }
 
 /// A target and an initiator.
-type NvmePair = Pair<NvmeEnd, NvmeEnd>;
+type NvmePair = AccountedPair<NvmeBenchApp, NvmeBenchApp>;
 
 /// Returns the two machines of a run.
-fn build(run: &Run<'_>) -> Result<NvmePair, Failure> {
+fn build(run: &NvmeRun<'_>) -> Result<NvmePair, Failure> {
     let Commands { side, method, bytes, depth } = run.commands;
     // Faults are per packet, so segments cross the link one by one in both directions.
     let segmentation = !run.faults.is_active();
-    let (near, far) = link(&LinkConfig { segmentation, ..testbed::link_config(TRANSMIT_RING) });
+    let (near, far) =
+        memory_link_pair(&MemoryLinkConfig { segmentation, ..testbed::link_config(TRANSMIT_RING) });
     let near = testbed::with_faults(near, run.faults.clone());
-    let agreed = Agreed {
-        write: side == Side::TargetWrites,
+    let agreed = NvmeRunParams {
+        write: side == NvmeSide::TargetWrites,
         bytes,
         depth,
         connections: run.connections,
         tls: method.tls.is_some(),
         content: run.namespace.content.clone(),
     };
-    let other =
-        Method { name: "other", tls: method.tls.map(|_| true), crc: true, copy: true, file: None };
-    let (asks, answers) = if side == Side::Initiator { (method, other) } else { (other, method) };
+    let other = NvmeOffloads {
+        name: "other",
+        tls: method.tls.map(|_| true),
+        crc: true,
+        copy: true,
+        file: None,
+    };
+    let (asks, answers) =
+        if side == NvmeSide::Initiator { (method, other) } else { (other, method) };
     let server = machine(run, 1, answers)?.start(Box::new(far), |host| {
-        testbed::listen(host, ends::PORT, 1024)?;
-        Ok(NvmeEnd::target(agreed.clone(), answers.file.is_some()))
+        testbed::listen(host, endpoints::PORT, 1024)?;
+        Ok(NvmeBenchApp::target(agreed.clone(), answers.file.is_some()))
     })?;
-    let app = NvmeEnd::initiator(agreed, testbed::endpoint(1, ends::PORT));
+    let app = NvmeBenchApp::initiator(agreed, testbed::endpoint(1, endpoints::PORT));
     let client = machine(run, 2, asks)?.start(near, |_| Ok(app))?;
-    let mut pair = Pair::new(server, client, run.moderation);
+    let mut pair = AccountedPair::new(server, client, run.moderation);
     if asks.copy && !asks.crc {
         pair.client.ignore_digests();
     }
@@ -268,8 +275,8 @@ fn build(run: &Run<'_>) -> Result<NvmePair, Failure> {
     Ok(pair)
 }
 
-fn machine(run: &Run<'_>, number: u8, method: Method) -> Result<Machine, Failure> {
-    let mut machine = Machine::new(number);
+fn machine(run: &NvmeRun<'_>, number: u8, method: NvmeOffloads) -> Result<MachineConfig, Failure> {
+    let mut machine = MachineConfig::new(number);
     machine.device.transmit_bytes_max = LONG_TRANSMIT_BYTES;
     machine.device.file = method.file.map(|_| testbed::file_config());
     let defaults = L5oConfig::new(Arc::new(crypto::Provider));

@@ -15,14 +15,17 @@ use std::path::Path as FsPath;
 use abi::quic::Reorder;
 use base::Duration;
 use clap::{Args, ValueEnum as _};
-use io::mem::link;
+use io::memory_link::memory_link_pair;
 use serde_json::{Value, json};
 
-use super::accounted::{Pair, Usage};
+use super::cycle_accounting::{AccountedPair, Usage};
 use super::experiment::{
-    self, Benchmark, Experiment, Fields, Report, TempFolder, find, median_by, only, ratio,
+    self, BenchReport, Benchmark, Experiment, Fields, TempFolder, find_figures, median_by, ratio,
+    single_run,
 };
-use super::quic_pair::{Answer, QuicPair, Spec, Spent, client, server, tls};
+use super::quic_pair::{
+    QuicCycles, QuicMachineSpec, QuicPair, QuicServerContent, client, server, tls,
+};
 use super::testbed::{self, FileSet, Files};
 use cli::Failure;
 
@@ -57,19 +60,19 @@ pub(crate) struct QuicArgs {
     connections: Option<Vec<u32>>,
     /// Measure only one path, without ratios, such as for profiling
     #[arg(long, value_enum, value_name = "PATH")]
-    path: Option<Path>,
+    path: Option<QuicPath>,
 }
 
 /// Work that the device does; each path includes the ones before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
-enum Path {
+enum QuicPath {
     Software,
     Protect,
     Reorder,
     File,
 }
 
-impl Path {
+impl QuicPath {
     const fn name(self) -> &'static str {
         match self {
             Self::Software => "software",
@@ -82,27 +85,27 @@ impl Path {
 
 /// Configuration of one run.
 #[derive(Clone, Copy, Debug)]
-struct Setting {
-    path: Path,
+struct QuicSetting {
+    path: QuicPath,
     connections: u32,
     object_bytes: u64,
     /// True if cycles are attributed to kinds of work.
     breakdown: bool,
     /// True if each object has a connection of its own, offloaded to the device from its first
     /// byte.
-    once: bool,
+    connection_per_object: bool,
 }
 
-impl Setting {
+impl QuicSetting {
     /// Returns a setting with persistent connections, without a breakdown.
-    const fn new(path: Path, connections: u32, object_bytes: u64) -> Self {
-        Self { path, connections, object_bytes, breakdown: false, once: false }
+    const fn new(path: QuicPath, connections: u32, object_bytes: u64) -> Self {
+        Self { path, connections, object_bytes, breakdown: false, connection_per_object: false }
     }
 
     /// Returns the object bytes before the measurement: until offload has begun and windows are
     /// open.
     fn warm_bytes(&self) -> u64 {
-        match self.once {
+        match self.connection_per_object {
             true => self.object_bytes * u64::from(self.connections),
             false => (self.object_bytes / 4).max(u64::from(self.connections) * 2_000_000),
         }
@@ -110,31 +113,35 @@ impl Setting {
 
     /// Returns the object bytes to measure over.
     const fn measured_bytes(&self) -> u64 {
-        if self.once { self.object_bytes * threshold::CONNECTIONS } else { MEASURED_BYTES }
+        if self.connection_per_object {
+            self.object_bytes * threshold::CONNECTIONS
+        } else {
+            MEASURED_BYTES
+        }
     }
 }
 
 /// Result of one run.
 #[derive(Debug)]
-struct Figures {
+struct QuicFigures {
     bytes: u64,
     objects: u64,
-    server: Used,
-    client: Used,
+    server: QuicEndUsage,
+    client: QuicEndUsage,
     lost: u64,
 }
 
 /// Resources that one end of a run used.
 #[derive(Debug)]
-struct Used {
+struct QuicEndUsage {
     machine: Usage,
-    spent: Spent,
+    spent: QuicCycles,
 }
 
-type Row = experiment::Row<Setting, Figures>;
+type QuicRow = experiment::ResultRow<QuicSetting, QuicFigures>;
 
-impl Figures {
-    fn host_per_byte(&self, used: &Used) -> f64 {
+impl QuicFigures {
+    fn host_per_byte(&self, used: &QuicEndUsage) -> f64 {
         used.machine.cycles.host as f64 / self.bytes as f64
     }
 
@@ -147,7 +154,7 @@ impl Figures {
         self.server.machine.moved("tx_packets")
     }
 
-    fn json(&self, used: &Used) -> Value {
+    fn json(&self, used: &QuicEndUsage) -> Value {
         let cycles = used.machine.cycles;
         json!({
             "host_cycles_per_byte": self.host_per_byte(used),
@@ -158,7 +165,7 @@ impl Figures {
     }
 }
 
-impl Used {
+impl QuicEndUsage {
     /// Returns the resources that server and client have used until now.
     fn by_now(pair: &QuicPair) -> [Self; 2] {
         [
@@ -175,7 +182,7 @@ impl Used {
     /// Returns the shares of host cycles: crypto, packet I/O, formatting, acknowledgments and
     /// ordering.
     fn shares(&self) -> Value {
-        let Spent { receiving, formatting, crypto } = self.spent;
+        let QuicCycles { receiving, formatting, crypto } = self.spent;
         let host = self.machine.cycles.host;
         let io = host.saturating_sub(receiving + formatting + crypto);
         let share = |cycles: u64| cycles as f64 / host as f64;
@@ -189,18 +196,20 @@ impl Used {
 }
 
 impl Benchmark for QuicArgs {
-    fn run(&self, report: &mut Report) -> Result<(), Failure> {
+    fn run(&self, report: &mut BenchReport) -> Result<(), Failure> {
         let (sizes, counts) = self.sizes_and_counts()?;
         let repeats = if self.quick { 1 } else { REPEATS };
         let folder = TempFolder::new();
         let mut files = FileSet::new(folder.path(), SET_BYTES);
-        let mut experiment = |report: &mut Report, field: &str, groups, repeats| {
+        let mut experiment = |report: &mut BenchReport, field: &str, groups, repeats| {
             let experiment = Experiment {
                 groups,
                 repeats,
                 measure: &mut |setting| measure(setting, &mut files),
                 took_path: &took_path,
-                combine: &|runs| median_by(runs, |run: &Figures| run.host_per_byte(&run.server)),
+                combine: &|runs| {
+                    median_by(runs, |run: &QuicFigures| run.host_per_byte(&run.server))
+                },
                 fields: &fields,
             };
             report.measure(field, experiment)
@@ -212,8 +221,9 @@ impl Benchmark for QuicArgs {
         let most = counts.iter().copied().max().unwrap_or(1);
         let largest = sizes.iter().copied().max().unwrap_or(1);
         report.line("\nin software, with shares of the host's cycles:");
-        let setting = Setting { breakdown: true, ..Setting::new(Path::Software, most, largest) };
-        let parts = only(experiment(report, "breakdown", vec![vec![setting]], 1)?).figures;
+        let setting =
+            QuicSetting { breakdown: true, ..QuicSetting::new(QuicPath::Software, most, largest) };
+        let parts = single_run(experiment(report, "breakdown", vec![vec![setting]], 1)?).figures;
         let breakdown = json!({ "server": parts.server.shares(), "client": parts.client.shares() });
         report.line(format!("{breakdown:#}\n\na connection for each object:"));
         let once = experiment(report, "threshold", threshold::groups(), repeats)?;
@@ -240,18 +250,19 @@ impl QuicArgs {
     }
 
     /// Returns all paths for each size and number of connections.
-    fn groups(&self, sizes: &[u64], counts: &[u32]) -> Vec<Vec<Setting>> {
-        let paths = Path::value_variants().iter().copied();
-        let paths: Vec<Path> = paths.filter(|&p| self.path.is_none_or(|path| path == p)).collect();
+    fn groups(&self, sizes: &[u64], counts: &[u32]) -> Vec<Vec<QuicSetting>> {
+        let paths = QuicPath::value_variants().iter().copied();
+        let paths: Vec<QuicPath> =
+            paths.filter(|&p| self.path.is_none_or(|path| path == p)).collect();
         let both = sizes.iter().flat_map(|&size| counts.iter().map(move |&count| (size, count)));
         let group =
-            |(size, count)| paths.iter().map(|&path| Setting::new(path, count, size)).collect();
+            |(size, count)| paths.iter().map(|&path| QuicSetting::new(path, count, size)).collect();
         both.map(group).collect()
     }
 }
 
 fn headline(
-    rows: &[Row],
+    rows: &[QuicRow],
     connections: u32,
     object_bytes: u64,
     breakdown: &Value,
@@ -259,29 +270,29 @@ fn headline(
 ) -> Value {
     let find = |path| {
         let wanted = (path, connections, object_bytes);
-        find(rows, |s| (s.path, s.connections, s.object_bytes) == wanted)
+        find_figures(rows, |s| (s.path, s.connections, s.object_bytes) == wanted)
     };
     let server = |path| find(path).map(|figures| figures.host_per_byte(&figures.server));
     let client = |path| find(path).map(|figures| figures.host_per_byte(&figures.client));
     json!({
-        "ratio_all": ratio(server(Path::Software), server(Path::File)),
-        "ratio_file": ratio(server(Path::Reorder), server(Path::File)),
-        "ratio_client": ratio(client(Path::Software), client(Path::Reorder)),
+        "ratio_all": ratio(server(QuicPath::Software), server(QuicPath::File)),
+        "ratio_file": ratio(server(QuicPath::Reorder), server(QuicPath::File)),
+        "ratio_client": ratio(client(QuicPath::Software), client(QuicPath::Reorder)),
         "crypto_share_software": breakdown["server"]["crypto"],
         "break_even_bytes": threshold["break_even_bytes"],
     })
 }
 
-fn measure(setting: Setting, files: &mut FileSet<'_>) -> Result<Figures, Failure> {
+fn measure(setting: QuicSetting, files: &mut FileSet<'_>) -> Result<QuicFigures, Failure> {
     let mut pair = build(setting, files.of_size(setting.object_bytes)?, files.folder)?;
     pair.start();
     let bytes = |p: &QuicPair| p.client.app.received().1;
     pair.run_until(|p| bytes(p) >= setting.warm_bytes())?;
-    let (before, lost_before) = (Used::by_now(&pair), lost(&pair));
+    let (before, lost_before) = (QuicEndUsage::by_now(&pair), lost(&pair));
     let (objects, from) = pair.client.app.received();
     pair.run_until(|p| bytes(p) >= from + setting.measured_bytes())?;
-    let [server, client] = Used::by_now(&pair);
-    Ok(Figures {
+    let [server, client] = QuicEndUsage::by_now(&pair);
+    Ok(QuicFigures {
         bytes: bytes(&pair) - from,
         objects: pair.client.app.received().0 - objects,
         server: server.since(&before[0]),
@@ -291,27 +302,29 @@ fn measure(setting: Setting, files: &mut FileSet<'_>) -> Result<Figures, Failure
     })
 }
 
-fn took_path(setting: Setting, figures: &Figures) -> bool {
+fn took_path(setting: QuicSetting, figures: &QuicFigures) -> bool {
     let moved = |name: &str| figures.server.machine.moved(name);
     let (sealed, opened) = (moved("quic_tx_sealed"), moved("quic_rx_opened"));
     let files = moved("quic_file_bytes_offloaded");
-    let protected = match setting.path >= Path::Protect {
+    let protected = match setting.path >= QuicPath::Protect {
         false => sealed == 0 && opened == 0,
         // The host protects the packets of handshakes.
-        true if setting.once => sealed * DATAGRAM_BYTES_MAX >= figures.bytes && opened > 0,
+        true if setting.connection_per_object => {
+            sealed * DATAGRAM_BYTES_MAX >= figures.bytes && opened > 0
+        }
         true => sealed * 10 >= figures.packets() * 9 && opened > 0,
     };
     let read = match setting.path {
         // A connection begins on the host, which reads its first bytes.
-        Path::File => files * 10 >= figures.bytes * 8,
+        QuicPath::File => files * 10 >= figures.bytes * 8,
         _ => files == 0,
     };
     protected && read
 }
 
-fn fields(Row { setting, figures }: &Row, software: &Row) -> Fields {
-    let Figures { server, client, .. } = figures;
-    let per_byte = |row: &Figures| row.host_per_byte(&row.server);
+fn fields(QuicRow { setting, figures }: &QuicRow, software: &QuicRow) -> Fields {
+    let QuicFigures { server, client, .. } = figures;
+    let per_byte = |row: &QuicFigures| row.host_per_byte(&row.server);
     let nanos = server.machine.elapsed.as_nanos() as f64;
     let device_per_byte = server.machine.cycles.device as f64 / figures.bytes as f64;
     Fields::new()
@@ -338,25 +351,27 @@ fn lost(pair: &QuicPair) -> u64 {
 }
 
 /// Returns the two machines of a run.
-fn build(setting: Setting, files: Files, folder: &FsPath) -> Result<QuicPair, Failure> {
-    let (server_wire, client_wire) = link(&testbed::link_config(TRANSMIT_RING));
+fn build(setting: QuicSetting, files: Files, folder: &FsPath) -> Result<QuicPair, Failure> {
+    let (server_wire, client_wire) = memory_link_pair(&testbed::link_config(TRANSMIT_RING));
     let tls = tls()?;
     let reorder = Reorder { packets: 64, bytes: 128 * 1024, time: Duration::from_millis(1) };
-    let spec = Spec {
-        protect: setting.path >= Path::Protect,
-        reorder: (setting.path >= Path::Reorder).then_some(reorder),
+    let spec = QuicMachineSpec {
+        protect: setting.path >= QuicPath::Protect,
+        reorder: (setting.path >= QuicPath::Reorder).then_some(reorder),
         breakdown: setting.breakdown,
-        at_once: setting.once,
-        ..Spec::default()
+        offload_from_first_byte: setting.connection_per_object,
+        ..QuicMachineSpec::default()
     };
-    let device_reads = setting.path == Path::File;
-    let serving = Spec { files: Some(folder), device_reads, ..spec };
+    let device_reads = setting.path == QuicPath::File;
+    let serving = QuicMachineSpec { files: Some(folder), device_reads, ..spec };
     let server = server(&serving, &tls, Box::new(server_wire), |host| {
         let opened = (0..files.count).map(|n| host.offload_open(n.to_string()));
         let opened: Option<Vec<_>> = opened.collect();
-        opened.map(Answer::Files).ok_or_else(|| Failure::System("too many files".to_owned()))
+        opened
+            .map(QuicServerContent::Files)
+            .ok_or_else(|| Failure::System("too many files".to_owned()))
     })?;
-    let connections = (setting.connections, setting.once);
+    let connections = (setting.connections, setting.connection_per_object);
     let client = client(&spec, &tls, Box::new(client_wire), connections, files)?;
-    Ok(Pair::new(server, client, MODERATION))
+    Ok(AccountedPair::new(server, client, MODERATION))
 }

@@ -7,7 +7,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Path, Row, Setting};
+use super::{QuicPath, QuicRow, QuicSetting};
 
 /// Connections to measure over.
 pub(super) const CONNECTIONS: u64 = 400;
@@ -17,16 +17,19 @@ const CONCURRENT: u32 = 8;
 const SIZES: [u64; 5] = [4096, 16_384, 65_536, 262_144, 1_048_576];
 
 /// Returns the settings: each size by the host and by the device.
-pub(super) fn groups() -> Vec<Vec<Setting>> {
+pub(super) fn groups() -> Vec<Vec<QuicSetting>> {
     let group = |bytes| {
-        let setting = |path| Setting { once: true, ..Setting::new(path, CONCURRENT, bytes) };
-        [Path::Software, Path::File].map(setting).into()
+        let setting = |path| QuicSetting {
+            connection_per_object: true,
+            ..QuicSetting::new(path, CONCURRENT, bytes)
+        };
+        [QuicPath::Software, QuicPath::File].map(setting).into()
     };
     SIZES.map(group).into()
 }
 
 /// Returns the cost per connection of each size, and the break-even size.
-pub(super) fn find(rows: &[Row]) -> Value {
+pub(super) fn find(rows: &[QuicRow]) -> Value {
     let pairs = rows.chunks_exact(2);
     let points: Vec<(u64, f64, f64)> = pairs
         .map(|pair| {

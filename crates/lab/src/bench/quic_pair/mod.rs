@@ -1,10 +1,10 @@
 //! Two machines that speak QUIC, a server and a client, and their TLS configuration, for
 //! `bench quic` and `bench quic-reorder`.
 //!
-//! A benchmark states what it compares in a [`Spec`]. Everything else is the same in every machine:
+//! A benchmark states what it compares in a [`QuicMachineSpec`]. Everything else is the same in every machine:
 //! one cipher suite, one kind of certificate.
 
-mod ends;
+mod endpoints;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,25 +12,25 @@ use std::sync::Arc;
 use abi::quic::Reorder;
 use host::Host;
 use io::clock;
-use io::wire::Wire;
+use io::link::Link;
 use nic::{LONG_TRANSMIT_BYTES, QuicConfig};
 use quic::{Config, Endpoint};
 
-use super::accounted::Node;
-use super::testbed::{self, FAST_DISK, Files, Machine};
-use super::timed_crypto::{Meter, Timed};
+use super::cycle_accounting::AccountedMachine;
+use super::testbed::{self, FAST_DISK, Files, MachineConfig};
+use super::timed_crypto::{CycleMeter, MeteredCrypto};
 use cli::Failure;
-pub(crate) use ends::{Answer, QuicEnd, Spent};
+pub(crate) use endpoints::{QuicBenchApp, QuicCycles, QuicServerContent};
 
 /// A server and a client.
-pub(crate) type QuicPair = super::accounted::Pair<QuicEnd, QuicEnd>;
+pub(crate) type QuicPair = super::cycle_accounting::AccountedPair<QuicBenchApp, QuicBenchApp>;
 
 /// UDP port of the server.
 const PORT: u16 = 443;
 
 /// Properties in which machines differ.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Spec<'a> {
+pub(crate) struct QuicMachineSpec<'a> {
     /// The device encrypts and decrypts packets.
     pub(crate) protect: bool,
     /// Bounds within which the device puts decrypted packets in order; `None` if it does not.
@@ -44,11 +44,11 @@ pub(crate) struct Spec<'a> {
     /// True if cycles are attributed to kinds of work.
     pub(crate) breakdown: bool,
     /// True if connections are offloaded from their first byte.
-    pub(crate) at_once: bool,
+    pub(crate) offload_from_first_byte: bool,
 }
 
 /// TLS configuration of both ends, with a self-signed certificate.
-pub(crate) struct Tls {
+pub(crate) struct QuicTlsConfigs {
     provider: rustls::crypto::CryptoProvider,
     server: Arc<rustls::ServerConfig>,
     client: Arc<rustls::ClientConfig>,
@@ -58,7 +58,7 @@ pub(crate) struct Tls {
 ///
 /// # Errors
 /// Reports an error of rustls or rcgen.
-pub(crate) fn tls() -> Result<Tls, Failure> {
+pub(crate) fn tls() -> Result<QuicTlsConfigs, Failure> {
     let wrong = |e: &dyn std::fmt::Display| Failure::System(format!("cannot set TLS up: {e}"));
     let mut provider = rustls::crypto::aws_lc_rs::default_provider();
     // The suite that clients and servers prefer on CPUs with AES instructions.
@@ -82,7 +82,7 @@ pub(crate) fn tls() -> Result<Tls, Failure> {
         .map_err(|e| wrong(&e))?
         .with_root_certificates(roots)
         .with_no_client_auth();
-    Ok(Tls { provider, server: Arc::new(server), client: Arc::new(client) })
+    Ok(QuicTlsConfigs { provider, server: Arc::new(server), client: Arc::new(client) })
 }
 
 /// Starts a server whose content is made by `answer`.
@@ -90,13 +90,13 @@ pub(crate) fn tls() -> Result<Tls, Failure> {
 /// # Errors
 /// Reports files that cannot be opened, or a port that is in use.
 pub(crate) fn server(
-    spec: &Spec<'_>,
-    tls: &Tls,
-    wire: Box<dyn Wire>,
-    answer: impl FnOnce(&mut Host) -> Result<Answer, Failure>,
-) -> Result<Node<QuicEnd>, Failure> {
+    spec: &QuicMachineSpec<'_>,
+    tls: &QuicTlsConfigs,
+    wire: Box<dyn Link>,
+    answer: impl FnOnce(&mut Host) -> Result<QuicServerContent, Failure>,
+) -> Result<AccountedMachine<QuicBenchApp>, Failure> {
     start(1, spec, tls, wire, |endpoint, meter, host| {
-        Ok(QuicEnd::server(endpoint, answer(host)?, meter))
+        Ok(QuicBenchApp::server(endpoint, answer(host)?, meter))
     })
 }
 
@@ -106,27 +106,27 @@ pub(crate) fn server(
 /// # Errors
 /// Reports a port that is in use.
 pub(crate) fn client(
-    spec: &Spec<'_>,
-    tls: &Tls,
-    wire: Box<dyn Wire>,
+    spec: &QuicMachineSpec<'_>,
+    tls: &QuicTlsConfigs,
+    wire: Box<dyn Link>,
     connections: (u32, bool),
     files: Files,
-) -> Result<Node<QuicEnd>, Failure> {
+) -> Result<AccountedMachine<QuicBenchApp>, Failure> {
     let at = testbed::endpoint(1, PORT);
     let (at, config) = ((at.addr, at.port).into(), Arc::clone(&tls.client));
     start(2, spec, tls, wire, |endpoint, meter, _| {
-        Ok(QuicEnd::client(endpoint, at, config, connections, files, meter))
+        Ok(QuicBenchApp::client(endpoint, at, config, connections, files, meter))
     })
 }
 
 fn start(
     number: u8,
-    spec: &Spec<'_>,
-    tls: &Tls,
-    wire: Box<dyn Wire>,
-    app: impl FnOnce(Endpoint, Option<Meter>, &mut Host) -> Result<QuicEnd, Failure>,
-) -> Result<Node<QuicEnd>, Failure> {
-    let mut machine = Machine::new(number);
+    spec: &QuicMachineSpec<'_>,
+    tls: &QuicTlsConfigs,
+    wire: Box<dyn Link>,
+    app: impl FnOnce(Endpoint, Option<CycleMeter>, &mut Host) -> Result<QuicBenchApp, Failure>,
+) -> Result<AccountedMachine<QuicBenchApp>, Failure> {
+    let mut machine = MachineConfig::new(number);
     machine.device.transmit_bytes_max = LONG_TRANSMIT_BYTES;
     machine.device.file = spec.device_reads.then(testbed::file_config);
     machine.device.quic = spec.protect.then(|| QuicConfig::new(Arc::new(crypto::Provider)));
@@ -140,9 +140,9 @@ fn start(
             machine.device_disk = testbed::disk(folder, FAST_DISK)?;
         }
     }
-    let meter = spec.breakdown.then(Meter::default);
+    let meter = spec.breakdown.then(CycleMeter::default);
     let crypto: Arc<dyn abi::crypto::CryptoProvider> = match &meter {
-        Some(meter) => Arc::new(Timed(meter.clone())),
+        Some(meter) => Arc::new(MeteredCrypto(meter.clone())),
         None => Arc::new(crypto::Provider),
     };
     let is_server = number == 1;
@@ -152,7 +152,7 @@ fn start(
         reorder: spec.reorder,
         ..Config::new(crypto, clock::std_epoch(), [number; 32])
     };
-    if spec.at_once {
+    if spec.offload_from_first_byte {
         config.offload_bytes_min = 0;
     }
     config.receive_windows = spec.receive_windows.unwrap_or(config.receive_windows);

@@ -3,19 +3,23 @@
 //!
 //! First transfers on virtual time ([`transfer`]), whose results do not depend on the machine; then
 //! the data structures in which packets wait, in cycles: the device's direct-mapped window against
-//! those that the paper compares ([`orders`]).
+//! those that the paper compares ([`reorder_buffers`]).
 
-mod late_wire;
-mod orders;
+mod late_link;
+mod reorder_buffers;
 mod transfer;
 
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::experiment::{self, Benchmark, Experiment, Fields, Report, find, only};
-use super::faults::{Fault, Faults};
+use super::experiment::{
+    self, BenchReport, Benchmark, Experiment, Fields, find_figures, single_run,
+};
+use super::faults::{PacketFault, PacketFaultRate};
 use cli::Failure;
-use transfer::{By, LATE_PACKETS_MAX, LINKS, Link, Setting, Transfer, measure};
+use transfer::{
+    LATE_PACKETS_MAX, LINKS, LinkModel, QuicReceiveOffload, QuicTransferSetting, Transfer, measure,
+};
 
 /// Probabilities per packet, in per mille.
 const RATES: [u32; 6] = [0, 5, 10, 20, 30, 50];
@@ -35,14 +39,14 @@ pub(crate) struct QuicReorderArgs {
 
 /// Transfers of one setting.
 #[derive(Debug)]
-struct Figures {
+struct QuicReorderFigures {
     /// One transfer per seed.
     transfers: Vec<Transfer>,
     /// Bits per second on the same link without faults, with all work on the hosts.
-    without_faults: f64,
+    reference_bits_per_s: f64,
 }
 
-impl Figures {
+impl QuicReorderFigures {
     fn sum(&self, of: impl Fn(&Transfer) -> u64) -> u64 {
         self.transfers.iter().map(of).sum()
     }
@@ -67,10 +71,10 @@ impl Figures {
     }
 }
 
-type Row = experiment::Row<Setting, Figures>;
+type QuicReorderRow = experiment::ResultRow<QuicTransferSetting, QuicReorderFigures>;
 
 impl Benchmark for QuicReorderArgs {
-    fn run(&self, report: &mut Report) -> Result<(), Failure> {
+    fn run(&self, report: &mut BenchReport) -> Result<(), Failure> {
         report.set("late_packets_max", LATE_PACKETS_MAX);
         report
             .line(format!("late packets: by 1 to {LATE_PACKETS_MAX} packets' time on the link\n"));
@@ -79,40 +83,44 @@ impl Benchmark for QuicReorderArgs {
         let experiment = Experiment {
             groups: groups(if self.quick { &[0, 10, 50] } else { &RATES }),
             repeats: 1,
-            measure: &mut |setting: Setting| {
+            measure: &mut |setting: QuicTransferSetting| {
                 let transfers = (1..=seeds).map(|seed| measure(setting, bytes, seed));
                 let transfers = transfers.collect::<Result<_, _>>()?;
-                let figures = Figures { transfers, without_faults };
-                if setting.by == By::Host && setting.faults.rate == 0 {
+                let figures =
+                    QuicReorderFigures { transfers, reference_bits_per_s: without_faults };
+                if setting.by == QuicReceiveOffload::Host && setting.faults.rate == 0 {
                     without_faults = figures.rate();
                 }
-                Ok(Figures { without_faults, ..figures })
+                Ok(QuicReorderFigures { reference_bits_per_s: without_faults, ..figures })
             },
-            took_path: &|setting, figures: &Figures| {
+            took_path: &|setting, figures: &QuicReorderFigures| {
                 figures.transfers.iter().all(|transfer| transfer.took_path(setting))
             },
-            combine: &only,
+            combine: &single_run,
             fields: &|row, _| fields(row),
         };
         let rows = report.measure("rows", experiment)?;
         report.set("headline", headline(&rows));
         report.line("\ncycles a packet, and bytes of memory of a connection whose window is full");
-        orders::run(report, self.quick)
+        reorder_buffers::run(report, self.quick)
     }
 }
 
 /// Returns the settings. The first one of each link is that of hosts without faults, the reference.
-fn groups(rates: &[u32]) -> Vec<Vec<Setting>> {
-    let mut all = Faults::all(&[Fault::Reorder, Fault::Loss, Fault::Both], rates);
-    all.retain(|faults| faults.rate > 0 || faults.fault == Fault::Reorder);
+fn groups(rates: &[u32]) -> Vec<Vec<QuicTransferSetting>> {
+    let mut all =
+        PacketFaultRate::all(&[PacketFault::Reorder, PacketFault::Loss, PacketFault::Both], rates);
+    all.retain(|faults| faults.rate > 0 || faults.fault == PacketFault::Reorder);
     let both = LINKS.into_iter().flat_map(|link| all.iter().map(move |&faults| (link, faults)));
     let group = |(link, faults)| {
-        [By::Host, By::Opening, By::Device].map(|by| Setting { link, faults, by }).into()
+        [QuicReceiveOffload::Host, QuicReceiveOffload::Opening, QuicReceiveOffload::Device]
+            .map(|by| QuicTransferSetting { link, faults, by })
+            .into()
     };
     both.map(group).collect()
 }
 
-fn fields(Row { setting, figures }: &Row) -> Fields {
+fn fields(QuicReorderRow { setting, figures }: &QuicReorderRow) -> Fields {
     let host_cycles = figures.sum(|t| t.used.cycles.host);
     let device_cycles = figures.sum(|t| t.used.cycles.device - t.used.cycles.wire);
     let round_trips = figures.sum(|t| t.rtt.as_micros()) as f64;
@@ -126,7 +134,7 @@ fn fields(Row { setting, figures }: &Row) -> Fields {
         .show("rate", "rate", setting.faults.probability())
         .show("by", "by", format!("{:?}", setting.by))
         .show("Mb/s", "mbit_per_s", figures.rate() / 1e6)
-        .show("of none", "of_none", figures.rate() / figures.without_faults)
+        .show("of none", "of_none", figures.rate() / figures.reference_bits_per_s)
         .field("packets", figures.packets())
         .show("dropped", "dropped", figures.sum(|t| t.dropped))
         .field("lost", figures.sum(|t| t.lost))
@@ -149,19 +157,19 @@ fn fields(Row { setting, figures }: &Row) -> Fields {
 }
 
 /// Returns throughput at 5 percent as a share of that without faults.
-fn headline(rows: &[Row]) -> Value {
-    let of = |link: Link, fault: Fault, by: By| {
-        let wanted = Setting { link, faults: Faults { fault, rate: 50 }, by };
-        let found = find(rows, |&setting| setting == wanted);
-        found.map(|figures| figures.rate() / figures.without_faults)
+fn headline(rows: &[QuicReorderRow]) -> Value {
+    let of = |link: LinkModel, fault: PacketFault, by: QuicReceiveOffload| {
+        let wanted = QuicTransferSetting { link, faults: PacketFaultRate { fault, rate: 50 }, by };
+        let found = find_figures(rows, |&setting| setting == wanted);
+        found.map(|figures| figures.rate() / figures.reference_bits_per_s)
     };
-    let of_link = |link: Link| {
+    let of_link = |link: LinkModel| {
         json!({
             "link": link.name,
-            "with_at_5_reorder": of(link, Fault::Reorder, By::Device),
-            "without_at_5_reorder": of(link, Fault::Reorder, By::Opening),
-            "with_at_5_loss": of(link, Fault::Loss, By::Device),
-            "without_at_5_loss": of(link, Fault::Loss, By::Opening),
+            "with_at_5_reorder": of(link, PacketFault::Reorder, QuicReceiveOffload::Device),
+            "without_at_5_reorder": of(link, PacketFault::Reorder, QuicReceiveOffload::Opening),
+            "with_at_5_loss": of(link, PacketFault::Loss, QuicReceiveOffload::Device),
+            "without_at_5_loss": of(link, PacketFault::Loss, QuicReceiveOffload::Opening),
         })
     };
     Value::Array(LINKS.into_iter().map(of_link).collect())

@@ -7,13 +7,13 @@
 
 use base::Duration;
 use bytes::Bytes;
-use io::mem::{LinkConfig, link};
+use io::memory_link::{MemoryLinkConfig, memory_link_pair};
 use quic::{Config, PathStats};
 
-use super::late_wire::{LateWire, LateWireConfig};
-use crate::bench::accounted::{Pair, Usage};
-use crate::bench::faults::Faults;
-use crate::bench::quic_pair::{Answer, QuicPair, Spec, client, server, tls};
+use super::late_link::{LateLink, LateLinkConfig};
+use crate::bench::cycle_accounting::{AccountedPair, Usage};
+use crate::bench::faults::PacketFaultRate;
+use crate::bench::quic_pair::{QuicMachineSpec, QuicPair, QuicServerContent, client, server, tls};
 use crate::bench::testbed::Files;
 use cli::Failure;
 
@@ -32,7 +32,7 @@ const PATTERN_BYTES: u64 = 251 * 4096;
 
 /// A link whose queue holds one bandwidth-delay product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Link {
+pub(crate) struct LinkModel {
     /// Name in the report.
     pub(crate) name: &'static str,
     pub(crate) bytes_per_s: u64,
@@ -41,9 +41,13 @@ pub(crate) struct Link {
 }
 
 /// A link with NiQUIC's delay (section 2.2), and a path through the Internet.
-pub(crate) const LINKS: [Link; 2] = [
-    Link { name: "1 Gb/s, 1 ms", bytes_per_s: 125_000_000, round_trip: Duration::from_millis(1) },
-    Link {
+pub(crate) const LINKS: [LinkModel; 2] = [
+    LinkModel {
+        name: "1 Gb/s, 1 ms",
+        bytes_per_s: 125_000_000,
+        round_trip: Duration::from_millis(1),
+    },
+    LinkModel {
         name: "100 Mb/s, 20 ms",
         bytes_per_s: 12_500_000,
         round_trip: Duration::from_millis(20),
@@ -52,7 +56,7 @@ pub(crate) const LINKS: [Link; 2] = [
 
 /// Which side decrypts the receiver's packets and puts them in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum By {
+pub(crate) enum QuicReceiveOffload {
     /// The host does both.
     Host,
     /// The device decrypts; the host orders.
@@ -63,10 +67,10 @@ pub(crate) enum By {
 
 /// Setting of one transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Setting {
-    pub(crate) link: Link,
-    pub(crate) faults: Faults,
-    pub(crate) by: By,
+pub(crate) struct QuicTransferSetting {
+    pub(crate) link: LinkModel,
+    pub(crate) faults: PacketFaultRate,
+    pub(crate) by: QuicReceiveOffload,
 }
 
 /// Result of a transfer.
@@ -95,15 +99,15 @@ impl Transfer {
 
     /// Returns whether the receiver's packets were decrypted and ordered by the side of the
     /// setting.
-    pub(crate) fn took_path(&self, setting: Setting) -> bool {
+    pub(crate) fn took_path(&self, setting: QuicTransferSetting) -> bool {
         let names = ["udp_in_datagrams", "quic_rx_opened", "quic_waited"];
         let [datagrams, opened, waited] = names.map(|name| self.used.moved(name));
         // Long headers occur in the handshake only, which loss may prolong.
         let opens = opened * 1000 >= datagrams * 999;
         match setting.by {
-            By::Host => opened == 0 && waited == 0,
-            By::Opening => opens && waited == 0,
-            By::Device => opens && (setting.faults.rate == 0 || waited > 0),
+            QuicReceiveOffload::Host => opened == 0 && waited == 0,
+            QuicReceiveOffload::Opening => opens && waited == 0,
+            QuicReceiveOffload::Device => opens && (setting.faults.rate == 0 || waited > 0),
         }
     }
 }
@@ -113,14 +117,14 @@ fn byte_at(_: u32, at: u64) -> u8 {
 }
 
 /// State of a transfer at a moment.
-struct Moment {
+struct TransferSnapshot {
     bytes: u64,
     receiver: Usage,
     sender: Usage,
     path: PathStats,
 }
 
-impl Moment {
+impl TransferSnapshot {
     /// Returns the present state, or an error if the connection has ended.
     fn now(pair: &QuicPair) -> Result<Self, Failure> {
         let path = pair.server.app.endpoint.infos().next().map(|info| info.stats.path);
@@ -151,28 +155,33 @@ impl Moment {
 ///
 /// # Errors
 /// Reports wrong bytes, or a run that cannot continue.
-pub(crate) fn measure(setting: Setting, bytes: u64, seed: u64) -> Result<Transfer, Failure> {
+pub(crate) fn measure(
+    setting: QuicTransferSetting,
+    bytes: u64,
+    seed: u64,
+) -> Result<Transfer, Failure> {
     let mut pair = build(setting, bytes, seed)?;
     pair.start();
     pair.run_until(|p| p.client.app.received().1 >= WARM_BYTES)?;
-    let before = Moment::now(&pair)?;
+    let before = TransferSnapshot::now(&pair)?;
     pair.run_until(|p| p.client.app.received().1 >= WARM_BYTES + bytes)?;
-    Ok(Moment::now(&pair)?.since(&before))
+    Ok(TransferSnapshot::now(&pair)?.since(&before))
 }
 
-fn build(setting: Setting, bytes: u64, seed: u64) -> Result<QuicPair, Failure> {
-    let Setting { link: Link { bytes_per_s, round_trip, .. }, faults, by } = setting;
-    let (server_wire, client_wire) = link(&LinkConfig {
+fn build(setting: QuicTransferSetting, bytes: u64, seed: u64) -> Result<QuicPair, Failure> {
+    let QuicTransferSetting { link: LinkModel { bytes_per_s, round_trip, .. }, faults, by } =
+        setting;
+    let (server_wire, client_wire) = memory_link_pair(&MemoryLinkConfig {
         delay: Duration::from_nanos(round_trip.as_nanos() / 2),
         bytes_per_s: Some(bytes_per_s),
         // One bandwidth-delay product.
         queue_bytes_max: bytes_per_s / 1000 * round_trip.as_micros() / 1000,
         // Every datagram crosses the link as a packet of its own, with a fault of its own.
         segmentation: false,
-        ..LinkConfig::default()
+        ..MemoryLinkConfig::default()
     });
     let [lost, late] = faults.lost_and_late();
-    let late_wire = LateWireConfig {
+    let late_wire = LateLinkConfig {
         lost,
         late,
         packets_max: LATE_PACKETS_MAX,
@@ -180,28 +189,32 @@ fn build(setting: Setting, bytes: u64, seed: u64) -> Result<QuicPair, Failure> {
         seed,
     };
     let tls = tls()?;
-    let spec = Spec { receive_windows: Some(RECEIVE_WINDOWS), ..Spec::default() };
+    let spec =
+        QuicMachineSpec { receive_windows: Some(RECEIVE_WINDOWS), ..QuicMachineSpec::default() };
     let pattern: Bytes = (0..PATTERN_BYTES).map(|at| byte_at(0, at)).collect();
     let size = WARM_BYTES + bytes + (64 << 20);
-    let server = server(&spec, &tls, Box::new(server_wire), |_| Ok(Answer::Memory(pattern, size)))?;
-    let spec = Spec {
-        protect: by != By::Host,
-        reorder: (by == By::Device).then_some(Config::REORDER),
+    let server = server(&spec, &tls, Box::new(server_wire), |_| {
+        Ok(QuicServerContent::Memory(pattern, size))
+    })?;
+    let spec = QuicMachineSpec {
+        protect: by != QuicReceiveOffload::Host,
+        reorder: (by == QuicReceiveOffload::Device).then_some(Config::REORDER),
         ..spec
     };
-    let wire = Box::new(LateWire::new(client_wire, late_wire));
+    let wire = Box::new(LateLink::new(client_wire, late_wire));
     let files = Files { count: 1, size, byte: byte_at };
     let client = client(&spec, &tls, wire, (1, false), files)?;
-    Ok(Pair::new(server, client, Duration::ZERO))
+    Ok(AccountedPair::new(server, client, Duration::ZERO))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::faults::Fault;
+    use crate::bench::faults::PacketFault;
 
-    fn run(fault: Fault, rate: u32, by: By) -> Transfer {
-        let setting = Setting { link: LINKS[0], faults: Faults { fault, rate }, by };
+    fn run(fault: PacketFault, rate: u32, by: QuicReceiveOffload) -> Transfer {
+        let setting =
+            QuicTransferSetting { link: LINKS[0], faults: PacketFaultRate { fault, rate }, by };
         let transfer = measure(setting, 8_000_000, 1).unwrap();
         assert!(transfer.took_path(setting), "{transfer:?}");
         transfer
@@ -213,14 +226,14 @@ mod tests {
     /// every machine.
     #[test]
     fn reordering_costs_nothing_with_the_device() {
-        let none = run(Fault::Reorder, 0, By::Opening);
+        let none = run(PacketFault::Reorder, 0, QuicReceiveOffload::Opening);
         assert_eq!((none.spurious(), none.used.moved("ways_late")), (0, 0));
         let share =
             |m: &Transfer| none.used.elapsed.as_nanos() as f64 / m.used.elapsed.as_nanos() as f64;
-        let without = run(Fault::Reorder, 50, By::Opening);
+        let without = run(PacketFault::Reorder, 50, QuicReceiveOffload::Opening);
         assert!(share(&without) > 0.7, "{without:?}");
         assert!(without.spurious() > 50 && without.congestion_events > 50, "{without:?}");
-        let with = run(Fault::Reorder, 50, By::Device);
+        let with = run(PacketFault::Reorder, 50, QuicReceiveOffload::Device);
         assert!(share(&with) > 0.95 && share(&with) > share(&without), "{with:?}");
         assert!(with.spurious() <= 3, "{with:?}");
         let [late, waited, reordered, time, behind] =
@@ -237,7 +250,7 @@ mod tests {
     #[test]
     fn transfers_repeat() {
         let both = [0, 1].map(|_| {
-            let m = run(Fault::Both, 20, By::Device);
+            let m = run(PacketFault::Both, 20, QuicReceiveOffload::Device);
             (
                 m.used.elapsed,
                 m.used.device_packets,

@@ -8,7 +8,7 @@ use super::{CountEngine, add, tuple_of};
 use crate::config::DeviceConfig;
 use crate::engine::Engine;
 use crate::pipeline::Egress;
-use crate::pipeline::rx::{Offered, Transport};
+use crate::pipeline::rx::{OfferedRxFrame, RxTransport};
 
 impl Engine for CountEngine {
     const ALARMS: &'static [&'static str] = CountCounters::ALARMS;
@@ -41,7 +41,7 @@ impl Engine for CountEngine {
     fn consume_frame(
         &mut self,
         now: Instant,
-        arrived: &mut Offered<'_>,
+        arrived: &mut OfferedRxFrame<'_>,
         _out: &mut Egress,
     ) -> bool {
         if !self.flows.is_empty() {
@@ -81,8 +81,8 @@ impl Engine for CountEngine {
 }
 
 impl CountEngine {
-    fn count_received(&mut self, now: Instant, arrived: &Offered<'_>) {
-        let (Transport::Tcp(at) | Transport::Udp(at)) = arrived.transport else { return };
+    fn count_received(&mut self, now: Instant, arrived: &OfferedRxFrame<'_>) {
+        let (RxTransport::Tcp(at) | RxTransport::Udp(at)) = arrived.transport else { return };
         if let Some(counts) = self.counts_of(&at.tuple) {
             add(&mut counts.received, now, 1, arrived.received.packet.len() as u64);
         }

@@ -13,7 +13,7 @@ mod engine;
 #[cfg(test)]
 mod tests;
 
-use abi::count::{CountRequest, FlowCounts, Traffic};
+use abi::count::{CountRequest, FlowCounts, FlowTraffic};
 use abi::{Header, Refusal};
 use base::Instant;
 use core::net::IpAddr;
@@ -21,7 +21,7 @@ use hashbrown::HashTable;
 use wire::{Endpoint, Tuple};
 
 use self::counters::CountCounters;
-use crate::pipeline::headers::{Kind, classify, u16_at};
+use crate::pipeline::headers::{TemplateKind, classify, u16_at};
 use tcp_rules::tuple::hash_tuple;
 
 /// Maximum number of flows counted at a time.
@@ -98,7 +98,7 @@ impl CountEngine {
 }
 
 /// Adds frames to the traffic of one direction.
-fn add(traffic: &mut Traffic, now: Instant, frames: u64, bytes: u64) {
+fn add(traffic: &mut FlowTraffic, now: Instant, frames: u64, bytes: u64) {
     traffic.frames += frames;
     traffic.bytes += bytes;
     traffic.last = Some(now);
@@ -106,7 +106,7 @@ fn add(traffic: &mut Traffic, now: Instant, frames: u64, bytes: u64) {
 
 /// Returns the tuple of a transmitted packet, or `None` if it is neither TCP nor UDP.
 fn tuple_of(header: &Header) -> Option<Tuple> {
-    if !matches!(classify(header), Some(Kind::Tcp | Kind::Udp)) {
+    if !matches!(classify(header), Some(TemplateKind::Tcp | TemplateKind::Udp)) {
         return None;
     }
     let (bytes, l4) = (header.as_slice(), header.l4());

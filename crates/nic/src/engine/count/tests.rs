@@ -1,8 +1,8 @@
 //! Tests of flow counting with a complete device.
 
-use abi::count::{CountRequest, FlowCounts, Traffic};
+use abi::count::{CountRequest, FlowCounts, FlowTraffic};
 use abi::port::WireCaps;
-use abi::{Event, FlowId, Op, Part, Refusal};
+use abi::{Event, FlowId, Op, Refusal, TransmitPart};
 use alloc::boxed::Box;
 use base::{Duration, Instant};
 use bytes::Bytes;
@@ -62,8 +62,8 @@ fn receive(rig: &mut Rig, bytes: &[u8]) {
     rig.collect();
 }
 
-fn traffic(frames: u64, bytes: usize, last_ms: u64) -> Traffic {
-    Traffic { frames, bytes: bytes as u64, last: Some(Instant::from_millis(last_ms)) }
+fn traffic(frames: u64, bytes: usize, last_ms: u64) -> FlowTraffic {
+    FlowTraffic { frames, bytes: bytes as u64, last: Some(Instant::from_millis(last_ms)) }
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn transmitted_frames_are_counted_as_packets_on_the_link() {
         assert_eq!(ask(&mut rig, 0, udp, CountRequest::Start), None);
         rig.now += Duration::from_millis(3);
         let mut run = transmit(FlowId(1), 1, 100);
-        run.parts.push(Part::Host(Bytes::from_static(&[7; 250])));
+        run.parts.push(TransmitPart::Host(Bytes::from_static(&[7; 250])));
         let header = run.header.len();
         rig.send(0, run);
         let counts = |sent| Some(Ok(FlowCounts { sent, ..FlowCounts::default() }));
@@ -122,7 +122,7 @@ fn a_run_that_is_too_long_counts_once() {
     let tuple = sent_tuple(4, 80, 40_000);
     ask(&mut rig, 0, tuple, CountRequest::Start);
     let mut run = transmit(FlowId(1), 1, 100);
-    run.parts.push(Part::Host(Bytes::from_static(&[7; 250])));
+    run.parts.push(TransmitPart::Host(Bytes::from_static(&[7; 250])));
     let header = run.header.len();
     rig.device.handle_op(rig.now, 0, Op::Transmit(run));
     let frame = rig.next_frame().unwrap();

@@ -8,14 +8,14 @@
 use alloc::collections::VecDeque;
 
 use super::jobs::FileJob;
-use structures::slab::{Key, Slab};
+use structures::slab::{Slab, SlabKey};
 
 /// The pending transmits.
 #[derive(Debug)]
 pub(super) struct Admission {
     jobs: Slab<FileJob>,
     /// Jobs that do not have all their blocks yet, oldest first. Keys of canceled jobs are stale.
-    queue: VecDeque<Key>,
+    queue: VecDeque<SlabKey>,
     /// True if the queue has changed since its head was last tried.
     changed: bool,
 }
@@ -36,34 +36,34 @@ impl Admission {
         self.queue.is_empty()
     }
 
-    pub(super) fn get(&self, key: Key) -> Option<&FileJob> {
+    pub(super) fn get(&self, key: SlabKey) -> Option<&FileJob> {
         self.jobs.get(key)
     }
 
-    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut FileJob> {
+    pub(super) fn get_mut(&mut self, key: SlabKey) -> Option<&mut FileJob> {
         self.jobs.get_mut(key)
     }
 
     /// Stores a job without queuing it.
-    pub(super) fn insert(&mut self, job: FileJob) -> Key {
+    pub(super) fn insert(&mut self, job: FileJob) -> SlabKey {
         self.jobs.insert(job)
     }
 
     /// Appends a job to the queue.
-    pub(super) fn admit(&mut self, key: Key) {
+    pub(super) fn admit(&mut self, key: SlabKey) {
         self.queue.push_back(key);
         self.changed = true;
     }
 
     /// Removes a job. Its key in the queue becomes stale.
-    pub(super) fn remove(&mut self, key: Key) -> Option<FileJob> {
+    pub(super) fn remove(&mut self, key: SlabKey) -> Option<FileJob> {
         let job = self.jobs.remove(key)?;
         self.changed = true;
         Some(job)
     }
 
     /// Returns the head of the queue, which may be stale.
-    pub(super) fn head(&self) -> Option<Key> {
+    pub(super) fn head(&self) -> Option<SlabKey> {
         self.queue.front().copied()
     }
 

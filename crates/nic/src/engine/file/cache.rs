@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 use super::buffers::BlockBufferPool;
 use super::counters::FileCounters;
 use super::waiters::{WaitList, Waiters};
-use structures::slab::{Key, Slab};
+use structures::slab::{Slab, SlabKey};
 
 /// Blocks of a list that are examined per eviction. Shared blocks are skipped and moved to the
 /// list's end.
@@ -35,7 +35,7 @@ const EVICTION_TRIES: usize = 16;
 enum BlockContent {
     Reading {
         /// The file from which the block is read.
-        file: Key,
+        file: SlabKey,
         waiters: WaitList,
     },
     Ready(Arc<AlignedBuf>),
@@ -53,8 +53,8 @@ struct CachedBlock {
     /// True if the block has lost its name.
     detached: bool,
     list: Option<EvictionList>,
-    prev: Key,
-    next: Key,
+    prev: SlabKey,
+    next: SlabKey,
 }
 
 /// The lists of evictable blocks.
@@ -66,25 +66,25 @@ enum EvictionList {
 
 #[derive(Clone, Copy, Debug)]
 struct LruList {
-    head: Key,
-    tail: Key,
+    head: SlabKey,
+    tail: SlabKey,
 }
 
-const EMPTY_LIST: LruList = LruList { head: Key::NONE, tail: Key::NONE };
+const EMPTY_LIST: LruList = LruList { head: SlabKey::NONE, tail: SlabKey::NONE };
 
 /// A block that is being read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockRead {
     pub(crate) version: u64,
     pub(crate) index: u64,
-    pub(crate) file: Key,
+    pub(crate) file: SlabKey,
 }
 
 /// The block cache.
 #[derive(Debug)]
 pub(crate) struct BlockCache {
     blocks: Slab<CachedBlock>,
-    by_content: HashTable<Key>,
+    by_content: HashTable<SlabKey>,
     free: LruList,
     held: LruList,
     waiters: Waiters,
@@ -137,15 +137,15 @@ impl BlockCache {
     }
 
     /// Returns the block with this content, in memory or being read.
-    pub(crate) fn find(&self, version: u64, index: u64) -> Option<Key> {
-        let same = |&key: &Key| {
+    pub(crate) fn find(&self, version: u64, index: u64) -> Option<SlabKey> {
+        let same = |&key: &SlabKey| {
             self.blocks.get(key).is_some_and(|b| b.index == index && b.version == version)
         };
         self.by_content.find(mix(self.seed, version, index), same).copied()
     }
 
     /// Returns the content of a block that is in memory.
-    pub(crate) fn content(&self, key: Key) -> Option<&Arc<AlignedBuf>> {
+    pub(crate) fn content(&self, key: SlabKey) -> Option<&Arc<AlignedBuf>> {
         match &self.blocks.get(key)?.content {
             BlockContent::Ready(buf) => Some(buf),
             BlockContent::Reading { .. } => None,
@@ -153,14 +153,14 @@ impl BlockCache {
     }
 
     /// Returns the source of a block that is being read.
-    pub(crate) fn reading(&self, key: Key) -> Option<BlockRead> {
+    pub(crate) fn reading(&self, key: SlabKey) -> Option<BlockRead> {
         let block = self.blocks.get(key)?;
         let BlockContent::Reading { file, .. } = block.content else { return None };
         Some(BlockRead { version: block.version, index: block.index, file })
     }
 
     /// Creates a block that is about to be read from `file`.
-    pub(crate) fn begin_read(&mut self, reading: BlockRead, ahead: bool) -> Key {
+    pub(crate) fn begin_read(&mut self, reading: BlockRead, ahead: bool) -> SlabKey {
         let BlockRead { version, index, file } = reading;
         let key = self.blocks.insert(CachedBlock {
             version,
@@ -171,17 +171,17 @@ impl BlockCache {
             read_ahead: ahead,
             detached: false,
             list: None,
-            prev: Key::NONE,
-            next: Key::NONE,
+            prev: SlabKey::NONE,
+            next: SlabKey::NONE,
         });
         let (blocks, seed) = (&self.blocks, self.seed);
-        let rehash = |&key: &Key| blocks.get(key).map_or(0, |b| mix(seed, b.version, b.index));
+        let rehash = |&key: &SlabKey| blocks.get(key).map_or(0, |b| mix(seed, b.version, b.index));
         self.by_content.insert_unique(mix(seed, version, index), key, rehash);
         key
     }
 
     /// Adds a pending transmit to the waiters of a block that is being read.
-    pub(crate) fn wait(&mut self, key: Key, waiter: Key) {
+    pub(crate) fn wait(&mut self, key: SlabKey, waiter: SlabKey) {
         if let Some(BlockContent::Reading { waiters, .. }) =
             self.blocks.get_mut(key).map(|b| &mut b.content)
         {
@@ -190,7 +190,7 @@ impl BlockCache {
     }
 
     /// Removes the list of waiters from a block, to be iterated with [`Self::next_waiter`].
-    pub(crate) fn take_waiters(&mut self, key: Key) -> WaitList {
+    pub(crate) fn take_waiters(&mut self, key: SlabKey) -> WaitList {
         match self.blocks.get_mut(key).map(|b| &mut b.content) {
             Some(BlockContent::Reading { waiters, .. }) => {
                 core::mem::replace(waiters, WaitList::EMPTY)
@@ -200,12 +200,12 @@ impl BlockCache {
     }
 
     /// Removes and returns the first waiter of a list. Its key may be stale.
-    pub(crate) fn next_waiter(&mut self, list: &mut WaitList) -> Option<Key> {
+    pub(crate) fn next_waiter(&mut self, list: &mut WaitList) -> Option<SlabKey> {
         self.waiters.pop(list)
     }
 
     /// Completes the read of a block with valid content.
-    pub(crate) fn fill(&mut self, key: Key, buf: AlignedBuf) {
+    pub(crate) fn fill(&mut self, key: SlabKey, buf: AlignedBuf) {
         self.freed = true;
         if let Some(block) = self.blocks.get_mut(key) {
             block.content = BlockContent::Ready(Arc::new(buf));
@@ -214,13 +214,13 @@ impl BlockCache {
     }
 
     /// Removes a block whose read failed.
-    pub(crate) fn discard(&mut self, key: Key) {
+    pub(crate) fn discard(&mut self, key: SlabKey) {
         self.freed = true;
         self.drop_block(key);
     }
 
     /// Pins a block for a pending transmit.
-    pub(crate) fn pin(&mut self, key: Key) {
+    pub(crate) fn pin(&mut self, key: SlabKey) {
         if let Some(block) = self.blocks.get_mut(key) {
             block.pins += 1;
             self.unlink(key);
@@ -228,7 +228,7 @@ impl BlockCache {
     }
 
     /// Releases a pending transmit's pin.
-    pub(crate) fn unpin(&mut self, key: Key, counters: &mut FileCounters) {
+    pub(crate) fn unpin(&mut self, key: SlabKey, counters: &mut FileCounters) {
         self.freed = true;
         match self.blocks.get_mut(key) {
             Some(block) if block.pins > 0 => {
@@ -241,7 +241,7 @@ impl BlockCache {
 
     /// Moves a block to the most recently used end of the list that it now belongs to. Drops it if
     /// it is detached and unused.
-    pub(crate) fn touch(&mut self, key: Key) {
+    pub(crate) fn touch(&mut self, key: SlabKey) {
         self.unlink(key);
         let Some(block) = self.blocks.get_mut(key) else { return };
         let BlockContent::Ready(buf) = &block.content else { return };
@@ -268,12 +268,12 @@ impl BlockCache {
     }
 
     /// Records a request for a block. Returns whether this is the first one after a read-ahead.
-    pub(crate) fn mark_requested(&mut self, key: Key) -> bool {
+    pub(crate) fn mark_requested(&mut self, key: SlabKey) -> bool {
         self.blocks.get_mut(key).is_some_and(|b| core::mem::take(&mut b.read_ahead))
     }
 
     /// Adds `bytes` held bytes to a block: they have been sent for the first time.
-    pub(crate) fn hold(&mut self, key: Key, bytes: u32) {
+    pub(crate) fn hold(&mut self, key: SlabKey, bytes: u32) {
         if let Some(block) = self.blocks.get_mut(key).filter(|block| !block.detached) {
             block.held_bytes += u64::from(bytes);
             self.held_bytes += u64::from(bytes);
@@ -296,7 +296,7 @@ impl BlockCache {
         if last - first >= self.blocks.len() as u64 {
             let within =
                 |b: &CachedBlock| b.version == version && (first..=last).contains(&b.index);
-            let keys: Vec<(Key, u64)> = self
+            let keys: Vec<(SlabKey, u64)> = self
                 .blocks
                 .iter()
                 .filter(|(_, b)| within(b))
@@ -329,7 +329,7 @@ impl BlockCache {
         }
         let (first, last) = (from / block_bytes, (to - 1) / block_bytes);
         // As above, a huge range costs at most a walk over the existing blocks.
-        let keys: SmallVec<[Key; 4]> = if last - first >= self.blocks.len() as u64 {
+        let keys: SmallVec<[SlabKey; 4]> = if last - first >= self.blocks.len() as u64 {
             let within =
                 |b: &CachedBlock| b.version == version && (first..=last).contains(&b.index);
             self.blocks.iter().filter(|(_, b)| within(b) && !b.detached).map(|b| b.0).collect()
@@ -344,7 +344,7 @@ impl BlockCache {
     }
 
     /// Removes a block's name, and the block itself if it is unused.
-    fn detach(&mut self, key: Key) {
+    fn detach(&mut self, key: SlabKey) {
         self.unname(key);
         if let Some(block) = self.blocks.get_mut(key) {
             block.detached = true;
@@ -398,7 +398,7 @@ impl BlockCache {
         self.held_bytes = 0;
     }
 
-    fn unhold(&mut self, key: Key, bytes: u64) {
+    fn unhold(&mut self, key: SlabKey, bytes: u64) {
         let Some(block) = self.blocks.get_mut(key) else { return };
         let bytes = bytes.min(block.held_bytes);
         block.held_bytes -= bytes;
@@ -437,13 +437,13 @@ impl BlockCache {
         false
     }
 
-    fn drop_block(&mut self, key: Key) {
+    fn drop_block(&mut self, key: SlabKey) {
         if let Some(content) = self.remove(key) {
             self.reuse(content);
         }
     }
 
-    fn remove(&mut self, key: Key) -> Option<BlockContent> {
+    fn remove(&mut self, key: SlabKey) -> Option<BlockContent> {
         self.unlink(key);
         self.unname(key);
         let block = self.blocks.remove(key)?;
@@ -451,7 +451,7 @@ impl BlockCache {
         Some(block.content)
     }
 
-    fn unname(&mut self, key: Key) {
+    fn unname(&mut self, key: SlabKey) {
         let Some(block) = self.blocks.get(key) else { return };
         let hash = mix(self.seed, block.version, block.index);
         if let Ok(found) = self.by_content.find_entry(hash, |&k| k == key) {
@@ -468,11 +468,11 @@ impl BlockCache {
         }
     }
 
-    fn unlink(&mut self, key: Key) {
+    fn unlink(&mut self, key: SlabKey) {
         let Some(block) = self.blocks.get_mut(key) else { return };
         let Some(which) = block.list.take() else { return };
-        let prev = core::mem::replace(&mut block.prev, Key::NONE);
-        let next = core::mem::replace(&mut block.next, Key::NONE);
+        let prev = core::mem::replace(&mut block.prev, SlabKey::NONE);
+        let next = core::mem::replace(&mut block.next, SlabKey::NONE);
         match self.blocks.get_mut(prev) {
             Some(before) => before.next = next,
             None => self.list(which).head = next,
@@ -506,10 +506,10 @@ mod tests {
     }
 
     /// Reads a block of one page. Returns `None` if there is no memory.
-    fn read(cache: &mut BlockCache, index: u64, ahead: bool) -> Option<Key> {
+    fn read(cache: &mut BlockCache, index: u64, ahead: bool) -> Option<SlabKey> {
         let mut counters = FileCounters::default();
         let buf = cache.take_for_disk(1, ahead, &mut counters)?;
-        let key = cache.begin_read(BlockRead { version: 9, index, file: Key::NONE }, ahead);
+        let key = cache.begin_read(BlockRead { version: 9, index, file: SlabKey::NONE }, ahead);
         let buf = cache.accept_from_disk(buf).unwrap();
         cache.fill(key, buf);
         Some(key)
@@ -533,7 +533,7 @@ mod tests {
     #[test]
     fn held_blocks_are_evicted_last_and_pinned_ones_never() {
         let mut cache = cache(3);
-        let keys: Vec<Key> = (0..3).map(|i| read(&mut cache, i, false).unwrap()).collect();
+        let keys: Vec<SlabKey> = (0..3).map(|i| read(&mut cache, i, false).unwrap()).collect();
         cache.hold(keys[0], 4096);
         cache.pin(keys[2]);
         read(&mut cache, 3, false);
@@ -581,7 +581,7 @@ mod tests {
     fn acknowledgments_overlap_blocks() {
         let page = PAGE_BYTES as u64;
         let mut cache = cache(3);
-        let keys: Vec<Key> = (0..3).map(|i| read(&mut cache, i, false).unwrap()).collect();
+        let keys: Vec<SlabKey> = (0..3).map(|i| read(&mut cache, i, false).unwrap()).collect();
         for &key in &keys {
             cache.hold(key, 4096);
         }
@@ -592,6 +592,6 @@ mod tests {
         cache.acknowledge(9, 0, page, page);
         cache.acknowledge(9, 5, 5, page);
         assert_eq!(cache.held_bytes(), 0, "acknowledged twice");
-        assert_eq!(cache.held.head, Key::NONE, "all free");
+        assert_eq!(cache.held.head, SlabKey::NONE, "all free");
     }
 }

@@ -9,7 +9,7 @@ use wire::tls::CONTENT_BYTES_MAX;
 use super::FileEngine;
 use super::counters::FileCounters;
 use crate::config::{DeviceConfig, L5oConfig};
-use crate::engine::{Engine, Request};
+use crate::engine::{Engine, EngineRequest};
 use crate::pipeline::Egress;
 
 impl FileEngine {
@@ -70,8 +70,8 @@ impl Engine for FileEngine {
         self.may_have_done()
     }
 
-    fn poll_request(&mut self) -> Option<Request> {
-        self.poll_done().map(|(transmit, result)| Request::Resolved(transmit, result))
+    fn poll_request(&mut self) -> Option<EngineRequest> {
+        self.poll_done().map(|(transmit, result)| EngineRequest::Resolved(transmit, result))
     }
 
     fn is_starved(&self) -> bool {

@@ -5,27 +5,27 @@
 //! queued for admission until it has pinned every block, and then waits for the missing reads.
 
 use abi::port::Payload;
-use abi::{ExtentCount, FileExtent, FileFault, Part, Parts};
+use abi::{ExtentCount, FileExtent, FileFault, TransmitPart, TransmitParts};
 use alloc::sync::Arc;
 use smallvec::SmallVec;
 
 use base::internal_error;
 
-use super::super::Resolved;
+use super::super::ResolvedPayload;
 use super::open_files::ReadableFile;
-use super::{FileEngine, Start};
-use structures::slab::Key;
+use super::{FileEngine, FileStart};
+use structures::slab::SlabKey;
 
 /// A range of a block that a transmit needs.
 #[derive(Clone, Copy, Debug)]
 struct BlockNeed {
     /// The file that contains the range.
-    file: Key,
+    file: SlabKey,
     version: u64,
     /// Index of the block in the file.
     index: u64,
-    /// The block, or [`Key::NONE`] while it is not in memory.
-    block: Key,
+    /// The block, or [`SlabKey::NONE`] while it is not in memory.
+    block: SlabKey,
     /// Offset of the first byte in the block.
     start: u32,
     /// Length in bytes.
@@ -38,8 +38,8 @@ type BlockNeeds = SmallVec<[BlockNeed; 2]>;
 #[derive(Debug)]
 pub(super) struct FileJob {
     /// The device's key of the transmit.
-    token: Key,
-    parts: Parts,
+    token: SlabKey,
+    parts: TransmitParts,
     needs: BlockNeeds,
     /// Number of needs, from the first, whose blocks are pinned.
     acquired: usize,
@@ -67,9 +67,9 @@ impl FileEngine {
     pub(crate) fn start(
         &mut self,
         queue: usize,
-        parts: Parts,
+        parts: TransmitParts,
         first: bool,
-    ) -> Result<Start, FileFault> {
+    ) -> Result<FileStart, FileFault> {
         let needs = self.plan(queue, &parts).inspect_err(|&fault| {
             self.counters.file_bad_extents += u64::from(fault == FileFault::BadExtent);
         })?;
@@ -89,18 +89,18 @@ impl FileEngine {
             if let Some((file, index)) = ahead {
                 self.read_ahead(file, index);
             }
-            return Ok(Start::Ready(resolved));
+            return Ok(FileStart::Ready(resolved));
         }
         for need in &needs {
             self.files.retain(need.file);
         }
-        let (token, waited) = (Key::NONE, false);
+        let (token, waited) = (SlabKey::NONE, false);
         let job = FileJob { token, parts, needs, acquired: 0, missing: 0, first, waited };
-        Ok(Start::Waiting(self.admission.insert(job)))
+        Ok(FileStart::Waiting(self.admission.insert(job)))
     }
 
     /// Queues a pending transmit for admission. Its completion will be reported under `token`.
-    pub(crate) fn admit(&mut self, job: Key, token: Key) {
+    pub(crate) fn admit(&mut self, job: SlabKey, token: SlabKey) {
         if let Some(waiting) = self.admission.get_mut(job) {
             waiting.token = token;
             self.admission.admit(job);
@@ -108,7 +108,7 @@ impl FileEngine {
     }
 
     /// Removes a pending transmit.
-    pub(crate) fn cancel(&mut self, job: Key) {
+    pub(crate) fn cancel(&mut self, job: SlabKey) {
         if let Some(job) = self.admission.remove(job) {
             self.release_job(&job);
         }
@@ -132,7 +132,7 @@ impl FileEngine {
     }
 
     /// Handles the completed read of a block for which job `key` waits.
-    pub(super) fn block_arrived(&mut self, key: Key) {
+    pub(super) fn block_arrived(&mut self, key: SlabKey) {
         // The job may have been canceled.
         let Some(job) = self.admission.get_mut(key) else { return };
         if job.missing == 0 {
@@ -144,7 +144,7 @@ impl FileEngine {
     }
 
     /// Completes a job with a fault.
-    pub(super) fn fail(&mut self, key: Key, fault: FileFault) {
+    pub(super) fn fail(&mut self, key: SlabKey, fault: FileFault) {
         if let Some(job) = self.admission.remove(key) {
             self.release_job(&job);
             self.done.push_back((job.token, Err(fault)));
@@ -152,12 +152,12 @@ impl FileEngine {
     }
 
     /// Lists the block ranges of all file extents.
-    fn plan(&self, queue: usize, parts: &Parts) -> Result<BlockNeeds, FileFault> {
+    fn plan(&self, queue: usize, parts: &TransmitParts) -> Result<BlockNeeds, FileFault> {
         let mut needs = BlockNeeds::new();
         let mut extents = ExtentCount::default();
         for part in parts {
-            let Part::File(extent) = part else { continue };
-            if !extents.takes(extent) {
+            let TransmitPart::File(extent) = part else { continue };
+            if !extents.add(extent) {
                 return Err(FileFault::BadExtent);
             }
             let file = self.files.find(queue, extent.file).ok_or(FileFault::BadExtent)?;
@@ -169,7 +169,7 @@ impl FileEngine {
 
     fn plan_extent(
         &self,
-        file: Key,
+        file: SlabKey,
         readable: &ReadableFile,
         extent: &FileExtent,
         needs: &mut BlockNeeds,
@@ -184,7 +184,7 @@ impl FileEngine {
         while at < end {
             let (index, within) = (at / block_bytes, at % block_bytes);
             let len = (block_bytes - within).min(end - at);
-            let block = self.cache.find(version, index).unwrap_or(Key::NONE);
+            let block = self.cache.find(version, index).unwrap_or(SlabKey::NONE);
             #[expect(clippy::cast_possible_truncation, reason = "a block is at most a megabyte")]
             let (start, bytes) = (within as u32, len as u32);
             needs.push(BlockNeed { file, version, index, block, start, len: bytes });
@@ -195,7 +195,7 @@ impl FileEngine {
 
     /// Pins the blocks of a job and starts the missing reads. If memory runs out, the job keeps its
     /// pins and continues there the next time; no other job gets blocks meanwhile.
-    fn acquire(&mut self, key: Key) -> AdmitResult {
+    fn acquire(&mut self, key: SlabKey) -> AdmitResult {
         let mut ahead = None;
         loop {
             let Some(job) = self.admission.get(key) else { return AdmitResult::All };
@@ -228,7 +228,7 @@ impl FileEngine {
     }
 
     /// Pins a block for the next need of a job.
-    fn take(&mut self, key: Key, block: Key) {
+    fn take(&mut self, key: SlabKey, block: SlabKey) {
         let missing = self.cache.content(block).is_none();
         let wants = |job: &&mut FileJob| job.acquired < job.needs.len();
         let Some(job) = self.admission.get_mut(key).filter(wants) else {
@@ -244,7 +244,7 @@ impl FileEngine {
         }
     }
 
-    fn wait_for_memory(&mut self, key: Key) {
+    fn wait_for_memory(&mut self, key: SlabKey) {
         if let Some(job) = self.admission.get_mut(key).filter(|job| !job.waited) {
             job.waited = true;
             self.counters.file_memory_waits += 1;
@@ -258,7 +258,7 @@ impl FileEngine {
         before.is_none_or(|before| self.cache.find(need.version, before).is_some())
     }
 
-    fn finish_if_complete(&mut self, key: Key) {
+    fn finish_if_complete(&mut self, key: SlabKey) {
         let complete = |job: &FileJob| job.missing == 0 && job.acquired == job.needs.len();
         if !self.admission.get(key).is_some_and(complete) {
             return;
@@ -286,18 +286,23 @@ impl FileEngine {
 
     /// Builds the payload of a transmit whose blocks are all in memory. The payload shares the
     /// blocks, so they are not evicted while it exists.
-    fn resolve(&mut self, parts: Parts, needs: &[BlockNeed], first: bool) -> Resolved {
-        let mut resolved = Resolved::default();
+    fn resolve(
+        &mut self,
+        parts: TransmitParts,
+        needs: &[BlockNeed],
+        first: bool,
+    ) -> ResolvedPayload {
+        let mut resolved = ResolvedPayload::default();
         let mut needs = needs.iter();
         for part in parts {
             match part {
-                Part::Host(bytes) if bytes.is_empty() => {}
-                Part::Host(bytes) => resolved.payloads.push(Payload::Host(bytes)),
-                Part::Sealed(_) | Part::Pdu(_) => internal_error!(
+                TransmitPart::Host(bytes) if bytes.is_empty() => {}
+                TransmitPart::Host(bytes) => resolved.payloads.push(Payload::Host(bytes)),
+                TransmitPart::Records(_) | TransmitPart::Pdu(_) => internal_error!(
                     self.counters.nic_internal_errors,
                     "a plan has not made content of a part"
                 ),
-                Part::File(extent) => {
+                TransmitPart::File(extent) => {
                     resolved.file_bytes += extent.len;
                     let mut left = extent.len;
                     while left > 0 {

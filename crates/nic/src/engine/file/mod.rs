@@ -35,7 +35,9 @@ mod waiters;
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use abi::disk::{DiskCompletion, DiskFile, DiskRequest, RequestId};
-use abi::{FileAccess, FileExtent, FileFault, FileId, FileOpened, FileStat, Part, Parts};
+use abi::{
+    FileAccess, FileExtent, FileFault, FileId, FileOpened, FileStat, TransmitPart, TransmitParts,
+};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -46,24 +48,24 @@ use self::cache::{BlockCache, BlockRead, pages};
 use self::counters::FileCounters;
 pub(crate) use self::open_files::PINNED;
 use self::open_files::{OpenCompletion, OpenFiles, ReadableFile};
-use super::Resolved;
+use super::ResolvedPayload;
 use crate::config::FileConfig;
-use structures::slab::Key;
+use structures::slab::SlabKey;
 
 /// Maximum length of a path in bytes: Linux's `PATH_MAX`.
 const PATH_BYTES_MAX: usize = 4096;
 
 /// Result of starting a transmit.
 #[derive(Debug)]
-pub(crate) enum Start {
+pub(crate) enum FileStart {
     /// All blocks were in memory.
-    Ready(Resolved),
+    Ready(ResolvedPayload),
     /// The transmit is pending; [`FileEngine::admit`] must be called with this key.
-    Waiting(Key),
+    Waiting(SlabKey),
 }
 
 /// Completion of a pending transmit: its token from [`FileEngine::admit`] and its payload.
-pub(crate) type FileJobDone = (Key, Result<Resolved, FileFault>);
+pub(crate) type FileJobDone = (SlabKey, Result<ResolvedPayload, FileFault>);
 
 /// The file engine.
 #[derive(Debug)]
@@ -174,16 +176,16 @@ impl FileEngine {
     /// Pins the files of `parts` for the device's own use, even if the host closes them, and
     /// replaces their IDs by ones of the queue [`PINNED`]. Each part must be released by one
     /// [`Self::unpin`]. Returns false, with nothing changed, if a file is not open.
-    pub(crate) fn pin(&mut self, queue: usize, parts: &mut Parts) -> bool {
+    pub(crate) fn pin(&mut self, queue: usize, parts: &mut TransmitParts) -> bool {
         let mut pins = SmallVec::<[FileId; 2]>::new();
-        for extent in parts.iter().filter_map(Part::extent) {
+        for extent in parts.iter().filter_map(TransmitPart::extent) {
             let Some(pin) = self.files.pin(queue, extent.file) else {
                 pins.into_iter().for_each(|pin| self.unpin(pin));
                 return false;
             };
             pins.push(pin);
         }
-        let extents = parts.iter_mut().filter_map(Part::extent_mut);
+        let extents = parts.iter_mut().filter_map(TransmitPart::extent_mut);
         extents.zip(pins).for_each(|(extent, pin)| extent.file = pin);
         true
     }
@@ -226,7 +228,7 @@ impl FileEngine {
     }
 
     /// Records that a transmit's payload has left: its blocks are held until acknowledged.
-    pub(crate) fn departed(&mut self, holds: &[(Key, u32)], file_bytes: u32) {
+    pub(crate) fn on_transmit_sent(&mut self, holds: &[(SlabKey, u32)], file_bytes: u32) {
         if file_bytes == 0 {
             return;
         }
@@ -256,12 +258,12 @@ impl FileEngine {
             DiskRequest::Read { id, file, offset, buf } => {
                 self.in_flight = self.in_flight.saturating_sub(1);
                 // The read was polled before a reset and is no longer wanted.
-                if self.cache.reading(Key::from_u64(id.0)).is_none() {
+                if self.cache.reading(SlabKey::from_u64(id.0)).is_none() {
                     return self.take_stale(buf);
                 }
                 self.reads.push_front(DiskRequest::Read { id, file, offset, buf });
             }
-            DiskRequest::Open { id, .. } if !self.files.exists(Key::from_u64(id.0)) => {}
+            DiskRequest::Open { id, .. } if !self.files.exists(SlabKey::from_u64(id.0)) => {}
             DiskRequest::Open { .. } | DiskRequest::Close { .. } => {
                 self.control.push_front(request);
             }
@@ -325,7 +327,7 @@ impl FileEngine {
         id: RequestId,
         result: Result<(DiskFile, FileStat), FileFault>,
     ) -> Option<(usize, FileOpened)> {
-        match self.files.finish(Key::from_u64(id.0), result.ok()) {
+        match self.files.finish(SlabKey::from_u64(id.0), result.ok()) {
             OpenCompletion::Tell { queue, file } => {
                 self.counters.file_open_failures += u64::from(result.is_err());
                 Some((queue, FileOpened { file, result: result.map(|(_, stat)| stat) }))
@@ -345,7 +347,7 @@ impl FileEngine {
         result: Result<(u32, FileStat), FileFault>,
     ) {
         self.in_flight = self.in_flight.saturating_sub(1);
-        let key = Key::from_u64(id.0);
+        let key = SlabKey::from_u64(id.0);
         let Some(reading) = self.cache.reading(key) else {
             self.counters.file_stale_completions += 1;
             return self.take_stale(buf);
@@ -410,7 +412,13 @@ impl FileEngine {
 
     /// Starts the read of a block. Returns `None` if there is no memory, or if the block lies
     /// beyond the file's end.
-    fn read(&mut self, file: Key, readable: &ReadableFile, index: u64, ahead: bool) -> Option<Key> {
+    fn read(
+        &mut self,
+        file: SlabKey,
+        readable: &ReadableFile,
+        index: u64,
+        ahead: bool,
+    ) -> Option<SlabKey> {
         let bytes = self.block_len(readable, index);
         if bytes == 0 {
             return None;
@@ -433,7 +441,7 @@ impl FileEngine {
 
     /// Starts reads of the blocks after `index`, while there is free memory and the disk is not
     /// busy.
-    fn read_ahead(&mut self, file: Key, index: u64) {
+    fn read_ahead(&mut self, file: SlabKey, index: u64) {
         let Ok(readable) = self.files.readable(file) else { return };
         for ahead in 1..=u64::from(self.config.read_ahead_blocks) {
             let Some(next) = index.checked_add(ahead) else { return };

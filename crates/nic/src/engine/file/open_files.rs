@@ -6,7 +6,7 @@
 //!
 //! A file is named by its queue and the host's ID. When the host closes a file, its name is removed
 //! at once. The entry and the disk's handle remain until the last transmit and the last read that
-//! use the file are done; those refer to the entry by its [`Key`].
+//! use the file are done; those refer to the entry by its [`SlabKey`].
 
 use abi::disk::{DiskAccess, DiskFile};
 use abi::{FileAccess, FileFault, FileId, FileStat, Refusal};
@@ -15,7 +15,7 @@ use base::mix;
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
-use structures::slab::{Key, Slab};
+use structures::slab::{Slab, SlabKey};
 
 /// Domain separator for the versions of namespaces.
 const NAMESPACE: u64 = 0x6e73_7061_6365;
@@ -72,7 +72,7 @@ pub(crate) enum OpenCompletion {
 #[derive(Debug)]
 pub(crate) struct OpenFiles {
     files: Slab<OpenFile>,
-    names: HashTable<Key>,
+    names: HashTable<SlabKey>,
     files_max: usize,
     seed: u64,
 }
@@ -96,7 +96,7 @@ impl OpenFiles {
         queue: usize,
         id: FileId,
         namespace: Option<Box<[u8]>>,
-    ) -> Result<Key, FileFault> {
+    ) -> Result<SlabKey, FileFault> {
         if self.find(queue, id).is_some() {
             return Err(FileFault::BadExtent);
         }
@@ -107,7 +107,7 @@ impl OpenFiles {
         let file = OpenFile { queue, id, namespace, stage, uses: 0, closed: false, changed: false };
         let key = self.files.insert(file);
         let (files, seed) = (&self.files, self.seed);
-        let rehash = |&key: &Key| files.get(key).map_or(0, |f| hash(seed, f.queue, f.id));
+        let rehash = |&key: &SlabKey| files.get(key).map_or(0, |f| hash(seed, f.queue, f.id));
         self.names.insert_unique(hash(seed, queue, id), key, rehash);
         Ok(key)
     }
@@ -115,7 +115,7 @@ impl OpenFiles {
     /// Handles the disk's answer. If the file is not open afterwards, its entry is removed.
     pub(crate) fn finish(
         &mut self,
-        key: Key,
+        key: SlabKey,
         result: Option<(DiskFile, FileStat)>,
     ) -> OpenCompletion {
         let Some(file) = self.files.get_mut(key) else { return OpenCompletion::Abandoned };
@@ -140,11 +140,12 @@ impl OpenFiles {
     }
 
     /// Returns the entry of a name.
-    pub(crate) fn find(&self, queue: usize, id: FileId) -> Option<Key> {
+    pub(crate) fn find(&self, queue: usize, id: FileId) -> Option<SlabKey> {
         if queue == PINNED {
             return self.files.key_at(id.0);
         }
-        let same = |&key: &Key| self.files.get(key).is_some_and(|f| f.id == id && f.queue == queue);
+        let same =
+            |&key: &SlabKey| self.files.get(key).is_some_and(|f| f.id == id && f.queue == queue);
         self.names.find(hash(self.seed, queue, id), same).copied()
     }
 
@@ -153,11 +154,11 @@ impl OpenFiles {
     /// # Errors
     /// `BadExtent` if the file is not open or not of a readable kind, `Changed` if it was found
     /// changed.
-    pub(crate) fn readable(&self, key: Key) -> Result<ReadableFile, FileFault> {
+    pub(crate) fn readable(&self, key: SlabKey) -> Result<ReadableFile, FileFault> {
         match self.files.get(key) {
             Some(OpenFile { changed: true, .. }) => Err(FileFault::Changed),
             Some(file @ OpenFile { stage: OpenStage::Open { disk, stat }, .. })
-                if file.access().takes(stat.kind) =>
+                if file.access().accepts(stat.kind) =>
             {
                 let (disk, namespace) = (*disk, file.namespace.is_some());
                 Ok(ReadableFile { disk, version: stat.version, size: stat.size, namespace })
@@ -168,11 +169,11 @@ impl OpenFiles {
 
     /// Returns the versions of all opens of a namespace, by any queue. Empty if `key` is not a
     /// namespace.
-    pub(crate) fn versions_of(&self, key: Key) -> SmallVec<[u64; 2]> {
+    pub(crate) fn versions_of(&self, key: SlabKey) -> SmallVec<[u64; 2]> {
         let Some(path) = self.files.get(key).and_then(|file| file.namespace.as_ref()) else {
             return SmallVec::new();
         };
-        let version = |(_, file): (Key, &OpenFile)| match file.stage {
+        let version = |(_, file): (SlabKey, &OpenFile)| match file.stage {
             OpenStage::Open { stat, .. } if file.namespace.as_ref() == Some(path) => {
                 Some(stat.version)
             }
@@ -182,7 +183,7 @@ impl OpenFiles {
     }
 
     /// Returns version and size of an open file, changed or not.
-    pub(crate) fn content_of(&self, key: Key) -> Option<(u64, u64)> {
+    pub(crate) fn content_of(&self, key: SlabKey) -> Option<(u64, u64)> {
         match self.files.get(key)?.stage {
             OpenStage::Open { stat, .. } => Some((stat.version, stat.size)),
             OpenStage::Opening => None,
@@ -190,12 +191,12 @@ impl OpenFiles {
     }
 
     /// True if the entry exists.
-    pub(crate) fn exists(&self, key: Key) -> bool {
+    pub(crate) fn exists(&self, key: SlabKey) -> bool {
         self.files.get(key).is_some()
     }
 
     /// Adds one use of a file.
-    pub(crate) fn retain(&mut self, key: Key) {
+    pub(crate) fn retain(&mut self, key: SlabKey) {
         if let Some(file) = self.files.get_mut(key) {
             file.uses += 1;
         }
@@ -210,7 +211,7 @@ impl OpenFiles {
     }
 
     /// Removes one use of a file. Returns the disk's handle if it is to be closed now.
-    pub(crate) fn release(&mut self, key: Key) -> Option<DiskFile> {
+    pub(crate) fn release(&mut self, key: SlabKey) -> Option<DiskFile> {
         let file = self.files.get_mut(key)?;
         file.uses = file.uses.saturating_sub(1);
         self.reap(key)
@@ -252,7 +253,7 @@ impl OpenFiles {
 
     /// Removes a closed entry without uses. An entry that is still being opened stays until the
     /// disk answers.
-    fn reap(&mut self, key: Key) -> Option<DiskFile> {
+    fn reap(&mut self, key: SlabKey) -> Option<DiskFile> {
         let file = self.files.get(key)?;
         let OpenStage::Open { disk, .. } = file.stage else { return None };
         if !file.closed || file.uses > 0 {
@@ -262,7 +263,7 @@ impl OpenFiles {
         Some(disk)
     }
 
-    fn unname(&mut self, key: Key) {
+    fn unname(&mut self, key: SlabKey) {
         let Some(file) = self.files.get(key) else { return };
         let hash = hash(self.seed, file.queue, file.id);
         if let Ok(found) = self.names.find_entry(hash, |&k| k == key) {

@@ -4,7 +4,7 @@
 
 use alloc::vec::Vec;
 
-use structures::slab::Key;
+use structures::slab::SlabKey;
 
 /// Index that marks the end of a list.
 const END: u32 = u32::MAX;
@@ -24,7 +24,7 @@ impl WaitList {
 /// The nodes of all lists.
 #[derive(Debug)]
 pub(crate) struct Waiters {
-    nodes: Vec<(Key, u32)>,
+    nodes: Vec<(SlabKey, u32)>,
     free: u32,
 }
 
@@ -35,7 +35,7 @@ impl Waiters {
     }
 
     /// Appends a waiter.
-    pub(crate) fn push(&mut self, list: &mut WaitList, waiter: Key) {
+    pub(crate) fn push(&mut self, list: &mut WaitList, waiter: SlabKey) {
         let place = if let Some(node) = self.nodes.get_mut(self.free as usize) {
             let place = core::mem::replace(&mut self.free, node.1);
             *node = (waiter, END);
@@ -54,7 +54,7 @@ impl Waiters {
     }
 
     /// Removes and returns the first waiter.
-    pub(crate) fn pop(&mut self, list: &mut WaitList) -> Option<Key> {
+    pub(crate) fn pop(&mut self, list: &mut WaitList) -> Option<SlabKey> {
         let node = self.nodes.get_mut(list.head as usize)?;
         let place = core::mem::replace(&mut list.head, node.1);
         node.1 = core::mem::replace(&mut self.free, place);

@@ -8,16 +8,16 @@ use base::Instant;
 use super::L5oEngine;
 use super::counters::L5oCounters;
 use crate::config::DeviceConfig;
-use crate::counters::join;
+use crate::counters::concat_alarms;
 use crate::engine::nvme_tcp::counters::NvmeTcpCounters;
 use crate::engine::nvme_tcp::tx::NvmeTxCounters;
-use crate::engine::{Engine, Request};
+use crate::engine::{Engine, EngineRequest};
 use crate::pipeline::Egress;
-use crate::pipeline::rx::{Offered, tcp_payload};
+use crate::pipeline::rx::{OfferedRxFrame, tcp_payload};
 
 /// Alarms of TLS, and of NVMe/TCP in both directions.
 const PARTS: [&[&str]; 3] = [L5oCounters::ALARMS, NvmeTxCounters::ALARMS, NvmeTcpCounters::ALARMS];
-const ALARMS: [&str; PARTS[0].len() + PARTS[1].len() + PARTS[2].len()] = join(&PARTS);
+const ALARMS: [&str; PARTS[0].len() + PARTS[1].len() + PARTS[2].len()] = concat_alarms(&PARTS);
 
 impl Engine for L5oEngine {
     const ALARMS: &'static [&'static str] = &ALARMS;
@@ -68,7 +68,7 @@ impl Engine for L5oEngine {
     }
 
     /// Decrypts what it can of a TCP segment, and emits resync requests.
-    fn process_frame(&mut self, arrived: &mut Offered<'_>, out: &mut Egress) {
+    fn process_frame(&mut self, arrived: &mut OfferedRxFrame<'_>, out: &mut Egress) {
         if !self.has_receive_contexts() {
             return;
         }
@@ -77,7 +77,7 @@ impl Engine for L5oEngine {
         let payload = &mut received.packet.as_mut_slice()[tcp.range];
         let Some(outcome) = self.receive(&tcp.tuple, tcp.seq, payload) else { return };
         let (opened, placed) = (outcome.decrypted, outcome.placed);
-        received.metadata = RxMetadata { opened, placed };
+        received.metadata = RxMetadata { decrypted: opened, nvme_tcp: placed };
         for (queue, context, flow, request) in outcome.resync_requests {
             out.emit(queue, Event::L5oResyncRxReq { context, flow, request });
         }
@@ -89,9 +89,9 @@ impl Engine for L5oEngine {
     }
 
     /// Returns completed registered buffers, after the frame that completed them.
-    fn poll_request(&mut self) -> Option<Request> {
+    fn poll_request(&mut self) -> Option<EngineRequest> {
         let (queue, done) = self.poll_returned()?;
-        Some(Request::Tell(queue, Event::DdpTeardownDone(Box::new(done))))
+        Some(EngineRequest::Emit(queue, Event::DdpTeardownDone(Box::new(done))))
     }
 
     fn on_requests_done(&mut self) {

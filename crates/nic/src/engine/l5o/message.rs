@@ -10,7 +10,7 @@
 //! incomplete header; an assumed length is confirmed or disproved as soon as the header is
 //! complete.
 
-use abi::crypto::{Sum, TAG_BYTES};
+use abi::crypto::{AuthSum, TAG_BYTES};
 use base::{SeqNum, internal_error};
 
 use super::counters::L5oCounters;
@@ -120,7 +120,7 @@ pub(super) struct TrackedMessage {
     /// Ranges of the message that have arrived.
     pub(super) received: ReceivedRanges,
     /// Authentication sum over the text.
-    pub(super) sum: Sum,
+    pub(super) sum: AuthSum,
 }
 
 impl TrackedMessage {
@@ -141,7 +141,7 @@ impl TrackedMessage {
             front: [0; FRONT],
             tag: [0; TAG_BYTES],
             received: ReceivedRanges::default(),
-            sum: Sum::default(),
+            sum: AuthSum::default(),
         }
     }
 
@@ -159,7 +159,7 @@ impl TrackedMessage {
         match event {
             MessageEvent::Header(len) | MessageEvent::Assume(len) => self.len = len,
             MessageEvent::Disprove => self.len = 0,
-            MessageEvent::GiveUp => self.sum = Sum::default(),
+            MessageEvent::GiveUp => self.sum = AuthSum::default(),
             MessageEvent::Verify => {}
         }
     }
@@ -197,7 +197,7 @@ impl TrackedMessage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use testkit::states;
+    use testkit::state_diagram;
 
     const STATES: [(MessageState, &str); 6] = [
         (MessageState::HeaderPartial, "HeaderPartial"),
@@ -218,7 +218,11 @@ mod tests {
     /// The diagram in ARCHITECTURE.md equals the table.
     #[test]
     fn the_documents_have_the_transitions() {
-        states::assert_documented(&states::diagram(&STATES, &EVENTS, MessageState::next));
+        state_diagram::assert_documented(&state_diagram::mermaid_diagram(
+            &STATES,
+            &EVENTS,
+            MessageState::next,
+        ));
     }
 
     /// A message that is not live stays so, and a settled one does not change.

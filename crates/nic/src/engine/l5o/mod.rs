@@ -39,9 +39,9 @@ mod walk;
 use abi::FlowId;
 use abi::Refusal;
 use abi::l5o::{
-    Direction, L5oCreate, L5oId, L5oLimits, L5oRefused, L5oState, Opened, ResyncRequest,
+    Direction, L5oCreate, L5oDecrypted, L5oId, L5oLimits, L5oRefused, L5oState, ResyncRequest,
 };
-use abi::nvme_tcp::{DdpSetup, DdpTeardownDone, NvmeTcpLimits, NvmeTcpState, Placed};
+use abi::nvme_tcp::{DdpSetup, DdpTeardownDone, NvmeRxClaims, NvmeTcpLimits, NvmeTcpState};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -61,9 +61,9 @@ use super::nvme_tcp::tx::{NvmeDigestTxState as NvmeTxState, NvmeTxCounters};
 use super::nvme_tcp::{DecryptedByTls, NvmeTcpEngine};
 use super::tls::{TlsDeviceKeys, TlsTxState};
 use crate::config::L5oConfig;
-use structures::slab::{Key, Slab};
+use structures::slab::{Slab, SlabKey};
 
-pub(crate) use tx::{Pieces, Refused};
+pub(crate) use tx::{TxPieces, TxRefused};
 
 /// Resync requests that one packet caused.
 pub(crate) type ResyncRequests = SmallVec<[ResyncRequest; 2]>;
@@ -75,9 +75,9 @@ pub(crate) type RoutedResyncRequests = SmallVec<[(usize, L5oId, FlowId, ResyncRe
 #[derive(Debug, Default)]
 pub(crate) struct L5oRxOutcome {
     /// The decrypted range.
-    pub(crate) decrypted: Option<Opened>,
+    pub(crate) decrypted: Option<L5oDecrypted>,
     /// Bytes of PDUs that were placed or verified.
-    pub(crate) placed: Option<Box<Placed>>,
+    pub(crate) placed: Option<Box<NvmeRxClaims>>,
     /// Resync requests to the hosts.
     pub(crate) resync_requests: RoutedResyncRequests,
 }
@@ -114,10 +114,10 @@ impl ContextKind {
 pub(crate) struct L5oEngine {
     config: L5oConfig,
     contexts: Slab<L5oContext>,
-    by_id: HashTable<Key>,
-    by_tuple: HashTable<Key>,
+    by_id: HashTable<SlabKey>,
+    by_tuple: HashTable<SlabKey>,
     /// Destroyed contexts that pending transmits still need.
-    destroyed: Vec<Key>,
+    destroyed: Vec<SlabKey>,
     cache: ContextCache,
     outputs: EncryptBuffers,
     scratch: Box<[u8; CONTENT_BYTES_MAX + 1]>,
@@ -218,7 +218,7 @@ impl L5oEngine {
         match direction {
             Direction::Transmit => {
                 self.counters.tx_tls_ctx += 1;
-                let sum = Some(abi::crypto::Sum::default());
+                let sum = Some(abi::crypto::AuthSum::default());
                 ContextKind::Transmit(keys, TlsTxState { tcpsn, number, offset: 0, sum })
             }
             Direction::Receive(tuple) => {
@@ -327,7 +327,7 @@ impl L5oEngine {
         if self.nvme_tcp.resync(queue, id, tcpsn, number.is_some()) {
             return;
         }
-        let key = self.find(queue, id).unwrap_or(Key::NONE);
+        let key = self.find(queue, id).unwrap_or(SlabKey::NONE);
         match self.contexts.get_mut(key) {
             Some(L5oContext { kind: ContextKind::Receive(_, _, receive), .. }) => {
                 receive.answer(tcpsn, number, &mut self.rx_scratch, &mut self.counters);
@@ -381,7 +381,13 @@ impl L5oEngine {
     }
 
     /// Has a TLS receive context decrypt what it can.
-    fn decrypt(&mut self, key: Key, seq: SeqNum, payload: &mut [u8], outcome: &mut L5oRxOutcome) {
+    fn decrypt(
+        &mut self,
+        key: SlabKey,
+        seq: SeqNum,
+        payload: &mut [u8],
+        outcome: &mut L5oRxOutcome,
+    ) {
         self.cache.touch(tls_cache_line(key), &mut self.counters);
         let Some(L5oContext {
             id, queue, flow, kind: ContextKind::Receive(_, keys, receive), ..
@@ -432,7 +438,7 @@ impl L5oEngine {
     }
 
     /// Removes a context from all tables.
-    fn remove(&mut self, key: Key) {
+    fn remove(&mut self, key: SlabKey) {
         self.unindex(key);
         self.cache.remove(tls_cache_line(key));
         let Some(context) = self.contexts.remove(key) else {
@@ -445,30 +451,30 @@ impl L5oEngine {
         }
     }
 
-    fn find(&self, queue: usize, id: L5oId) -> Option<Key> {
-        let same = |&key: &Key| {
+    fn find(&self, queue: usize, id: L5oId) -> Option<SlabKey> {
+        let same = |&key: &SlabKey| {
             self.contexts.get(key).is_some_and(|c| (c.id, c.queue) == (id, queue) && !c.destroyed)
         };
         self.by_id.find(hash_id(self.seed, queue, id), same).copied()
     }
 
-    fn find_tuple(&self, tuple: &Tuple) -> Option<Key> {
-        let same = |&key: &Key| self.tuple(key) == Some(tuple);
+    fn find_tuple(&self, tuple: &Tuple) -> Option<SlabKey> {
+        let same = |&key: &SlabKey| self.tuple(key) == Some(tuple);
         self.by_tuple.find(hash_tuple(self.seed, tuple), same).copied()
     }
 
-    fn tuple(&self, key: Key) -> Option<&Tuple> {
+    fn tuple(&self, key: SlabKey) -> Option<&Tuple> {
         match &self.contexts.get(key)?.kind {
             ContextKind::Receive(tuple, ..) => Some(tuple),
             ContextKind::Transmit(..) | ContextKind::NvmeTransmit(..) => None,
         }
     }
 
-    fn index(&mut self, key: Key) {
+    fn index(&mut self, key: SlabKey) {
         let (contexts, seed) = (&self.contexts, self.seed);
-        let by_id = |&key: &Key| contexts.get(key).map_or(0, |c| hash_id(seed, c.queue, c.id));
+        let by_id = |&key: &SlabKey| contexts.get(key).map_or(0, |c| hash_id(seed, c.queue, c.id));
         self.by_id.insert_unique(by_id(&key), key, by_id);
-        let by_tuple = |&key: &Key| match contexts.get(key).map(|c| &c.kind) {
+        let by_tuple = |&key: &SlabKey| match contexts.get(key).map(|c| &c.kind) {
             Some(ContextKind::Receive(tuple, ..)) => hash_tuple(seed, tuple),
             _ => 0,
         };
@@ -477,7 +483,7 @@ impl L5oEngine {
         }
     }
 
-    fn unindex(&mut self, key: Key) {
+    fn unindex(&mut self, key: SlabKey) {
         let Some(context) = self.contexts.get(key) else { return };
         let hash = hash_id(self.seed, context.queue, context.id);
         if let Ok(found) = self.by_id.find_entry(hash, |&k| k == key) {
@@ -492,12 +498,12 @@ impl L5oEngine {
 
 /// Cache line of a TLS or NVMe/TCP transmit context. The two slabs share the modeled cache: even
 /// and odd lines.
-const fn tls_cache_line(key: Key) -> u32 {
+const fn tls_cache_line(key: SlabKey) -> u32 {
     key.index().wrapping_mul(2)
 }
 
 /// Cache line of an NVMe/TCP receive context.
-const fn nvme_tcp_cache_line(key: Key) -> u32 {
+const fn nvme_tcp_cache_line(key: SlabKey) -> u32 {
     key.index().wrapping_mul(2).wrapping_add(1)
 }
 

@@ -95,7 +95,7 @@ impl Numbering {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use testkit::states;
+    use testkit::state_diagram;
 
     const GUESS: SpeculativeNumber =
         SpeculativeNumber { seq: SeqNum(100), number: 7, first_dependent: (SeqNum(50), 6) };
@@ -116,7 +116,11 @@ mod tests {
     /// The diagram in ARCHITECTURE.md equals the table; a restart always leads to known numbers.
     #[test]
     fn the_documents_have_the_transitions() {
-        states::assert_documented(&states::diagram(&STATES, &EVENTS, Numbering::next));
+        state_diagram::assert_documented(&state_diagram::mermaid_diagram(
+            &STATES,
+            &EVENTS,
+            Numbering::next,
+        ));
         for (state, _) in STATES {
             assert_eq!(state.next(NumberingEvent::Restart), Some(Numbering::Known));
         }

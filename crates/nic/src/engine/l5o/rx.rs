@@ -7,7 +7,7 @@
 //! packet whose position among the messages is known or predictable. Both use `search` if no
 //! boundary is known.
 
-use abi::l5o::{L5oId, Opened, ResyncMode};
+use abi::l5o::{L5oDecrypted, L5oId, ResyncMode};
 use base::SeqNum;
 
 use super::ResyncRequests;
@@ -66,7 +66,7 @@ impl TlsReceiver {
         payload: &mut [u8],
         tools: &mut RxScratch,
         counters: &mut L5oCounters,
-    ) -> (Option<Opened>, ResyncRequests) {
+    ) -> (Option<L5oDecrypted>, ResyncRequests) {
         let mut requests = ResyncRequests::new();
         let len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
         let end = seq + len;
@@ -314,7 +314,7 @@ impl TlsReceiver {
 }
 
 /// Counts a processed packet and returns the description of its decrypted range.
-fn report(id: L5oId, walk: &mut RecordParser<'_>, in_order: bool) -> Option<Opened> {
+fn report(id: L5oId, walk: &mut RecordParser<'_>, in_order: bool) -> Option<L5oDecrypted> {
     let PacketDecryptedRange { range, first } = walk.decrypted()?.clone();
     if first.len == 0 {
         return None;
@@ -329,13 +329,13 @@ fn report(id: L5oId, walk: &mut RecordParser<'_>, in_order: bool) -> Option<Open
     c.l5o_out_of_order_packets += u64::from(!in_order);
     c.l5o_opened_ahead_packets += u64::from(walk.used_assumption);
     let at = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
-    Some(Opened {
+    Some(L5oDecrypted {
         context: id,
         range: at(range.start)..at(range.end),
         number: first.number,
         offset: first.offset,
         message_len: first.len,
-        explicit,
+        explicit_nonce: explicit,
         verified: walk.verified.clone(),
     })
 }

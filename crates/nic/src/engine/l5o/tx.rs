@@ -2,7 +2,7 @@
 //! when they leave.
 //!
 //! [`L5oEngine::plan`] checks each part and replaces it by its content, so that the file engine
-//! sees only host memory and extents. [`L5oEngine::seal`] is called in the order of the flow, when
+//! sees only host memory and extents. [`L5oEngine::encrypt`] is called in the order of the flow, when
 //! all content is available: it computes data digests first, then encrypts (Autonomous NIC
 //! Offloads, section 5.3). Between the two calls a plan holds a reference to its contexts' static
 //! state, which keeps destroyed contexts alive.
@@ -10,10 +10,10 @@
 //! If a context cannot complete a part, the transmit is dropped: nothing leaves unencrypted or with
 //! a wrong digest (tls-offload.rst: drop, never leak plaintext).
 
-use abi::l5o::{Content, Sealed};
-use abi::nvme_tcp::{Data, NvmeTcpState, PREFIX_BYTES_MAX, PduRange};
+use abi::l5o::{L5oContent, RecordRange};
+use abi::nvme_tcp::{NvmeTcpState, PREFIX_BYTES_MAX, PduDataSource, PduRange};
 use abi::port::{Payload, Payloads};
-use abi::{FileExtent, Part, Parts};
+use abi::{FileExtent, TransmitPart, TransmitParts};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use base::SeqNum;
@@ -25,10 +25,10 @@ use crate::engine::encrypt_buffers::EncryptBuffers;
 use crate::engine::nvme_tcp::tx;
 use crate::engine::payload_reader::PayloadReader;
 use crate::engine::tls::{RangeEncryptor, TlsDeviceKeys};
-use structures::slab::Key;
+use structures::slab::SlabKey;
 
 /// The pieces from which a transmit's payload is built, in order.
-pub(crate) type Pieces = SmallVec<[TxPiece; 2]>;
+pub(crate) type TxPieces = SmallVec<[TxPiece; 2]>;
 
 /// A piece of a transmit's payload, with the context that completes it.
 pub(crate) enum TxPiece {
@@ -37,11 +37,11 @@ pub(crate) enum TxPiece {
     /// Bytes to encrypt.
     Encrypted {
         /// The TLS transmit context.
-        context: Key,
+        context: SlabKey,
         /// Keys of the context; the reference keeps the context alive.
         keys: Arc<TlsDeviceKeys>,
         /// Description of the range; its content is among the transmit's parts.
-        sealed: Box<Sealed>,
+        sealed: Box<RecordRange>,
         /// The PDU range that the content is, if it is one.
         pdu: Option<TxPdu>,
     },
@@ -51,7 +51,7 @@ pub(crate) enum TxPiece {
 
 /// A range of a PDU whose data is among the transmit's parts.
 pub(crate) struct TxPdu {
-    context: Key,
+    context: SlabKey,
     /// Never read; the reference keeps the context alive.
     _state: Arc<NvmeTcpState>,
     range: Box<PduRange>,
@@ -69,25 +69,29 @@ impl core::fmt::Debug for TxPiece {
 
 /// Reason for which a transmit is not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub(crate) enum TxRefused {
     /// The description is inconsistent.
     Malformed,
     /// The context does not exist or cannot complete the part: the host has to encrypt.
-    Unsealed,
+    NotEncrypted,
 }
 
 impl L5oEngine {
     /// Separates a transmit into pieces to be completed by contexts and the parts that hold their
     /// content.
-    pub(crate) fn plan(&mut self, queue: usize, parts: Parts) -> Result<(Pieces, Parts), Refused> {
-        let (mut pieces, mut contents) = (Pieces::new(), Parts::new());
+    pub(crate) fn plan(
+        &mut self,
+        queue: usize,
+        parts: TransmitParts,
+    ) -> Result<(TxPieces, TransmitParts), TxRefused> {
+        let (mut pieces, mut contents) = (TxPieces::new(), TransmitParts::new());
         let mut prefixes = 0_u32;
         for part in parts {
             let piece = match part {
-                Part::Sealed(sealed) => {
+                TransmitPart::Records(sealed) => {
                     self.plan_encrypted(queue, sealed, &mut prefixes, &mut contents)?
                 }
-                Part::Pdu(range) => {
+                TransmitPart::Pdu(range) => {
                     let pdu = self.plan_pdu(queue, range, false, &mut prefixes, &mut contents)?;
                     TxPiece::Pdu(pdu)
                 }
@@ -105,30 +109,30 @@ impl L5oEngine {
     fn plan_encrypted(
         &mut self,
         queue: usize,
-        mut sealed: Box<Sealed>,
+        mut sealed: Box<RecordRange>,
         prefixes: &mut u32,
-        contents: &mut Parts,
-    ) -> Result<TxPiece, Refused> {
-        let context = self.find(queue, sealed.context).unwrap_or(Key::NONE);
+        contents: &mut TransmitParts,
+    ) -> Result<TxPiece, TxRefused> {
+        let context = self.find(queue, sealed.context).unwrap_or(SlabKey::NONE);
         let Some(L5oContext { kind: ContextKind::Transmit(keys, _), .. }) =
             self.contexts.get(context)
         else {
             self.counters.tx_tls_drop_bypass_req += 1;
-            return Err(Refused::Unsealed);
+            return Err(TxRefused::NotEncrypted);
         };
         if !RangeEncryptor::check(keys, &sealed) {
-            return Err(Refused::Malformed);
+            return Err(TxRefused::Malformed);
         }
         let keys = Arc::clone(keys);
         let mut pdu = None;
-        match core::mem::replace(&mut sealed.content, Content::Host(Bytes::new())) {
-            Content::Host(bytes) => {
+        match core::mem::replace(&mut sealed.content, L5oContent::Host(Bytes::new())) {
+            L5oContent::Host(bytes) => {
                 self.counters.dma_recover_bytes += u64::from(sealed.prefix);
-                contents.push(Part::Host(bytes));
+                contents.push(TransmitPart::Host(bytes));
             }
-            Content::File(extent) => push_extent(extent, contents),
-            Content::Pdu(range) => {
-                let crosses = matches!(range.data, Data::Host(_));
+            L5oContent::File(extent) => push_extent(extent, contents),
+            L5oContent::Pdu(range) => {
+                let crosses = matches!(range.data, PduDataSource::Host(_));
                 let before = range.data_before(sealed.prefix) - range.prefix;
                 pdu = Some(self.plan_pdu(queue, range, true, prefixes, contents)?);
                 self.counters.dma_recover_bytes += if crosses { before.into() } else { 0 };
@@ -145,38 +149,38 @@ impl L5oEngine {
         mut range: Box<PduRange>,
         sealed: bool,
         prefixes: &mut u32,
-        contents: &mut Parts,
-    ) -> Result<TxPdu, Refused> {
-        let context = self.find(queue, range.context).unwrap_or(Key::NONE);
+        contents: &mut TransmitParts,
+    ) -> Result<TxPdu, TxRefused> {
+        let context = self.find(queue, range.context).unwrap_or(SlabKey::NONE);
         let Some(L5oContext { kind: ContextKind::NvmeTransmit(state, _), .. }) =
             self.contexts.get(context)
         else {
             self.nvme_tx.tx_nvmeotcp_drop_bypass_req += 1;
-            return Err(Refused::Unsealed);
+            return Err(TxRefused::NotEncrypted);
         };
         *prefixes = prefixes.saturating_add(range.prefix);
         if !tx::check(state, &range, sealed) || *prefixes > PREFIX_BYTES_MAX {
-            return Err(Refused::Malformed);
+            return Err(TxRefused::Malformed);
         }
         let state = Arc::clone(state);
-        match core::mem::replace(&mut range.data, Data::Host(Bytes::new())) {
-            Data::Host(bytes) => {
+        match core::mem::replace(&mut range.data, PduDataSource::Host(Bytes::new())) {
+            PduDataSource::Host(bytes) => {
                 self.counters.dma_recover_bytes += u64::from(range.prefix);
-                contents.push(Part::Host(bytes));
+                contents.push(TransmitPart::Host(bytes));
             }
-            Data::File(extent) => push_extent(extent, contents),
+            PduDataSource::File(extent) => push_extent(extent, contents),
         }
         Ok(TxPdu { context, _state: state, range })
     }
 
     /// Builds the payload of a transmit, whose first byte is `tcpsn`, from its parts.
-    pub(crate) fn seal(
+    pub(crate) fn encrypt(
         &mut self,
-        pieces: Pieces,
+        pieces: TxPieces,
         tcpsn: SeqNum,
         segment_size: u16,
         parts: &Payloads,
-    ) -> Result<Payloads, Refused> {
+    ) -> Result<Payloads, TxRefused> {
         let (mut source, mut out, mut at) = (PayloadReader::new(parts), Payloads::new(), tcpsn);
         let packets = |len: u32| match segment_size {
             0 => 1,
@@ -220,12 +224,12 @@ impl L5oEngine {
         pdu: &TxPdu,
         source: &mut PayloadReader<'_>,
         out: &mut Payloads,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), TxRefused> {
         self.cache.touch(super::tls_cache_line(pdu.context), &mut self.counters);
         let way = self.contexts.get_mut(pdu.context).map(|context| &mut context.kind);
         let Some(ContextKind::NvmeTransmit(_, state)) = way else {
             self.nvme_tx.tx_nvmeotcp_drop_bypass_req += 1;
-            return Err(Refused::Unsealed);
+            return Err(TxRefused::NotEncrypted);
         };
         let (range, outputs) = (&pdu.range, &mut self.outputs);
         let keep = |digest: [u8; 4]| keep(outputs, digest);
@@ -234,7 +238,7 @@ impl L5oEngine {
         let Ok(effort) = done else {
             c.tx_nvmeotcp_ooo += 1;
             c.tx_nvmeotcp_drop_no_sync_data += 1;
-            return Err(Refused::Unsealed);
+            return Err(TxRefused::NotEncrypted);
         };
         c.tx_nvmeotcp_bytes += u64::from(range.len);
         c.tx_nvmeotcp_digests += u64::from(effort.digest);
@@ -245,30 +249,30 @@ impl L5oEngine {
 
     fn encrypt_part(
         &mut self,
-        context: Key,
+        context: SlabKey,
         keys: &TlsDeviceKeys,
-        sealed: &Sealed,
+        sealed: &RecordRange,
         tcpsn: SeqNum,
         source: &mut PayloadReader<'_>,
-    ) -> Result<Payload, Refused> {
+    ) -> Result<Payload, TxRefused> {
         self.cache.touch(super::tls_cache_line(context), &mut self.counters);
         let Some(L5oContext { kind: ContextKind::Transmit(_, state), .. }) =
             self.contexts.get_mut(context)
         else {
             self.counters.tx_tls_drop_bypass_req += 1;
-            return Err(Refused::Unsealed);
+            return Err(TxRefused::NotEncrypted);
         };
         let mut buffer = self.outputs.take(sealed.len as usize);
         let room = Arc::get_mut(&mut buffer).map(|b| b.as_mut_slice());
         let Some(out) = room.and_then(|room| room.get_mut(..sealed.len as usize)) else {
-            return Err(Refused::Malformed);
+            return Err(TxRefused::Malformed);
         };
         let mut seal = RangeEncryptor { keys, sealed, scratch: &mut self.scratch };
         let effort = seal.run(state, tcpsn, source, out);
         let Ok(effort) = effort else {
             self.counters.tx_tls_ooo += 1;
             self.counters.tx_tls_drop_no_sync_data += 1;
-            return Err(Refused::Unsealed);
+            return Err(TxRefused::NotEncrypted);
         };
         let c = &mut self.counters;
         c.tx_tls_ooo += u64::from(effort.out_of_order);
@@ -280,9 +284,9 @@ impl L5oEngine {
 }
 
 /// Adds a file extent to the parts, unless it is empty.
-fn push_extent(extent: FileExtent, contents: &mut Parts) {
+fn push_extent(extent: FileExtent, contents: &mut TransmitParts) {
     if extent.len > 0 {
-        contents.push(Part::File(extent));
+        contents.push(TransmitPart::File(extent));
     }
 }
 

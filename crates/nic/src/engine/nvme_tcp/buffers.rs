@@ -43,7 +43,7 @@ pub(super) struct PduDataTarget {
 impl RegisteredBuffer {
     /// Creates a buffer from a validated set-up.
     pub(super) fn new(setup: DdpSetup) -> Self {
-        let DdpSetup { flow, tag, id, offset, len, there, buffer, .. } = setup;
+        let DdpSetup { flow, tag, id, offset, len, filled: there, buffer, .. } = setup;
         let mut placed = ReceivedRanges::default();
         if there > 0 {
             placed.add(0, there);

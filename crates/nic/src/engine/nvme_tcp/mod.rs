@@ -23,7 +23,7 @@ pub(crate) mod tx;
 mod walk;
 
 use abi::l5o::{L5oId, ResyncRequest};
-use abi::nvme_tcp::{DdpSetup, DdpTeardownDone, NvmeTcpState, Placed};
+use abi::nvme_tcp::{DdpSetup, DdpTeardownDone, NvmeRxClaims, NvmeTcpState};
 use abi::{FlowId, Refusal};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -41,7 +41,7 @@ use self::rx::{NvmeTcpReceiver, StreamOverTls};
 use self::walk::{NvmeRxPass, StreamPiece, offset_u32};
 use super::tls::{DecryptedRange, TlsDeviceKeys};
 use crate::config::L5oConfig;
-use structures::slab::{Key, Slab};
+use structures::slab::{Slab, SlabKey};
 
 /// Maximum number of suspected foreign records per context: records that seem to carry other
 /// content than the stream.
@@ -72,7 +72,7 @@ pub(crate) struct DecryptedByTls<'a> {
 #[derive(Debug)]
 pub(crate) struct NvmeRxOutcome {
     /// Bytes placed and digests verified.
-    pub(crate) placed: Option<Box<Placed>>,
+    pub(crate) placed: Option<Box<NvmeRxClaims>>,
     /// Queue, context and flow that the request concerns.
     pub(crate) asker: (usize, L5oId, FlowId),
     /// Resync request to the host.
@@ -82,8 +82,8 @@ pub(crate) struct NvmeRxOutcome {
 /// The NVMe/TCP receive contexts.
 pub(crate) struct NvmeTcpEngine {
     contexts: Slab<NvmeTcpContext>,
-    by_id: HashTable<Key>,
-    by_tuple: HashTable<Key>,
+    by_id: HashTable<SlabKey>,
+    by_tuple: HashTable<SlabKey>,
     /// Registered buffers over all contexts.
     buffers: u32,
     buffer_bytes: u64,
@@ -127,7 +127,7 @@ impl NvmeTcpEngine {
         tuple: Tuple,
         tcpsn: SeqNum,
         state: &NvmeTcpState,
-    ) -> Key {
+    ) -> SlabKey {
         if let Some(old) = self.find_tuple(&tuple) {
             self.remove(old);
         }
@@ -145,7 +145,7 @@ impl NvmeTcpEngine {
 
     /// Removes a context and hands back its buffers. Returns its key, or `None` if there is no such
     /// context.
-    pub(crate) fn destroy(&mut self, queue: usize, id: L5oId) -> Option<Key> {
+    pub(crate) fn destroy(&mut self, queue: usize, id: L5oId) -> Option<SlabKey> {
         let key = self.find(queue, id)?;
         self.remove(key);
         Some(key)
@@ -170,12 +170,17 @@ impl NvmeTcpEngine {
         }
     }
 
-    fn check(&self, config: &L5oConfig, queue: usize, setup: &DdpSetup) -> Result<Key, Refusal> {
+    fn check(
+        &self,
+        config: &L5oConfig,
+        queue: usize,
+        setup: &DdpSetup,
+    ) -> Result<SlabKey, Refusal> {
         let key = self.find(queue, setup.context).ok_or(Refusal::Ended)?;
         let context = self.contexts.get(key).ok_or(Refusal::Ended)?;
         let bytes = setup.buffer.len() as u64;
         let most = u64::from(setup.len) <= bytes && setup.offset.checked_add(setup.len).is_some();
-        if setup.there >= setup.len || !most || context.receive.buffers.has(setup.tag) {
+        if setup.filled >= setup.len || !most || context.receive.buffers.has(setup.tag) {
             return Err(Refusal::DoesNotFit);
         }
         let full = self.buffers >= config.ddp_buffers_max
@@ -223,11 +228,11 @@ impl NvmeTcpEngine {
     }
 
     /// Returns the context of a connection.
-    pub(crate) fn find_tuple(&self, tuple: &Tuple) -> Option<Key> {
+    pub(crate) fn find_tuple(&self, tuple: &Tuple) -> Option<SlabKey> {
         if self.contexts.is_empty() {
             return None;
         }
-        let same = |&key: &Key| self.contexts.get(key).is_some_and(|c| c.tuple == *tuple);
+        let same = |&key: &SlabKey| self.contexts.get(key).is_some_and(|c| c.tuple == *tuple);
         self.by_tuple.find(hash_tuple(self.seed, tuple), same).copied()
     }
 
@@ -235,7 +240,7 @@ impl NvmeTcpEngine {
     /// decrypted.
     pub(crate) fn receive(
         &mut self,
-        key: Key,
+        key: SlabKey,
         config: &L5oConfig,
         seq: SeqNum,
         payload: &[u8],
@@ -259,7 +264,7 @@ impl NvmeTcpEngine {
             buffers: &mut buffers,
             counters,
             filled,
-            placed: Placed::default(),
+            placed: NvmeRxClaims::default(),
             offload: true,
             trust_plausible: config.out_of_order,
             window_bytes: config.window_bytes_max,
@@ -281,7 +286,7 @@ impl NvmeTcpEngine {
         let mut placed = w.placed;
         receive.buffers = buffers;
         let most = config.messages_ahead_max.max(1);
-        let left = config.messages_ahead_total.saturating_sub(*open).max(1);
+        let left = config.incomplete_messages_total.saturating_sub(*open).max(1);
         receive.chain.compact(most.min(left), counters);
         *open += receive.chain.len();
         let request = receive.poll_resync_request(offset_u32(payload.len()), counters);
@@ -315,7 +320,7 @@ impl NvmeTcpEngine {
     }
 
     /// Removes a context from all tables and hands back its buffers.
-    fn remove(&mut self, key: Key) {
+    fn remove(&mut self, key: SlabKey) {
         self.unindex(key);
         let Some(context) = self.contexts.remove(key) else {
             internal_error!(self.counters.nic_internal_errors, "no such context ends");
@@ -330,22 +335,22 @@ impl NvmeTcpEngine {
     }
 
     /// Returns the context with this ID.
-    pub(crate) fn find(&self, queue: usize, id: L5oId) -> Option<Key> {
-        let same = |&key: &Key| {
+    pub(crate) fn find(&self, queue: usize, id: L5oId) -> Option<SlabKey> {
+        let same = |&key: &SlabKey| {
             self.contexts.get(key).is_some_and(|context| (context.queue, context.id) == (queue, id))
         };
         self.by_id.find(hash_id(self.seed, queue, id), same).copied()
     }
 
-    fn index(&mut self, key: Key) {
+    fn index(&mut self, key: SlabKey) {
         let (contexts, seed) = (&self.contexts, self.seed);
-        let by_id = |&key: &Key| contexts.get(key).map_or(0, |c| hash_id(seed, c.queue, c.id));
+        let by_id = |&key: &SlabKey| contexts.get(key).map_or(0, |c| hash_id(seed, c.queue, c.id));
         self.by_id.insert_unique(by_id(&key), key, by_id);
-        let by_tuple = |&key: &Key| contexts.get(key).map_or(0, |c| hash_tuple(seed, &c.tuple));
+        let by_tuple = |&key: &SlabKey| contexts.get(key).map_or(0, |c| hash_tuple(seed, &c.tuple));
         self.by_tuple.insert_unique(by_tuple(&key), key, by_tuple);
     }
 
-    fn unindex(&mut self, key: Key) {
+    fn unindex(&mut self, key: SlabKey) {
         let Some(context) = self.contexts.get(key) else { return };
         let by_id = hash_id(self.seed, context.queue, context.id);
         if let Ok(found) = self.by_id.find_entry(by_id, |&k| k == key) {
@@ -405,7 +410,7 @@ impl NvmeTcpReceiver {
                 return self.stop(w);
             }
             let at = offset_u32(text.range.start);
-            let start = seq + at - offset_u32(framing.front()) - text.offset;
+            let start = seq + at - offset_u32(framing.full_header_len()) - text.offset;
             #[expect(clippy::cast_possible_truncation, reason = "positions are modulo 2^32")]
             let before = overhead.wrapping_mul(records as u32);
             let pos = start - before + text.offset;
@@ -423,7 +428,7 @@ impl NvmeTcpReceiver {
 /// treated as a type of 0. TLS 1.2 has the type in the header, where 0 means that it has not
 /// arrived.
 fn content_type(keys: &TlsDeviceKeys, text: &DecryptedRange, bytes: &mut &[u8]) -> Option<u8> {
-    if keys.framing().inner() == 0 {
+    if keys.framing().inner_type_len() == 0 {
         return Some(text.front[0]).filter(|&kind| kind != 0);
     }
     if text.offset + offset_u32(bytes.len()) != keys.text_len(text.message_len) {

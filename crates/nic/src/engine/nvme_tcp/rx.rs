@@ -75,7 +75,7 @@ impl NvmeTcpReceiver {
             rules,
             over: state
                 .over
-                .map(|over| StreamOverTls { context: over.context, number: over.number }),
+                .map(|over| StreamOverTls { context: over.context, number: over.first_record }),
             buffers: RegisteredBuffers::default(),
             chain: PduTracker::new(start),
             search: PduSearch::new(start),

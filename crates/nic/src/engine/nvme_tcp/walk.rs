@@ -5,7 +5,7 @@
 //! PDU have arrived, its digests are checked. The stream itself is only read.
 
 use abi::crypto::CryptoProvider;
-use abi::nvme_tcp::{DdpId, Placed, Placement};
+use abi::nvme_tcp::{DdpId, DdpPlacement, NvmeRxClaims};
 use alloc::vec::Vec;
 use base::{SeqNum, internal_error};
 use core::ops::Range;
@@ -55,7 +55,7 @@ pub(super) struct NvmeRxPass<'a> {
     pub(super) counters: &'a mut NvmeTcpCounters,
     /// Buffers that this packet has filled.
     pub(super) filled: &'a mut Vec<RegisteredBuffer>,
-    pub(super) placed: Placed,
+    pub(super) placed: NvmeRxClaims,
     /// True if bytes are placed and summed; false if PDUs are only followed.
     pub(super) offload: bool,
     /// True if a plausible header is used before the host has confirmed it.
@@ -373,7 +373,7 @@ fn fill(
     buffer: &mut RegisteredBuffer,
     range: &Range<u32>,
     part: &StreamPiece<'_>,
-    placed: &mut Placed,
+    placed: &mut NvmeRxClaims,
 ) -> u32 {
     let (mut at, mut written) = (range.start, 0);
     while at < range.end {
@@ -398,8 +398,8 @@ fn fill(
 }
 
 /// Records that a range of the payload was placed.
-fn record_placement(placed: &mut Placed, id: DdpId, offset: u32, range: Range<u32>) {
-    placed.placements.push(Placement { range, id, offset });
+fn record_placement(placed: &mut NvmeRxClaims, id: DdpId, offset: u32, range: Range<u32>) {
+    placed.placements.push(DdpPlacement { range, id, offset });
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "offsets lie in a frame of at most 66 KiB")]

@@ -5,19 +5,19 @@
 //! connection, regardless of their tuple, since connections migrate (RFC 9000 section 9). A
 //! decrypted datagram may be merged with the one delivered before it.
 
-use abi::quic::{Opened, Protect, QuicId, QuicStatus, QuicTrouble};
+use abi::quic::{Opened, QuicFailure, QuicId, QuicProtect, QuicStatus};
 use abi::{Capabilities, Checksum, Event, FlowId, Op, PacketBuf, Received, Refusal, Transmit};
 use alloc::boxed::Box;
 use base::Instant;
 use smallvec::smallvec;
 
 use super::counters::QuicCounters;
-use super::{QuicDatagram, QuicEngine, Sealing, batch};
+use super::{QuicDatagram, QuicEncryptPlan, QuicEngine, batch};
 use crate::config::DeviceConfig;
 use crate::engine::Engine;
 use crate::pipeline::Egress;
-use crate::pipeline::headers::{Kind, classify};
-use crate::pipeline::rx::{Offered, Transport};
+use crate::pipeline::headers::{TemplateKind, classify};
+use crate::pipeline::rx::{OfferedRxFrame, RxTransport};
 
 impl Engine for QuicEngine {
     const ALARMS: &'static [&'static str] = QuicCounters::ALARMS;
@@ -65,8 +65,13 @@ impl Engine for QuicEngine {
         None
     }
 
-    fn consume_frame(&mut self, now: Instant, arrived: &mut Offered<'_>, out: &mut Egress) -> bool {
-        let Transport::Udp(at) = *arrived.transport else { return false };
+    fn consume_frame(
+        &mut self,
+        now: Instant,
+        arrived: &mut OfferedRxFrame<'_>,
+        out: &mut Egress,
+    ) -> bool {
+        let RxTransport::Udp(at) = *arrived.transport else { return false };
         if !self.has_routes() {
             return false;
         }
@@ -75,7 +80,7 @@ impl Engine for QuicEngine {
         let received = core::mem::replace(arrived.received, nothing);
         // A datagram that the host will not get must not advance the window.
         if !out.has_room(hit.queue) {
-            out.deliver(hit.queue, received);
+            out.deliver_or_drop(hit.queue, received);
             return true;
         }
         if let Some(datagram) = self.receive(now, hit, received, &at) {
@@ -122,22 +127,22 @@ impl QuicEngine {
 
     fn deliver(&mut self, queue: usize, datagram: QuicDatagram, out: &mut Egress) {
         let Some((quic, number)) = datagram.decrypted else {
-            return out.deliver(queue, datagram.received);
+            return out.deliver_or_drop(queue, datagram.received);
         };
         let append = |tail: &mut Received, pool: &mut _| batch::append(tail, &datagram, pool);
         if out.merge(queue, &datagram.received, append) {
             self.count_merged();
-            return out.put(datagram.received.packet);
+            return out.recycle(datagram.received.packet);
         }
         let opened = Some(Box::new(Opened { quic, numbers: smallvec![number] }));
-        out.deliver(queue, Received { quic: opened, ..datagram.received });
+        out.deliver_or_drop(queue, Received { quic: opened, ..datagram.received });
     }
 }
 
 /// Reports a refusal to the host.
 fn answer(queue: usize, quic: QuicId, result: Result<(), (FlowId, Refusal)>, out: &mut Egress) {
     if let Err((flow, why)) = result {
-        let status = QuicStatus { quic, flow, why: QuicTrouble::Refused(why) };
+        let status = QuicStatus { quic, flow, failure: QuicFailure::Refused(why) };
         out.emit(queue, Event::QuicStatus(status));
     }
 }
@@ -148,11 +153,11 @@ fn answer(queue: usize, quic: QuicId, result: Result<(), (FlowId, Refusal)>, out
 /// # Errors
 /// The entry whose packets cannot be encrypted.
 #[inline]
-pub(crate) fn plan_sealing(
+pub(crate) fn plan_encryption(
     engine: Option<&mut QuicEngine>,
     queue: usize,
     transmit: &mut Transmit,
-) -> Result<(Option<QuicId>, Option<Box<Sealing>>), QuicId> {
+) -> Result<(Option<QuicId>, Option<Box<QuicEncryptPlan>>), QuicId> {
     match transmit.protect.take() {
         None => Ok((None, None)),
         Some(protect) => plan(engine, queue, transmit, *protect),
@@ -163,11 +168,11 @@ fn plan(
     engine: Option<&mut QuicEngine>,
     queue: usize,
     transmit: &Transmit,
-    protect: Protect,
-) -> Result<(Option<QuicId>, Option<Box<Sealing>>), QuicId> {
+    protect: QuicProtect,
+) -> Result<(Option<QuicId>, Option<Box<QuicEncryptPlan>>), QuicId> {
     let quic = protect.quic;
     let Some(engine) = engine else { return Err(quic) };
-    if classify(&transmit.header) != Some(Kind::Udp) {
+    if classify(&transmit.header) != Some(TemplateKind::Udp) {
         engine.refuse_malformed();
         return Err(quic);
     }

@@ -11,7 +11,7 @@
 //! the ciphertext is copied: header bytes are written after verification.
 
 use abi::crypto::{Aead, CryptoProvider, HeaderProtection, SAMPLE_BYTES, Suite, TAG_BYTES};
-use abi::quic::{CID_BYTES_MAX, Packet, QuicKeys};
+use abi::quic::{CID_BYTES_MAX, QuicKeys, QuicTxPacket};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use wire::quic::{
@@ -170,7 +170,7 @@ impl QuicPacketKeys {
     /// [`fits_datagram`] holds. The packet's key phase bit selects the keys.
     pub(super) fn encrypt(
         &self,
-        packet: &Packet,
+        packet: &QuicTxPacket,
         datagram: &mut [u8],
     ) -> Result<(), QuicEncryptFailure> {
         let (at, len) = (usize::from(packet.pn_offset), usize::from(packet.pn_len));
@@ -206,7 +206,7 @@ impl QuicPacketKeys {
 }
 
 /// Returns whether a packet lies in a datagram of `len` bytes, including its sample and tag.
-pub(super) fn fits_datagram(packet: &Packet, len: usize) -> bool {
+pub(super) fn fits_datagram(packet: &QuicTxPacket, len: usize) -> bool {
     let at = usize::from(packet.begin) + usize::from(packet.pn_offset);
     packet.pn_offset > 0
         && (1..=NUMBER_BYTES_MAX).contains(&usize::from(packet.pn_len))

@@ -23,7 +23,7 @@ mod rx;
 mod table;
 mod tx;
 
-use abi::quic::{Direction, QuicAdd, QuicId, QuicLimits, QuicRekey, QuicRoute};
+use abi::quic::{Direction, QuicAdd, QuicId, QuicLimits, QuicRekey, QuicRouteChange};
 use abi::{FlowId, PacketPool, Received, Refusal};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -37,8 +37,8 @@ use crate::config::QuicConfig;
 use structures::ReorderWindow;
 use structures::slab::Slab;
 
-pub(crate) use engine::plan_sealing;
-pub(crate) use tx::Sealing;
+pub(crate) use engine::plan_encryption;
+pub(crate) use tx::QuicEncryptPlan;
 
 /// A datagram to be delivered to the host.
 #[derive(Debug)]
@@ -161,9 +161,9 @@ impl QuicEngine {
     pub(crate) fn route(
         &mut self,
         queue: usize,
-        route: &QuicRoute,
+        route: &QuicRouteChange,
     ) -> Result<(), (FlowId, Refusal)> {
-        let QuicRoute { quic, route, on } = route;
+        let QuicRouteChange { quic, route, add: on } = route;
         let Some(key) = self.table.find(queue, *quic) else {
             self.counters.quic_ops_ignored += 1;
             return Ok(());

@@ -18,9 +18,9 @@ use super::keys::QuicDecryptFailure;
 use super::table::{QuicEntry, QuicEntryKind, QuicReceiver, ReorderState, RouteLookup};
 use super::{QuicDatagram, QuicEngine, WaitingDatagram};
 use crate::pipeline::headers::u16_at;
-use crate::pipeline::rx::TransportAt;
+use crate::pipeline::rx::TransportPosition;
 use structures::WindowPosition;
-use structures::slab::Key;
+use structures::slab::SlabKey;
 
 /// Reason for which gaps are abandoned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ enum GapGiveUpReason {
 /// The entry that a datagram belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QuicEntryMatch {
-    key: Key,
+    key: SlabKey,
     id_len: usize,
     /// Queue of the host that has the connection and gets the datagram.
     pub(crate) queue: usize,
@@ -47,7 +47,11 @@ impl QuicEngine {
     }
 
     /// Returns the entry of a datagram, or `None` if the datagram is to be passed on unchanged.
-    pub(crate) fn find(&mut self, received: &Received, at: &TransportAt) -> Option<QuicEntryMatch> {
+    pub(crate) fn find(
+        &mut self,
+        received: &Received,
+        at: &TransportPosition,
+    ) -> Option<QuicEntryMatch> {
         let bytes = received.packet.as_slice();
         let packet = bytes.get(at.l4 + UDP_BYTES..at.end).unwrap_or_default();
         let found = self.table.find_packet(&at.tuple, packet);
@@ -76,7 +80,7 @@ impl QuicEngine {
         now: Instant,
         hit: QuicEntryMatch,
         received: Received,
-        at: &TransportAt,
+        at: &TransportPosition,
     ) -> Option<QuicDatagram> {
         let (l3, l4, end) = (at.l3, at.l4, at.end);
         let mut datagram = QuicDatagram { received, decrypted: None, l3, l4, end };
@@ -114,7 +118,7 @@ impl QuicEngine {
     fn arrange(
         &mut self,
         now: Instant,
-        key: Key,
+        key: SlabKey,
         number: u64,
         datagram: QuicDatagram,
     ) -> Option<QuicDatagram> {
@@ -143,7 +147,7 @@ impl QuicEngine {
     }
 
     /// Queues a datagram behind others that were just released. Its number lies in the window.
-    fn arrange_within(&mut self, now: Instant, key: Key, number: u64, datagram: QuicDatagram) {
+    fn arrange_within(&mut self, now: Instant, key: SlabKey, number: u64, datagram: QuicDatagram) {
         let entry = self.table.get_mut(key).map(|entry| (entry.queue, order_of(Some(entry))));
         let Some((queue, Some(order))) = entry else {
             internal_error!(self.counters.nic_internal_errors, "a window of no entry");
@@ -158,7 +162,7 @@ impl QuicEngine {
     }
 
     /// Makes a datagram wait, and abandons gaps if a bound is exceeded.
-    fn wait(&mut self, now: Instant, key: Key, number: u64, datagram: QuicDatagram) {
+    fn wait(&mut self, now: Instant, key: SlabKey, number: u64, datagram: QuicDatagram) {
         let full = self.waiting.len() >= self.config.waiting_max as usize;
         let Some(order) = order_of(self.table.get_mut(key)) else {
             internal_error!(self.counters.nic_internal_errors, "a window of no entry");
@@ -185,7 +189,7 @@ impl QuicEngine {
     }
 
     /// Releases the datagrams that follow the delivered ones without a gap.
-    fn release_ready(&mut self, now: Instant, key: Key) {
+    fn release_ready(&mut self, now: Instant, key: SlabKey) {
         while let Some(place) = order_of(self.table.get_mut(key)).and_then(|o| o.window.pop_next())
         {
             self.counters.quic_reordered += 1;
@@ -195,7 +199,7 @@ impl QuicEngine {
     }
 
     /// Abandons the oldest gap and releases the datagrams that waited only for it.
-    fn give_up_first(&mut self, now: Instant, key: Key, why: GapGiveUpReason) {
+    fn give_up_first(&mut self, now: Instant, key: SlabKey, why: GapGiveUpReason) {
         let order = order_of(self.table.get_mut(key));
         let first = order.and_then(|order| order.window.values().next());
         if let Some((number, _)) = first {
@@ -204,7 +208,7 @@ impl QuicEngine {
     }
 
     /// Abandons the gaps below `floor` and releases the datagrams that waited only for them.
-    fn give_up_below(&mut self, now: Instant, key: Key, floor: u64, why: GapGiveUpReason) {
+    fn give_up_below(&mut self, now: Instant, key: SlabKey, floor: u64, why: GapGiveUpReason) {
         let c = &mut self.counters;
         *match why {
             GapGiveUpReason::Packets => &mut c.quic_gap_given_up_packets,
@@ -222,7 +226,7 @@ impl QuicEngine {
     }
 
     /// Releases all waiting datagrams of a connection in order, because it is removed.
-    pub(super) fn deliver_waiting(&mut self, now: Instant, key: Key) {
+    pub(super) fn deliver_waiting(&mut self, now: Instant, key: SlabKey) {
         while let Some(place) = order_of(self.table.get_mut(key)).and_then(|o| o.window.pop_first())
         {
             self.make_ready(now, key, place);
@@ -231,7 +235,7 @@ impl QuicEngine {
     }
 
     /// Moves a datagram, which has left the window, to the ready queue.
-    fn make_ready(&mut self, now: Instant, key: Key, place: u32) {
+    fn make_ready(&mut self, now: Instant, key: SlabKey, place: u32) {
         let waiting = self.waiting.key_at(place).and_then(|key| self.waiting.remove(key));
         let Some(WaitingDatagram { datagram, arrived }) = waiting else {
             internal_error!(self.counters.nic_internal_errors, "a place of no datagram");
@@ -248,7 +252,7 @@ impl QuicEngine {
     }
 
     /// Clears the deadline of a connection without waiting datagrams.
-    fn clear_idle_alarm(&mut self, key: Key) {
+    fn clear_idle_alarm(&mut self, key: SlabKey) {
         if order_of(self.table.get_mut(key)).is_none_or(|order| order.window.waiting() == 0) {
             self.alarms.clear(key.index());
         }

@@ -8,7 +8,7 @@
 //! Invariants: all routes of a port have the same connection ID length; a route leads to one entry;
 //! an entry lists the hash of each of its routes, so that they are removed with it.
 
-use abi::quic::{ConnectionId, QuicId, Reorder, Route};
+use abi::quic::{QuicConnectionId, QuicId, QuicRouteKey, Reorder};
 use abi::{FlowId, Refusal};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -21,7 +21,7 @@ use wire::quic::Short;
 
 use super::keys::{PacketNumbers, QuicPacketKeys};
 use structures::ReorderWindow;
-use structures::slab::{Key, Slab};
+use structures::slab::{Slab, SlabKey};
 
 /// Maximum number of routes per entry.
 pub(super) const ROUTES_MAX: usize = 16;
@@ -77,8 +77,8 @@ pub(super) const ROUTE_BYTES: usize = size_of::<QuicRouteEntry>();
 
 struct QuicRouteEntry {
     hash: u64,
-    route: Route,
-    key: Key,
+    route: QuicRouteKey,
+    key: SlabKey,
 }
 
 /// Result of routing a datagram by its first bytes.
@@ -91,13 +91,13 @@ pub(super) enum RouteLookup {
     /// No route has its connection ID or tuple.
     Unknown,
     /// The entry, and the length of its connection IDs.
-    Entry(Key, usize),
+    Entry(SlabKey, usize),
 }
 
 /// The connection table.
 pub(super) struct QuicTable {
     entries: Slab<QuicEntry>,
-    by_name: HashTable<Key>,
+    by_name: HashTable<SlabKey>,
     routes: HashTable<QuicRouteEntry>,
     ports: BTreeMap<u16, QuicPortRoutes>,
     seed: u64,
@@ -124,23 +124,24 @@ impl QuicTable {
         self.routes.len()
     }
 
-    pub(super) fn get(&self, key: Key) -> Option<&QuicEntry> {
+    pub(super) fn get(&self, key: SlabKey) -> Option<&QuicEntry> {
         self.entries.get(key)
     }
 
-    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut QuicEntry> {
+    pub(super) fn get_mut(&mut self, key: SlabKey) -> Option<&mut QuicEntry> {
         self.entries.get_mut(key)
     }
 
     /// Returns the current key of a slab index.
-    pub(super) fn key_at(&self, index: u32) -> Option<Key> {
+    pub(super) fn key_at(&self, index: u32) -> Option<SlabKey> {
         self.entries.key_at(index)
     }
 
     /// Returns a host's entry with this ID.
-    pub(super) fn find(&self, queue: usize, name: QuicId) -> Option<Key> {
-        let same =
-            |&key: &Key| self.entries.get(key).is_some_and(|e| (e.queue, e.name) == (queue, name));
+    pub(super) fn find(&self, queue: usize, name: QuicId) -> Option<SlabKey> {
+        let same = |&key: &SlabKey| {
+            self.entries.get(key).is_some_and(|e| (e.queue, e.name) == (queue, name))
+        };
         self.by_name.find(hash_name(self.seed, queue, name), same).copied()
     }
 
@@ -150,22 +151,27 @@ impl QuicTable {
             return RouteLookup::NotOurs;
         };
         let Some(short) = Short::parse(packet, id_len) else { return RouteLookup::NotShort };
-        let route = match ConnectionId::new(short.id) {
-            Some(id) if id_len > 0 => Route::Id { port: tuple.local.port, id },
-            _ => Route::Tuple(*tuple),
+        let route = match QuicConnectionId::new(short.id) {
+            Some(id) if id_len > 0 => QuicRouteKey::Id { port: tuple.local.port, id },
+            _ => QuicRouteKey::Tuple(*tuple),
         };
         self.find_route(&route).map_or(RouteLookup::Unknown, |key| RouteLookup::Entry(key, id_len))
     }
 
     /// Inserts an entry with its routes. A transmit entry must not have any.
-    pub(super) fn insert(&mut self, entry: QuicEntry, routes: &[Route]) -> Result<(), Refusal> {
+    pub(super) fn insert(
+        &mut self,
+        entry: QuicEntry,
+        routes: &[QuicRouteKey],
+    ) -> Result<(), Refusal> {
         if self.find(entry.queue, entry.name).is_some() {
             return Err(Refusal::DoesNotFit);
         }
         let (queue, name) = (entry.queue, entry.name);
         let key = self.entries.insert(entry);
         let (entries, seed) = (&self.entries, self.seed);
-        let hash = |&key: &Key| entries.get(key).map_or(0, |e| hash_name(seed, e.queue, e.name));
+        let hash =
+            |&key: &SlabKey| entries.get(key).map_or(0, |e| hash_name(seed, e.queue, e.name));
         self.by_name.insert_unique(hash_name(seed, queue, name), key, hash);
         let routed = routes.iter().try_for_each(|route| self.add_route(key, *route));
         if routed.is_err() {
@@ -175,7 +181,7 @@ impl QuicTable {
     }
 
     /// Removes an entry and its routes.
-    pub(super) fn remove(&mut self, key: Key) -> Option<QuicEntry> {
+    pub(super) fn remove(&mut self, key: SlabKey) -> Option<QuicEntry> {
         let mut entry = self.entries.remove(key)?;
         let hash = hash_name(self.seed, entry.queue, entry.name);
         if let Ok(found) = self.by_name.find_entry(hash, |&k| k == key) {
@@ -190,10 +196,10 @@ impl QuicTable {
     }
 
     /// Adds a route to a receiving entry.
-    pub(super) fn add_route(&mut self, key: Key, route: Route) -> Result<(), Refusal> {
+    pub(super) fn add_route(&mut self, key: SlabKey, route: QuicRouteKey) -> Result<(), Refusal> {
         let (port, id_len) = port_of(&route);
         let fits = match (&route, self.ports.get(&port)) {
-            (Route::Id { .. }, _) if id_len == 0 => false,
+            (QuicRouteKey::Id { .. }, _) if id_len == 0 => false,
             (_, port) => port.is_none_or(|port| port.id_len == id_len),
         };
         let taken = self.find_route(&route).is_some();
@@ -213,7 +219,7 @@ impl QuicTable {
     }
 
     /// Removes a route. Returns false if it does not lead to this entry.
-    pub(super) fn remove_route(&mut self, key: Key, route: &Route) -> bool {
+    pub(super) fn remove_route(&mut self, key: SlabKey, route: &QuicRouteKey) -> bool {
         if self.find_route(route) != Some(key) {
             return false;
         }
@@ -248,17 +254,17 @@ impl QuicTable {
         }
     }
 
-    fn find_route(&self, route: &Route) -> Option<Key> {
+    fn find_route(&self, route: &QuicRouteKey) -> Option<SlabKey> {
         let found = self.routes.find(hash_route(self.seed, route), |to| to.route == *route)?;
         Some(found.key)
     }
 }
 
 /// Returns the port of a route and the length of its connection ID.
-fn port_of(route: &Route) -> (u16, usize) {
+fn port_of(route: &QuicRouteKey) -> (u16, usize) {
     match route {
-        Route::Id { port, id } => (*port, id.as_slice().len()),
-        Route::Tuple(tuple) => (tuple.local.port, 0),
+        QuicRouteKey::Id { port, id } => (*port, id.as_slice().len()),
+        QuicRouteKey::Tuple(tuple) => (tuple.local.port, 0),
     }
 }
 
@@ -268,10 +274,10 @@ const fn hash_name(seed: u64, queue: usize, name: QuicId) -> u64 {
 
 /// Hashes a route. The host chooses the connection IDs in the table, but remote peers choose those
 /// looked up; the seed keeps them from finding collisions.
-fn hash_route(seed: u64, route: &Route) -> u64 {
+fn hash_route(seed: u64, route: &QuicRouteKey) -> u64 {
     match route {
-        Route::Tuple(tuple) => hash_tuple(seed, tuple),
-        Route::Id { port, id } => {
+        QuicRouteKey::Tuple(tuple) => hash_tuple(seed, tuple),
+        QuicRouteKey::Id { port, id } => {
             let word = |bytes: &[u8]| bytes.iter().fold(0, |word, &b| word << 8 | u64::from(b));
             let mut words = id.as_slice().chunks(8).map(word);
             let mut next = || words.next().unwrap_or(0);

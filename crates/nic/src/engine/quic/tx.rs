@@ -10,7 +10,7 @@
 //! If a packet cannot be encrypted, the whole transmit is dropped: nothing leaves unencrypted.
 
 use abi::port::{Payload, Payloads};
-use abi::quic::{Packet, Protect, QuicId};
+use abi::quic::{QuicId, QuicProtect, QuicTxPacket};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use smallvec::SmallVec;
@@ -22,11 +22,11 @@ use super::table::{QuicEntry, QuicEntryKind};
 use crate::engine::payload_reader::PayloadReader;
 
 /// A validated batch of packets.
-pub(crate) struct Sealing {
+pub(crate) struct QuicEncryptPlan {
     /// The transmit entry.
     pub(crate) quic: QuicId,
     keys: QuicPacketKeys,
-    packets: SmallVec<[Option<Packet>; 1]>,
+    packets: SmallVec<[Option<QuicTxPacket>; 1]>,
     /// Bytes of all datagrams, and of each except the last.
     len: usize,
     size: usize,
@@ -42,11 +42,11 @@ impl QuicEngine {
     pub(crate) fn plan(
         &mut self,
         queue: usize,
-        protect: Protect,
+        protect: QuicProtect,
         len: usize,
         segment_size: u16,
-    ) -> Result<Option<Box<Sealing>>, QuicNotEncrypted> {
-        let Protect { quic, packets } = protect;
+    ) -> Result<Option<Box<QuicEncryptPlan>>, QuicNotEncrypted> {
+        let QuicProtect { quic, packets } = protect;
         let size = match usize::from(segment_size) {
             0 => len,
             size => size.min(len),
@@ -75,16 +75,16 @@ impl QuicEngine {
             above = packet.number + 1;
         }
         *next = above;
-        Ok(Some(Box::new(Sealing { quic, keys: keys.clone(), packets, len, size })))
+        Ok(Some(Box::new(QuicEncryptPlan { quic, keys: keys.clone(), packets, len, size })))
     }
 
     /// Builds the payload of a batch from its parts.
-    pub(crate) fn seal(
+    pub(crate) fn encrypt(
         &mut self,
-        sealing: &Sealing,
+        sealing: &QuicEncryptPlan,
         parts: &Payloads,
     ) -> Result<Payloads, QuicNotEncrypted> {
-        let Sealing { keys, packets, len, size, .. } = sealing;
+        let QuicEncryptPlan { keys, packets, len, size, .. } = sealing;
         if parts.iter().map(|part| part.as_slice().len()).sum::<usize>() != *len {
             return Err(self.refuse_malformed());
         }
@@ -130,7 +130,7 @@ impl QuicEngine {
     }
 }
 
-impl core::fmt::Debug for Sealing {
+impl core::fmt::Debug for QuicEncryptPlan {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "Sealing({} datagrams)", self.packets.len())
     }

@@ -8,8 +8,8 @@ use super::counters::SetupCounters;
 use super::{SetupEngine, SetupVerdict};
 use crate::config::DeviceConfig;
 use crate::engine::Engine;
-use crate::pipeline::rx::Offered;
-use crate::pipeline::{Egress, Run};
+use crate::pipeline::rx::OfferedRxFrame;
+use crate::pipeline::{Egress, TxRun};
 
 impl Engine for SetupEngine {
     const ALARMS: &'static [&'static str] = SetupCounters::ALARMS;
@@ -37,7 +37,7 @@ impl Engine for SetupEngine {
                     None => Err(Refusal::Disabled),
                 };
                 if let Err(why) = result {
-                    out.emit(queue, Event::ListenRefused { listener, why });
+                    out.emit(queue, Event::ListenRefused { listener, reason: why });
                 }
             }
             Op::Unlisten { listener } => {
@@ -50,7 +50,12 @@ impl Engine for SetupEngine {
         None
     }
 
-    fn consume_frame(&mut self, now: Instant, arrived: &mut Offered<'_>, out: &mut Egress) -> bool {
+    fn consume_frame(
+        &mut self,
+        now: Instant,
+        arrived: &mut OfferedRxFrame<'_>,
+        out: &mut Egress,
+    ) -> bool {
         if self.is_idle() {
             return false;
         }
@@ -63,10 +68,12 @@ impl Engine for SetupEngine {
                 received.established = Some(established);
                 return false;
             }
-            SetupVerdict::Answer(header) => out.send(Run::of_header(header, Payloads::new())),
+            SetupVerdict::Answer(header) => {
+                out.queue_run(TxRun::from_header(header, Payloads::new()))
+            }
             SetupVerdict::Deferred | SetupVerdict::Drop => {}
         }
-        out.put(received.take_packet());
+        out.recycle(received.take_packet());
         true
     }
 

@@ -13,7 +13,7 @@ use base::mix;
 use hashbrown::HashTable;
 use wire::Endpoint;
 
-use structures::slab::{Key, Slab};
+use structures::slab::{Slab, SlabKey};
 
 /// Maximum window scale: RFC 7323 section 2.3.
 const WINDOW_SCALE_MAX: u8 = 14;
@@ -39,7 +39,7 @@ impl SetupListener {
 struct ListenerEndpoint {
     local: Endpoint,
     queue: usize,
-    listener: Key,
+    listener: SlabKey,
 }
 
 /// The listeners of all queues.
@@ -151,11 +151,11 @@ impl SetupListeners {
         self.index.clear();
     }
 
-    fn named(&self, queue: usize, name: ListenId) -> Option<(Key, &SetupListener)> {
+    fn named(&self, queue: usize, name: ListenId) -> Option<(SlabKey, &SetupListener)> {
         self.slots.iter().find(|(_, l)| l.queue == queue && l.listen.listener == name)
     }
 
-    fn remove(&mut self, key: Key) {
+    fn remove(&mut self, key: SlabKey) {
         let Some(SetupListener { queue, listen, .. }) = self.slots.remove(key) else { return };
         for &addr in &listen.addrs {
             let local = Endpoint { addr, port: listen.port };

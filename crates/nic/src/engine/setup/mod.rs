@@ -6,7 +6,7 @@
 //! fit a cookie is passed to the host unchanged and counted by reason. An acknowledgment that
 //! returns a valid cookie is passed to the host together with the negotiated options, with or
 //! without payload: if the last segment of the handshake is lost, the first payload establishes the
-//! connection. With `defer`, the host sees only an acknowledgment that has payload or a FIN
+//! connection. With `defer_accept`, the host sees only an acknowledgment that has payload or a FIN
 //! (`TCP_DEFER_ACCEPT`).
 //!
 //! Invariants: no memory is used per connection; a segment is answered, annotated, dropped or
@@ -32,11 +32,11 @@ use base::{Instant, SeqNum, low32};
 use tcp_rules::cookie::{CookieOptions, ReturnedCookie, SynCookies};
 use wire::emit::{IpHeader, Link, tcp_headers};
 use wire::frame::protocol;
-use wire::tcp::{Flags, Options, Segment, Timestamps};
+use wire::tcp::{Flags, Segment, TcpOptions, Timestamps};
 use wire::{ETHERNET_BYTES, Tuple};
 
 use crate::config::SetupConfig;
-use crate::pipeline::rx::TransportAt;
+use crate::pipeline::rx::TransportPosition;
 use counters::SetupCounters;
 use listeners::{SetupListener, SetupListeners};
 
@@ -124,7 +124,7 @@ impl SetupEngine {
         now: Instant,
         queue: usize,
         frame: &[u8],
-        tcp: &TransportAt,
+        tcp: &TransportPosition,
         room: bool,
     ) -> SetupVerdict {
         let Some(&flags) = frame.get(tcp.l4 + FLAGS_AT) else { return SetupVerdict::Pass };
@@ -217,7 +217,7 @@ fn build_syn_ack(
     listener: &SetupListener,
     cookies: &SynCookies,
     frame: &[u8],
-    at: &TransportAt,
+    at: &TransportPosition,
 ) -> Result<Header, SynPassReason> {
     let (syn, link) = read_syn(mac, frame, at)?;
     let Some(theirs) = syn.options.timestamps else { return Err(SynPassReason::NoTimestamps) };
@@ -244,13 +244,13 @@ fn build_syn_ack(
         ack: syn.seq + 1,
         flags,
         window: listen.window,
-        options: Options {
+        options: TcpOptions {
             mss: Some(if at.tuple.local.addr.is_ipv4() { mss_v4 } else { mss_v6 }),
             // RFC 7323 section 1.3: only if the SYN had the option.
             window_scale: peer.peer_scale.map(|_| listen.window_scale),
             sack_permitted: peer.sack,
             timestamps: cookie.tsval.map(|value| Timestamps { value, echo: theirs.value }),
-            ..Options::default()
+            ..TcpOptions::default()
         },
     };
     write(&link, &at.tuple, &reply).ok_or(SynPassReason::Malformed)
@@ -266,7 +266,7 @@ fn clock(now: Instant, cookies: &SynCookies, tuple: &Tuple) -> u32 {
 fn read_syn(
     mac: [u8; 6],
     frame: &[u8],
-    at: &TransportAt,
+    at: &TransportPosition,
 ) -> Result<(Segment, Link), SynPassReason> {
     let tcp = frame.get(at.l4..at.end).unwrap_or_default();
     let (syn, header_len) = Segment::parse(tcp).map_err(|_| SynPassReason::Malformed)?;
@@ -329,7 +329,7 @@ fn acknowledge(
     cookies: &SynCookies,
     counters: &mut SetupCounters,
     frame: &[u8],
-    at: &TransportAt,
+    at: &TransportPosition,
 ) -> SetupVerdict {
     let tcp = frame.get(at.l4..at.end).unwrap_or_default();
     let number = |at: usize| tcp.get(at..)?.first_chunk().map(|&b| SeqNum(u32::from_be_bytes(b)));
@@ -353,7 +353,7 @@ fn acknowledge(
         return SetupVerdict::Pass;
     };
     let listen = &listener.listen;
-    if listen.defer && tcp.len() == header_len && !segment.flags.has(Flags::FIN) {
+    if listen.defer_accept && tcp.len() == header_len && !segment.flags.has(Flags::FIN) {
         counters.setup_deferred += 1;
         return SetupVerdict::Deferred;
     }

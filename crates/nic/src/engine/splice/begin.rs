@@ -16,8 +16,8 @@ use super::pair::{KeptFrame, SpliceDirection, SplicedPair, SplicedPairPhase};
 use super::translate::HeaderTranslation;
 use super::{PairSide, SpliceEngine, SpliceRoute};
 use crate::pipeline::Egress;
-use crate::pipeline::rx::TransportAt;
-use structures::slab::Key;
+use crate::pipeline::rx::TransportPosition;
+use structures::slab::SlabKey;
 
 /// Maximum window: 2^16 scaled by 14 (RFC 7323 section 2.3).
 const WINDOW_MAX: u32 = 1 << 30;
@@ -96,11 +96,11 @@ impl SpliceEngine {
         packets: Box<[RxFrame]>,
         out: &mut Egress,
     ) {
-        let key = self.names.get(&(queue, id)).copied().unwrap_or(Key::NONE);
+        let key = self.names.get(&(queue, id)).copied().unwrap_or(SlabKey::NONE);
         let pair = self.pairs.get_mut(key);
         let Some(kept) = pair.and_then(SplicedPair::start) else {
             self.counters.splice_ops_ignored += 1;
-            packets.into_iter().for_each(|frame| out.put(frame.packet));
+            packets.into_iter().for_each(|frame| out.recycle(frame.packet));
             return;
         };
         for frame in packets {
@@ -110,7 +110,7 @@ impl SpliceEngine {
                 }
                 _ => {
                     self.counters.splice_dropped_not_of_pair += 1;
-                    out.put(frame.packet);
+                    out.recycle(frame.packet);
                 }
             }
         }
@@ -121,20 +121,20 @@ impl SpliceEngine {
     }
 
     /// Keeps a frame of a pair that has not started, or drops it if there is no room.
-    pub(super) fn keep(&mut self, out: &mut Egress, key: Key, kept: KeptFrame) {
+    pub(super) fn keep(&mut self, out: &mut Egress, key: SlabKey, kept: KeptFrame) {
         let bytes = kept.frame.packet.footprint();
         let Some(SplicedPair { phase: SplicedPairPhase::Waiting(queue), .. }) =
             self.pairs.get_mut(key)
         else {
             internal_error!(self.counters.nic_internal_errors, "a frame is kept of no new pair");
-            return out.put(kept.frame.packet);
+            return out.recycle(kept.frame.packet);
         };
         if queue.len() >= self.config.kept_max
             || self.kept_bytes + bytes > self.config.kept_bytes_max
         {
             // The peer will retransmit it.
             self.counters.splice_dropped_kept_full += 1;
-            out.put(kept.frame.packet);
+            out.recycle(kept.frame.packet);
             return;
         }
         queue.push(kept);
@@ -157,7 +157,7 @@ fn is_sound(side: &SpliceSide) -> bool {
         && [local, remote]
             .iter()
             .all(|end| end.port != 0 && !end.addr.is_multicast() && !end.addr.is_unspecified())
-        && side.link[0] & 1 == 0
+        && side.next_hop_mac[0] & 1 == 0
         && side.mss > 0
         && side.peer_scale <= SCALE_MAX
         && side.own_scale <= SCALE_MAX
@@ -167,7 +167,7 @@ fn is_sound(side: &SpliceSide) -> bool {
 
 /// Locates the TCP segment in a frame that the host returned. The host's word is not trusted, so
 /// the frame is parsed again.
-fn locate(frame: &RxFrame) -> Option<TransportAt> {
+fn locate(frame: &RxFrame) -> Option<TransportPosition> {
     let bytes = frame.packet.as_slice();
     let Ok(Frame::Ip(ip)) = parse(bytes) else { return None };
     if ip.protocol != protocol::TCP || !frame.checksum.is_good() {
@@ -177,5 +177,5 @@ fn locate(frame: &RxFrame) -> Option<TransportAt> {
     let [s0, s1, d0, d1] = *ports;
     let end = |addr, port| Endpoint { addr, port: u16::from_be_bytes(port) };
     let tuple = Tuple { local: end(ip.destination, [d0, d1]), remote: end(ip.source, [s0, s1]) };
-    Some(TransportAt { tuple, l3: ip.l3, l4: ip.l4, end: ip.end })
+    Some(TransportPosition { tuple, l3: ip.l3, l4: ip.l4, end: ip.end })
 }

@@ -8,14 +8,14 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use base::{Duration, Instant, SeqNum, internal_error};
 use tcp_rules::tuple::hash_tuple;
-use wire::tcp::{Flags, Options, Segment as TcpSegment, Timestamps};
+use wire::tcp::{Flags, Segment as TcpSegment, TcpOptions, Timestamps};
 use wire::{ETHERNET_BYTES, TCP_BYTES};
 
 use super::pair::{SplicedPair, SplicedPairPhase};
 use super::{PairSide, SpliceEngine};
-use structures::slab::Key;
+use structures::slab::SlabKey;
 
-use crate::pipeline::{Egress, Run};
+use crate::pipeline::{Egress, TxRun};
 
 /// How long a closed pair is kept. The last acknowledgment may be lost, and is repeated only for a
 /// retransmitted FIN. A peer without a round-trip time estimate (RFC 6298 section 2: RTO of one
@@ -79,7 +79,7 @@ impl SpliceEngine {
 
     /// Reports a pair whose directions are both closed and acknowledged, and keeps it for a while
     /// without its ID, similar to TIME-WAIT.
-    pub(super) fn linger(&mut self, out: &mut Egress, now: Instant, key: Key) {
+    pub(super) fn linger(&mut self, out: &mut Egress, now: Instant, key: SlabKey) {
         let Some(pair) = self.pairs.get_mut(key) else {
             internal_error!(self.counters.nic_internal_errors, "no such pair lingers");
             return;
@@ -109,7 +109,7 @@ impl SpliceEngine {
     }
 
     /// Removes a pair whose orderly close was reported to the host.
-    pub(super) fn finish(&mut self, out: &mut Egress, key: Key) {
+    pub(super) fn finish(&mut self, out: &mut Egress, key: SlabKey) {
         self.close(out, key, SpliceEnd::Closed);
         while self.lingering.front().is_some_and(|&key| self.pairs.get(key).is_none()) {
             self.lingering.pop_front();
@@ -117,7 +117,7 @@ impl SpliceEngine {
     }
 
     /// Removes a pair, and reports that unless its close was reported before.
-    pub(super) fn close(&mut self, out: &mut Egress, key: Key, end: SpliceEnd) {
+    pub(super) fn close(&mut self, out: &mut Egress, key: SlabKey, end: SpliceEnd) {
         let Some(mut pair) = self.pairs.remove(key) else {
             internal_error!(self.counters.nic_internal_errors, "no such pair ends");
             return;
@@ -135,7 +135,7 @@ impl SpliceEngine {
         if let SplicedPairPhase::Waiting(kept) = &mut pair.phase {
             for kept in kept.drain(..) {
                 self.uncount_kept(&kept.frame);
-                out.put(kept.frame.packet);
+                out.recycle(kept.frame.packet);
             }
         }
         if !matches!(pair.phase, SplicedPairPhase::Lingering(_)) {
@@ -143,7 +143,7 @@ impl SpliceEngine {
         }
     }
 
-    fn reset_both(&mut self, out: &mut Egress, key: Key) {
+    fn reset_both(&mut self, out: &mut Egress, key: SlabKey) {
         let Some(pair) = self.pairs.get(key) else {
             internal_error!(self.counters.nic_internal_errors, "no such pair is reset");
             return;
@@ -155,7 +155,7 @@ impl SpliceEngine {
             // (RFC 5961 section 3.2).
             own_segment(pair, side, back.translation.seq(back.end), None)
         });
-        runs.into_iter().for_each(|run| out.send(run));
+        runs.into_iter().for_each(|run| out.queue_run(run));
         self.counters.splice_resets_sent += 2;
     }
 
@@ -173,7 +173,7 @@ impl SpliceEngine {
         self.counters.splice_challenges += 1;
         let (way, back) = pair.from_and_to(end.side);
         let seq = back.translation.seq(back.end);
-        out.send(own_segment(pair, end.side, seq, Some(way.acked)));
+        out.queue_run(own_segment(pair, end.side, seq, Some(way.acked)));
     }
 }
 
@@ -188,7 +188,7 @@ impl SplicedPair {
 
 /// Builds a segment from the device to the peer of `side`: an acknowledgment if `ack` is given,
 /// otherwise a reset.
-fn own_segment(pair: &SplicedPair, side: usize, seq: SeqNum, ack: Option<SeqNum>) -> Option<Run> {
+fn own_segment(pair: &SplicedPair, side: usize, seq: SeqNum, ack: Option<SeqNum>) -> Option<TxRun> {
     let (way, back) = pair.from_and_to(side);
     let to = &back.translation;
     let timestamps = ack
@@ -201,7 +201,7 @@ fn own_segment(pair: &SplicedPair, side: usize, seq: SeqNum, ack: Option<SeqNum>
         ack: ack.unwrap_or_default(),
         flags: if ack.is_some() { Flags::ACK } else { Flags::RST },
         window: if ack.is_some() { way.window } else { 0 },
-        options: Options { timestamps, ..Options::default() },
+        options: TcpOptions { timestamps, ..TcpOptions::default() },
     };
     let prefix = to.prefix();
     let len = prefix.len() + segment.header_len();
@@ -212,5 +212,5 @@ fn own_segment(pair: &SplicedPair, side: usize, seq: SeqNum, ack: Option<SeqNum>
     let hop_limit_at = if ip[ETHERNET_BYTES] >> 4 == 4 { 8 } else { 7 };
     ip[ETHERNET_BYTES + hop_limit_at] = HOP_LIMIT;
     segment.emit(tcp);
-    Run::of_header(header, Payloads::new())
+    TxRun::from_header(header, Payloads::new())
 }

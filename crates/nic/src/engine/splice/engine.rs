@@ -8,7 +8,7 @@ use super::counters::SpliceCounters;
 use crate::config::DeviceConfig;
 use crate::engine::Engine;
 use crate::pipeline::Egress;
-use crate::pipeline::rx::Offered;
+use crate::pipeline::rx::OfferedRxFrame;
 
 impl Engine for SpliceEngine {
     const ALARMS: &'static [&'static str] = SpliceCounters::ALARMS;
@@ -38,7 +38,7 @@ impl Engine for SpliceEngine {
             }
             Op::SpliceStart { id, packets } => match engine {
                 Some(engine) => engine.start(now, queue, id, packets, out),
-                None => packets.into_iter().for_each(|frame| out.put(frame.packet)),
+                None => packets.into_iter().for_each(|frame| out.recycle(frame.packet)),
             },
             Op::Unsplice { id } => {
                 if let Some(engine) = engine {
@@ -50,7 +50,12 @@ impl Engine for SpliceEngine {
         None
     }
 
-    fn consume_frame(&mut self, now: Instant, arrived: &mut Offered<'_>, out: &mut Egress) -> bool {
+    fn consume_frame(
+        &mut self,
+        now: Instant,
+        arrived: &mut OfferedRxFrame<'_>,
+        out: &mut Egress,
+    ) -> bool {
         if self.is_idle() {
             return false;
         }

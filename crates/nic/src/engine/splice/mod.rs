@@ -34,13 +34,13 @@ use wire::Tuple;
 use wire::tcp::Flags;
 
 use crate::config::SpliceConfig;
-use crate::pipeline::rx::TransportAt;
-use crate::pipeline::{Egress, Run};
+use crate::pipeline::rx::TransportPosition;
+use crate::pipeline::{Egress, TxRun};
 use counters::SpliceCounters;
 pub use pair::SpliceInfo;
 use pair::{KeptFrame, SpliceFault, SplicedPair, SplicedPairPhase};
 use segment::SplicedSegment;
-use structures::slab::{Key, Slab};
+use structures::slab::{Slab, SlabKey};
 use translate::Untranslatable;
 
 /// Maximum number of spare packet handles: about the number of frames in flight.
@@ -55,10 +55,10 @@ pub(crate) struct SpliceEngine {
     pairs: Slab<SplicedPair>,
     routes: HashTable<SpliceRoute>,
     /// Pairs by queue and the host's ID.
-    names: BTreeMap<(usize, SpliceId), Key>,
+    names: BTreeMap<(usize, SpliceId), SlabKey>,
     alarms: DeadlineHeap,
     /// Closed pairs, oldest first. Some may have been removed already.
-    lingering: VecDeque<Key>,
+    lingering: VecDeque<SlabKey>,
     /// Number and memory of the frames kept for pairs that have not started.
     kept: usize,
     kept_bytes: usize,
@@ -77,7 +77,7 @@ struct SpliceRoute {
 /// One side of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PairSide {
-    key: Key,
+    key: SlabKey,
     side: usize,
 }
 
@@ -112,7 +112,7 @@ impl SpliceEngine {
         &mut self,
         now: Instant,
         received: &mut Received,
-        at: &TransportAt,
+        at: &TransportPosition,
         out: &mut Egress,
     ) -> bool {
         let Some(end) = self.find(&at.tuple) else { return false };
@@ -136,7 +136,7 @@ impl SpliceEngine {
             self.relay(out, now, end, frame, at);
         } else {
             self.counters.splice_dropped_wire_full += 1;
-            out.put(frame.packet);
+            out.recycle(frame.packet);
         }
         true
     }
@@ -185,7 +185,7 @@ impl SpliceEngine {
         self.routes.find(hash, same).map(|route| route.end)
     }
 
-    fn set_alarm(&mut self, key: Key) {
+    fn set_alarm(&mut self, key: SlabKey) {
         if let Some(pair) = self.pairs.get(key) {
             self.alarms.set(key.index(), pair.due());
         }
@@ -198,16 +198,16 @@ impl SpliceEngine {
         now: Instant,
         end: PairSide,
         frame: RxFrame,
-        at: &TransportAt,
+        at: &TransportPosition,
     ) {
         let Some(segment) = SplicedSegment::read(frame.packet.as_slice(), at) else {
             self.counters.splice_dropped_malformed += 1;
-            return out.put(frame.packet);
+            return out.recycle(frame.packet);
         };
         // A frame relayed before this one may have ended the pair.
-        let Some(pair) = self.pairs.get(end.key) else { return out.put(frame.packet) };
+        let Some(pair) = self.pairs.get(end.key) else { return out.recycle(frame.packet) };
         if let Err(fault) = pair.examine(end.side, &segment) {
-            out.put(frame.packet);
+            out.recycle(frame.packet);
             return self.refuse(out, now, end, fault);
         }
         if segment.flags.has(Flags::RST) {
@@ -241,12 +241,12 @@ impl SpliceEngine {
         now: Instant,
         end: PairSide,
         frame: RxFrame,
-        at: &TransportAt,
+        at: &TransportPosition,
         segment: &SplicedSegment,
     ) -> bool {
         let Some(pair) = self.pairs.get_mut(end.key) else {
             internal_error!(self.counters.nic_internal_errors, "a frame of no pair");
-            out.put(frame.packet);
+            out.recycle(frame.packet);
             return false;
         };
         let RxFrame { packet, checksum, segment_size } = frame;
@@ -259,7 +259,7 @@ impl SpliceEngine {
                     Untranslatable::Malformed => &mut self.counters.splice_dropped_malformed,
                     Untranslatable::HopLimit => &mut self.counters.splice_dropped_hop_limit,
                 } += 1;
-                out.put(packet);
+                out.recycle(packet);
                 return false;
             }
         };
@@ -290,10 +290,10 @@ impl SpliceEngine {
         self.counters.splice_cut += u64::from(len > usize::from(translated.payload_max));
         if whole && checksum == Checksum::Good {
             self.counters.splice_checksums_adjusted += 1;
-            out.send(Some(Run::finished(translated.finish(len), payload)));
+            out.queue_run(Some(TxRun::from_complete_header(translated.finish(len), payload)));
         } else {
             self.counters.splice_checksums_summed += 1;
-            out.send(Run::segmented(translated.header, payload, size));
+            out.queue_run(TxRun::from_header_segmented(translated.header, payload, size));
         }
         closed
     }
@@ -313,7 +313,7 @@ impl SpliceEngine {
                 let packet = self.share(packet);
                 payloads.push(Payload::Packet { packet, start, len });
             }
-            _ => out.put(packet),
+            _ => out.recycle(packet),
         }
         payloads
     }
@@ -337,12 +337,12 @@ impl SpliceEngine {
         out: &mut Egress,
         end: PairSide,
         frame: RxFrame,
-        at: &TransportAt,
+        at: &TransportPosition,
         mut segment: SplicedSegment,
     ) {
         let Some(pair) = self.pairs.get_mut(end.key) else {
             internal_error!(self.counters.nic_internal_errors, "a reset of no pair");
-            return out.put(frame.packet);
+            return out.recycle(frame.packet);
         };
         let (way, back) = pair.from_and_to_mut(end.side);
         way.packets += 1;
@@ -360,9 +360,9 @@ impl SpliceEngine {
             }
             self.counters.splice_relayed_packets += 1;
             self.counters.splice_checksums_summed += 1;
-            out.send(Run::segmented(translated.header, Payloads::new(), 0));
+            out.queue_run(TxRun::from_header_segmented(translated.header, Payloads::new(), 0));
         }
-        out.put(frame.packet);
+        out.recycle(frame.packet);
         if lingers {
             return self.finish(out, end.key);
         }
@@ -372,7 +372,7 @@ impl SpliceEngine {
 }
 
 /// Returns whether a frame starts a new connection.
-fn is_syn(received: &Received, at: &TransportAt) -> bool {
+fn is_syn(received: &Received, at: &TransportPosition) -> bool {
     let flags = received.packet.as_slice().get(at.l4 + 13);
     flags.is_some_and(|&flags| {
         let flags = Flags(flags);

@@ -16,7 +16,7 @@ use abi::port::RxFrame;
 
 use super::segment::SplicedSegment;
 use super::translate::HeaderTranslation;
-use crate::pipeline::rx::TransportAt;
+use crate::pipeline::rx::TransportPosition;
 
 /// Two connections spliced together.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ pub(super) enum SplicedPairPhase {
 pub(super) struct KeptFrame {
     pub(super) side: usize,
     pub(super) frame: RxFrame,
-    pub(super) at: TransportAt,
+    pub(super) at: TransportPosition,
 }
 
 /// One direction: the stream sent by one side's peer.
@@ -130,7 +130,7 @@ impl SpliceDirection {
             fin: None,
             fin_acked: false,
             window: u16::try_from(from.own_window >> from.own_scale).unwrap_or(u16::MAX),
-            ts_recent: from.timestamps.map_or(0, |ts| ts.recent),
+            ts_recent: from.timestamps.map_or(0, |ts| ts.ts_recent),
             bytes: 0,
             packets: 0,
         }

@@ -8,7 +8,7 @@ use base::SeqNum;
 use wire::TCP_BYTES;
 use wire::tcp::Flags;
 
-use crate::pipeline::rx::TransportAt;
+use crate::pipeline::rx::TransportPosition;
 
 /// Fields of a TCP segment.
 #[derive(Clone, Debug)]
@@ -30,7 +30,7 @@ pub(super) struct SplicedSegment {
 impl SplicedSegment {
     /// Parses the segment at `at`. Returns `None` if the header is shorter than its length field
     /// states.
-    pub(super) fn read(frame: &[u8], at: &TransportAt) -> Option<Self> {
+    pub(super) fn read(frame: &[u8], at: &TransportPosition) -> Option<Self> {
         let fixed: &[u8; TCP_BYTES] = frame.get(at.l4..at.end)?.first_chunk()?;
         let header_len = usize::from(fixed[12] >> 4) * 4;
         if header_len < TCP_BYTES || at.l4 + header_len > at.end {

@@ -21,7 +21,7 @@ use wire::tcp::Flags;
 use wire::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, TCP_BYTES, Tuple};
 
 use super::segment::SplicedSegment;
-use crate::pipeline::rx::TransportAt;
+use crate::pipeline::rx::TransportPosition;
 
 /// Size of the Ethernet header and the longer of the two IP headers.
 const PREFIX_BYTES: usize = ETHERNET_BYTES + IPV6_BYTES;
@@ -107,10 +107,10 @@ impl HeaderTranslation {
     /// with address `mac`.
     pub(super) fn new(from: &SpliceSide, to: &SpliceSide, mac: [u8; 6], mtu: u16) -> Self {
         let clocks = from.timestamps.zip(to.timestamps).map(|(from, to)| TimestampOffsets {
-            value: to.value.wrapping_sub(from.recent),
-            echo: to.recent.wrapping_sub(from.value),
-            echo_floor: from.value,
-            echo_latest: from.value,
+            value: to.tsval.wrapping_sub(from.ts_recent),
+            echo: to.ts_recent.wrapping_sub(from.tsval),
+            echo_floor: from.tsval,
+            echo_latest: from.tsval,
         });
         let ip = IpHeader {
             source: to.tuple.local.addr,
@@ -120,7 +120,7 @@ impl HeaderTranslation {
             hop_limit: 0,
         };
         let mut prefix = [0; PREFIX_BYTES];
-        ethernet_ip(&Link { source: mac, destination: to.link }, &ip, 0, &mut prefix);
+        ethernet_ip(&Link { source: mac, destination: to.next_hop_mac }, &ip, 0, &mut prefix);
         let options = if to.timestamps.is_some() { TIMESTAMP_BYTES } else { 0 };
         let headers = if to.tuple.local.addr.is_ipv4() { IPV4_BYTES } else { IPV6_BYTES };
         let fits = usize::from(mtu).saturating_sub(headers + TCP_BYTES);
@@ -179,7 +179,7 @@ impl HeaderTranslation {
     pub(super) fn translate(
         &mut self,
         frame: &[u8],
-        at: &TransportAt,
+        at: &TransportPosition,
         segment: &SplicedSegment,
         sent: SeqNum,
     ) -> Result<TranslatedHeader, Untranslatable> {

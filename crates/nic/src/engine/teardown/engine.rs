@@ -9,9 +9,9 @@ use super::counters::TeardownCounters;
 use super::{TeardownAction, TeardownEngine, TeardownVerdict};
 use crate::config::{DeviceConfig, RUN_BYTES_MAX, TeardownConfig};
 use crate::engine::file::FileEngine;
-use crate::engine::{Engine, Request};
+use crate::engine::{Engine, EngineRequest};
 use crate::pipeline::Egress;
-use crate::pipeline::rx::Offered;
+use crate::pipeline::rx::OfferedRxFrame;
 
 /// Takes over a connection that a host has closed, and pins the files that it needs; or refuses it.
 pub(crate) fn take_over(
@@ -31,7 +31,7 @@ pub(crate) fn take_over(
         None => Err((teardown, Refusal::Disabled)),
     };
     if let Err((teardown, why)) = result {
-        out.emit(queue, Event::TeardownRefused(TeardownRefused { teardown, why }));
+        out.emit(queue, Event::TeardownRefused(TeardownRefused { teardown, reason: why }));
     }
 }
 
@@ -50,7 +50,12 @@ impl Engine for TeardownEngine {
         capabilities.teardown = Ok(self.limits());
     }
 
-    fn consume_frame(&mut self, now: Instant, arrived: &mut Offered<'_>, out: &mut Egress) -> bool {
+    fn consume_frame(
+        &mut self,
+        now: Instant,
+        arrived: &mut OfferedRxFrame<'_>,
+        out: &mut Egress,
+    ) -> bool {
         if self.is_idle() {
             return false;
         }
@@ -58,7 +63,7 @@ impl Engine for TeardownEngine {
         if self.receive(now, received.packet.as_slice(), tcp) == TeardownVerdict::Pass {
             return false;
         }
-        out.put(received.take_packet());
+        out.recycle(received.take_packet());
         true
     }
 
@@ -67,15 +72,19 @@ impl Engine for TeardownEngine {
         !self.transmits.is_empty() || !self.actions.is_empty()
     }
 
-    fn poll_request(&mut self) -> Option<Request> {
+    fn poll_request(&mut self) -> Option<EngineRequest> {
         if let Some((queue, transmit)) = self.poll_transmit() {
-            return Some(Request::Transmit(queue, transmit));
+            return Some(EngineRequest::Transmit(queue, transmit));
         }
         Some(match self.poll_action()? {
-            TeardownAction::Cancel(queue, flow) => Request::Cancel(queue, flow),
-            TeardownAction::FileDone(extent) => Request::FileDone(extent),
-            TeardownAction::Destroy(queue, context) => Request::DestroyContext(queue, context),
-            TeardownAction::Done(queue, done) => Request::Tell(queue, Event::TeardownDone(done)),
+            TeardownAction::Cancel(queue, flow) => EngineRequest::CancelFlow(queue, flow),
+            TeardownAction::FileDone(extent) => EngineRequest::FileDone(extent),
+            TeardownAction::Destroy(queue, context) => {
+                EngineRequest::DestroyContext(queue, context)
+            }
+            TeardownAction::Done(queue, done) => {
+                EngineRequest::Emit(queue, Event::TeardownDone(done))
+            }
         })
     }
 

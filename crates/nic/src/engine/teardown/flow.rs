@@ -14,7 +14,7 @@
 //! Called by the engine, which finds the connection, keeps the timer and removes the connection.
 
 use abi::teardown::{ClosingState, LateData, Teardown};
-use abi::{FlowId, Parts, Transmit};
+use abi::{FlowId, Transmit, TransmitParts};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use base::{Duration, Instant, SeqNum};
@@ -100,7 +100,7 @@ impl TeardownFlow {
         facts: &TeardownFacts,
         mut t: Box<Teardown>,
     ) -> Self {
-        let past_us = t.timestamp.map_or(0, |ts| ts.past_us);
+        let past_us = t.timestamp.map_or(0, |ts| ts.sub_ms_us);
         t.rto = t.rto.clamp(RTO_MIN, RTO_MAX);
         t.time_wait = t.time_wait.min(TIME_WAIT_MAX);
         Self {
@@ -394,7 +394,7 @@ impl TeardownFlow {
     /// that the pipeline segments. Beyond the peer's window only the first part is sent, which then
     /// serves as a window probe (RFC 9293 section 3.8.6.1).
     fn send(&self, cx: &mut TeardownEnv<'_>, skip: usize, seq: SeqNum, again: bool) {
-        let (mut parts, mut at) = (Parts::new(), seq);
+        let (mut parts, mut at) = (TransmitParts::new(), seq);
         for part in self.tcb.parts.iter().skip(skip) {
             let end = at + part.len();
             if !parts.is_empty() && end.gt(self.tcb.edge) {
@@ -442,7 +442,7 @@ impl TeardownFlow {
             flow,
             header,
             segment_size: 0,
-            parts: Parts::new(),
+            parts: TransmitParts::new(),
             timestamp,
             // The host has forgotten the connection.
             echo: None,

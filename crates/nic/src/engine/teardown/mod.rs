@@ -28,7 +28,7 @@ mod time_wait;
 
 use abi::l5o::L5oId;
 use abi::teardown::{Teardown, TeardownDone, TeardownLimits};
-use abi::{FileExtent, FlowId, Parts, Refusal, Transmit};
+use abi::{FileExtent, FlowId, Refusal, Transmit, TransmitParts};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -42,9 +42,9 @@ use self::summary::TeardownSummaries;
 use self::table::TupleTable;
 use self::time_wait::{TimeWaitReaction, TimeWaitTable};
 use crate::config::TeardownConfig;
-use crate::pipeline::rx::TransportAt;
+use crate::pipeline::rx::TransportPosition;
 use structures::TimerBitmapWheel;
-use structures::slab::Key;
+use structures::slab::SlabKey;
 
 /// Tick of the timer wheel. With [`SLOTS`] ticks, time-outs from 200 ms (the host's minimum RTO) to
 /// 4 s need one round of the wheel and are at most 8 % late, at 32 bytes per flow.
@@ -133,7 +133,7 @@ impl TeardownEngine {
         queue: usize,
         mtu: u16,
         mut teardown: Box<Teardown>,
-        pin: impl FnOnce(&mut Parts) -> bool,
+        pin: impl FnOnce(&mut TransmitParts) -> bool,
     ) -> Result<(), (Box<Teardown>, Refusal)> {
         if self.flows.len() >= self.config.flows_max as usize {
             self.counters.teardown_refused_table_full += 1;
@@ -164,7 +164,7 @@ impl TeardownEngine {
         &mut self,
         now: Instant,
         frame: &[u8],
-        tcp: &TransportAt,
+        tcp: &TransportPosition,
     ) -> TeardownVerdict {
         // Malformed segments are left to the host, which counts them.
         let Some(Ok((segment, header))) = frame.get(tcp.l4..tcp.end).map(Segment::parse) else {
@@ -189,7 +189,7 @@ impl TeardownEngine {
                     flow: FlowId::NONE,
                     header,
                     segment_size: 0,
-                    parts: Parts::new(),
+                    parts: TransmitParts::new(),
                     timestamp: None,
                     echo: None,
                     retransmission: false,
@@ -265,7 +265,7 @@ impl TeardownEngine {
     fn with_flow(
         &mut self,
         now: Instant,
-        key: Key,
+        key: SlabKey,
         f: impl FnOnce(&mut TeardownFlow, &mut TeardownEnv<'_>) -> Option<TeardownEnd>,
     ) {
         let Some(flow) = self.flows.get_mut(key) else {
@@ -314,7 +314,7 @@ impl TeardownEngine {
         self.expired = expired;
     }
 
-    fn finish(&mut self, now: Instant, key: Key, how: TeardownEnd) {
+    fn finish(&mut self, now: Instant, key: SlabKey, how: TeardownEnd) {
         let Some((tuple, flow)) = self.flows.remove(key) else {
             internal_error!(self.counters.nic_internal_errors, "no such flow ends");
             return;
@@ -349,7 +349,7 @@ const fn ticks(now: Instant) -> u64 {
 }
 
 /// Sets a flow's timer to expire in `ticks` ticks, or at the wheel's limit.
-fn set(wheel: &TimerBitmapWheel, key: Key, ticks: u64) -> u32 {
+fn set(wheel: &TimerBitmapWheel, key: SlabKey, ticks: u64) -> u32 {
     let ticks = u32::try_from(ticks).unwrap_or(u32::MAX).min(wheel.ticks_max());
     wheel.insert(key.index(), ticks)
 }

@@ -5,14 +5,14 @@
 //! per segment.
 
 use abi::teardown::{ClosingState, Teardown};
-use abi::{FileExtent, FileLimits, Header, Part, Parts, TsOption};
+use abi::{FileExtent, FileLimits, Header, TransmitPart, TransmitParts, TsvalPosition};
 use base::{Instant, SeqNum, low32};
 use core::net::IpAddr;
 use core::ops::Range;
 use wire::tcp::{Flags, Segment};
 use wire::{Endpoint, IPV4_BYTES, TCP_BYTES, Tuple};
 
-use crate::pipeline::headers::{Kind, classify};
+use crate::pipeline::headers::{TemplateKind, classify};
 
 /// Maximum number of parts per connection; a host that has more sends some of them itself.
 const PARTS_MAX: usize = 64;
@@ -33,7 +33,7 @@ pub(super) struct TimestampClock {
 }
 
 impl TimestampClock {
-    /// Creates the clock that showed `value` since `past_us` microseconds at `now`.
+    /// Creates the clock that showed `value` since `sub_ms_us` microseconds at `now`.
     pub(super) fn new(now: Instant, value: u32, past_us: u16) -> Self {
         let (past, micros) = (u64::from(past_us % 1000), now.as_micros());
         let phase = (past + 1000 - micros % 1000) % 1000;
@@ -110,7 +110,7 @@ pub(super) fn check(t: &Teardown, bytes_max: u32, mtu: u16) -> Option<TeardownFa
 
 /// Parses a header template: returns its connection and segment.
 fn read(header: &Header) -> Option<(Tuple, Segment)> {
-    if classify(header)? != Kind::Tcp {
+    if classify(header)? != TemplateKind::Tcp {
         return None;
     }
     let bytes = header.as_slice();
@@ -127,7 +127,7 @@ fn read(header: &Header) -> Option<(Tuple, Segment)> {
 }
 
 /// Returns whether `at` names the position of the timestamps option, or is `None` without one.
-fn timestamp_position_is_valid(header: &Header, at: Option<TsOption>, there: bool) -> bool {
+fn timestamp_position_is_valid(header: &Header, at: Option<TsvalPosition>, there: bool) -> bool {
     let Some(ts) = at else { return !there };
     let at = usize::from(ts.offset);
     let option = at.checked_sub(2).and_then(|from| header.as_slice().get(from..at + 8));
@@ -140,7 +140,7 @@ pub(super) fn segment(
     seq: SeqNum,
     flags: Flags,
     stamps: Option<((u32, u16), u32)>,
-) -> (Header, Option<TsOption>) {
+) -> (Header, Option<TsvalPosition>) {
     let mut header = t.header.clone();
     let l4 = header.l4();
     put(&mut header, l4 + SEQ_AT..l4 + SEQ_AT + 4, &seq.0.to_be_bytes());
@@ -152,7 +152,7 @@ pub(super) fn segment(
     let at = usize::from(ts.offset);
     put(&mut header, at..at + 4, &value.to_be_bytes());
     put(&mut header, at + 4..at + 8, &echo.to_be_bytes());
-    (header, Some(TsOption { past_us, ..ts }))
+    (header, Some(TsvalPosition { sub_ms_us: past_us, ..ts }))
 }
 
 /// [`check`] has verified that the field exists.
@@ -164,7 +164,7 @@ fn put(header: &mut Header, range: Range<usize>, bytes: &[u8]) {
 
 /// Returns the file range that only this part needs: not its prefix, which belongs to another part
 /// of the same message.
-pub(super) fn kept_extent(part: &Part) -> Option<FileExtent> {
+pub(super) fn kept_extent(part: &TransmitPart) -> Option<FileExtent> {
     let extent = *part.extent()?;
     let prefix = part.extent_prefix().min(extent.len);
     let offset = extent.offset.saturating_add(u64::from(prefix));
@@ -172,8 +172,8 @@ pub(super) fn kept_extent(part: &Part) -> Option<FileExtent> {
 }
 
 /// True if a part carries a prefix, whose bytes are already held for another part.
-pub(super) fn has_prefix(parts: &Parts) -> bool {
-    parts.iter().any(Part::has_prefix)
+pub(super) fn has_prefix(parts: &TransmitParts) -> bool {
+    parts.iter().any(TransmitPart::has_prefix)
 }
 
 #[cfg(test)]

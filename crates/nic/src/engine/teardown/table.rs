@@ -8,13 +8,13 @@ use hashbrown::HashTable;
 use tcp_rules::tuple::hash_tuple;
 use wire::Tuple;
 
-use structures::slab::{Key, Slab};
+use structures::slab::{Slab, SlabKey};
 
 /// Values by connection tuple.
 #[derive(Debug)]
 pub(super) struct TupleTable<T> {
     values: Slab<(Tuple, T)>,
-    index: HashTable<Key>,
+    index: HashTable<SlabKey>,
     seed: u64,
 }
 
@@ -35,35 +35,36 @@ impl<T> TupleTable<T> {
     }
 
     /// Returns the key of a tuple.
-    pub(super) fn find(&self, tuple: &Tuple) -> Option<Key> {
+    pub(super) fn find(&self, tuple: &Tuple) -> Option<SlabKey> {
         if self.values.is_empty() {
             return None;
         }
-        let same = |&key: &Key| self.values.get(key).is_some_and(|(other, _)| other == tuple);
+        let same = |&key: &SlabKey| self.values.get(key).is_some_and(|(other, _)| other == tuple);
         self.index.find(hash_tuple(self.seed, tuple), same).copied()
     }
 
     /// Inserts a connection that is not in the table.
-    pub(super) fn insert(&mut self, tuple: Tuple, value: T) -> Key {
+    pub(super) fn insert(&mut self, tuple: Tuple, value: T) -> SlabKey {
         let key = self.values.insert((tuple, value));
         let (values, seed) = (&self.values, self.seed);
-        let rehash = |&key: &Key| values.get(key).map_or(0, |(other, _)| hash_tuple(seed, other));
+        let rehash =
+            |&key: &SlabKey| values.get(key).map_or(0, |(other, _)| hash_tuple(seed, other));
         self.index.insert_unique(hash_tuple(seed, &tuple), key, rehash);
         key
     }
 
     /// Returns the connection with this key.
-    pub(super) fn get(&self, key: Key) -> Option<&(Tuple, T)> {
+    pub(super) fn get(&self, key: SlabKey) -> Option<&(Tuple, T)> {
         self.values.get(key)
     }
 
     /// Returns the value with this key, mutably.
-    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut T> {
+    pub(super) fn get_mut(&mut self, key: SlabKey) -> Option<&mut T> {
         self.values.get_mut(key).map(|(_, value)| value)
     }
 
-    /// Returns the current key of a slab index; see [`Key::index`].
-    pub(super) fn key_at(&self, index: u32) -> Option<Key> {
+    /// Returns the current key of a slab index; see [`SlabKey::index`].
+    pub(super) fn key_at(&self, index: u32) -> Option<SlabKey> {
         self.values.key_at(index)
     }
 
@@ -73,7 +74,7 @@ impl<T> TupleTable<T> {
     }
 
     /// Removes and returns the connection with this key.
-    pub(super) fn remove(&mut self, key: Key) -> Option<(Tuple, T)> {
+    pub(super) fn remove(&mut self, key: SlabKey) -> Option<(Tuple, T)> {
         let (tuple, value) = self.values.remove(key)?;
         let hash = hash_tuple(self.seed, &tuple);
         if let Ok(found) = self.index.find_entry(hash, |&other| other == key) {

@@ -12,13 +12,13 @@ use base::{Duration, Instant, SeqNum};
 use tcp_rules::time_wait::{TimeWaitTcb, TimeWaitVerdict};
 use wire::emit::{IpHeader, Link, tcp_headers};
 use wire::frame::{ETHERTYPE_VLAN, protocol};
-use wire::tcp::{Flags, Options, Segment, Timestamps};
+use wire::tcp::{Flags, Segment, TcpOptions, Timestamps};
 use wire::{ETHERNET_BYTES, Tuple};
 
 use super::segments::TimestampClock;
 use super::table::TupleTable;
-use crate::pipeline::rx::TransportAt;
-use structures::slab::Key;
+use crate::pipeline::rx::TransportPosition;
+use structures::slab::SlabKey;
 
 /// Hop limit, as on the host and in RFC 1700.
 const HOP_LIMIT: u8 = 64;
@@ -44,8 +44,8 @@ pub(super) struct TimeWaitState {
 struct TimeWaitSlot {
     remains: TimeWaitState,
     until: Instant,
-    older: Key,
-    newer: Key,
+    older: SlabKey,
+    newer: SlabKey,
 }
 
 /// The result of handling a segment.
@@ -65,8 +65,8 @@ pub(super) enum TimeWaitReaction {
 #[derive(Debug)]
 pub(super) struct TimeWaitTable {
     entries: TupleTable<TimeWaitSlot>,
-    oldest: Key,
-    newest: Key,
+    oldest: SlabKey,
+    newest: SlabKey,
     entries_max: usize,
 }
 
@@ -74,7 +74,12 @@ impl TimeWaitTable {
     /// Creates an empty table for up to `entries_max` connections.
     pub(super) const fn new(entries_max: u32, seed: u64) -> Self {
         let entries_max = entries_max as usize;
-        Self { entries: TupleTable::new(seed), oldest: Key::NONE, newest: Key::NONE, entries_max }
+        Self {
+            entries: TupleTable::new(seed),
+            oldest: SlabKey::NONE,
+            newest: SlabKey::NONE,
+            entries_max,
+        }
     }
 
     /// Number of connections in TIME-WAIT.
@@ -93,7 +98,7 @@ impl TimeWaitTable {
             self.remove(self.oldest);
         }
         let until = now + remains.time;
-        let entry = TimeWaitSlot { remains, until, older: Key::NONE, newer: Key::NONE };
+        let entry = TimeWaitSlot { remains, until, older: SlabKey::NONE, newer: SlabKey::NONE };
         let key = self.entries.insert(tuple, entry);
         self.link(key);
         evicted
@@ -111,7 +116,7 @@ impl TimeWaitTable {
         &mut self,
         now: Instant,
         frame: &[u8],
-        tcp: &TransportAt,
+        tcp: &TransportPosition,
         segment: &Segment,
         payload: usize,
     ) -> TimeWaitReaction {
@@ -156,27 +161,27 @@ impl TimeWaitTable {
     /// Removes all connections.
     pub(super) fn clear(&mut self) {
         self.entries.clear();
-        (self.oldest, self.newest) = (Key::NONE, Key::NONE);
+        (self.oldest, self.newest) = (SlabKey::NONE, SlabKey::NONE);
     }
 
-    fn remove(&mut self, key: Key) {
+    fn remove(&mut self, key: SlabKey) {
         self.unlink(key);
         self.entries.remove(key);
     }
 
     /// Appends an entry as the newest.
-    fn link(&mut self, key: Key) {
+    fn link(&mut self, key: SlabKey) {
         let older = core::mem::replace(&mut self.newest, key);
         match self.entries.get_mut(older) {
             Some(entry) => entry.newer = key,
             None => self.oldest = key,
         }
         if let Some(entry) = self.entries.get_mut(key) {
-            (entry.older, entry.newer) = (older, Key::NONE);
+            (entry.older, entry.newer) = (older, SlabKey::NONE);
         }
     }
 
-    fn unlink(&mut self, key: Key) {
+    fn unlink(&mut self, key: SlabKey) {
         let Some(&mut TimeWaitSlot { older, newer, .. }) = self.entries.get_mut(key) else {
             return;
         };
@@ -200,7 +205,7 @@ impl TimeWaitState {
 
     /// Builds the acknowledgment that answers `frame`, with the frame's addresses exchanged and its
     /// VLAN tag. Returns `None` if the frame was sent to a group address.
-    fn answer(&self, now: Instant, frame: &[u8], tcp: &TransportAt) -> Option<Header> {
+    fn answer(&self, now: Instant, frame: &[u8], tcp: &TransportPosition) -> Option<Header> {
         let (destination, source) = (*frame.get(6..)?.first_chunk()?, *frame.first_chunk::<6>()?);
         if source[0] & 1 == 1 {
             return None;
@@ -223,7 +228,7 @@ impl TimeWaitState {
             ack: self.rcv_nxt,
             flags: Flags::ACK,
             window: self.window,
-            options: Options { timestamps, ..Options::default() },
+            options: TcpOptions { timestamps, ..TcpOptions::default() },
         };
         let l4 = ETHERNET_BYTES + ip.len();
         let mut header = Header::zeroed(l4 + segment.header_len(), ETHERNET_BYTES, l4).ok()?;

@@ -5,10 +5,10 @@
 //! header, encrypted text or tag. If a tag cannot be computed, the whole range is refused, and no
 //! plaintext is left in the buffer.
 
-use abi::crypto::{Sum, TAG_BYTES};
-use abi::l5o::Sealed;
+use abi::crypto::{AuthSum, TAG_BYTES};
+use abi::l5o::RecordRange;
 use base::SeqNum;
-use wire::tls::{CONTENT_BYTES_MAX, NONCE_BYTES, Run};
+use wire::tls::{CONTENT_BYTES_MAX, NONCE_BYTES, TlsRecordRun};
 
 use super::{FRONT, TlsDeviceKeys};
 use crate::engine::payload_reader::PayloadReader;
@@ -26,7 +26,7 @@ pub(crate) struct TlsTxState {
     /// Bytes of that record before `tcpsn`.
     pub(crate) offset: u32,
     /// Authentication sum over the record's text before `tcpsn`; `None` if some of it was not seen.
-    pub(crate) sum: Option<Sum>,
+    pub(crate) sum: Option<AuthSum>,
 }
 
 /// Error: the range reaches a tag, and the preceding bytes of the record are not available.
@@ -49,7 +49,7 @@ pub(crate) struct RangeEncryptor<'a> {
     /// Keys of the context.
     pub(crate) keys: &'a TlsDeviceKeys,
     /// Description of the range, accepted by [`RangeEncryptor::check`].
-    pub(crate) sealed: &'a Sealed,
+    pub(crate) sealed: &'a RecordRange,
     /// Memory for a prefix and a content type.
     pub(crate) scratch: &'a mut [u8; CONTENT_BYTES_MAX + 1],
 }
@@ -66,8 +66,9 @@ struct TlsTxRecord {
 
 impl RangeEncryptor<'_> {
     /// Returns whether a description is consistent and fits `keys`.
-    pub(crate) fn check(keys: &TlsDeviceKeys, sealed: &Sealed) -> bool {
-        let Run { content, record_content, overhead } = sealed.run;
+    pub(crate) fn check(keys: &TlsDeviceKeys, sealed: &RecordRange) -> bool {
+        let TlsRecordRun { content_bytes: content, record_content_bytes: record_content, overhead } =
+            sealed.run;
         let sizes = (1..=CONTENT_BYTES_MAX).contains(&(record_content as usize))
             && overhead as usize == keys.framing().overhead()
             && content <= RUN_CONTENT_MAX;
@@ -76,13 +77,13 @@ impl RangeEncryptor<'_> {
         }
         let run = &sealed.run;
         let (skip, end) = (sealed.skip, u64::from(sealed.skip) + u64::from(sealed.len));
-        let inside = skip < run.content_of(0) + overhead && end <= run.wire_len();
+        let inside = skip < run.record_content_len(0) + overhead && end <= run.wire_len();
         if !inside || sealed.number.checked_add(run.records()).is_none() {
             return false;
         }
         let front = keys.front();
-        let before = run.content_before(run.place(u64::from(skip)), front);
-        let within = run.content_before(run.place(end), front) - before;
+        let before = run.content_before(run.position(u64::from(skip)), front);
+        let within = run.content_before(run.position(end), front) - before;
         let whole_prefix = sealed.prefix == 0 || u64::from(sealed.prefix) == before;
         let bytes = u64::from(sealed.prefix) + within;
         whole_prefix && sealed.content.len() as u64 == bytes
@@ -108,21 +109,21 @@ impl RangeEncryptor<'_> {
         let mut sum = state.sum.filter(|_| here);
         // If this call fails, the sum must not be used for a later range.
         state.sum = None;
-        let record = self.record(first, run.content_of(0));
+        let record = self.record(first, run.record_content_len(0));
         if skip <= record.front {
-            sum = Some(Sum::default());
+            sum = Some(AuthSum::default());
             source.skip(self.sealed.prefix);
         } else {
             self.obtain_sum(&record, &mut sum, source, &mut effort);
         }
         while !rest.is_empty() {
-            let record = self.record(first + index, run.content_of(index));
+            let record = self.record(first + index, run.record_content_len(index));
             let wire = record.wire();
             let take = ((wire - offset) as usize).min(rest.len());
             let (piece, after) = rest.split_at_mut(take);
             if take == wire as usize {
                 self.encrypt_whole(&record, source, piece);
-                sum = Some(Sum::default());
+                sum = Some(AuthSum::default());
             } else {
                 self.encrypt_partial(&record, offset, &mut sum, source, piece)?;
             }
@@ -132,7 +133,7 @@ impl RangeEncryptor<'_> {
             let done = end == wire;
             (index, offset) = if done { (index + 1, 0) } else { (index, end) };
             if done {
-                sum = Some(Sum::default());
+                sum = Some(AuthSum::default());
             }
         }
         effort.skipped = sum.is_none();
@@ -143,7 +144,7 @@ impl RangeEncryptor<'_> {
     fn record(&self, number: u64, content: u32) -> TlsTxRecord {
         let keys = self.keys;
         #[expect(clippy::cast_possible_truncation, reason = "one or none")]
-        let inner = keys.framing.inner() as u32;
+        let inner = keys.framing.inner_type_len() as u32;
         TlsTxRecord {
             number,
             kind: self.sealed.kind,
@@ -159,7 +160,7 @@ impl RangeEncryptor<'_> {
     fn obtain_sum(
         &mut self,
         record: &TlsTxRecord,
-        sum: &mut Option<Sum>,
+        sum: &mut Option<AuthSum>,
         source: &mut PayloadReader<'_>,
         effort: &mut EncryptEffort,
     ) {
@@ -174,7 +175,7 @@ impl RangeEncryptor<'_> {
         if text > content {
             scratch[content as usize] = record.kind;
         }
-        let mut made = Sum::default();
+        let mut made = AuthSum::default();
         self.keys.aead.seal_range(&record.nonce, &mut made, 0, scratch);
         (*sum, effort.rebuilt) = (Some(made), true);
     }
@@ -183,7 +184,7 @@ impl RangeEncryptor<'_> {
     fn encrypt_whole(&self, record: &TlsTxRecord, source: &mut PayloadReader<'_>, out: &mut [u8]) {
         let framing = self.keys.framing;
         let mut front = [0; FRONT];
-        framing.write_front(record.kind, record.content as usize, &record.nonce, &mut front);
+        framing.write_full_header(record.kind, record.content as usize, &record.nonce, &mut front);
         let (head, rest) = out.split_at_mut(record.front as usize);
         head.copy_from_slice(&front[..record.front as usize]);
         let (text, tag) = rest.split_at_mut(record.text as usize);
@@ -199,7 +200,7 @@ impl RangeEncryptor<'_> {
         &self,
         record: &TlsTxRecord,
         offset: u32,
-        sum: &mut Option<Sum>,
+        sum: &mut Option<AuthSum>,
         source: &mut PayloadReader<'_>,
         out: &mut [u8],
     ) -> Result<(), NoTlsSum> {
@@ -210,7 +211,7 @@ impl RangeEncryptor<'_> {
             return Err(NoTlsSum);
         }
         let mut front = [0; FRONT];
-        framing.write_front(record.kind, record.content as usize, &record.nonce, &mut front);
+        framing.write_full_header(record.kind, record.content as usize, &record.nonce, &mut front);
         let mut at = offset as usize;
         let mut rest = out;
         if at < text_at {
@@ -228,7 +229,7 @@ impl RangeEncryptor<'_> {
             here[content..].fill(record.kind);
             match sum {
                 Some(sum) => self.keys.aead.seal_range(&record.nonce, sum, from as u64, here),
-                None => self.keys.aead.apply(&record.nonce, from as u64, here),
+                None => self.keys.aead.apply_keystream(&record.nonce, from as u64, here),
             }
             (at, rest) = (at + take, after);
         }
@@ -240,7 +241,7 @@ impl RangeEncryptor<'_> {
         Ok(())
     }
 
-    fn tag(&self, record: &TlsTxRecord, sum: &Sum) -> [u8; TAG_BYTES] {
+    fn tag(&self, record: &TlsTxRecord, sum: &AuthSum) -> [u8; TAG_BYTES] {
         let framing = self.keys.framing;
         let (aad, used) = framing.aad(record.number, record.kind, record.text as usize);
         self.keys.aead.finish(&record.nonce, &aad[..used], u64::from(record.text), sum)

@@ -10,7 +10,7 @@
 mod decrypted_range;
 mod encrypt;
 
-use abi::crypto::{Aead, CryptoProvider, Sum, TAG_BYTES};
+use abi::crypto::{Aead, AuthSum, CryptoProvider, TAG_BYTES};
 use abi::l5o::TlsState;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -51,7 +51,7 @@ impl TlsDeviceKeys {
     /// Size of the front: the bytes before the encrypted text.
     pub(crate) const fn front(&self) -> u32 {
         #[expect(clippy::cast_possible_truncation, reason = "at most thirteen")]
-        let front = self.framing.front() as u32;
+        let front = self.framing.full_header_len() as u32;
         front
     }
 
@@ -77,11 +77,11 @@ impl TlsDeviceKeys {
         &self,
         number: u64,
         front: &[u8; FRONT],
-        sum: &mut Sum,
+        sum: &mut AuthSum,
         offset: u32,
         range: &mut [u8],
     ) {
-        let nonce = self.framing.nonce_of(&self.iv, number, front);
+        let nonce = self.framing.received_nonce(&self.iv, number, front);
         self.aead.open_range(&nonce, sum, u64::from(offset), range);
     }
 
@@ -93,8 +93,8 @@ impl TlsDeviceKeys {
         offset: u32,
         range: &mut [u8],
     ) {
-        let nonce = self.framing.nonce_of(&self.iv, number, front);
-        self.aead.apply(&nonce, u64::from(offset), range);
+        let nonce = self.framing.received_nonce(&self.iv, number, front);
+        self.aead.apply_keystream(&nonce, u64::from(offset), range);
     }
 
     /// Returns whether `tag` is correct for a message whose whole text was added to `sum`.
@@ -103,10 +103,10 @@ impl TlsDeviceKeys {
         number: u64,
         front: &[u8; FRONT],
         len: u32,
-        sum: &Sum,
+        sum: &AuthSum,
         tag: &[u8; TAG_BYTES],
     ) -> bool {
-        let nonce = self.framing.nonce_of(&self.iv, number, front);
+        let nonce = self.framing.received_nonce(&self.iv, number, front);
         let text_len = self.text_len(len);
         let (aad, used) = self.framing.aad(number, front[0], text_len as usize);
         let made = self.aead.finish(&nonce, &aad[..used], u64::from(text_len), sum);
@@ -123,12 +123,12 @@ impl TlsDeviceKeys {
         scratch: &mut Vec<u8>,
     ) -> bool {
         let mut front = [0; FRONT];
-        let front_len = self.framing.front();
+        let front_len = self.framing.full_header_len();
         if message.len() < front_len + TAG_BYTES {
             return false;
         }
         front[..front_len].copy_from_slice(&message[..front_len]);
-        let nonce = self.framing.nonce_of(&self.iv, number, &front);
+        let nonce = self.framing.received_nonce(&self.iv, number, &front);
         let text_len = message.len() - front_len - TAG_BYTES;
         let (aad, used) = self.framing.aad(number, front[0], text_len);
         let sealed = &mut message[front_len..];

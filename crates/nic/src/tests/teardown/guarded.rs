@@ -6,9 +6,9 @@ use proptest::prelude::*;
 use super::*;
 
 fn open(rig: &mut Rig) {
-    begin(rig, handed(&[10]));
-    left(rig);
-    counted(rig);
+    hand_over(rig, teardown_of(&[10]));
+    sent_lines(rig);
+    changed_counters(rig);
 }
 
 /// RFC 5961 section 3.2.
@@ -19,24 +19,24 @@ fn only_the_exact_number_resets() {
     for seq in [RCV + 1, RCV + 499] {
         send(&mut rig, &peer(seq, 0, Flags::RST));
     }
-    assert_eq!(left(&mut rig), [". 1011+0 5000"], "challenged, at a limited rate");
+    assert_eq!(sent_lines(&mut rig), [". 1011+0 5000"], "challenged, at a limited rate");
     for seq in [RCV - 1, RCV + 500, RCV ^ 1 << 31] {
         send(&mut rig, &peer(seq, 0, Flags::RST));
     }
-    assert_eq!(left(&mut rig), [""; 0], "outside the window");
+    assert_eq!(sent_lines(&mut rig), [""; 0], "outside the window");
     assert_eq!(
-        counted(&mut rig),
+        changed_counters(&mut rig),
         [
             "teardown_challenge_acks +1",
             "teardown_challenge_acks_limited +1",
             "teardown_out_of_window +3",
         ]
     );
-    send(&mut rig, &Peer { stamps: None, ..peer(RCV, 0, Flags::RST) });
-    assert_eq!((left(&mut rig), gauges(&rig)), (Vec::new(), (0, 0)));
-    assert_eq!(counted(&mut rig), ["teardown_reset_by_peer +1"]);
-    at(&mut rig, 16_100);
-    assert_eq!(told(&mut rig), [RESET]);
+    send(&mut rig, &PeerSegment { stamps: None, ..peer(RCV, 0, Flags::RST) });
+    assert_eq!((sent_lines(&mut rig), gauges(&rig)), (Vec::new(), (0, 0)));
+    assert_eq!(changed_counters(&mut rig), ["teardown_reset_by_peer +1"]);
+    advance_to(&mut rig, 16_100);
+    assert_eq!(reported_ends(&mut rig), [RESET]);
 }
 
 /// RFC 5961 section 4.2.
@@ -45,10 +45,10 @@ fn a_syn_is_challenged() {
     let mut rig = rig();
     open(&mut rig);
     for (seq, at_ms) in [(RCV, 0), (RCV - 1000, 500), (RCV + 100_000, 1000)] {
-        at(&mut rig, 16_003 + at_ms);
-        left(&mut rig);
+        advance_to(&mut rig, 16_003 + at_ms);
+        sent_lines(&mut rig);
         send(&mut rig, &peer(seq, 0, Flags::SYN));
-        assert_eq!(left(&mut rig), [". 1011+0 5000"]);
+        assert_eq!(sent_lines(&mut rig), [". 1011+0 5000"]);
     }
     assert_eq!(rig.counter("teardown_challenge_acks"), 3);
     assert_eq!(gauges(&rig), (1, 0));
@@ -64,10 +64,10 @@ fn blind_data_is_challenged() {
         send(&mut rig, &peer(RCV, ack, Flags::ACK).with(b"evil"));
         send(&mut rig, &peer(RCV, ack, FIN_ACK));
     }
-    assert_eq!((left(&mut rig), gauges(&rig)), (Vec::from([". 1011+0 5000".into()]), (1, 0)));
+    assert_eq!((sent_lines(&mut rig), gauges(&rig)), (Vec::from([". 1011+0 5000".into()]), (1, 0)));
     // Segments without ACK are not accepted either.
     send(&mut rig, &peer(RCV, 0, Flags::FIN));
-    assert_eq!((left(&mut rig), gauges(&rig)), (Vec::new(), (1, 0)));
+    assert_eq!((sent_lines(&mut rig), gauges(&rig)), (Vec::new(), (1, 0)));
     assert_eq!(rig.counter("teardown_challenge_acks_limited"), 5);
 }
 
@@ -76,17 +76,17 @@ fn blind_data_is_challenged() {
 #[test]
 fn a_closed_window_takes_no_data() {
     let mut rig = rig();
-    let mut closed = handed(&[10]);
+    let mut closed = teardown_of(&[10]);
     let window_at = closed.header.l4() + 14;
     closed.header.as_mut_slice()[window_at..window_at + 2].fill(0);
-    begin(&mut rig, closed);
-    left(&mut rig);
-    counted(&mut rig);
+    hand_over(&mut rig, closed);
+    sent_lines(&mut rig);
+    changed_counters(&mut rig);
     send(&mut rig, &peer(RCV, UNA, Flags::ACK).with(b"late"));
-    assert_eq!((left(&mut rig), gauges(&rig)), (Vec::from([". 1011+0 5000".into()]), (1, 0)));
-    assert_eq!(counted(&mut rig), ["teardown_out_of_window +1"]);
+    assert_eq!((sent_lines(&mut rig), gauges(&rig)), (Vec::from([". 1011+0 5000".into()]), (1, 0)));
+    assert_eq!(changed_counters(&mut rig), ["teardown_out_of_window +1"]);
     send(&mut rig, &peer(RCV, UNA + 11, Flags::ACK));
-    assert_eq!((left(&mut rig), counted(&mut rig)), (Vec::new(), Vec::new()));
+    assert_eq!((sent_lines(&mut rig), changed_counters(&mut rig)), (Vec::new(), Vec::new()));
 }
 
 /// RFC 7323 section 5.
@@ -95,8 +95,8 @@ fn old_timestamps_do_not_count() {
     let mut rig = rig();
     open(&mut rig);
     send(&mut rig, &peer(RCV, UNA + 11, FIN_ACK).stamped(4));
-    assert_eq!((left(&mut rig), gauges(&rig)), (Vec::from([". 1011+0 5000".into()]), (1, 0)));
-    assert_eq!(counted(&mut rig), ["teardown_paws_drops +1"]);
+    assert_eq!((sent_lines(&mut rig), gauges(&rig)), (Vec::from([". 1011+0 5000".into()]), (1, 0)));
+    assert_eq!(changed_counters(&mut rig), ["teardown_paws_drops +1"]);
     // A reset is never too old.
     send(&mut rig, &peer(RCV, 0, Flags::RST).stamped(4));
     assert_eq!(gauges(&rig), (0, 0));
@@ -113,10 +113,10 @@ fn forged_timestamps_do_not_count() {
             let seq = RCV - u32::try_from(payload.len()).unwrap();
             send(&mut rig, &peer(seq, ack, Flags::ACK).with(payload).stamped(1 << 30));
             send(&mut rig, &peer(RCV, ack, Flags::ACK).stamped(1 << 30));
-            left(&mut rig);
+            sent_lines(&mut rig);
             send(&mut rig, &peer(RCV, UNA + 11, FIN_ACK).stamped(6));
             assert_eq!(
-                (left(&mut rig), gauges(&rig)),
+                (sent_lines(&mut rig), gauges(&rig)),
                 (Vec::from([". 1011+0 5001".into()]), (0, 1))
             );
             assert_eq!(rig.counter("teardown_paws_drops"), 0);
@@ -127,9 +127,9 @@ fn forged_timestamps_do_not_count() {
 #[test]
 fn timestamps_go_on() {
     let mut rig = rig();
-    let mut handed = handed(&[10]);
-    handed.timestamp = Some(TsOption { offset: TS_AT, past_us: 999 });
-    begin(&mut rig, handed);
+    let mut handed = teardown_of(&[10]);
+    handed.timestamp = Some(TsvalPosition { offset: TS_AT, sub_ms_us: 999 });
+    hand_over(&mut rig, handed);
     assert_eq!(stamps(&mut rig), [(7777, 5)]);
     // TSval advances by 5 ms and 1 microsecond; the timestamp of an in-order segment is echoed.
     rig.now += Duration::from_micros(5001);
@@ -151,55 +151,55 @@ fn peers_are_told_apart_by_everything() {
     let mut rig = rig();
     let mut all = Vec::new();
     for (host, port) in [(1, 40_000), (129, 40_000), (1, 40_000 ^ 1 << 15), (5, 40_004)] {
-        let mut next = handed(&[10]);
+        let mut next = teardown_of(&[10]);
         next.header.as_mut_slice()[33] = host;
         next.header.as_mut_slice()[36..38].copy_from_slice(&u16::to_be_bytes(port));
-        begin(&mut rig, next);
+        hand_over(&mut rig, next);
         all.push((host, port));
     }
-    assert_eq!(left(&mut rig).len(), 4);
+    assert_eq!(sent_lines(&mut rig).len(), 4);
     for (nth, (host, port)) in (1..).zip(all) {
         assert_eq!(gauges(&rig), (5 - nth, nth - 1));
-        send(&mut rig, &Peer { host, port, ..peer(RCV, UNA + 11, FIN_ACK) });
+        send(&mut rig, &PeerSegment { host, port, ..peer(RCV, UNA + 11, FIN_ACK) });
         let frame = bytes_of(&rig.sent[0]);
         assert_eq!((frame[33], &frame[36..38]), (host, &port.to_be_bytes()[..]));
-        assert_eq!(left(&mut rig), [". 1011+0 5001"]);
+        assert_eq!(sent_lines(&mut rig), [". 1011+0 5001"]);
     }
     assert_eq!(gauges(&rig), (0, 4));
-    send(&mut rig, &Peer { host: 3, ..peer(RCV, UNA + 11, FIN_ACK) });
-    assert_eq!(passed(&mut rig), 1, "of nobody here: the host's");
+    send(&mut rig, &PeerSegment { host: 3, ..peer(RCV, UNA + 11, FIN_ACK) });
+    assert_eq!(delivered_frames(&mut rig), 1, "of nobody here: the host's");
 }
 
 #[test]
-fn a_full_table_gives_back() {
+fn a_full_table_refuses() {
     let mut rig = rig_with(TeardownConfig { flows_max: 1, ..TeardownConfig::default() });
     open(&mut rig);
-    let mut second = Teardown { una: SeqNum(7), nxt: SeqNum(7), ..handed(&[3, 4]) };
+    let mut second = Teardown { una: SeqNum(7), nxt: SeqNum(7), ..teardown_of(&[3, 4]) };
     second.header.as_mut_slice()[37] = 0x41;
     let before = format!("{second:?}");
-    begin(&mut rig, second);
+    hand_over(&mut rig, second);
     let all = refused(&mut rig);
     assert_eq!(all.len(), 1);
     assert_eq!((all[0].0, format!("{:?}", all[0].1)), (Refusal::TableFull, before));
     assert_eq!(
-        (left(&mut rig), counted(&mut rig)),
+        (sent_lines(&mut rig), changed_counters(&mut rig)),
         (Vec::new(), Vec::from(["teardown_refused_table_full +1".into()]))
     );
     // Connections in TIME-WAIT do not count.
     send(&mut rig, &peer(RCV, UNA + 11, FIN_ACK));
-    left(&mut rig);
-    begin(&mut rig, *all.into_iter().next().unwrap().1);
-    assert_eq!(left(&mut rig), ["FP. 7+7 5000"]);
+    sent_lines(&mut rig);
+    hand_over(&mut rig, *all.into_iter().next().unwrap().1);
+    assert_eq!(sent_lines(&mut rig), ["FP. 7+7 5000"]);
     let limits = rig.device.capabilities().teardown.unwrap();
     assert_eq!((limits.flows_max, limits.bytes_max), (1, 65_416));
     let none = DeviceConfig { teardown: None, ..config(TeardownConfig::default()) };
     let mut rig = Rig::with(none, PLAIN_LINK);
-    begin(&mut rig, handed(&[1]));
+    hand_over(&mut rig, teardown_of(&[1]));
     assert_eq!(refused(&mut rig)[0].0, Refusal::Disabled);
 }
 
 #[test]
-fn nonsense_is_given_back() {
+fn malformed_teardowns_are_refused() {
     let set = |t: &mut Teardown, at: usize, byte: u8| t.header.as_mut_slice()[at] = byte;
     let change: [&dyn Fn(&mut Teardown); 24] = [
         &|t| t.nxt = SeqNum(UNA - 1),
@@ -214,9 +214,9 @@ fn nonsense_is_given_back() {
         &|t| t.parts = host_parts(&[5, 0, 5]),
         &|t| (t.parts, t.edge) = (host_parts(&[40_000, 25_417]), t.una + 70_000),
         &|t| t.timestamp = None,
-        &|t| t.timestamp = Some(TsOption { offset: TS_AT + 1, past_us: 0 }),
-        &|t| t.timestamp = Some(TsOption { offset: 0, past_us: 0 }),
-        &|t| t.timestamp = Some(TsOption { offset: 255, past_us: 0 }),
+        &|t| t.timestamp = Some(TsvalPosition { offset: TS_AT + 1, sub_ms_us: 0 }),
+        &|t| t.timestamp = Some(TsvalPosition { offset: 0, sub_ms_us: 0 }),
+        &|t| t.timestamp = Some(TsvalPosition { offset: 255, sub_ms_us: 0 }),
         &|t| set(t, 23, 17),
         &|t| set(t, 12, 9),
         &|t| set(t, 14, 0x46),
@@ -225,11 +225,11 @@ fn nonsense_is_given_back() {
         &|t| set(t, 55, 0xff),
         &|t| t.header = Header::zeroed(0, 0, 0).unwrap(),
         &|t| t.header = Header::zeroed(120, 120, 120).unwrap(),
-        &|t| t.parts.push(Part::File(FileExtent { file: FileId(9), offset: 0, len: 1 })),
+        &|t| t.parts.push(TransmitPart::File(FileExtent { file: FileId(9), offset: 0, len: 1 })),
     ];
     let mut rig = rig();
     for (nth, change) in (1..).zip(change) {
-        let mut nonsense = handed(&[10]);
+        let mut nonsense = teardown_of(&[10]);
         if nth == 15 {
             nonsense.header = tcp_header(6, 1, Flags::ACK);
         }
@@ -238,33 +238,33 @@ fn nonsense_is_given_back() {
             set(&mut nonsense, 34, 0);
         }
         let before = format!("{nonsense:?}");
-        begin(&mut rig, nonsense);
+        hand_over(&mut rig, nonsense);
         let all = refused(&mut rig);
         assert_eq!(all.len(), 1, "{nth}");
         assert_eq!((all[0].0, format!("{:?}", all[0].1)), (Refusal::DoesNotFit, before));
         assert_eq!((rig.counter("teardown_refused_unfit"), gauges(&rig)), (nth, (0, 0)));
     }
     open(&mut rig);
-    begin(&mut rig, handed(&[10]));
+    hand_over(&mut rig, teardown_of(&[10]));
     assert_eq!(refused(&mut rig)[0].0, Refusal::DoesNotFit, "it is here already");
-    assert_eq!(left(&mut rig), [""; 0]);
+    assert_eq!(sent_lines(&mut rig), [""; 0]);
 }
 
 /// Unreasonable durations are clamped, and every connection ends.
 #[test]
-fn senseless_times_are_bounded() {
+fn unreasonable_times_are_clamped() {
     let mut rig = rig();
     let none = (Duration::ZERO, Duration::ZERO);
     let times = [none, (Duration::MAX, Duration::MAX), (Duration::MAX, Duration::MAX)];
     for (nth, (rto, time_wait)) in (1..).zip(times) {
-        let mut next = Teardown { rto, time_wait, ..handed(&[10]) };
+        let mut next = Teardown { rto, time_wait, ..teardown_of(&[10]) };
         next.header.as_mut_slice()[37] = nth;
-        begin(&mut rig, next);
+        hand_over(&mut rig, next);
     }
-    send(&mut rig, &Peer { port: 0x9c03, ..peer(RCV, UNA + 11, Flags::ACK) });
-    at(&mut rig, 16_003 + 241_000);
+    send(&mut rig, &PeerSegment { port: 0x9c03, ..peer(RCV, UNA + 11, Flags::ACK) });
+    advance_to(&mut rig, 16_003 + 241_000);
     assert_eq!(rig.counter("teardown_fin_wait_expired"), 1);
-    at(&mut rig, 16_003 + 9 * 121_000);
+    advance_to(&mut rig, 16_003 + 9 * 121_000);
     assert_eq!(gauges(&rig), (0, 0));
     assert_eq!(rig.counter("teardown_timed_out"), 2);
 }
@@ -273,23 +273,23 @@ fn senseless_times_are_bounded() {
 #[test]
 fn a_window_that_shrinks() {
     let mut rig = rig();
-    begin(&mut rig, handed(&[1000, 1000, 1000]));
-    left(&mut rig);
+    hand_over(&mut rig, teardown_of(&[1000, 1000, 1000]));
+    sent_lines(&mut rig);
     // 1000 bytes are acknowledged, and 9 * 2^7 more may follow.
-    send(&mut rig, &Peer { window: 9, ..peer(RCV, UNA + 1000, Flags::ACK) });
-    assert_eq!(at(&mut rig, 16_220), [(16_208, ". 2000+1000 5000".into())]);
-    send(&mut rig, &Peer { window: 16, ..peer(RCV, UNA + 1000, Flags::ACK) });
+    send(&mut rig, &PeerSegment { window: 9, ..peer(RCV, UNA + 1000, Flags::ACK) });
+    assert_eq!(advance_to(&mut rig, 16_220), [(16_208, ". 2000+1000 5000".into())]);
+    send(&mut rig, &PeerSegment { window: 16, ..peer(RCV, UNA + 1000, Flags::ACK) });
     let both = [(16_608, ". 2000+1448 5000".into()), (16_608, "FP. 3448+552 5000".into())];
-    assert_eq!(at(&mut rig, 16_620), both);
-    send(&mut rig, &Peer { window: 0, ..peer(RCV, UNA + 1000, Flags::ACK) });
-    assert_eq!(at(&mut rig, 17_420), [(17_408, ". 2000+1000 5000".into())], "a probe");
+    assert_eq!(advance_to(&mut rig, 16_620), both);
+    send(&mut rig, &PeerSegment { window: 0, ..peer(RCV, UNA + 1000, Flags::ACK) });
+    assert_eq!(advance_to(&mut rig, 17_420), [(17_408, ". 2000+1000 5000".into())], "a probe");
 }
 
 #[test]
 fn ipv6_and_vlan() {
     for (version, vlan) in [(6, None), (4, Some(0x2007)), (6, Some(0x2007))] {
         let mut rig = rig();
-        let mut next = handed(&[10]);
+        let mut next = teardown_of(&[10]);
         next.header = tcp_header(version, 1, Flags::ACK);
         let mut offset = if version == 4 { TS_AT } else { TS_AT + 20 };
         if let Some(vlan) = vlan {
@@ -301,17 +301,17 @@ fn ipv6_and_vlan() {
             (next.mss, offset) = (1400, offset + 4);
         }
         next.mss = 1400;
-        next.timestamp = Some(TsOption { offset, past_us: 0 });
-        begin(&mut rig, next);
-        assert_eq!(left(&mut rig), ["FP. 1000+10 5000"]);
-        send(&mut rig, &Peer { version, vlan, ..peer(RCV, UNA + 11, FIN_ACK) });
-        assert_eq!(left(&mut rig), [". 1011+0 5001"]);
+        next.timestamp = Some(TsvalPosition { offset, sub_ms_us: 0 });
+        hand_over(&mut rig, next);
+        assert_eq!(sent_lines(&mut rig), ["FP. 1000+10 5000"]);
+        send(&mut rig, &PeerSegment { version, vlan, ..peer(RCV, UNA + 11, FIN_ACK) });
+        assert_eq!(sent_lines(&mut rig), [". 1011+0 5001"]);
         // TIME-WAIT answers without a template, to the same addresses.
-        send(&mut rig, &Peer { version, vlan, ..peer(RCV, UNA + 11, FIN_ACK) });
+        send(&mut rig, &PeerSegment { version, vlan, ..peer(RCV, UNA + 11, FIN_ACK) });
         let frame = bytes_of(&rig.sent[0]);
         assert_eq!(frame[..12], [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1]);
         assert_eq!(vlan.is_some(), frame[12..16] == [0x81, 0, 0x20, 7]);
-        assert_eq!(left(&mut rig), [". 1011+0 5001"]);
+        assert_eq!(sent_lines(&mut rig), [". 1011+0 5001"]);
     }
 }
 
@@ -392,7 +392,7 @@ proptest! {
     fn everything_ends(what in any_teardown()) {
         let AnyTeardown { una, sent, edge, mss, scale, lens, rto, stamped, state, frames } = what;
         let mut rig = rig();
-        let mut next = handed(&lens);
+        let mut next = teardown_of(&lens);
         // Some of the parts, or all and the FIN.
         let fin = u32::from(sent > lens.len());
         let sent = u32::try_from(lens.iter().take(sent).sum::<usize>()).unwrap() + fin;
@@ -405,21 +405,21 @@ proptest! {
             bytes[46] = 0x50;
             (next.header, next.timestamp) = (Header::from_bytes(&bytes, 14, 34).unwrap(), None);
         }
-        begin(&mut rig, next);
+        hand_over(&mut rig, next);
         let mut now = 16_003;
         for AnyFrame { seq, ack, flags, window, len, wait, ts } in frames {
             let near = |base: u32, by: i32| base.wrapping_add_signed(by);
             let payload = alloc::vec![1; if len < 40 { 0 } else { len }];
             let stamps = Some((5_u32.wrapping_add_signed(ts), 0));
             let sent = peer(near(RCV, seq), near(una, ack), Flags(flags));
-            let base = Peer { window, stamps, ..sent };
+            let base = PeerSegment { window, stamps, ..sent };
             send(&mut rig, &base.with(&payload));
             now += wait;
-            at(&mut rig, now);
+            advance_to(&mut rig, now);
         }
-        at(&mut rig, now + 2_000_000);
+        advance_to(&mut rig, now + 2_000_000);
         prop_assert_eq!((gauges(&rig), rig.device.poll_timeout(rig.now)), ((0, 0), None));
-        let ended: u32 = told(&mut rig).iter().map(TeardownDone::total).sum();
+        let ended: u32 = reported_ends(&mut rig).iter().map(TeardownDone::total).sum();
         prop_assert_eq!(u64::from(ended), rig.counter("teardown_begun"));
     }
 }

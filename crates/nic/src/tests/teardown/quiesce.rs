@@ -11,15 +11,15 @@ fn quiesced(rig: &mut Rig) -> bool {
 #[test]
 fn connections_are_reset() {
     let mut rig = rig();
-    begin(&mut rig, handed(&[64]));
-    assert_eq!(left(&mut rig), ["FP. 1000+64 5000"]);
+    hand_over(&mut rig, teardown_of(&[64]));
+    assert_eq!(sent_lines(&mut rig), ["FP. 1000+64 5000"]);
     rig.op(0, Op::Quiesce);
     // A peer that has the segment expects the number after it, one that has not the number before
     // it.
-    assert_eq!(left(&mut rig), ["R. 1000+0 5000", "R. 1065+0 5000"]);
+    assert_eq!(sent_lines(&mut rig), ["R. 1000+0 5000", "R. 1065+0 5000"]);
     assert!(quiesced(&mut rig));
     assert_eq!(gauges(&rig), (0, 0));
-    assert_eq!(counted(&mut rig), ["teardown_aborted +1"]);
+    assert_eq!(changed_counters(&mut rig), ["teardown_aborted +1"]);
     // One answer for each request.
     rig.collect();
     assert!(!quiesced(&mut rig));
@@ -31,8 +31,8 @@ fn connections_are_reset() {
 #[test]
 fn the_answer_comes_last() {
     let mut rig = rig();
-    begin(&mut rig, handed(&[64]));
-    left(&mut rig);
+    hand_over(&mut rig, teardown_of(&[64]));
+    sent_lines(&mut rig);
     rig.device.handle_op(rig.now, 0, Op::Quiesce);
     let ask = |rig: &mut Rig| {
         core::iter::from_fn(|| rig.device.poll_event()).any(|(_, e)| matches!(e, Event::Quiesced))
@@ -51,8 +51,8 @@ fn the_answer_comes_last() {
 #[test]
 fn a_reset_forgets_the_question() {
     let mut rig = rig();
-    begin(&mut rig, handed(&[64]));
-    left(&mut rig);
+    hand_over(&mut rig, teardown_of(&[64]));
+    sent_lines(&mut rig);
     rig.device.handle_op(rig.now, 0, Op::Quiesce);
     rig.device.reset();
     rig.collect();

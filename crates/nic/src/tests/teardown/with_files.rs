@@ -1,17 +1,17 @@
 //! Parts from files, and encrypted parts.
 
-use abi::l5o::{Content, Direction, L5oId, Sealed};
+use abi::l5o::{Direction, L5oContent, L5oId, RecordRange};
 use abi::{FileExtent, FileId, Transmit};
 use smallvec::smallvec;
-use wire::tls::Run;
+use wire::tls::TlsRecordRun;
 
-use super::super::l5o_tx::{ALL, Peer as Keys, config as sealing};
+use super::super::l5o_tx::{ALL, TlsTestPeer as Keys, config as sealing};
 use super::super::rig::{content, plain};
 use super::*;
 use crate::FileConfig;
 
-fn extent(offset: u64, len: u32) -> Part {
-    Part::File(FileExtent { file: FileId(1), offset, len })
+fn extent(offset: u64, len: u32) -> TransmitPart {
+    TransmitPart::File(FileExtent { file: FileId(1), offset, len })
 }
 
 /// A head in memory and two parts of an open file.
@@ -19,10 +19,10 @@ fn with_file() -> (Rig, Teardown) {
     let mut config = config(TeardownConfig { retries_max: 2, ..TeardownConfig::default() });
     config.file = Some(FileConfig { block_pages: 1, read_ahead_blocks: 0, ..<_>::default() });
     let mut rig = Rig::with(config, PLAIN_LINK);
-    at(&mut rig, 16_000);
+    advance_to(&mut rig, 16_000);
     rig.put("a", 20_000, 3);
     rig.open(0, 1, "a").unwrap();
-    let mut teardown = handed(&[100]);
+    let mut teardown = teardown_of(&[100]);
     teardown.parts.extend([extent(5000, 1000), extent(6000, 400)]);
     rig.events.clear();
     rig.moved(&[]);
@@ -39,7 +39,7 @@ fn stream(rig: &mut Rig) -> (u32, Vec<u8>) {
 #[test]
 fn a_file_is_sent_again_after_the_host_has_closed_it() {
     let (mut rig, teardown) = with_file();
-    begin(&mut rig, teardown);
+    hand_over(&mut rig, teardown);
     rig.close(0, 1);
     // Another file gets the same number.
     rig.put("b", 20_000, 4);
@@ -63,58 +63,58 @@ fn a_file_is_sent_again_after_the_host_has_closed_it() {
     assert_eq!((rig.counter("file_held_bytes"), rig.counter("file_acks")), (0, 2));
     assert_eq!((rig.counter("file_open_files"), rig.disk.open_handles()), (1, 1));
     assert_eq!(rig.counter("file_unknown"), 0);
-    at(&mut rig, 17_000);
-    assert_eq!(told(&mut rig), [CLOSED]);
+    advance_to(&mut rig, 17_000);
+    assert_eq!(reported_ends(&mut rig), [CLOSED]);
 }
 
 /// The peer has every byte, but the FIN was lost: it is sent alone, and the file is already closed.
 #[test]
 fn a_lone_fin_after_the_files_parts_were_acknowledged() {
     let (mut rig, teardown) = with_file();
-    begin(&mut rig, teardown);
+    hand_over(&mut rig, teardown);
     rig.close(0, 1);
     rig.complete_all();
-    left(&mut rig);
+    sent_lines(&mut rig);
     send(&mut rig, &peer(RCV, UNA + 1500, Flags::ACK));
     assert_eq!((rig.counter("file_held_bytes"), rig.counter("file_acks")), (0, 2));
     assert_eq!((rig.counter("file_open_files"), rig.disk.open_handles()), (0, 0));
-    assert_eq!(at(&mut rig, 16_250), [(16_208, "F. 2500+0 5000".into())]);
+    assert_eq!(advance_to(&mut rig, 16_250), [(16_208, "F. 2500+0 5000".into())]);
     assert_eq!(rig.counter("file_unknown"), 0, "it needs no file");
     send(&mut rig, &peer(RCV, UNA + 1501, FIN_ACK));
-    at(&mut rig, 17_000);
-    assert_eq!(told(&mut rig), [CLOSED]);
+    advance_to(&mut rig, 17_000);
+    assert_eq!(reported_ends(&mut rig), [CLOSED]);
 }
 
 #[test]
-fn a_reset_lets_go_of_files_and_of_what_waits() {
+fn a_reset_releases_files_and_waiting_transmits() {
     let (mut rig, teardown) = with_file();
-    begin(&mut rig, teardown);
+    hand_over(&mut rig, teardown);
     rig.close(0, 1);
-    assert_eq!(left(&mut rig), [""; 0], "the disk has not answered");
+    assert_eq!(sent_lines(&mut rig), [""; 0], "the disk has not answered");
     send(&mut rig, &peer(RCV, UNA, Flags::ACK).with(b"more"));
-    assert_eq!(left(&mut rig), ["R. 2501+0 5000"], "it does not wait behind the disk");
+    assert_eq!(sent_lines(&mut rig), ["R. 2501+0 5000"], "it does not wait behind the disk");
     rig.complete_all();
-    assert_eq!(left(&mut rig), [""; 0], "nothing follows it");
+    assert_eq!(sent_lines(&mut rig), [""; 0], "nothing follows it");
     assert_eq!((rig.counter("file_held_bytes"), rig.counter("file_open_files")), (0, 0));
     assert_eq!(rig.disk.open_handles(), 0);
-    assert_eq!(counted(&mut rig), ["teardown_reset_late_data +1"]);
-    at(&mut rig, 17_000);
-    assert_eq!(told(&mut rig), [RESET]);
+    assert_eq!(changed_counters(&mut rig), ["teardown_reset_late_data +1"]);
+    advance_to(&mut rig, 17_000);
+    assert_eq!(reported_ends(&mut rig), [RESET]);
 }
 
 #[test]
 fn a_file_that_fails_ends_in_a_reset() {
     let (mut rig, teardown) = with_file();
-    begin(&mut rig, teardown);
-    rig.disk.broken = true;
+    hand_over(&mut rig, teardown);
+    rig.disk.fail_reads = true;
     let mut lines = Vec::new();
     for millis in 16_000..18_000 {
         rig.complete_all();
-        lines.extend(at(&mut rig, millis));
+        lines.extend(advance_to(&mut rig, millis));
     }
     assert_eq!(lines, [(16_000 + 1408, "R. 2501+0 5000".into())]);
-    assert_eq!(counted(&mut rig), ["teardown_timed_out +1", "teardown_retransmits +2"]);
-    assert_eq!(told(&mut rig), [TIMED_OUT]);
+    assert_eq!(changed_counters(&mut rig), ["teardown_timed_out +1", "teardown_retransmits +2"]);
+    assert_eq!(reported_ends(&mut rig), [TIMED_OUT]);
     assert_eq!(rig.counter("tx_dropped_file"), 3);
     assert_eq!(rig.counter("file_open_files"), 1, "the host has it open");
 }
@@ -122,13 +122,13 @@ fn a_file_that_fails_ends_in_a_reset() {
 #[test]
 fn files_that_are_not_open_are_refused_and_nothing_is_pinned() {
     let (mut rig, mut teardown) = with_file();
-    teardown.parts.push(Part::File(FileExtent { file: FileId(2), offset: 0, len: 1 }));
+    teardown.parts.push(TransmitPart::File(FileExtent { file: FileId(2), offset: 0, len: 1 }));
     let before = format!("{teardown:?}");
-    begin(&mut rig, teardown);
+    hand_over(&mut rig, teardown);
     let all = refused(&mut rig);
     assert_eq!((all[0].0, format!("{:?}", all[0].1)), (Refusal::DoesNotFit, before));
-    let many = Teardown { parts: (0..9).map(|i| extent(i, 1)).collect(), ..handed(&[]) };
-    begin(&mut rig, many);
+    let many = Teardown { parts: (0..9).map(|i| extent(i, 1)).collect(), ..teardown_of(&[]) };
+    hand_over(&mut rig, many);
     assert_eq!(refused(&mut rig)[0].0, Refusal::DoesNotFit);
     rig.close(0, 1);
     assert_eq!(rig.counter("file_open_files"), 0, "nobody has it pinned");
@@ -137,7 +137,7 @@ fn files_that_are_not_open_are_refused_and_nothing_is_pinned() {
 #[test]
 fn a_reset_of_the_device_forgets_pins() {
     let (mut rig, teardown) = with_file();
-    begin(&mut rig, teardown);
+    hand_over(&mut rig, teardown);
     rig.complete_all();
     rig.device.reset();
     rig.collect();
@@ -152,29 +152,29 @@ fn the_order_of_the_flow_is_kept() {
     let mut first = Transmit { echo: None, ..plain(3, UNA - 10, b"") };
     first.parts.push(extent(0, 10));
     rig.send(0, first);
-    begin(&mut rig, Teardown { una: SeqNum(UNA - 10), ..handed(&[10, 20]) });
-    assert_eq!(left(&mut rig), [""; 0]);
+    hand_over(&mut rig, Teardown { una: SeqNum(UNA - 10), ..teardown_of(&[10, 20]) });
+    assert_eq!(sent_lines(&mut rig), [""; 0]);
     rig.complete_all();
-    assert_eq!(left(&mut rig), [". 990+10 9", "FP. 1000+20 5000"]);
+    assert_eq!(sent_lines(&mut rig), [". 990+10 9", "FP. 1000+20 5000"]);
 }
 
 #[test]
-fn sealed_parts_are_the_same_again() {
+fn retransmitted_records_are_identical() {
     for suite in ALL {
         let keys = Keys::new(suite);
         let mut rig = Rig::with(sealing(), PLAIN_LINK);
-        at(&mut rig, 16_000);
+        advance_to(&mut rig, 16_000);
         rig.op(0, keys.create(L5oId(70), Direction::Transmit, UNA, 0));
         let text = bytes(0, 900);
-        let run = Run {
-            content: 900,
-            record_content: 500,
+        let run = TlsRecordRun {
+            content_bytes: 900,
+            record_content_bytes: 500,
             overhead: u32::try_from(keys.framing().overhead()).unwrap(),
         };
         let len = u32::try_from(run.wire_len()).unwrap();
-        let sealed = Sealed {
+        let sealed = RecordRange {
             context: L5oId(70),
-            content: Content::Host(text.clone()),
+            content: L5oContent::Host(text.clone()),
             prefix: 0,
             number: 0,
             kind: 23,
@@ -183,9 +183,9 @@ fn sealed_parts_are_the_same_again() {
             len,
         };
         let expected = [keys.seal(0, 23, &text[..500]), keys.seal(1, 23, &text[500..])].concat();
-        let mut teardown = Teardown { contexts: smallvec![L5oId(70)], ..handed(&[]) };
-        teardown.parts = smallvec![Part::Sealed(Box::new(sealed))];
-        begin(&mut rig, teardown);
+        let mut teardown = Teardown { contexts: smallvec![L5oId(70)], ..teardown_of(&[]) };
+        teardown.parts = smallvec![TransmitPart::Records(Box::new(sealed))];
+        hand_over(&mut rig, teardown);
         assert_eq!(stream(&mut rig), (UNA, expected.clone()));
         rig.now = Instant::from_millis(16_208);
         rig.collect();

@@ -231,7 +231,8 @@ impl ContentTestBed {
 
     /// Asserts that exactly these counters are not 0.
     pub(crate) fn assert_moved(&self, expected: &[(&str, u64)]) {
-        let mut moved = base::counters::all(|f| self.server.responder.counters.visit(f));
+        let mut moved =
+            base::counters::collect_counters(|f| self.server.responder.counters.visit(f));
         moved.retain(|(_, value)| *value > 0);
         assert_eq!(moved, expected);
     }

@@ -6,7 +6,7 @@ use wire::nvme::identify::{self, Descriptor, NAMESPACES_MAX, cns};
 use wire::nvme::log::{CHANGED_NAMESPACES_BYTES, lid};
 use wire::nvme::status::Status;
 
-use super::super::command::{Loss, Namespace};
+use super::super::command::{InitiatorNamespace, Loss};
 use super::{Association, AssociationEnv, AssociationEvent, AssociationSetupStep};
 
 /// Largest number of namespaces that are read.
@@ -103,7 +103,7 @@ impl Association {
         let usable =
             |format: &identify::LbaFormat| format.metadata == 0 && (9..=16).contains(&format.shift);
         if let Some((said, format)) = said.and_then(|n| Some((n, n.format().filter(usable)?))) {
-            let namespace = Namespace {
+            let namespace = InitiatorNamespace {
                 nsid,
                 blocks: said.nsze,
                 shift: format.shift,

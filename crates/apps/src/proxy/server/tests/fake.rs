@@ -220,7 +220,7 @@ impl ProxyTestBed {
 
     /// Asserts that exactly these counters are not 0.
     pub(crate) fn assert_moved(&self, expected: &[(&str, u64)]) {
-        let mut moved = base::counters::all(|f| self.server.shared.counters.visit(f));
+        let mut moved = base::counters::collect_counters(|f| self.server.shared.counters.visit(f));
         moved.retain(|(name, value)| *value > 0 && *name != "proxy_tables");
         assert_eq!(moved, expected);
     }

@@ -5,10 +5,10 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use abi::crypto::Suite;
-use abi::l5o::Sealed;
-use abi::{FileId, Part, Parts};
+use abi::l5o::RecordRange;
+use abi::{FileId, TransmitPart, TransmitParts};
 use proptest::prelude::*;
-use wire::tls::{Run, Version};
+use wire::tls::{TlsRecordRun, Version};
 
 use super::*;
 use crate::l5p::tls::record::TlsRecordKeys;
@@ -34,8 +34,8 @@ impl TestPduDevice {
     fn complete(&mut self, range: &PduRange) -> Vec<u8> {
         assert_eq!(range.context, CONTEXT);
         let mut data = match &range.data {
-            Data::Host(bytes) => bytes.to_vec(),
-            Data::File(extent) => file_bytes(extent.offset, extent.len as usize),
+            PduDataSource::Host(bytes) => bytes.to_vec(),
+            PduDataSource::File(extent) => file_bytes(extent.offset, extent.len as usize),
         };
         let header = u32::try_from(range.header.len()).unwrap();
         let prefix: Vec<u8> = data.drain(..range.prefix as usize).collect();
@@ -67,14 +67,19 @@ impl TestPduDevice {
     }
 
     /// Returns the bytes of a part at `position`.
-    fn part(&mut self, keys: Option<&Arc<TlsRecordKeys>>, position: u64, part: &Part) -> Vec<u8> {
+    fn part(
+        &mut self,
+        keys: Option<&Arc<TlsRecordKeys>>,
+        position: u64,
+        part: &TransmitPart,
+    ) -> Vec<u8> {
         match (part, keys) {
-            (Part::Host(bytes), _) => bytes.to_vec(),
-            (Part::Pdu(range), None) => self.complete(range),
-            (Part::Sealed(sealed), Some(keys)) => {
-                let mut sealed = Sealed::clone(sealed);
-                if let Content::Pdu(range) = &sealed.content {
-                    sealed.content = Content::Host(self.complete(range).into());
+            (TransmitPart::Host(bytes), _) => bytes.to_vec(),
+            (TransmitPart::Pdu(range), None) => self.complete(range),
+            (TransmitPart::Records(sealed), Some(keys)) => {
+                let mut sealed = RecordRange::clone(sealed);
+                if let L5oContent::Pdu(range) = &sealed.content {
+                    sealed.content = L5oContent::Host(self.complete(range).into());
                 }
                 self.records.complete(keys, position, &sealed)
             }
@@ -174,8 +179,8 @@ impl TestPduStream {
             return self.wire.extend(content);
         };
         let overhead = u32::try_from(keys.framing.overhead()).unwrap();
-        let run = Run { content: len, record_content: RECORD, overhead };
-        let front = u32::try_from(keys.framing.front()).unwrap();
+        let run = TlsRecordRun { content_bytes: len, record_content_bytes: RECORD, overhead };
+        let front = u32::try_from(keys.framing.full_header_len()).unwrap();
         let records = RecordRun { epoch: 0, number: self.records, kind: 23, run, front };
         self.records += run.records();
         let sealer = self.transforms.tx_keys.as_ref().unwrap();
@@ -183,8 +188,8 @@ impl TestPduStream {
         self.map.push_unit(L5pUnit::Records { records, text });
     }
 
-    fn collect(&mut self, from: u64, len: u32) -> (u32, Parts) {
-        let mut parts = Parts::new();
+    fn collect(&mut self, from: u64, len: u32) -> (u32, TransmitParts) {
+        let mut parts = TransmitParts::new();
         let sent = self.map.collect(from, len, &mut self.transforms, &mut parts);
         (sent.len, parts)
     }
@@ -283,7 +288,7 @@ proptest! {
             prop_assert_eq!(stream.map.memory(), bytes.len());
         } else {
             let (_, parts) = stream.collect(acked, u32::MAX);
-            prop_assert!(parts.iter().all(|p| matches!(p, Part::Sealed(_))), "it still seals");
+            prop_assert!(parts.iter().all(|p| matches!(p, TransmitPart::Records(_))), "it still seals");
         }
         prop_assert_eq!(stream.advance(end), 0);
         prop_assert_eq!(stream.map.memory(), 0);

@@ -3,7 +3,7 @@
 use alloc::vec;
 
 use abi::crypto::Suite;
-use abi::{FileId, Parts};
+use abi::{FileId, TransmitParts};
 use bytes::Bytes;
 use proptest::prelude::*;
 use wire::tls::Version;
@@ -36,34 +36,34 @@ impl TestRecordDevice {
         &mut self,
         keys: &TlsRecordKeys,
         position: u64,
-        part: &Sealed,
+        part: &RecordRange,
     ) -> Vec<u8> {
         let mut content = match &part.content {
-            Content::Host(bytes) => bytes.to_vec(),
-            Content::File(extent) => file_bytes(extent.offset, extent.len as usize),
-            Content::Pdu(_) => panic!("no PDUs"),
+            L5oContent::Host(bytes) => bytes.to_vec(),
+            L5oContent::File(extent) => file_bytes(extent.offset, extent.len as usize),
+            L5oContent::Pdu(_) => panic!("no PDUs"),
         };
-        let front = u32::try_from(keys.framing.front()).unwrap();
+        let front = u32::try_from(keys.framing.full_header_len()).unwrap();
         if part.skip <= front {
             self.seen = Vec::new();
         } else if part.prefix > 0 {
             self.seen = content.drain(..part.prefix as usize).collect();
         } else if self.position != position {
-            let before = part.run.content_before(part.run.place(part.skip.into()), front);
+            let before = part.run.content_before(part.run.position(part.skip.into()), front);
             // Keystream only: unknown content must not affect the output.
             self.seen = vec![0; usize::try_from(before).unwrap()];
-            let tag_at = part.run.content_of(0) + part.run.overhead - 16;
+            let tag_at = part.run.record_content_len(0) + part.run.overhead - 16;
             assert!(part.skip + part.len <= tag_at, "a tag without its record");
         }
         self.position = position + u64::from(part.len);
         let (mut out, mut at, end) = (Vec::new(), u64::from(part.skip), part.skip + part.len);
         let mut content = content.into_iter();
         while at < u64::from(end) {
-            let place = part.run.place(at);
-            let start = part.run.start_of(place.index);
-            let stop = part.run.start_of(place.index + 1).min(u64::from(end));
-            let len = part.run.content_of(place.index) as usize;
-            let upto = part.run.content_before(part.run.place(stop), front);
+            let place = part.run.position(at);
+            let start = part.run.record_start(place.index);
+            let stop = part.run.record_start(place.index + 1).min(u64::from(end));
+            let len = part.run.record_content_len(place.index) as usize;
+            let upto = part.run.content_before(part.run.position(stop), front);
             let upto = usize::try_from(upto - place.index * u64::from(RECORD)).unwrap();
             let missing = upto.min(len) - self.seen.len();
             self.seen.extend(content.by_ref().take(missing));
@@ -75,7 +75,7 @@ impl TestRecordDevice {
             let range = within(at)..within(stop);
             out.extend_from_slice(&sealed[range]);
             at = stop;
-            if stop == part.run.start_of(place.index + 1) {
+            if stop == part.run.record_start(place.index + 1) {
                 self.seen = Vec::new();
             }
         }
@@ -107,12 +107,12 @@ fn stream(
     let (mut map, mut wire, mut number) = (SpanMap::new(), vec![0], 0);
     for &(kind, len) in steps {
         let framing = keys.framing;
-        let run = Run {
-            content: len,
-            record_content: RECORD,
+        let run = TlsRecordRun {
+            content_bytes: len,
+            record_content_bytes: RECORD,
             overhead: u32::try_from(framing.overhead()).unwrap(),
         };
-        let front = u32::try_from(framing.front()).unwrap();
+        let front = u32::try_from(framing.full_header_len()).unwrap();
         let records = RecordRun { epoch: 0, number, kind: 23, run, front };
         number += run.records();
         let offset = u64::from(kind) * 1000 + number;
@@ -147,14 +147,14 @@ proptest! {
         let (mut device, mut next, mut acked) = (TestRecordDevice::default(), 1, 1);
         for (again, at, len) in sends {
             let from = if again { acked + u64::from(at) % (next - acked + 1) } else { next };
-            let mut parts = Parts::new();
+            let mut parts = TransmitParts::new();
             let sent = map.collect(from, len, &mut transforms, &mut parts);
             let mut position = from;
             for part in &parts {
                 let bytes = match part {
-                    Part::Sealed(sealed) => device.complete(&keys, position, sealed),
-                    Part::Host(bytes) => bytes.to_vec(),
-                    Part::File(_) | Part::Pdu(_) => panic!("plaintext"),
+                    TransmitPart::Records(sealed) => device.complete(&keys, position, sealed),
+                    TransmitPart::Host(bytes) => bytes.to_vec(),
+                    TransmitPart::File(_) | TransmitPart::Pdu(_) => panic!("plaintext"),
                 };
                 let at = usize::try_from(position).unwrap();
                 prop_assert_eq!(&bytes[..], &wire[at..at + bytes.len()]);
@@ -188,12 +188,12 @@ proptest! {
             let bytes = Bytes::from(file_bytes(unread.offset, len));
             prop_assert!(map.fill(unread.at, bytes, &mut transforms) > 0, "it goes on");
         }
-        let mut parts = Parts::new();
+        let mut parts = TransmitParts::new();
         let len = u32::try_from(map.end() - acked).unwrap();
         prop_assert_eq!(map.collect(acked, len, &mut transforms, &mut parts).len, len);
         let mut got = Vec::new();
         for part in &parts {
-            let Part::Host(bytes) = part else { panic!("the device is gone") };
+            let TransmitPart::Host(bytes) = part else { panic!("the device is gone") };
             got.extend_from_slice(bytes);
         }
         prop_assert_eq!(&got[..], &wire[usize::try_from(acked).unwrap()..]);
@@ -221,23 +221,23 @@ fn keys_are_dropped_after_their_last_record() {
 fn an_echo_proves_a_context() {
     let (context, other) = (L5oId(1), L5oId(2));
     let part = |context| {
-        Part::Sealed(Box::new(Sealed {
+        TransmitPart::Records(Box::new(RecordRange {
             context,
-            content: Content::Host(Bytes::from_static(b"x")),
+            content: L5oContent::Host(Bytes::from_static(b"x")),
             prefix: 0,
             number: 0,
             kind: 23,
-            run: Run { content: 1, record_content: 100, overhead: 22 },
+            run: TlsRecordRun { content_bytes: 1, record_content_bytes: 100, overhead: 22 },
             skip: 0,
             len: 23,
         }))
     };
     let mut sealer = TlsTxKeys::new();
     sealer.note_echo(7);
-    sealer.note_echo_asked(7, &[Part::Host(Bytes::from_static(b"x"))]);
+    sealer.note_echo_asked(7, &[TransmitPart::Host(Bytes::from_static(b"x"))]);
     sealer.note_echo(7);
     assert!(!sealer.is_proven(context, 0), "nothing was asked");
-    sealer.note_echo_asked(8, &[Part::Host(Bytes::from_static(b"x")), part(context)]);
+    sealer.note_echo_asked(8, &[TransmitPart::Host(Bytes::from_static(b"x")), part(context)]);
     sealer.note_echo(7);
     assert!(!sealer.is_proven(context, 0), "of another transmit");
     sealer.note_echo(8);

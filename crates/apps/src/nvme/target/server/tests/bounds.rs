@@ -74,7 +74,7 @@ fn pages_wait_for_acknowledgments_by_their_bytes() {
 }
 
 #[test]
-fn who_is_not_connected_waits_as_well() {
+fn unconnected_peer_is_limited_too() {
     let mut rig = FakeDiskRig::new();
     let peer = rig.accept();
     rig.moved();

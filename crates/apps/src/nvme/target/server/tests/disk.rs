@@ -120,10 +120,10 @@ impl<S: DiskUnderTest> OpenTestDisk<S> {
 macro_rules! rules {
     ($($rule:ident)*) => {
         mod of_the_host {
-            $(#[test] fn $rule() { super::$rule(<super::OnHost as super::Subject>::new()); })*
+            $(#[test] fn $rule() { super::$rule(<super::OnHost as super::DiskUnderTest>::new()); })*
         }
         mod of_the_fake {
-            $(#[test] fn $rule() { super::$rule(<super::OnFake as super::Subject>::new()); })*
+            $(#[test] fn $rule() { super::$rule(<super::OnFake as super::DiskUnderTest>::new()); })*
         }
     };
 }

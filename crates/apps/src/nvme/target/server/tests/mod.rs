@@ -24,7 +24,9 @@ use wire::nvme::fabrics::{
     PropertySet, ShutdownNotification, ShutdownStatus, ipo, property,
 };
 use wire::nvme::identify::{self, BYTES, ControllerType, Descriptor, cns};
-use wire::nvme::log::{DiscoveryEntry, DiscoveryHeader, ErrorEntry, Security, effect, lid};
+use wire::nvme::log::{
+    DiscoveryEntry, DiscoveryHeader, DiscoverySecurity, ErrorEntry, effect, lid,
+};
 use wire::nvme::nqn::Nqn;
 use wire::nvme::pdu::{Fault, at};
 
@@ -192,7 +194,10 @@ mod connecting {
         };
         let first = entry(&mut rig, 0);
         assert_eq!((first.subnqn, first.port), (Some(subnqn()), Some(4420)));
-        assert_eq!((first.trtype, first.cntlid, first.security), (3, 0xffff, Security::None));
+        assert_eq!(
+            (first.trtype, first.cntlid, first.security),
+            (3, 0xffff, DiscoverySecurity::None)
+        );
         assert_eq!(first.addr, Some([192, 0, 2, 1].into()));
         assert_eq!(entry(&mut rig, 1).subnqn, Some(Nqn::discovery()));
         // Ranges at the page's end, across it, and after it.

@@ -405,7 +405,7 @@ impl FakeDiskRig {
 
     /// Returns the counters that changed since the last call.
     pub(super) fn moved(&mut self) -> Vec<String> {
-        let after = base::counters::all(|f| self.server.shared.counters.visit(f));
+        let after = base::counters::collect_counters(|f| self.server.shared.counters.visit(f));
         let moved = base::counters::moved(&self.before, &after);
         self.before = after;
         moved

@@ -14,7 +14,7 @@ use host::{
 };
 use wire::Endpoint;
 
-use super::accounted::{BenchApp, Usage};
+use super::cycle_accounting::{BenchApp, Usage};
 use super::experiment::Fields;
 
 /// Limit of half-open and not yet accepted connections per port.
@@ -32,7 +32,7 @@ const FILL: u8 = 0x5a;
 
 /// Parameters that both ends of a run share.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Agreed {
+pub(crate) struct TransactionParams {
     /// Concurrent transactions.
     pub(crate) concurrent: u32,
     /// Bytes of a request and of a response.
@@ -40,12 +40,12 @@ pub(crate) struct Agreed {
     /// Transactions per connection; [`u32::MAX`] for persistent connections.
     pub(crate) per_connection: u32,
     /// The end that closes after the last transaction.
-    pub(crate) closes: Closes,
+    pub(crate) closes: ClosingEnd,
 }
 
 /// The end that closes a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Closes {
+pub(crate) enum ClosingEnd {
     Server,
     Client,
 }
@@ -76,7 +76,7 @@ impl Transactions {
 
 /// The server: answers each request, and closes after it if connections have only one.
 pub(crate) struct ShortServer {
-    agreed: Agreed,
+    params: TransactionParams,
     response: Bytes,
     /// Bytes of incomplete requests that have arrived so far.
     partial: BTreeMap<SocketId, usize>,
@@ -85,7 +85,11 @@ pub(crate) struct ShortServer {
 
 impl ShortServer {
     /// Returns a server that listens on `host` with these options.
-    pub(crate) fn new(agreed: Agreed, host: &mut Host, options: &[ListenerOption]) -> Self {
+    pub(crate) fn new(
+        agreed: TransactionParams,
+        host: &mut Host,
+        options: &[ListenerOption],
+    ) -> Self {
         let mut errors = Vec::new();
         for port in 0..PORTS {
             match host.listen(Listen { addr: None, port: 80 + port, backlog: BACKLOG }) {
@@ -94,11 +98,11 @@ impl ShortServer {
             }
         }
         let response = Bytes::from(vec![FILL; agreed.message_bytes]);
-        Self { agreed, response, partial: BTreeMap::new(), errors }
+        Self { params: agreed, response, partial: BTreeMap::new(), errors }
     }
 
     fn serve(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
-        let wanted = self.agreed.message_bytes;
+        let wanted = self.params.message_bytes;
         let mut here = 0;
         loop {
             let bytes = host.peek(socket);
@@ -133,7 +137,7 @@ impl ShortServer {
         if let Err(e) = host.send(now, socket, self.response.clone()) {
             self.errors.push(e.to_string());
         }
-        if self.agreed.closes == Closes::Server && self.agreed.per_connection == 1 {
+        if self.params.closes == ClosingEnd::Server && self.params.per_connection == 1 {
             host.close(now, socket);
         }
     }
@@ -143,7 +147,7 @@ impl Application for ShortServer {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         match notice {
             Notice::Accepted(_, socket) => {
-                if self.agreed.per_connection > 1 {
+                if self.params.per_connection > 1 {
                     host.set_option(now, socket, SocketOption::NoDelay(true));
                 }
                 self.serve(now, host, socket);
@@ -155,15 +159,15 @@ impl Application for ShortServer {
 }
 
 /// The clients and the backend of a proxy, on one machine.
-pub(crate) struct Peers {
+pub(crate) struct ProxyPeers {
     pub(crate) client: ShortClient,
     backend: ShortServer,
     /// Connections that the backend accepted.
     accepted: BTreeSet<SocketId>,
 }
 
-impl Peers {
-    pub(crate) fn new(agreed: Agreed, proxy: Endpoint, host: &mut Host) -> Self {
+impl ProxyPeers {
+    pub(crate) fn new(agreed: TransactionParams, proxy: Endpoint, host: &mut Host) -> Self {
         Self {
             client: ShortClient::new(agreed, proxy),
             backend: ShortServer::new(agreed, host, &[]),
@@ -172,7 +176,7 @@ impl Peers {
     }
 }
 
-impl Application for Peers {
+impl Application for ProxyPeers {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         let ours = match notice {
             Notice::Accepted(_, socket) => self.accepted.insert(socket),
@@ -194,39 +198,39 @@ impl Application for Peers {
 
 /// A connection that waits for a response.
 #[derive(Clone, Copy, Debug)]
-struct Waiting {
+struct PendingResponse {
     /// Bytes of the response that have arrived.
     received: usize,
     /// The request was sent.
-    asked: bool,
+    request_sent: bool,
     /// Remaining transactions, the present one included.
-    left: u32,
+    transactions_left: u32,
 }
 
 /// The client: opens connections and sends requests.
 pub(crate) struct ShortClient {
-    agreed: Agreed,
+    params: TransactionParams,
     server: Endpoint,
     request: Bytes,
-    waiting: BTreeMap<SocketId, Waiting>,
+    waiting: BTreeMap<SocketId, PendingResponse>,
     opened: u64,
     /// Transactions open, or about to be.
-    going: u32,
+    open_transactions: u32,
     /// Complete responses received.
     pub(crate) transactions: u64,
     errors: Vec<String>,
 }
 
 impl ShortClient {
-    pub(crate) fn new(agreed: Agreed, server: Endpoint) -> Self {
+    pub(crate) fn new(agreed: TransactionParams, server: Endpoint) -> Self {
         let request = Bytes::from(vec![FILL; agreed.message_bytes]);
         Self {
-            agreed,
+            params: agreed,
             server,
             request,
             waiting: BTreeMap::new(),
             opened: 0,
-            going: 0,
+            open_transactions: 0,
             transactions: 0,
             errors: Vec::new(),
         }
@@ -234,15 +238,15 @@ impl ShortClient {
 
     /// Returns whether the number of open transactions has been reached.
     pub(crate) const fn is_full(&self) -> bool {
-        self.going == self.agreed.concurrent
+        self.open_transactions == self.params.concurrent
     }
 
     /// Starts one more transaction unless there are enough. It is called for every connection that
     /// is established, so that the number doubles each round trip, and no SYN is lost to a limit
     /// and repeated a second later.
-    fn begin(&mut self, now: Instant, host: &mut Host) {
+    fn start_transaction(&mut self, now: Instant, host: &mut Host) {
         if !self.is_full() {
-            self.going += 1;
+            self.open_transactions += 1;
             self.open(now, host);
         }
     }
@@ -252,17 +256,20 @@ impl ShortClient {
         self.opened += 1;
         match host.connect(now, Endpoint { port: self.server.port + nth, ..self.server }) {
             Ok(socket) => {
-                let left = self.agreed.per_connection;
-                self.waiting.insert(socket, Waiting { received: 0, asked: false, left });
+                let left = self.params.per_connection;
+                self.waiting.insert(
+                    socket,
+                    PendingResponse { received: 0, request_sent: false, transactions_left: left },
+                );
             }
             Err(e) => self.errors.push(e.to_string()),
         }
     }
 
-    fn ask(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
+    fn send_request(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         host.set_option(now, socket, SocketOption::NoDelay(true));
         if let Some(waiting) = self.waiting.get_mut(&socket) {
-            (waiting.received, waiting.asked) = (0, true);
+            (waiting.received, waiting.request_sent) = (0, true);
         }
         if let Err(e) = host.send(now, socket, self.request.clone()) {
             self.errors.push(e.to_string());
@@ -285,21 +292,21 @@ impl ShortClient {
         }
         let Some(waiting) = self.waiting.get_mut(&socket) else { return };
         waiting.received += len;
-        if waiting.received > self.agreed.message_bytes {
+        if waiting.received > self.params.message_bytes {
             self.errors.push("more than a response".to_owned());
         }
-        if waiting.received < self.agreed.message_bytes {
+        if waiting.received < self.params.message_bytes {
             return;
         }
         self.transactions += 1;
-        waiting.left -= u32::from(self.agreed.per_connection < u32::MAX);
-        if waiting.left > 0 {
-            self.ask(now, host, socket);
+        waiting.transactions_left -= u32::from(self.params.per_connection < u32::MAX);
+        if waiting.transactions_left > 0 {
+            self.send_request(now, host, socket);
             return;
         }
         self.waiting.remove(&socket);
         // If the server's FIN came with the response, our FIN goes out with the acknowledgment.
-        if self.agreed.closes == Closes::Client || host.readiness(socket).peer_closed {
+        if self.params.closes == ClosingEnd::Client || host.readiness(socket).peer_closed {
             host.close(now, socket);
         }
         self.open(now, host);
@@ -310,21 +317,21 @@ impl Application for ShortClient {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         let Notice::Socket(socket) = notice else { return };
         let readiness = host.readiness(socket);
-        let Some(asked) = self.waiting.get(&socket).map(|waiting| waiting.asked) else {
+        let Some(asked) = self.waiting.get(&socket).map(|waiting| waiting.request_sent) else {
             if readiness.peer_closed {
                 host.close(now, socket);
             }
             return;
         };
         if let Some(error) = readiness.error {
-            if error != SocketError::Closed || self.agreed.per_connection < u32::MAX {
+            if error != SocketError::Closed || self.params.per_connection < u32::MAX {
                 self.errors.push(error.to_string());
             }
             return;
         }
         if !asked && readiness.writable {
-            self.ask(now, host, socket);
-            self.begin(now, host);
+            self.send_request(now, host, socket);
+            self.start_transaction(now, host);
         }
         self.read(now, host, socket);
     }
@@ -338,8 +345,8 @@ impl BenchApp for ShortServer {
 
 impl BenchApp for ShortClient {
     fn start(&mut self, now: Instant, host: &mut Host) {
-        for _ in 0..self.agreed.concurrent.min(OPENING_MAX) {
-            self.begin(now, host);
+        for _ in 0..self.params.concurrent.min(OPENING_MAX) {
+            self.start_transaction(now, host);
         }
     }
 
@@ -348,7 +355,7 @@ impl BenchApp for ShortClient {
     }
 }
 
-impl BenchApp for Peers {
+impl BenchApp for ProxyPeers {
     fn start(&mut self, now: Instant, host: &mut Host) {
         self.client.start(now, host);
     }

@@ -15,9 +15,9 @@ use host::{Application, Host, Notice};
 use io::clock::cycles;
 use quic::{ConnectionError, Dir, Endpoint, Event, Handle, ReadEnd, StreamEvent, StreamId};
 
-use crate::bench::accounted::BenchApp;
+use crate::bench::cycle_accounting::BenchApp;
 use crate::bench::testbed::Files;
-use crate::bench::timed_crypto::Meter;
+use crate::bench::timed_crypto::CycleMeter;
 
 /// Bytes read from a stream at a time.
 const READ_BYTES: usize = 1 << 20;
@@ -25,21 +25,21 @@ const READ_BYTES: usize = 1 << 20;
 const SAMPLE: usize = 509;
 
 /// The application of either end: an endpoint and its role.
-pub(crate) struct QuicEnd {
+pub(crate) struct QuicBenchApp {
     pub(crate) endpoint: Endpoint,
-    role: Role,
+    role: QuicBenchRole,
     /// Errors; the first one ends the run.
     errors: Vec<String>,
     /// Cycles by kind of work; kept apart from crypto only with a meter.
-    pub(crate) spent: Spent,
+    pub(crate) spent: QuicCycles,
     /// Something was received since packets were last sent.
     received: bool,
-    meter: Option<Meter>,
+    meter: Option<CycleMeter>,
 }
 
 /// Cycles by kind of work.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Spent {
+pub(crate) struct QuicCycles {
     /// Processing received packets: acknowledgments, ordering, flow control, streams; without
     /// crypto.
     pub(crate) receiving: u64,
@@ -49,7 +49,7 @@ pub(crate) struct Spent {
     pub(crate) crypto: u64,
 }
 
-impl Spent {
+impl QuicCycles {
     /// Returns the difference to an earlier value.
     pub(crate) const fn since(self, before: Self) -> Self {
         Self {
@@ -61,24 +61,24 @@ impl Spent {
 }
 
 /// Content of a server's responses.
-pub(crate) enum Answer {
+pub(crate) enum QuicServerContent {
     /// The file with the requested number.
     Files(Vec<FileId>),
     /// A response of this many bytes, made of repetitions of these.
     Memory(Bytes, u64),
 }
 
-enum Role {
-    Server { answer: Answer, requests: BTreeMap<(Handle, StreamId), Vec<u8>> },
-    Client(Client),
+enum QuicBenchRole {
+    Server { answer: QuicServerContent, requests: BTreeMap<(Handle, StreamId), Vec<u8>> },
+    Client(QuicDownloadClient),
 }
 
-struct Client {
+struct QuicDownloadClient {
     server: SocketAddr,
     tls: Arc<rustls::ClientConfig>,
     connections: u32,
     /// A connection is closed after its first object, and a new one is opened.
-    once: bool,
+    close_after_object: bool,
     files: Files,
     asked: u32,
     downloads: BTreeMap<Handle, Download>,
@@ -92,7 +92,7 @@ struct Download {
     received: u64,
 }
 
-impl Answer {
+impl QuicServerContent {
     /// Answers a request for object `number`; returns false if there is none.
     fn write(
         &self,
@@ -121,10 +121,14 @@ impl Answer {
     }
 }
 
-impl QuicEnd {
+impl QuicBenchApp {
     /// Returns a server with this content.
-    pub(crate) fn server(endpoint: Endpoint, answer: Answer, meter: Option<Meter>) -> Self {
-        Self::new(endpoint, Role::Server { answer, requests: BTreeMap::new() }, meter)
+    pub(crate) fn server(
+        endpoint: Endpoint,
+        answer: QuicServerContent,
+        meter: Option<CycleMeter>,
+    ) -> Self {
+        Self::new(endpoint, QuicBenchRole::Server { answer, requests: BTreeMap::new() }, meter)
     }
 
     /// Returns a client of `server`. `connections` is the number of connections, and whether each
@@ -135,54 +139,61 @@ impl QuicEnd {
         tls: Arc<rustls::ClientConfig>,
         (connections, once): (u32, bool),
         files: Files,
-        meter: Option<Meter>,
+        meter: Option<CycleMeter>,
     ) -> Self {
-        let client = Client {
+        let client = QuicDownloadClient {
             server,
             tls,
             connections,
-            once,
+            close_after_object: once,
             files,
             asked: 0,
             downloads: BTreeMap::new(),
             objects: 0,
             bytes: 0,
         };
-        Self::new(endpoint, Role::Client(client), meter)
+        Self::new(endpoint, QuicBenchRole::Client(client), meter)
     }
 
-    fn new(endpoint: Endpoint, role: Role, meter: Option<Meter>) -> Self {
-        Self { endpoint, role, errors: Vec::new(), spent: Spent::default(), received: false, meter }
+    fn new(endpoint: Endpoint, role: QuicBenchRole, meter: Option<CycleMeter>) -> Self {
+        Self {
+            endpoint,
+            role,
+            errors: Vec::new(),
+            spent: QuicCycles::default(),
+            received: false,
+            meter,
+        }
     }
 
     /// Returns the number of complete objects, and the bytes of objects, that were received.
     pub(crate) const fn received(&self) -> (u64, u64) {
         match &self.role {
-            Role::Client(client) => (client.objects, client.bytes),
-            Role::Server { .. } => (0, 0),
+            QuicBenchRole::Client(client) => (client.objects, client.bytes),
+            QuicBenchRole::Server { .. } => (0, 0),
         }
     }
 
     fn connect(&mut self, now: Instant, host: &mut Host) {
-        let Role::Client(client) = &self.role else { return };
+        let QuicBenchRole::Client(client) = &self.role else { return };
         if let Err(e) = self.endpoint.connect(now, host, client.server, "server", &client.tls) {
             self.errors.push(format!("{e:?}"));
         }
     }
 
     /// Does `work` and charges its cycles to receiving, except those of crypto.
-    fn receive(&mut self, work: impl FnOnce(&mut Self)) {
-        let (from, sealed) = (cycles(), self.sealed());
+    fn charge_receiving(&mut self, work: impl FnOnce(&mut Self)) {
+        let (from, sealed) = (cycles(), self.crypto_cycles());
         self.received = true;
         work(self);
-        let crypto = self.sealed() - sealed;
+        let crypto = self.crypto_cycles() - sealed;
         self.spent.receiving += (cycles() - from) - crypto;
         self.spent.crypto += crypto;
     }
 
     /// Returns the cycles of crypto so far.
-    fn sealed(&self) -> u64 {
-        self.meter.as_ref().map_or(0, Meter::cycles)
+    fn crypto_cycles(&self) -> u64 {
+        self.meter.as_ref().map_or(0, CycleMeter::cycles)
     }
 
     fn take_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
@@ -196,7 +207,7 @@ impl QuicEnd {
 
     fn handle_event(&mut self, now: Instant, host: &mut Host, event: Event) {
         match event {
-            Event::Connected(handle) => self.ask(handle),
+            Event::Connected(handle) => self.request_object(handle),
             Event::Stream(handle, StreamEvent::Opened { dir: Dir::Bi }) => {
                 while let Some(stream) = self.endpoint.accept_stream(handle, Dir::Bi) {
                     self.read(now, host, (handle, stream));
@@ -213,8 +224,8 @@ impl QuicEnd {
     }
 
     /// Requests the next object.
-    fn ask(&mut self, handle: Handle) {
-        let Role::Client(client) = &mut self.role else { return };
+    fn request_object(&mut self, handle: Handle) {
+        let QuicBenchRole::Client(client) = &mut self.role else { return };
         let Some(stream) = self.endpoint.open_stream(handle, Dir::Bi) else {
             self.errors.push("no stream".to_owned());
             return;
@@ -229,10 +240,12 @@ impl QuicEnd {
     fn read(&mut self, now: Instant, host: &mut Host, (handle, stream): (Handle, StreamId)) {
         loop {
             match self.endpoint.read(handle, stream, READ_BYTES) {
-                Ok(bytes) => self.take(handle, stream, &bytes),
+                Ok(bytes) => self.handle_bytes(handle, stream, &bytes),
                 // The stream may have been read to its end since it became readable.
-                Err(ReadEnd::Blocked | ReadEnd::Gone) => return,
-                Err(ReadEnd::Finished) => return self.whole(now, host, (handle, stream)),
+                Err(ReadEnd::Blocked | ReadEnd::NoStream) => return,
+                Err(ReadEnd::Finished) => {
+                    return self.handle_stream_end(now, host, (handle, stream));
+                }
                 Err(ReadEnd::Reset(_)) => {
                     return self.errors.push("a stream was given up".to_owned());
                 }
@@ -240,12 +253,12 @@ impl QuicEnd {
         }
     }
 
-    fn take(&mut self, handle: Handle, stream: StreamId, bytes: &Bytes) {
+    fn handle_bytes(&mut self, handle: Handle, stream: StreamId, bytes: &Bytes) {
         match &mut self.role {
-            Role::Server { requests, .. } => {
+            QuicBenchRole::Server { requests, .. } => {
                 requests.entry((handle, stream)).or_default().extend_from_slice(bytes);
             }
-            Role::Client(client) => {
+            QuicBenchRole::Client(client) => {
                 let Some(download) = client.downloads.get_mut(&handle) else { return };
                 let byte =
                     |at: usize| (client.files.byte)(download.file, download.received + at as u64);
@@ -260,9 +273,14 @@ impl QuicEnd {
     }
 
     /// Handles the end of a stream.
-    fn whole(&mut self, now: Instant, host: &mut Host, (handle, stream): (Handle, StreamId)) {
+    fn handle_stream_end(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        (handle, stream): (Handle, StreamId),
+    ) {
         match &mut self.role {
-            Role::Server { answer, requests } => {
+            QuicBenchRole::Server { answer, requests } => {
                 let request = requests.remove(&(handle, stream)).unwrap_or_default();
                 let number = <[u8; 4]>::try_from(&request[..]).map(u32::from_be_bytes);
                 let answered = number.is_ok_and(|number| {
@@ -273,30 +291,30 @@ impl QuicEnd {
                 }
                 self.endpoint.finish(handle, stream);
             }
-            Role::Client(client) => {
+            QuicBenchRole::Client(client) => {
                 let download = client.downloads.remove(&handle);
                 if download.is_none_or(|d| d.received != client.files.size) {
                     self.errors.push("an object of another length".to_owned());
                 }
                 client.objects += 1;
-                if client.once {
+                if client.close_after_object {
                     self.endpoint.close(now, host, handle, 0, "");
                     self.connect(now, host);
                 } else {
-                    self.ask(handle);
+                    self.request_object(handle);
                 }
             }
         }
     }
 }
 
-impl Application for QuicEnd {
+impl Application for QuicBenchApp {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
-        self.receive(|end| end.take_notice(now, host, notice));
+        self.charge_receiving(|end| end.take_notice(now, host, notice));
     }
 
     fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
-        self.receive(|end| end.endpoint.handle_timeout(now, host));
+        self.charge_receiving(|end| end.endpoint.handle_timeout(now, host));
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
@@ -306,14 +324,14 @@ impl Application for QuicEnd {
     fn advance(&mut self, now: Instant, host: &mut Host) -> bool {
         let mut worked = false;
         while let Some(event) = self.endpoint.poll_event() {
-            self.receive(|end| end.handle_event(now, host, event));
+            self.charge_receiving(|end| end.handle_event(now, host, event));
             worked = true;
         }
-        let (from, sealed) = (cycles(), self.sealed());
+        let (from, sealed) = (cycles(), self.crypto_cycles());
         self.endpoint.flush(now, host);
         // A call without received packets or events is not charged.
         if core::mem::take(&mut self.received) || worked {
-            let crypto = self.sealed() - sealed;
+            let crypto = self.crypto_cycles() - sealed;
             self.spent.formatting += (cycles() - from) - crypto;
             self.spent.crypto += crypto;
         }
@@ -321,10 +339,10 @@ impl Application for QuicEnd {
     }
 }
 
-impl BenchApp for QuicEnd {
+impl BenchApp for QuicBenchApp {
     /// Opens the connections.
     fn start(&mut self, now: Instant, host: &mut Host) {
-        let Role::Client(client) = &self.role else { return };
+        let QuicBenchRole::Client(client) = &self.role else { return };
         for _ in 0..client.connections {
             self.connect(now, host);
         }

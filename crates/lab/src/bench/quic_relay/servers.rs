@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use super::TestPath;
-use crate::bench::live::Row;
-use crate::bench::live::lab::{
-    Bed, Process, Server, inside, our_program, program_of_interop, spawn, start_http3, start_other,
+use crate::bench::live::LoadRow;
+use crate::bench::live::environment::{
+    LiveServer, LiveTestbed, Process, command_in_namespace, outboard_path, program_of_interop,
+    spawn, start_http3, start_third_party,
 };
 use crate::bench::live::tools::{output, program};
 use cli::Failure;
@@ -29,20 +30,20 @@ pub(super) const PROGRAMS: [(&str, &str); 6] = [
 const OUTBOARD_ADDR: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 /// Name of our server's control socket.
 const NAME: &str = "relay";
-const FILES: [Row; 2] =
-    [Row::over_tls("large", 200_000_000, 1), Row::over_tls("small", 300_000, 1)];
+const FILES: [LoadRow; 2] =
+    [LoadRow::over_tls("large", 200_000_000, 1), LoadRow::over_tls("small", 300_000, 1)];
 /// Folder with the sources of quic-go's programs.
 const GO_SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../interop/clients/h3go");
 
 /// Result of a client's run.
-pub(super) struct Got {
+pub(super) struct PullResult {
     us: f64,
     bytes: f64,
     /// Infinite if the download was not complete at the end.
     small_us: f64,
 }
 
-impl Got {
+impl PullResult {
     /// Returns the rate of the large downloads.
     pub(super) fn bytes_per_s(&self) -> f64 {
         self.bytes / self.us * 1e6
@@ -55,19 +56,19 @@ impl Got {
 }
 
 /// All processes, and the folder.
-pub(super) struct Lab {
+pub(super) struct QuicRelayServers {
     // Dropped in this order: the servers before their folder.
-    servers: [Server; SERVERS.len()],
-    bed: Bed,
+    servers: [LiveServer; SERVERS.len()],
+    bed: LiveTestbed,
     relay: PathBuf,
     client: PathBuf,
 }
 
-impl Lab {
+impl QuicRelayServers {
     /// Writes the files, starts the servers and waits until they listen.
     pub(super) fn start(options: &[String]) -> Result<Self, Failure> {
-        let (relay, client) = (program_of_interop("udprelay")?, program_in_go()?);
-        let bed = Bed::new(&FILES)?;
+        let (relay, client) = (program_of_interop("udprelay")?, quic_go_program()?);
+        let bed = LiveTestbed::new(&FILES)?;
         let (outboard, [cert, key]) = start_http3(&bed, NAME, options, OUTBOARD_ADDR)?;
         let site = bed.site().to_string_lossy().into_owned();
         let quic_go = start_udp(&bed, &client, &["serve", "0.0.0.0:443", &site, &cert, &key])?;
@@ -75,19 +76,19 @@ impl Lab {
         let ngtcp2 = start_udp(&bed, Path::new("gtlsserver"), &words)?;
         let lab = Self { servers: [outboard, quic_go, ngtcp2], bed, relay, client };
         for server in &lab.servers {
-            output(inside(server.pid(), "ip").args(["link", "set", "lo", "up"]))?;
+            output(command_in_namespace(server.pid(), "ip").args(["link", "set", "lo", "up"]))?;
         }
         Ok(lab)
     }
 
-    pub(super) const fn bed(&self) -> &Bed {
+    pub(super) const fn bed(&self) -> &LiveTestbed {
         &self.bed
     }
 
     /// Returns a command that runs a program in a server's namespace, on the client's core, and is
     /// killed if we die.
-    fn inside(&self, server: &Server, program: &Path) -> std::process::Command {
-        let mut command = inside(server.pid(), "setpriv");
+    fn inside(&self, server: &LiveServer, program: &Path) -> std::process::Command {
+        let mut command = command_in_namespace(server.pid(), "setpriv");
         command.args(["--pdeathsig", "KILL", "taskset", "--cpu-list"]);
         command.arg(self.bed.client_core.to_string()).arg(program);
         command
@@ -100,7 +101,7 @@ impl Lab {
         path: &TestPath,
         seconds: u32,
         seed: u32,
-    ) -> Result<Got, Failure> {
+    ) -> Result<PullResult, Failure> {
         let server = &self.servers[server];
         let mut command = self.inside(server, &self.relay);
         command.arg(format!("{}:443", server.addr)).args(path.relay).arg(format!("seed={seed}"));
@@ -128,19 +129,19 @@ fn first_line(mut process: Process) -> Result<(String, Process), Failure> {
     }
 }
 
-fn parse(said: &str) -> Option<Got> {
+fn parse(said: &str) -> Option<PullResult> {
     let line = said.lines().find_map(|line| line.strip_prefix("numbers "))?;
     let numbers: Vec<f64> = line.split(' ').filter_map(|n| n.parse().ok()).collect();
     let &[us, bytes, small_us] = &numbers[..] else { return None };
     let small_us = if small_us > 0.0 { small_us } else { f64::INFINITY };
-    Some(Got { us, bytes, small_us })
+    Some(PullResult { us, bytes, small_us })
 }
 
 /// Starts a server over kernel UDP; its client runs in the same namespace.
-fn start_udp(bed: &Bed, name: &Path, words: &[&str]) -> Result<Server, Failure> {
-    let process = start_other(bed, name, words, has_udp_port)?;
+fn start_udp(bed: &LiveTestbed, name: &Path, words: &[&str]) -> Result<LiveServer, Failure> {
+    let process = start_third_party(bed, name, words, has_udp_port)?;
     let client_namespace = process.0.id();
-    Ok(Server { process, addr: Ipv4Addr::LOCALHOST, client_namespace })
+    Ok(LiveServer { process, addr: Ipv4Addr::LOCALHOST, client_namespace })
 }
 
 /// Returns whether UDP port 443 is in use in the namespace of a process.
@@ -152,8 +153,8 @@ fn has_udp_port(pid: u32) -> bool {
 
 /// Returns the path of quic-go's client and server, which Go builds there if it is missing;
 /// `go.sum` pins the versions.
-fn program_in_go() -> Result<PathBuf, Failure> {
-    let path = our_program()?.with_file_name("h3go");
+fn quic_go_program() -> Result<PathBuf, Failure> {
+    let path = outboard_path()?.with_file_name("h3go");
     if !path.is_file() {
         eprintln!("building {}", path.display());
         let mut go = program("go");

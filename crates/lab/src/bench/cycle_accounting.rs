@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::port::{RxFrame, TxFrame, TxStatus};
-use abi::ring::{Consumer, Producer, ring};
+use abi::ring::{RingConsumer, RingProducer, ring};
 use abi::{Event, Op, PacketBuf, PacketPool};
 use apps::content::ContentServer;
 use apps::proxy::Proxy;
@@ -17,7 +17,7 @@ use base::{Duration, Instant};
 use cli::Failure;
 use host::{Application, Host};
 use io::clock::cycles;
-use io::wire::Wire;
+use io::link::Link;
 use nic::Device;
 use node::{DeviceHalf, DevicePorts, DiskPort, HostHalf, HostPorts};
 
@@ -33,7 +33,7 @@ const SLOTS: usize = 4096;
 pub(crate) const START: Instant = Instant::from_millis(1000);
 
 /// Counters by name.
-pub(crate) type Counted = BTreeMap<&'static str, u64>;
+pub(crate) type CounterMap = BTreeMap<&'static str, u64>;
 
 /// Cycles used by one machine.
 #[derive(Clone, Copy, Debug, Default)]
@@ -74,7 +74,7 @@ pub(crate) struct Usage {
     /// Frames that the device received.
     pub(crate) device_packets: u64,
     /// Counters of host, device and link; a difference holds only those that moved.
-    pub(crate) counters: Counted,
+    pub(crate) counters: CounterMap,
 }
 
 impl Usage {
@@ -101,9 +101,9 @@ impl Usage {
 
 /// A host's ends of the rings, and its disk.
 struct HostSide {
-    ops: Producer<Op>,
-    events: Consumer<Event>,
-    recycle: Producer<PacketBuf>,
+    ops: RingProducer<Op>,
+    events: RingConsumer<Event>,
+    recycle: RingProducer<PacketBuf>,
     disk: Option<ModelledDisk>,
     /// Packets that the host received, plus packets or segmentation runs that it sent.
     packets: u64,
@@ -112,10 +112,10 @@ struct HostSide {
 
 /// A device's ends of the rings, its link and its disk.
 struct DeviceSide {
-    wire: Box<dyn Wire>,
-    ops: Consumer<Op>,
-    events: Producer<Event>,
-    recycle: Consumer<PacketBuf>,
+    wire: Box<dyn Link>,
+    ops: RingConsumer<Op>,
+    events: RingProducer<Event>,
+    recycle: RingConsumer<PacketBuf>,
     disk: Option<ModelledDisk>,
     /// Frames received from the link that the device has not taken yet.
     received: VecDeque<RxFrame>,
@@ -126,7 +126,7 @@ struct DeviceSide {
 }
 
 /// A machine: host, device and the rings between them.
-pub(crate) struct Node<A> {
+pub(crate) struct AccountedMachine<A> {
     pub(crate) host: HostHalf,
     device: DeviceHalf,
     pub(crate) app: A,
@@ -135,12 +135,12 @@ pub(crate) struct Node<A> {
     pub(crate) cycles: Cycles,
 }
 
-impl<A: BenchApp> Node<A> {
+impl<A: BenchApp> AccountedMachine<A> {
     pub(crate) fn new(
         host: Host,
         device: Device,
         app: A,
-        wire: Box<dyn Wire>,
+        wire: Box<dyn Link>,
         device_disk: Option<ModelledDisk>,
         host_disk: Option<ModelledDisk>,
     ) -> Self {
@@ -207,7 +207,7 @@ impl<A: BenchApp> Node<A> {
 
     /// Returns everything used until `now`.
     pub(crate) fn usage(&self, now: Instant) -> Usage {
-        let mut counters = Counted::new();
+        let mut counters = CounterMap::new();
         let mut note = |name, value| {
             counters.insert(name, value);
         };
@@ -258,7 +258,8 @@ impl HostPorts for HostSide {
         let mut event = self.events.pop()?;
         if let Event::Received(received) = &mut event {
             self.packets += 1;
-            if let Some(placed) = received.metadata.placed.as_mut().filter(|_| self.digests_ignored)
+            if let Some(placed) =
+                received.metadata.nvme_tcp.as_mut().filter(|_| self.digests_ignored)
             {
                 placed.verified.clear();
             }
@@ -325,17 +326,21 @@ impl DevicePorts for DeviceSide {
 }
 
 /// Two machines and the link between them.
-pub(crate) struct Pair<S, C> {
+pub(crate) struct AccountedPair<S, C> {
     pub(crate) now: Instant,
     /// Interrupt moderation: events within this time are handled together. Zero for none.
     moderation: Duration,
-    pub(crate) server: Node<S>,
-    pub(crate) client: Node<C>,
+    pub(crate) server: AccountedMachine<S>,
+    pub(crate) client: AccountedMachine<C>,
 }
 
-impl<S: BenchApp, C: BenchApp> Pair<S, C> {
+impl<S: BenchApp, C: BenchApp> AccountedPair<S, C> {
     /// Returns two machines at [`START`].
-    pub(crate) const fn new(server: Node<S>, client: Node<C>, moderation: Duration) -> Self {
+    pub(crate) const fn new(
+        server: AccountedMachine<S>,
+        client: AccountedMachine<C>,
+        moderation: Duration,
+    ) -> Self {
         Self { now: START, moderation, server, client }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! [`super::Threads::stop`] signals both at the same time. The host thread ends the application and
 //! then the host ([`host::Host::end`]), and continues to work until the device has confirmed that
-//! every frame is on the link. Then it sets [`HostEnded`], and only then the device thread ends.
+//! every frame is on the link. Then it sets [`HostEndedFlag`], and only then the device thread ends.
 //! Both waits are bounded, so neither a blocked link nor a missing thread can keep the program from
 //! ending.
 
@@ -16,16 +16,16 @@ const LIMIT: Duration = Duration::from_secs(2);
 
 /// Phase of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum ThreadPhase {
     /// Working.
     Running,
     /// Told to end: works at most until then.
     Ending { until: Instant },
 }
 
-impl Phase {
+impl ThreadPhase {
     /// Enters the ending phase if `stop` is set; returns true once, on that transition.
-    pub(super) fn begins_to_end(&mut self, stop: &AtomicBool, now: Instant) -> bool {
+    pub(super) fn enter_if_stopped(&mut self, stop: &AtomicBool, now: Instant) -> bool {
         let begins = *self == Self::Running && stop.load(Ordering::Acquire);
         if begins {
             *self = Self::Ending { until: now + LIMIT };
@@ -56,14 +56,14 @@ impl Phase {
 /// Flag set by a queue's host thread for its device thread: the last frame is on the link, or the
 /// host no longer waits for it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct HostEnded(Arc<AtomicBool>);
+pub(super) struct HostEndedFlag(Arc<AtomicBool>);
 
-impl HostEnded {
-    pub(super) fn say(&self) {
+impl HostEndedFlag {
+    pub(super) fn set(&self) {
         self.0.store(true, Ordering::Release);
     }
 
-    pub(super) fn is_said(&self) -> bool {
+    pub(super) fn is_set(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 }

@@ -18,7 +18,7 @@ use serde_json::json;
 use splay_tree::SplayMap;
 use structures::{ReorderWindow, WindowPosition};
 
-use crate::bench::experiment::{Experiment, Fields, Report, only};
+use crate::bench::experiment::{BenchReport, Experiment, Fields, single_run};
 use cli::Failure;
 
 /// Packets that a window spans.
@@ -31,30 +31,30 @@ const QUICK_PACKETS: u64 = 1 << 15;
 /// Rounds; the median counts.
 const ROUNDS: usize = 9;
 /// Full windows over which memory is averaged.
-const FULL: usize = 256;
+const FULL_WINDOWS: usize = 256;
 
 /// Fault of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fault {
+enum ReorderFault {
     Late,
     Lost,
 }
 
 /// A collection of waiting packets, sorted by number.
-trait Sorted: Default {
+trait SortedQueue: Default {
     fn insert(&mut self, number: u64, value: u32);
     fn first(&mut self) -> Option<u64>;
     fn pop(&mut self) -> Option<u32>;
 }
 
 /// A reordering buffer.
-trait Order {
+trait ReorderBuffer {
     fn new(size: u16) -> Self;
     /// Takes in a packet and calls `out` with each packet that is delivered.
     fn take(&mut self, number: u64, value: u32, out: &mut impl FnMut(u32));
 }
 
-impl Order for ReorderWindow {
+impl ReorderBuffer for ReorderWindow {
     fn new(size: u16) -> Self {
         Self::new(size, 0)
     }
@@ -82,13 +82,13 @@ impl Order for ReorderWindow {
 }
 
 /// Reordering buffer whose waiting packets are in another collection.
-struct Waiting<S> {
+struct SortedReorderBuffer<S> {
     waiting: S,
     next: u64,
     size: u64,
 }
 
-impl<S: Sorted> Order for Waiting<S> {
+impl<S: SortedQueue> ReorderBuffer for SortedReorderBuffer<S> {
     fn new(size: u16) -> Self {
         Self { waiting: S::default(), next: 0, size: size.into() }
     }
@@ -102,21 +102,21 @@ impl<S: Sorted> Order for Waiting<S> {
                 self.waiting.pop().into_iter().for_each(&mut *out);
             }
             self.next = floor;
-            self.follow(out);
+            self.deliver_in_order(out);
             self.take(number, value, out);
         } else if number > self.next {
             self.waiting.insert(number, value);
         } else {
             out(value);
             self.next += 1;
-            self.follow(out);
+            self.deliver_in_order(out);
         }
     }
 }
 
-impl<S: Sorted> Waiting<S> {
+impl<S: SortedQueue> SortedReorderBuffer<S> {
     /// Delivers the packets that follow without a gap.
-    fn follow(&mut self, out: &mut impl FnMut(u32)) {
+    fn deliver_in_order(&mut self, out: &mut impl FnMut(u32)) {
         while self.waiting.first() == Some(self.next) {
             self.waiting.pop().into_iter().for_each(&mut *out);
             self.next += 1;
@@ -124,7 +124,7 @@ impl<S: Sorted> Waiting<S> {
     }
 }
 
-impl Sorted for SplayMap<u64, u32> {
+impl SortedQueue for SplayMap<u64, u32> {
     fn insert(&mut self, number: u64, value: u32) {
         Self::insert(self, number, value);
     }
@@ -140,9 +140,9 @@ impl Sorted for SplayMap<u64, u32> {
 
 /// List in ascending order, searched from the oldest packet.
 #[derive(Default)]
-struct List(VecDeque<(u64, u32)>);
+struct LinearList(VecDeque<(u64, u32)>);
 
-impl Sorted for List {
+impl SortedQueue for LinearList {
     fn insert(&mut self, number: u64, value: u32) {
         let above = self.0.iter().position(|&(other, _)| other > number);
         self.0.insert(above.unwrap_or(self.0.len()), (number, value));
@@ -157,7 +157,7 @@ impl Sorted for List {
     }
 }
 
-impl Sorted for BinaryHeap<Reverse<(u64, u32)>> {
+impl SortedQueue for BinaryHeap<Reverse<(u64, u32)>> {
     fn insert(&mut self, number: u64, value: u32) {
         self.push(Reverse((number, value)));
     }
@@ -172,7 +172,7 @@ impl Sorted for BinaryHeap<Reverse<(u64, u32)>> {
 }
 
 /// Returns packet numbers in order of arrival.
-fn arrivals(packets: u64, size: u16, fault: Fault, percent: u32) -> Vec<u64> {
+fn arrivals(packets: u64, size: u16, fault: ReorderFault, percent: u32) -> Vec<u64> {
     let mut prng = Prng::new(7);
     let p = f64::from(percent) / 100.0;
     let mut all = Vec::new();
@@ -180,9 +180,9 @@ fn arrivals(packets: u64, size: u16, fault: Fault, percent: u32) -> Vec<u64> {
         let hit = prng.chance(p);
         let by = prng.range(1, u64::from(size) - 1);
         match fault {
-            Fault::Lost if hit => {}
+            ReorderFault::Lost if hit => {}
             // Just behind the packets that have overtaken it.
-            Fault::Late if hit => all.push((2 * (number + by) + 1, number)),
+            ReorderFault::Late if hit => all.push((2 * (number + by) + 1, number)),
             _ => all.push((2 * number, number)),
         }
     }
@@ -191,7 +191,11 @@ fn arrivals(packets: u64, size: u16, fault: Fault, percent: u32) -> Vec<u64> {
 }
 
 /// Returns cycles per packet, and bytes of memory of a full window.
-fn measure<O: Order>(size: u16, arrivals: &[u64], rounds: usize) -> Result<(f64, usize), Failure> {
+fn measure<O: ReorderBuffer>(
+    size: u16,
+    arrivals: &[u64],
+    rounds: usize,
+) -> Result<(f64, usize), Failure> {
     let mut all = Vec::new();
     for _ in 0..rounds {
         let mut order = O::new(size);
@@ -216,34 +220,34 @@ fn measure<O: Order>(size: u16, arrivals: &[u64], rounds: usize) -> Result<(f64,
 }
 
 /// Returns the bytes of a window in which all packets wait for the first, heap included.
-fn full_bytes<O: Order>(size: u16) -> usize {
+fn full_bytes<O: ReorderBuffer>(size: u16) -> usize {
     let before = allocated_bytes();
     let full = || {
         let mut order = O::new(size);
         (1..size).for_each(|at| order.take(at.into(), at.into(), &mut |_| {}));
         order
     };
-    let mut all: Vec<O> = Vec::with_capacity(FULL);
+    let mut all: Vec<O> = Vec::with_capacity(FULL_WINDOWS);
     let room = allocated_bytes() - before;
-    all.extend((0..FULL).map(|_| full()));
-    let bytes = allocated_bytes().saturating_sub(before + room) / FULL;
+    all.extend((0..FULL_WINDOWS).map(|_| full()));
+    let bytes = allocated_bytes().saturating_sub(before + room) / FULL_WINDOWS;
     black_box(&all);
     bytes + size_of::<O>()
 }
 
 type Measure = fn(u16, &[u64], usize) -> Result<(f64, usize), Failure>;
 
-const KINDS: [(&str, Measure); 4] = [
+const STRUCTURES: [(&str, Measure); 4] = [
     ("window", measure::<ReorderWindow>),
-    ("splay tree", measure::<Waiting<SplayMap<u64, u32>>>),
-    ("linear list", measure::<Waiting<List>>),
-    ("binary heap", measure::<Waiting<BinaryHeap<Reverse<(u64, u32)>>>>),
+    ("splay tree", measure::<SortedReorderBuffer<SplayMap<u64, u32>>>),
+    ("linear list", measure::<SortedReorderBuffer<LinearList>>),
+    ("binary heap", measure::<SortedReorderBuffer<BinaryHeap<Reverse<(u64, u32)>>>>),
 ];
 
 #[derive(Clone, Copy, Debug)]
-struct Setting {
+struct ReorderBufferSetting {
     size: u16,
-    fault: Fault,
+    fault: ReorderFault,
     percent: u32,
 }
 
@@ -251,42 +255,47 @@ struct Setting {
 ///
 /// # Errors
 /// Reports a structure that did not deliver packets in order.
-pub(super) fn run(report: &mut Report, quick: bool) -> Result<(), Failure> {
+pub(super) fn run(report: &mut BenchReport, quick: bool) -> Result<(), Failure> {
     let (packets, rounds) = if quick { (QUICK_PACKETS, 3) } else { (PACKETS, ROUNDS) };
     let experiment = Experiment {
         groups: groups(if quick { &SIZES[1..3] } else { &SIZES }),
         repeats: 1,
-        measure: &mut |Setting { size, fault, percent }| {
+        measure: &mut |ReorderBufferSetting { size, fault, percent }| {
             let arrivals = arrivals(packets, size, fault, percent);
-            let figures = KINDS.iter().map(|(_, measure)| measure(size, &arrivals, rounds));
+            let figures = STRUCTURES.iter().map(|(_, measure)| measure(size, &arrivals, rounds));
             figures.collect::<Result<Vec<_>, _>>()
         },
         // The order is checked during the measurement.
         took_path: &|_, _| true,
-        combine: &only,
+        combine: &single_run,
         fields: &|row, _| {
-            let Setting { size, fault, percent } = row.setting;
+            let ReorderBufferSetting { size, fault, percent } = row.setting;
             let start = Fields::new()
                 .show("size", "size", size)
                 .show("fault", "fault", format!("{fault:?}"))
                 .show("%", "percent", percent);
-            KINDS.iter().zip(&row.figures).fold(start, |fields, ((name, _), &(cycles, bytes))| {
-                fields
-                    .column(name, cycles)
-                    .column("bytes", bytes)
-                    .field(name, json!({ "cycles_per_packet": cycles, "bytes": bytes }))
-            })
+            STRUCTURES.iter().zip(&row.figures).fold(
+                start,
+                |fields, ((name, _), &(cycles, bytes))| {
+                    fields
+                        .column(name, cycles)
+                        .column("bytes", bytes)
+                        .field(name, json!({ "cycles_per_packet": cycles, "bytes": bytes }))
+                },
+            )
         },
     };
     report.measure("orders", experiment).map(drop)
 }
 
-fn groups(sizes: &[u16]) -> Vec<Vec<Setting>> {
+fn groups(sizes: &[u16]) -> Vec<Vec<ReorderBufferSetting>> {
     let mut groups = Vec::new();
     for &size in sizes {
-        for fault in [Fault::Late, Fault::Lost] {
-            let percents = RATES.into_iter().filter(|&p| p > 0 || fault == Fault::Late);
-            groups.extend(percents.map(|percent| vec![Setting { size, fault, percent }]));
+        for fault in [ReorderFault::Late, ReorderFault::Lost] {
+            let percents = RATES.into_iter().filter(|&p| p > 0 || fault == ReorderFault::Late);
+            groups.extend(
+                percents.map(|percent| vec![ReorderBufferSetting { size, fault, percent }]),
+            );
         }
     }
     groups

@@ -1,7 +1,7 @@
 //! Interface of a link: transmit a frame, receive a frame, report when to poll again.
 //!
 //! Called by the thread that runs a device's queue. A link never blocks; its owner sleeps on
-//! [`Wire::pollable`] until [`Wire::poll_timeout`]. Middleware ([`crate::fault`], [`crate::pcap`])
+//! [`Link::pollable`] until [`Link::poll_timeout`]. Middleware ([`crate::fault`], [`crate::pcap`])
 //! is a link that wraps another link.
 
 use std::os::fd::RawFd;
@@ -16,7 +16,7 @@ use base::Instant;
 /// Order of calls: [`Self::transmit`] once per frame, [`Self::receive`] until it returns `None`,
 /// then sleep. `receive` also advances frames that are delayed inside the link, so it must be
 /// called at [`Self::poll_timeout`] even if no frame is expected. `now` never decreases.
-pub trait Wire: Send {
+pub trait Link: Send {
     /// Returns the offloads and the MTU of the link. Constant over its life.
     fn capabilities(&self) -> WireCaps;
 
@@ -37,7 +37,7 @@ pub trait Wire: Send {
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64));
 }
 
-impl<W: Wire + ?Sized> Wire for Box<W> {
+impl<W: Link + ?Sized> Link for Box<W> {
     fn capabilities(&self) -> WireCaps {
         (**self).capabilities()
     }

@@ -10,34 +10,35 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::bench::live::Row;
-use crate::bench::live::lab::{
-    Bed, Link, NGINX_FILES, Process, Server, cannot_write, counters, inside, is_listening,
-    log_file, spawn, start_other, start_outboard, wait_until, with_client, write_nginx_config,
+use crate::bench::live::LoadRow;
+use crate::bench::live::environment::{
+    LiveServer, LiveTestbed, NGINX_FILES, Process, VethLink, cannot_write, command_in_namespace,
+    counters, is_listening, link_client_namespace, log_file, spawn, start_outboard,
+    start_third_party, wait_until, write_nginx_config,
 };
 use cli::Failure;
 
-const OUTBOARD: Link =
-    Link { client: Ipv4Addr::new(10, 77, 0, 1), server: Ipv4Addr::new(10, 77, 0, 2) };
-const HAPROXY: Link =
-    Link { client: Ipv4Addr::new(10, 78, 0, 1), server: Ipv4Addr::new(10, 78, 0, 2) };
-const NGINX: Link =
-    Link { client: Ipv4Addr::new(10, 79, 0, 1), server: Ipv4Addr::new(10, 79, 0, 2) };
+const OUTBOARD: VethLink =
+    VethLink { client: Ipv4Addr::new(10, 77, 0, 1), server: Ipv4Addr::new(10, 77, 0, 2) };
+const HAPROXY: VethLink =
+    VethLink { client: Ipv4Addr::new(10, 78, 0, 1), server: Ipv4Addr::new(10, 78, 0, 2) };
+const NGINX: VethLink =
+    VethLink { client: Ipv4Addr::new(10, 79, 0, 1), server: Ipv4Addr::new(10, 79, 0, 2) };
 /// TCP port of the backends.
 const BACKEND_PORT: u16 = 8080;
 
 /// All processes, and the folder.
-pub(super) struct Lab {
+pub(super) struct ProxyLiveServers {
     // Dropped in this order: proxies, then clients and backends, then the folder.
-    servers: [Server; 3],
+    servers: [LiveServer; 3],
     _others: Vec<Process>,
-    pub(super) bed: Bed,
+    pub(super) bed: LiveTestbed,
 }
 
-impl Lab {
+impl ProxyLiveServers {
     /// Writes the files, starts all processes and waits until they listen.
-    pub(super) fn start(rows: &[Row], options: &[String]) -> Result<Self, Failure> {
-        let bed = Bed::new(rows)?;
+    pub(super) fn start(rows: &[LoadRow], options: &[String]) -> Result<Self, Failure> {
+        let bed = LiveTestbed::new(rows)?;
         let backend = format!("{}:{BACKEND_PORT}", OUTBOARD.client);
         let arguments = ["proxy", "--listen", ":80", "--backend", &backend].map(str::to_owned);
         let arguments = [&arguments[..], options].concat();
@@ -53,7 +54,7 @@ impl Lab {
     }
 
     /// Returns the proxies.
-    pub(super) const fn servers(&self) -> &[Server; 3] {
+    pub(super) const fn servers(&self) -> &[LiveServer; 3] {
         &self.servers
     }
 
@@ -66,12 +67,12 @@ impl Lab {
 }
 
 /// Starts nginx with the files as a backend, on the client's core, in the namespace of a process.
-fn start_backend(bed: &Bed, name: &str, namespace: u32) -> Result<Process, Failure> {
+fn start_backend(bed: &LiveTestbed, name: &str, namespace: u32) -> Result<Process, Failure> {
     let folder = bed.path().join(format!("backend-{name}"));
     fs::create_dir(&folder).map_err(|e| cannot_write(&folder, &e))?;
     let log = folder.join("log");
     let config = write_nginx_config(&folder, &backend_config(&bed.site()))?;
-    let mut command = inside(namespace, "taskset");
+    let mut command = command_in_namespace(namespace, "taskset");
     command.arg("--cpu-list").arg(bed.client_core.to_string());
     command.args(["setpriv", "--pdeathsig", "KILL", "nginx", "-e"]).arg(&log);
     command.arg("-c").arg(&config).stdout(Stdio::null()).stderr(log_file(&log)?);
@@ -81,16 +82,16 @@ fn start_backend(bed: &Bed, name: &str, namespace: u32) -> Result<Process, Failu
 }
 
 fn start_proxy(
-    bed: &Bed,
+    bed: &LiveTestbed,
     [name, options @ ..]: [&str; 3],
     config: &Path,
-    link: Link,
+    link: VethLink,
     others: &mut Vec<Process>,
-) -> Result<Server, Failure> {
+) -> Result<LiveServer, Failure> {
     let arguments = options.map(Path::new).into_iter().chain([config]);
     // The proxies listen on any address, so they are ready before their interfaces exist.
-    let process = start_other(bed, Path::new(name), arguments, |pid| is_listening(pid, 80))?;
-    let (server, client) = with_client(bed, process, link)?;
+    let process = start_third_party(bed, Path::new(name), arguments, |pid| is_listening(pid, 80))?;
+    let (server, client) = link_client_namespace(bed, process, link)?;
     others.push(start_backend(bed, name, server.client_namespace)?);
     others.push(client);
     Ok(server)

@@ -7,21 +7,22 @@
 use std::net::Ipv4Addr;
 use std::path::Path;
 
-use crate::bench::live::Row;
-use crate::bench::live::lab::{
-    Bed, CERT, KEY, Link, NGINX_FILES, Process, Server, inside, is_listening, start_other,
-    start_outboard, with_client, write_certificate, write_nginx_config,
+use crate::bench::live::LoadRow;
+use crate::bench::live::environment::{
+    CERT, KEY, LiveServer, LiveTestbed, NGINX_FILES, Process, VethLink, command_in_namespace,
+    is_listening, link_client_namespace, start_outboard, start_third_party, write_certificate,
+    write_nginx_config,
 };
 use crate::bench::live::tools::output;
 use cli::Failure;
 
 const OUTBOARD_ADDR: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
-const NGINX: Link =
-    Link { client: Ipv4Addr::new(10, 78, 0, 1), server: Ipv4Addr::new(10, 78, 0, 2) };
+const NGINX: VethLink =
+    VethLink { client: Ipv4Addr::new(10, 78, 0, 1), server: Ipv4Addr::new(10, 78, 0, 2) };
 
 /// nginx and its link.
 pub(super) struct Nginx {
-    server: Server,
+    server: LiveServer,
     /// The system's default congestion control.
     congestion: String,
     /// Holds the client's namespace.
@@ -29,7 +30,7 @@ pub(super) struct Nginx {
 }
 
 impl Nginx {
-    pub(super) const fn server(&self) -> &Server {
+    pub(super) const fn server(&self) -> &LiveServer {
         &self.server
     }
 
@@ -44,24 +45,24 @@ impl Nginx {
         let route = ["route", "replace", net, "dev", "server", "proto", "kernel", "scope", "link"];
         let source = NGINX.server.to_string();
         let rest = ["src", &source, "congctl", name];
-        output(inside(self.server.pid(), "ip").args(route).args(rest)).map(drop)
+        output(command_in_namespace(self.server.pid(), "ip").args(route).args(rest)).map(drop)
     }
 }
 
 /// All processes, and the folder.
-pub(super) struct Lab {
+pub(super) struct ServeLiveServers {
     // Dropped in this order: the servers before their folder.
-    plain: Server,
+    plain: LiveServer,
     /// A second instance, in a namespace of its own, that serves HTTPS.
-    secure: Server,
+    secure: LiveServer,
     pub(super) nginx: Nginx,
-    pub(super) bed: Bed,
+    pub(super) bed: LiveTestbed,
 }
 
-impl Lab {
+impl ServeLiveServers {
     /// Writes the files, starts all servers and waits until they listen.
-    pub(super) fn start(rows: &[Row], serve_options: &[String]) -> Result<Self, Failure> {
-        let bed = Bed::new(rows)?;
+    pub(super) fn start(rows: &[LoadRow], serve_options: &[String]) -> Result<Self, Failure> {
+        let bed = LiveTestbed::new(rows)?;
         let (cert, key) = write_certificate(bed.path())?;
         let site = bed.site().to_string_lossy().into_owned();
         let start = |name: &str, options: &[String]| {
@@ -76,14 +77,14 @@ impl Lab {
     }
 
     /// Returns our server for a row.
-    pub(super) const fn outboard(&self, row: Row) -> &Server {
+    pub(super) const fn outboard(&self, row: LoadRow) -> &LiveServer {
         if row.tls { &self.secure } else { &self.plain }
     }
 }
 
 /// Starts nginx over HTTP and HTTPS. Without kernel TLS it cannot use sendfile over TLS, so it
 /// reads files in chunks of 256 KiB and sends records of 16 KiB.
-fn start_nginx(bed: &Bed) -> Result<Nginx, Failure> {
+fn start_nginx(bed: &LiveTestbed) -> Result<Nginx, Failure> {
     let (folder, site) = (bed.path().display(), bed.site());
     let site = site.display();
     let http = format!(
@@ -98,9 +99,11 @@ fn start_nginx(bed: &Bed) -> Result<Nginx, Failure> {
     let log = bed.path().join("nginx.log");
     let arguments = [Path::new("-e"), &log, Path::new("-c"), &config];
     // It listens on any address, so it is ready before its interface exists.
-    let process = start_other(bed, Path::new("nginx"), arguments, |pid| is_listening(pid, 80))?;
-    let (server, client) = with_client(bed, process, NGINX)?;
+    let process =
+        start_third_party(bed, Path::new("nginx"), arguments, |pid| is_listening(pid, 80))?;
+    let (server, client) = link_client_namespace(bed, process, NGINX)?;
     let sysctl = "/proc/sys/net/ipv4/tcp_congestion_control";
-    let congestion = output(inside(server.pid(), "cat").arg(sysctl))?.trim().to_owned();
+    let congestion =
+        output(command_in_namespace(server.pid(), "cat").arg(sysctl))?.trim().to_owned();
     Ok(Nginx { server, congestion, _client: client })
 }

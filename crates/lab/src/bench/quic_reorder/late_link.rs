@@ -12,11 +12,11 @@ use std::os::fd::RawFd;
 use abi::PacketPool;
 use abi::port::{RxFrame, TxFrame, WireCaps};
 use base::{Duration, Instant, Prng};
-use io::wire::{TxStatus, Wire};
+use io::link::{Link, TxStatus};
 
 /// Rates and lengths of delays and losses.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LateWireConfig {
+pub(crate) struct LateLinkConfig {
     /// Probability that a packet is dropped.
     pub(crate) lost: f64,
     /// Probability that a packet takes a longer path.
@@ -31,7 +31,7 @@ pub(crate) struct LateWireConfig {
 
 base::counters! {
     /// Packets dropped and delayed.
-    pub(crate) struct LateWireCounters {
+    pub(crate) struct LateLinkCounters {
         /// Packets dropped.
         ways_lost,
         /// Packets that took a longer path.
@@ -40,27 +40,27 @@ base::counters! {
 }
 
 /// A link with delayed and dropped packets.
-pub(crate) struct LateWire<W> {
+pub(crate) struct LateLink<W> {
     inner: W,
-    config: LateWireConfig,
+    config: LateLinkConfig,
     prng: Prng,
     /// Packets on a longer path, with their times of arrival.
     late: Vec<(Instant, RxFrame)>,
     ready: VecDeque<RxFrame>,
-    counters: LateWireCounters,
+    counters: LateLinkCounters,
 }
 
-impl<W: Wire> LateWire<W> {
+impl<W: Link> LateLink<W> {
     /// Returns a link that delays and drops packets received from `inner`.
-    pub(crate) fn new(inner: W, config: LateWireConfig) -> Self {
-        let (prng, counters) = (Prng::new(config.seed), LateWireCounters::default());
+    pub(crate) fn new(inner: W, config: LateLinkConfig) -> Self {
+        let (prng, counters) = (Prng::new(config.seed), LateLinkCounters::default());
         Self { inner, config, prng, late: Vec::new(), ready: VecDeque::new(), counters }
     }
 
     /// Handles a packet that arrived on the short path. All random numbers are drawn for every
     /// packet, so that a change of one rate does not change the packets that the other rate
     /// affects.
-    fn arrive(&mut self, now: Instant, frame: RxFrame, pool: &mut PacketPool) {
+    fn handle_arrival(&mut self, now: Instant, frame: RxFrame, pool: &mut PacketPool) {
         let lost = self.prng.chance(self.config.lost);
         let late = self.prng.chance(self.config.late);
         let packets = self.prng.range(1, self.config.packets_max);
@@ -77,7 +77,7 @@ impl<W: Wire> LateWire<W> {
     }
 
     /// Moves packets that have arrived on a longer path to `ready`.
-    fn take_late(&mut self, now: Instant) {
+    fn move_late_to_ready(&mut self, now: Instant) {
         while let Some(first) = (0..self.late.len()).min_by_key(|&at| self.late[at].0) {
             if self.late[first].0 > now {
                 return;
@@ -87,7 +87,7 @@ impl<W: Wire> LateWire<W> {
     }
 }
 
-impl<W: Wire> Wire for LateWire<W> {
+impl<W: Link> Link for LateLink<W> {
     fn capabilities(&self) -> WireCaps {
         self.inner.capabilities()
     }
@@ -97,10 +97,10 @@ impl<W: Wire> Wire for LateWire<W> {
     }
 
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
-        self.take_late(now);
+        self.move_late_to_ready(now);
         while self.ready.is_empty() {
             let frame = self.inner.receive(now, pool)?;
-            self.arrive(now, frame, pool);
+            self.handle_arrival(now, frame, pool);
         }
         self.ready.pop_front()
     }

@@ -16,8 +16,8 @@ use host::nvme::{Ended, Incoming, Initiate, Serve, Source, Transport};
 use host::{Application, FileId, Host, Notice, SocketId, TlsDirection, TlsKeys, TlsVersion};
 use wire::Endpoint;
 
-use crate::bench::accounted::BenchApp;
-use crate::bench::timed_crypto::{Meter, Timed};
+use crate::bench::cycle_accounting::BenchApp;
+use crate::bench::timed_crypto::{CycleMeter, MeteredCrypto};
 
 /// TCP port of the target.
 pub(crate) const PORT: u16 = 4420;
@@ -26,7 +26,7 @@ pub(crate) const FILE: &str = "namespace";
 
 /// Parameters that both ends of a run share.
 #[derive(Clone, Debug)]
-pub(crate) struct Agreed {
+pub(crate) struct NvmeRunParams {
     /// Commands are writes; otherwise reads.
     pub(crate) write: bool,
     /// Bytes of each command.
@@ -40,30 +40,30 @@ pub(crate) struct Agreed {
 }
 
 /// The application of either end.
-pub(crate) struct NvmeEnd {
-    agreed: Agreed,
-    role: Role,
-    links: BTreeMap<SocketId, Link>,
+pub(crate) struct NvmeBenchApp {
+    params: NvmeRunParams,
+    role: NvmeBenchRole,
+    connections: BTreeMap<SocketId, NvmeBenchConnection>,
     prng: Prng,
     /// Cycles of the digests that the host computed.
-    pub(crate) digests: Meter,
+    pub(crate) digests: CycleMeter,
     /// Commands completed at this end.
     pub(crate) commands: u64,
     /// Errors; the first one ends the run.
     errors: Vec<String>,
 }
 
-enum Role {
+enum NvmeBenchRole {
     Initiator(Endpoint),
     Target { reads_file: bool, file: Option<FileId> },
 }
 
 /// A connection.
-struct Link {
+struct NvmeBenchConnection {
     /// `None` until the connection is established.
     transport: Option<Transport>,
     /// Commands by identifier.
-    commands: Vec<Command>,
+    commands: Vec<OpenCommand>,
     spare: Vec<AlignedBuf>,
     /// Command identifiers that are not in use.
     free: VecDeque<u16>,
@@ -71,19 +71,19 @@ struct Link {
 
 /// An open command.
 #[derive(Clone, Copy, Debug, Default)]
-struct Command {
+struct OpenCommand {
     at: u64,
     /// The target has completed it.
-    ended: bool,
+    completed: bool,
     /// Its buffer has not come back from the transport.
-    lent: bool,
+    buffer_registered: bool,
 }
 
-impl Link {
+impl NvmeBenchConnection {
     fn new(depth: u16, transport: Option<Transport>) -> Self {
         Self {
             transport,
-            commands: vec![Command::default(); depth.into()],
+            commands: vec![OpenCommand::default(); depth.into()],
             spare: Vec::new(),
             free: (0..depth).collect(),
         }
@@ -94,24 +94,24 @@ impl Link {
     }
 }
 
-impl NvmeEnd {
+impl NvmeBenchApp {
     /// Returns an initiator that connects to `target`.
-    pub(crate) fn initiator(agreed: Agreed, target: Endpoint) -> Self {
-        Self::new(agreed, Role::Initiator(target))
+    pub(crate) fn initiator(agreed: NvmeRunParams, target: Endpoint) -> Self {
+        Self::new(agreed, NvmeBenchRole::Initiator(target))
     }
 
     /// Returns a target that reads from a file or from memory.
-    pub(crate) fn target(agreed: Agreed, reads_file: bool) -> Self {
-        Self::new(agreed, Role::Target { reads_file, file: None })
+    pub(crate) fn target(agreed: NvmeRunParams, reads_file: bool) -> Self {
+        Self::new(agreed, NvmeBenchRole::Target { reads_file, file: None })
     }
 
-    fn new(agreed: Agreed, role: Role) -> Self {
+    fn new(agreed: NvmeRunParams, role: NvmeBenchRole) -> Self {
         Self {
-            agreed,
+            params: agreed,
             role,
-            links: BTreeMap::new(),
+            connections: BTreeMap::new(),
             prng: Prng::new(11),
-            digests: Meter::default(),
+            digests: CycleMeter::default(),
             commands: 0,
             errors: Vec::new(),
         }
@@ -119,13 +119,13 @@ impl NvmeEnd {
 
     /// Attaches TLS, if it is used, and starts NVMe/TCP on an established connection.
     fn establish(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
-        let initiator = matches!(self.role, Role::Initiator(_));
-        if self.agreed.tls {
+        let initiator = matches!(self.role, NvmeBenchRole::Initiator(_));
+        if self.params.tls {
             if let Err(e) = host.attach_tls(now, socket, &keys(initiator)) {
                 self.errors.push(e.to_string());
             }
         }
-        let crypto = Arc::new(Timed(self.digests.clone()));
+        let crypto = Arc::new(MeteredCrypto(self.digests.clone()));
         let (header_digest, data_digest) = (true, true);
         let transport = if initiator {
             let params = Initiate { header_digest, data_digest, hpda: 0, maxr2t: 0 };
@@ -135,60 +135,69 @@ impl NvmeEnd {
             let params = Serve { header_digest, data_digest, cpda, maxh2cdata, in_capsule_max };
             Transport::serve(socket, crypto, params)
         };
-        self.links.insert(socket, Link::new(self.agreed.depth, Some(transport)));
+        self.connections
+            .insert(socket, NvmeBenchConnection::new(self.params.depth, Some(transport)));
     }
 
     fn work(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         while let Some(incoming) = self
-            .links
+            .connections
             .get_mut(&socket)
             .and_then(|link| link.transport.as_mut())
             .and_then(|transport| transport.poll(now, host))
         {
-            self.take(now, host, socket, incoming);
+            self.handle_incoming(now, host, socket, incoming);
         }
-        if matches!(self.role, Role::Initiator(_)) {
+        if matches!(self.role, NvmeBenchRole::Initiator(_)) {
             self.submit(now, host, socket);
         }
     }
 
-    fn take(&mut self, now: Instant, host: &mut Host, socket: SocketId, incoming: Incoming) {
+    fn handle_incoming(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        socket: SocketId,
+        incoming: Incoming,
+    ) {
         match incoming {
             Incoming::Ready => {}
             Incoming::Command { sqe, .. } => self.serve(now, host, socket, &sqe),
             Incoming::ReadData { cccid, success, digest_ok, .. } => {
-                self.check(digest_ok, "a wrong digest");
+                self.record_error_unless(digest_ok, "a wrong digest");
                 if success {
-                    self.end(socket, cccid, |command| command.ended = true);
+                    self.update_command(socket, cccid, |command| command.completed = true);
                 }
             }
-            Incoming::WriteData { digest_ok, .. } => self.check(digest_ok, "a wrong digest"),
+            Incoming::WriteData { digest_ok, .. } => {
+                self.record_error_unless(digest_ok, "a wrong digest")
+            }
             Incoming::Response(cqe) => {
                 let cid = u16::from_le_bytes([cqe[12], cqe[13]]);
-                self.end(socket, cid, |command| command.ended = true);
+                self.update_command(socket, cid, |command| command.completed = true);
             }
             Incoming::R2t { cccid, ttag, offset, len } => {
-                let Some(link) = self.links.get_mut(&socket) else { return };
+                let Some(link) = self.connections.get_mut(&socket) else { return };
                 let at = link.commands.get(usize::from(cccid)).map_or(0, |c| c.at);
-                let data = slice(&self.agreed.content, at + u64::from(offset), len);
+                let data = slice(&self.params.content, at + u64::from(offset), len);
                 if let Some(transport) = &mut link.transport {
                     transport.send_write_data(now, host, (cccid, ttag), offset, data, true);
                 }
             }
-            Incoming::Buffer { tag, buffer } => self.take_buffer(now, host, socket, tag, buffer),
+            Incoming::Buffer { tag, buffer } => self.handle_buffer(now, host, socket, tag, buffer),
             Incoming::Ended(Ended::Closed) => {}
             Incoming::Ended(how) => self.errors.push(how.to_string()),
         }
     }
 
-    fn check(&mut self, right: bool, what: &str) {
+    fn record_error_unless(&mut self, right: bool, what: &str) {
         if !right {
             self.errors.push(what.to_owned());
         }
     }
 
     /// Handles a buffer that holds all data of a command.
-    fn take_buffer(
+    fn handle_buffer(
         &mut self,
         now: Instant,
         host: &mut Host,
@@ -196,32 +205,32 @@ impl NvmeEnd {
         tag: u16,
         buffer: AlignedBuf,
     ) {
-        let Some(link) = self.links.get_mut(&socket) else { return };
+        let Some(link) = self.connections.get_mut(&socket) else { return };
         let at = link.commands.get(usize::from(tag)).map_or(0, |c| c.at);
         #[expect(clippy::cast_possible_truncation, reason = "less than the command's bytes")]
-        let place = self.prng.below(self.agreed.bytes.into()) as usize;
-        let right = slice(&self.agreed.content, at + place as u64, 1).first().copied();
+        let place = self.prng.below(self.params.bytes.into()) as usize;
+        let right = slice(&self.params.content, at + place as u64, 1).first().copied();
         let same = buffer.as_slice().get(place).copied() == right;
         link.spare.push(buffer);
-        let response = matches!(self.role, Role::Target { .. });
+        let response = matches!(self.role, NvmeBenchRole::Target { .. });
         if let Some(transport) = link.transport.as_mut().filter(|_| response) {
             let mut cqe = [0; 16];
             cqe[12..14].copy_from_slice(&tag.to_le_bytes());
             transport.send_response(now, host, &cqe);
             self.commands += 1;
         } else {
-            self.end(socket, tag, |command| command.lent = false);
+            self.update_command(socket, tag, |command| command.buffer_registered = false);
         }
-        self.check(same, "a wrong byte");
+        self.record_error_unless(same, "a wrong byte");
     }
 
     /// Updates an initiator's command. The command ends when the target has completed it and its
     /// buffer is back.
-    fn end(&mut self, socket: SocketId, cid: u16, note: impl FnOnce(&mut Command)) {
-        let Some(link) = self.links.get_mut(&socket) else { return };
+    fn update_command(&mut self, socket: SocketId, cid: u16, note: impl FnOnce(&mut OpenCommand)) {
+        let Some(link) = self.connections.get_mut(&socket) else { return };
         let Some(command) = link.commands.get_mut(usize::from(cid)) else { return };
         note(command);
-        if command.ended && !command.lent {
+        if command.completed && !command.buffer_registered {
             link.free.push_back(cid);
             self.commands += 1;
         }
@@ -229,8 +238,8 @@ impl NvmeEnd {
 
     /// Submits commands up to the queue depth.
     fn submit(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
-        let Agreed { write, bytes, ref content, .. } = self.agreed;
-        let Some(link) = self.links.get_mut(&socket) else { return };
+        let NvmeRunParams { write, bytes, ref content, .. } = self.params;
+        let Some(link) = self.connections.get_mut(&socket) else { return };
         if link.transport.as_ref().is_none_or(|transport| transport.negotiated().is_none()) {
             return;
         }
@@ -240,7 +249,7 @@ impl NvmeEnd {
             let buffer = (!write).then(|| link.buffer(bytes));
             let Some(transport) = &mut link.transport else { return };
             if let Some(command) = link.commands.get_mut(usize::from(cid)) {
-                *command = Command { at, ended: false, lent: !write };
+                *command = OpenCommand { at, completed: false, buffer_registered: !write };
             }
             let back =
                 buffer.and_then(|buffer| transport.expect(host, (cid, cid), 0, bytes, buffer));
@@ -259,9 +268,9 @@ impl NvmeEnd {
     fn serve(&mut self, now: Instant, host: &mut Host, socket: SocketId, sqe: &[u8; 64]) {
         let cid = u16::from_le_bytes([sqe[2], sqe[3]]);
         let at = sqe[8..16].try_into().map_or(0, u64::from_le_bytes);
-        let Agreed { bytes, ref content, .. } = self.agreed;
-        let Some(link) = self.links.get_mut(&socket) else { return };
-        let Role::Target { file, .. } = self.role else { return };
+        let NvmeRunParams { bytes, ref content, .. } = self.params;
+        let Some(link) = self.connections.get_mut(&socket) else { return };
+        let NvmeBenchRole::Target { file, .. } = self.role else { return };
         let buffer = (sqe[0] == 1).then(|| link.buffer(bytes));
         let Some(transport) = &mut link.transport else { return };
         if let Some(buffer) = buffer {
@@ -283,7 +292,7 @@ impl NvmeEnd {
     }
 }
 
-impl Application for NvmeEnd {
+impl Application for NvmeBenchApp {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         match notice {
             Notice::Accepted(_, socket) => {
@@ -291,7 +300,8 @@ impl Application for NvmeEnd {
                 self.work(now, host, socket);
             }
             Notice::Socket(socket) => {
-                let fresh = self.links.get(&socket).is_some_and(|link| link.transport.is_none());
+                let fresh =
+                    self.connections.get(&socket).is_some_and(|link| link.transport.is_none());
                 if fresh && host.readiness(socket).writable {
                     self.establish(now, host, socket);
                 }
@@ -305,19 +315,20 @@ impl Application for NvmeEnd {
     }
 }
 
-impl BenchApp for NvmeEnd {
+impl BenchApp for NvmeBenchApp {
     /// Opens the file or the connections.
     fn start(&mut self, now: Instant, host: &mut Host) {
         match &mut self.role {
-            Role::Target { reads_file, file } if *reads_file => {
+            NvmeBenchRole::Target { reads_file, file } if *reads_file => {
                 *file = host.offload_open_namespace(FILE);
             }
-            Role::Target { .. } => {}
-            Role::Initiator(target) => {
-                for _ in 0..self.agreed.connections {
+            NvmeBenchRole::Target { .. } => {}
+            NvmeBenchRole::Initiator(target) => {
+                for _ in 0..self.params.connections {
                     match host.connect(now, *target) {
                         Ok(socket) => {
-                            self.links.insert(socket, Link::new(self.agreed.depth, None));
+                            self.connections
+                                .insert(socket, NvmeBenchConnection::new(self.params.depth, None));
                         }
                         Err(e) => self.errors.push(e.to_string()),
                     }

@@ -19,28 +19,28 @@ use alloc::vec;
 const SLOTS: usize = 1024;
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct TimestampSlot {
     queue: usize,
     flow: FlowId,
-    stamp: u32,
+    tsval: u32,
 }
 
 /// Last timestamp of each flow that had an advanced one recently.
 #[derive(Debug)]
-pub(crate) struct Stamps {
-    slots: Box<[Entry]>,
+pub(crate) struct TimestampGuard {
+    slots: Box<[TimestampSlot]>,
 }
 
-impl Stamps {
+impl TimestampGuard {
     /// Creates an empty table.
     pub(crate) fn new() -> Self {
-        let none = Entry { queue: 0, flow: FlowId::NONE, stamp: 0 };
+        let none = TimestampSlot { queue: 0, flow: FlowId::NONE, tsval: 0 };
         Self { slots: vec![none; SLOTS].into_boxed_slice() }
     }
 
-    /// Returns the timestamp for a transmit that would carry `stamp`; `moved` is true if that was
+    /// Returns the timestamp for a transmit that would carry `tsval`; `moved` is true if that was
     /// advanced.
-    pub(crate) fn settle(&mut self, queue: usize, flow: FlowId, stamp: u32, moved: bool) -> u32 {
+    pub(crate) fn clamp(&mut self, queue: usize, flow: FlowId, stamp: u32, moved: bool) -> u32 {
         if flow == FlowId::NONE {
             return stamp;
         }
@@ -48,10 +48,10 @@ impl Stamps {
         let slot = &mut self.slots[flow.0 as usize % SLOTS];
         let known = slot.flow == flow && slot.queue == queue;
         // Timestamps wrap: RFC 7323 section 5.2 compares them modulo 2^32.
-        let behind = known && slot.stamp.wrapping_sub(stamp) < 1 << 31;
-        let stamp = if behind { slot.stamp } else { stamp };
+        let behind = known && slot.tsval.wrapping_sub(stamp) < 1 << 31;
+        let stamp = if behind { slot.tsval } else { stamp };
         if moved || known {
-            *slot = Entry { queue, flow, stamp };
+            *slot = TimestampSlot { queue, flow, tsval: stamp };
         }
         stamp
     }
@@ -63,20 +63,20 @@ mod tests {
 
     #[test]
     fn stamps_of_a_flow_never_go_back() {
-        let mut stamps = Stamps::new();
+        let mut stamps = TimestampGuard::new();
         let flow = FlowId(7);
-        assert_eq!(stamps.settle(0, flow, 90, false), 90);
-        assert_eq!(stamps.settle(0, flow, 100, true), 100);
-        assert_eq!(stamps.settle(0, flow, 99, true), 100, "left with it, taken later");
-        assert_eq!(stamps.settle(0, flow, 99, false), 100, "written before it left");
-        assert_eq!(stamps.settle(0, flow, 101, false), 101);
-        assert_eq!(stamps.settle(1, flow, 50, false), 50, "flows are the queue's own");
-        assert_eq!(stamps.settle(0, FlowId(8), 50, false), 50);
-        assert_eq!(stamps.settle(0, FlowId::NONE, 50, true), 50);
-        assert_eq!(stamps.settle(0, flow, u32::MAX, true), 101, "far behind, modulo 2^32");
+        assert_eq!(stamps.clamp(0, flow, 90, false), 90);
+        assert_eq!(stamps.clamp(0, flow, 100, true), 100);
+        assert_eq!(stamps.clamp(0, flow, 99, true), 100, "left with it, taken later");
+        assert_eq!(stamps.clamp(0, flow, 99, false), 100, "written before it left");
+        assert_eq!(stamps.clamp(0, flow, 101, false), 101);
+        assert_eq!(stamps.clamp(1, flow, 50, false), 50, "flows are the queue's own");
+        assert_eq!(stamps.clamp(0, FlowId(8), 50, false), 50);
+        assert_eq!(stamps.clamp(0, FlowId::NONE, 50, true), 50);
+        assert_eq!(stamps.clamp(0, flow, u32::MAX, true), 101, "far behind, modulo 2^32");
         let other = FlowId(7 + 1024);
-        assert_eq!(stamps.settle(0, other, u32::MAX, true), u32::MAX);
-        assert_eq!(stamps.settle(0, other, 2, false), 2, "it wraps");
-        assert_eq!(stamps.settle(0, flow, 1, false), 1, "forgotten: another took the slot");
+        assert_eq!(stamps.clamp(0, other, u32::MAX, true), u32::MAX);
+        assert_eq!(stamps.clamp(0, other, 2, false), 2, "it wraps");
+        assert_eq!(stamps.clamp(0, flow, 1, false), 1, "forgotten: another took the slot");
     }
 }

@@ -8,28 +8,28 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::Stdio;
 
-use crate::bench::live::Row;
-use crate::bench::live::lab::{
-    Bed, Link, Process, Server, counters, in_new_namespace, inside, log_file, program_of_interop,
-    spawn, start_http3, wait_for_line, with_client,
+use crate::bench::live::LoadRow;
+use crate::bench::live::environment::{
+    LiveServer, LiveTestbed, Process, VethLink, command_in_namespace, counters, in_new_namespace,
+    link_client_namespace, log_file, program_of_interop, spawn, start_http3, wait_for_line,
 };
-use crate::bench::live::load::{self, Run};
+use crate::bench::live::load::{self, LoadRun};
 use cli::Failure;
 
 const OUTBOARD_ADDR: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
-const QUINN: Link =
-    Link { client: Ipv4Addr::new(10, 78, 0, 1), server: Ipv4Addr::new(10, 78, 0, 2) };
+const QUINN: VethLink =
+    VethLink { client: Ipv4Addr::new(10, 78, 0, 1), server: Ipv4Addr::new(10, 78, 0, 2) };
 /// Name of our server's control socket.
 const NAME: &str = "http3";
 
 /// All processes, and the folder.
-pub(super) struct Lab {
+pub(super) struct QuicLiveServers {
     // Dropped in this order: the servers before their folder.
-    pub(super) outboard: Server,
-    pub(super) quinn: Server,
+    pub(super) outboard: LiveServer,
+    pub(super) quinn: LiveServer,
     /// Holds the namespace of quinn's client.
     _client: Process,
-    pub(super) bed: Bed,
+    pub(super) bed: LiveTestbed,
     client: PathBuf,
 }
 
@@ -46,11 +46,11 @@ pub(super) struct ByDevice {
     pub(super) datagrams: u64,
 }
 
-impl Lab {
+impl QuicLiveServers {
     /// Writes the files, starts both servers and waits until they listen.
-    pub(super) fn start(rows: &[Row], options: &[String]) -> Result<Self, Failure> {
+    pub(super) fn start(rows: &[LoadRow], options: &[String]) -> Result<Self, Failure> {
         let [server, client] = [program_of_interop("h3serve")?, program_of_interop("h3load")?];
-        let bed = Bed::new(rows)?;
+        let bed = LiveTestbed::new(rows)?;
         let (outboard, files) = start_http3(&bed, NAME, options, OUTBOARD_ADDR)?;
         let log = bed.path().join("quinn.log");
         let mut command = in_new_namespace(bed.server_core, &server);
@@ -58,13 +58,18 @@ impl Lab {
         command.stdout(Stdio::piped()).stderr(log_file(&log)?);
         let mut process = spawn(&mut command)?;
         wait_for_line(&mut process, "ready", "h3serve", &log)?;
-        let (quinn, holder) = with_client(&bed, process, QUINN)?;
+        let (quinn, holder) = link_client_namespace(&bed, process, QUINN)?;
         Ok(Self { outboard, quinn, _client: holder, bed, client })
     }
 
     /// Runs the client for a number of seconds.
-    pub(super) fn run(&self, server: &Server, row: Row, seconds: u32) -> Result<Run, Failure> {
-        let mut command = inside(server.client_namespace, "taskset");
+    pub(super) fn run(
+        &self,
+        server: &LiveServer,
+        row: LoadRow,
+        seconds: u32,
+    ) -> Result<LoadRun, Failure> {
+        let mut command = command_in_namespace(server.client_namespace, "taskset");
         command.arg("--cpu-list").arg(self.bed.client_core.to_string()).arg(&self.client);
         command.arg(format!("{}:443", server.addr)).arg(format!("/{}", row.name));
         command.args([row.connections, row.streams, seconds].map(|n| n.to_string()));

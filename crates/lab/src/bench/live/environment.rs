@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use base::Duration;
-use io::clock::Clock;
+use io::clock::MonotonicClock;
 use io::notify::Poller;
 use serde_json::Value;
 
-use super::Row;
+use super::LoadRow;
 use super::tools::{output, program};
 use cli::Failure;
 
@@ -27,7 +27,7 @@ pub(crate) const CERT: &str = "cert.pem";
 /// Name of the key's file in the folder.
 pub(crate) const KEY: &str = "key.pem";
 /// Polling interval of [`wait_until`].
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Lua script for wrk that does nothing during the run and prints one line of numbers at its end.
 const WRK_SCRIPT: &str = r#"done = function(s, l)
   local e = s.errors
@@ -48,38 +48,38 @@ impl Drop for Process {
 }
 
 /// Temporary folder of everything that the benchmark writes; removed when this is dropped.
-struct Folder(PathBuf);
+struct TempDirGuard(PathBuf);
 
-impl Drop for Folder {
+impl Drop for TempDirGuard {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
 /// A server under load.
-pub(crate) struct Server {
+pub(crate) struct LiveServer {
     pub(crate) process: Process,
     pub(crate) addr: Ipv4Addr,
     /// A process in the client's network namespace.
     pub(crate) client_namespace: u32,
 }
 
-impl Server {
+impl LiveServer {
     pub(crate) fn pid(&self) -> u32 {
         self.process.0.id()
     }
 }
 
 /// Temporary folder, and the cores of server and client.
-pub(crate) struct Bed {
-    folder: Folder,
+pub(crate) struct LiveTestbed {
+    folder: TempDirGuard,
     pub(crate) server_core: usize,
     pub(crate) client_core: usize,
 }
 
-impl Bed {
+impl LiveTestbed {
     /// Creates the folder, with the served files and the script for wrk.
-    pub(crate) fn new(rows: &[Row]) -> Result<Self, Failure> {
+    pub(crate) fn new(rows: &[LoadRow]) -> Result<Self, Failure> {
         let (client_core, server_core) = cores()?;
         let bed = Self { folder: make_folder()?, server_core, client_core };
         let site = bed.site();
@@ -105,7 +105,7 @@ impl Bed {
 }
 
 /// Returns a command that runs a program in the network namespace of a process.
-pub(crate) fn inside(pid: u32, name: &str) -> Command {
+pub(crate) fn command_in_namespace(pid: u32, name: &str) -> Command {
     let mut command = program("nsenter");
     command.arg(format!("--net=/proc/{pid}/ns/net")).arg(name);
     command
@@ -145,16 +145,16 @@ pub(crate) fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
     Failure::System(format!("cannot write {}: {error}", path.display()))
 }
 
-fn make_folder() -> Result<Folder, Failure> {
+fn make_folder() -> Result<TempDirGuard, Failure> {
     use std::os::unix::fs::DirBuilderExt;
     let path = std::env::temp_dir().join(format!("outboard-live-{}", std::process::id()));
     // Fails if the path exists, so that no other user can have prepared it.
     fs::DirBuilder::new().mode(0o700).create(&path).map_err(|e| cannot_write(&path, &e))?;
-    Ok(Folder(path))
+    Ok(TempDirGuard(path))
 }
 
 /// Writes a file of random bytes for each row, named after the row.
-fn write_files(site: &Path, rows: &[Row]) -> std::io::Result<()> {
+fn write_files(site: &Path, rows: &[LoadRow]) -> std::io::Result<()> {
     fs::create_dir(site)?;
     let mut prng = base::Prng::new(1);
     for row in rows {
@@ -183,12 +183,12 @@ pub(crate) fn write_certificate(folder: &Path) -> Result<(String, String), Failu
 /// Starts `outboard` in a network namespace of its own on the server's core, and waits until it
 /// prints its `try:` line. `name` is the name of its control socket.
 pub(crate) fn start_outboard(
-    bed: &Bed,
+    bed: &LiveTestbed,
     name: &str,
     arguments: &[String],
     addr: Ipv4Addr,
-) -> Result<Server, Failure> {
-    let program = our_program()?;
+) -> Result<LiveServer, Failure> {
+    let program = outboard_path()?;
     let log = bed.path().join(format!("{name}.log"));
     let mut command = in_new_namespace(bed.server_core, &program);
     command.args(arguments).arg("--control").arg(bed.path().join(name));
@@ -197,17 +197,17 @@ pub(crate) fn start_outboard(
     // The `try:` line is the last one that it prints before it serves.
     wait_for_line(&mut process, "try:", "outboard", &log)?;
     let client_namespace = process.0.id();
-    Ok(Server { process, addr, client_namespace })
+    Ok(LiveServer { process, addr, client_namespace })
 }
 
 /// Starts `outboard serve` with HTTP/3 and these options, like [`start_outboard`]. Also returns the
 /// paths of its certificate and key.
 pub(crate) fn start_http3(
-    bed: &Bed,
+    bed: &LiveTestbed,
     name: &str,
     options: &[String],
     addr: Ipv4Addr,
-) -> Result<(Server, [String; 2]), Failure> {
+) -> Result<(LiveServer, [String; 2]), Failure> {
     let (cert, key) = write_certificate(bed.path())?;
     let site = bed.site().to_string_lossy().into_owned();
     let words = ["serve", &site, "--tls", "--http3", "--tls-cert", &cert, "--tls-key", &key];
@@ -216,7 +216,7 @@ pub(crate) fn start_http3(
 }
 
 /// Returns the path of `outboard`: `OUTBOARD_BIN`, or else the file beside this program.
-pub(crate) fn our_program() -> Result<PathBuf, Failure> {
+pub(crate) fn outboard_path() -> Result<PathBuf, Failure> {
     let path = match std::env::var_os("OUTBOARD_BIN") {
         Some(path) => PathBuf::from(path),
         None => std::env::current_exe()
@@ -234,15 +234,19 @@ pub(crate) fn our_program() -> Result<PathBuf, Failure> {
 
 /// Returns the output of `outboard stat` for one of our servers; `name` is the name of its control
 /// socket.
-pub(crate) fn counters(bed: &Bed, server: &Server, name: &str) -> Result<Value, Failure> {
-    let mut stat = inside(server.pid(), &our_program()?.to_string_lossy());
+pub(crate) fn counters(
+    bed: &LiveTestbed,
+    server: &LiveServer,
+    name: &str,
+) -> Result<Value, Failure> {
+    let mut stat = command_in_namespace(server.pid(), &outboard_path()?.to_string_lossy());
     let text = output(stat.args(["stat", "--json", "--control"]).arg(bed.path().join(name)))?;
     serde_json::from_str(&text).map_err(|e| Failure::System(format!("outboard stat: {e}")))
 }
 
 /// Returns the path of a program of crate `interop`, which is built into the folder of ours.
 pub(crate) fn program_of_interop(name: &str) -> Result<PathBuf, Failure> {
-    let path = our_program()?.with_file_name(name);
+    let path = outboard_path()?.with_file_name(name);
     if path.is_file() {
         return Ok(path);
     }
@@ -269,8 +273,8 @@ pub(crate) fn wait_for_line(
 
 /// Starts another program than ours in a network namespace of its own on the server's core, and
 /// waits until `is_ready`, called with its process number, returns true.
-pub(crate) fn start_other(
-    bed: &Bed,
+pub(crate) fn start_third_party(
+    bed: &LiveTestbed,
     program: &Path,
     arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
     is_ready: impl Fn(u32) -> bool,
@@ -286,30 +290,32 @@ pub(crate) fn start_other(
 }
 
 /// Links a server to a new namespace for its client, which exists as long as the second process.
-pub(crate) fn with_client(
-    bed: &Bed,
+pub(crate) fn link_client_namespace(
+    bed: &LiveTestbed,
     process: Process,
-    link: Link,
-) -> Result<(Server, Process), Failure> {
+    link: VethLink,
+) -> Result<(LiveServer, Process), Failure> {
     let mut holder = in_new_namespace(bed.client_core, Path::new("sleep"));
     let client = spawn(holder.arg("infinity"))?;
     let client_namespace = client.0.id();
     let log = bed.path().join("client.log");
     wait_until("the client's namespace", &log, || has_own_namespace(client_namespace))?;
-    join(client_namespace, process.0.id(), link)?;
-    Ok((Server { process, addr: link.server, client_namespace }, client))
+    link_namespaces(client_namespace, process.0.id(), link)?;
+    Ok((LiveServer { process, addr: link.server, client_namespace }, client))
 }
 
 /// Addresses of a link between two namespaces, in one /24 network.
 #[derive(Clone, Copy)]
-pub(crate) struct Link {
+pub(crate) struct VethLink {
     pub(crate) client: Ipv4Addr,
     pub(crate) server: Ipv4Addr,
 }
 
 /// Links the namespaces of two processes by a pair of virtual Ethernet interfaces.
-fn join(client: u32, server: u32, link: Link) -> Result<(), Failure> {
-    let ip = |pid: u32, words: &str| output(inside(pid, "ip").args(words.split(' '))).map(drop);
+fn link_namespaces(client: u32, server: u32, link: VethLink) -> Result<(), Failure> {
+    let ip = |pid: u32, words: &str| {
+        output(command_in_namespace(pid, "ip").args(words.split(' '))).map(drop)
+    };
     ip(client, &format!("link add client type veth peer name server netns {server}"))?;
     for (pid, name, addr) in [(client, "client", link.client), (server, "server", link.server)] {
         ip(pid, "link set lo up")?;
@@ -330,13 +336,13 @@ fn not_ready(what: &str, log: &Path) -> Failure {
 }
 
 pub(crate) fn wait_until(what: &str, log: &Path, ready: impl Fn() -> bool) -> Result<(), Failure> {
-    let clock = Clock::new();
+    let clock = MonotonicClock::new();
     while !ready() {
         if clock.now().since(base::Instant::ZERO) > READY_TIMEOUT {
             return Err(not_ready(what, log));
         }
         // Readiness raises no event to wait for: poll.
-        let _ = Poller::new().wait(Some(LOOK_AGAIN));
+        let _ = Poller::new().wait(Some(POLL_INTERVAL));
     }
     Ok(())
 }

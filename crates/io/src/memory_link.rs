@@ -13,18 +13,18 @@ use std::cell::RefCell;
 use std::os::fd::RawFd;
 
 use abi::port::{RxFrame, TxFrame, WireCaps};
-use abi::ring::{Consumer, Producer, ring};
+use abi::ring::{RingConsumer, RingProducer, ring};
 use abi::{Checksum, PacketPool};
 use base::{Duration, Instant};
 
-use crate::wire::{TxStatus, Wire};
+use crate::link::{Link, TxStatus};
 
 /// Size of an Ethernet header, which [`WireCaps::mtu`] does not include.
 const ETHERNET_BYTES: usize = 14;
 
 /// Properties of a memory link, the same in both directions.
 #[derive(Clone, Debug)]
-pub struct LinkConfig {
+pub struct MemoryLinkConfig {
     /// One-way propagation delay, counted from the end of transmission.
     pub delay: Duration,
     /// Rate in bytes per second; `None` for infinite.
@@ -43,7 +43,7 @@ pub struct LinkConfig {
     pub checksum: bool,
 }
 
-impl Default for LinkConfig {
+impl Default for MemoryLinkConfig {
     fn default() -> Self {
         Self {
             delay: Duration::ZERO,
@@ -59,14 +59,14 @@ impl Default for LinkConfig {
 
 base::counters! {
     /// Counters of one end of a memory link.
-    pub struct MemCounters {
+    pub struct MemoryLinkCounters {
         /// Frames sent.
         mem_tx_frames,
         /// Bytes sent, including one header for each packet of a run.
         mem_tx_bytes,
         /// Frames dropped because the queue was full.
         mem_tx_dropped,
-        /// Frames not accepted because [`LinkConfig::frames_max`] were between the ends.
+        /// Frames not accepted because [`MemoryLinkConfig::frames_max`] were between the ends.
         mem_tx_full,
         /// Frames that the link cannot carry: too long, or with offloads that [`WireCaps`] does not
         /// offer.
@@ -81,19 +81,19 @@ base::counters! {
 }
 
 /// A frame in transit, with its arrival time.
-struct Flight {
+struct FrameInTransit {
     arrives: Instant,
     frame: TxFrame,
 }
 
 /// Receive side: the ring, and its first frame if that was popped already.
-struct Inbox {
-    ring: Consumer<Flight>,
-    first: Option<Flight>,
+struct MemoryLinkReceiver {
+    ring: RingConsumer<FrameInTransit>,
+    first: Option<FrameInTransit>,
 }
 
-impl Inbox {
-    fn first(&mut self) -> Option<&Flight> {
+impl MemoryLinkReceiver {
+    fn first(&mut self) -> Option<&FrameInTransit> {
         if self.first.is_none() {
             self.first = self.ring.pop();
         }
@@ -102,28 +102,32 @@ impl Inbox {
 }
 
 /// One end of a memory link.
-pub struct MemWire {
+pub struct MemoryLink {
     caps: WireCaps,
-    config: LinkConfig,
-    outbox: Producer<Flight>,
+    config: MemoryLinkConfig,
+    outbox: RingProducer<FrameInTransit>,
     // `poll_timeout` takes `&self`, but has to pop the first frame to see its arrival time.
-    inbox: RefCell<Inbox>,
+    inbox: RefCell<MemoryLinkReceiver>,
     /// Time at which the last bit sent so far leaves.
     busy_until: Instant,
-    counters: MemCounters,
+    counters: MemoryLinkCounters,
 }
 
 /// Returns the two connected ends.
 #[must_use]
-pub fn link(config: &LinkConfig) -> (MemWire, MemWire) {
+pub fn memory_link_pair(config: &MemoryLinkConfig) -> (MemoryLink, MemoryLink) {
     let capacity = config.frames_max.max(1).next_power_of_two();
     let (a_out, b_in) = ring(capacity);
     let (b_out, a_in) = ring(capacity);
-    (MemWire::new(config, a_out, a_in), MemWire::new(config, b_out, b_in))
+    (MemoryLink::new(config, a_out, a_in), MemoryLink::new(config, b_out, b_in))
 }
 
-impl MemWire {
-    fn new(config: &LinkConfig, outbox: Producer<Flight>, inbox: Consumer<Flight>) -> Self {
+impl MemoryLink {
+    fn new(
+        config: &MemoryLinkConfig,
+        outbox: RingProducer<FrameInTransit>,
+        inbox: RingConsumer<FrameInTransit>,
+    ) -> Self {
         let caps = WireCaps {
             segmentation: config.segmentation,
             udp_segmentation: false,
@@ -134,15 +138,15 @@ impl MemWire {
             caps,
             config: config.clone(),
             outbox,
-            inbox: RefCell::new(Inbox { ring: inbox, first: None }),
+            inbox: RefCell::new(MemoryLinkReceiver { ring: inbox, first: None }),
             busy_until: Instant::ZERO,
-            counters: MemCounters::default(),
+            counters: MemoryLinkCounters::default(),
         }
     }
 
     /// Returns the counters of this end.
     #[must_use]
-    pub const fn counters(&self) -> &MemCounters {
+    pub const fn counters(&self) -> &MemoryLinkCounters {
         &self.counters
     }
 
@@ -159,7 +163,7 @@ impl MemWire {
     }
 
     /// Returns when the last bit of `bytes` will have left, or `None` if the queue has no room.
-    fn serialise(&self, now: Instant, bytes: u64) -> Option<Instant> {
+    fn transmission_end(&self, now: Instant, bytes: u64) -> Option<Instant> {
         let Some(rate) = self.config.bytes_per_s else { return Some(now) };
         let waiting = self.busy_until.since(now);
         if waiting > Duration::ZERO
@@ -180,7 +184,7 @@ fn bytes_in(time: Duration, rate: u64) -> u64 {
 }
 
 /// Returns the bytes of all packets of the frame after segmentation.
-fn wire_bytes(frame: &TxFrame) -> u64 {
+fn bytes_on_link(frame: &TxFrame) -> u64 {
     let payload = frame.payload_len();
     let packets = match usize::from(frame.segment_size) {
         0 => 1,
@@ -189,7 +193,7 @@ fn wire_bytes(frame: &TxFrame) -> u64 {
     (packets * frame.header.len() + payload) as u64
 }
 
-impl Wire for MemWire {
+impl Link for MemoryLink {
     fn capabilities(&self) -> WireCaps {
         self.caps
     }
@@ -203,13 +207,13 @@ impl Wire for MemWire {
             self.counters.mem_tx_full += 1;
             return TxStatus::Full;
         }
-        let bytes = wire_bytes(frame);
-        let Some(leaves) = self.serialise(now, bytes) else {
+        let bytes = bytes_on_link(frame);
+        let Some(leaves) = self.transmission_end(now, bytes) else {
             // Tail drop: on a real link, too, the sender is not told.
             self.counters.mem_tx_dropped += 1;
             return TxStatus::Sent;
         };
-        let flight = Flight { arrives: leaves + self.config.delay, frame: frame.clone() };
+        let flight = FrameInTransit { arrives: leaves + self.config.delay, frame: frame.clone() };
         if self.outbox.push(flight).is_err() {
             self.counters.mem_tx_full += 1;
             return TxStatus::Full;
@@ -266,7 +270,8 @@ mod tests {
     #[test]
     fn delay_and_order() {
         let delay = Duration::from_millis(3);
-        let (mut a, mut b) = link(&LinkConfig { delay, ..LinkConfig::default() });
+        let (mut a, mut b) =
+            memory_link_pair(&MemoryLinkConfig { delay, ..MemoryLinkConfig::default() });
         let mut pool = pool();
         let t0 = Instant::from_millis(10);
         assert_eq!(b.poll_timeout(), None);
@@ -285,10 +290,10 @@ mod tests {
 
     #[test]
     fn rate_spaces_frames_and_the_queue_drops_its_tail() {
-        let (mut a, mut b) = link(&LinkConfig {
+        let (mut a, mut b) = memory_link_pair(&MemoryLinkConfig {
             bytes_per_s: Some(1_000_000),
             queue_bytes_max: 2_500,
-            ..LinkConfig::default()
+            ..MemoryLinkConfig::default()
         });
         let mut pool = pool();
         let thousand = frame(&[7; 946]);
@@ -314,7 +319,7 @@ mod tests {
         let mut run = frame(&[1; 5000]);
         run.segment_size = 1446;
         run.checksum_partial = true;
-        let (mut a, mut b) = link(&LinkConfig::default());
+        let (mut a, mut b) = memory_link_pair(&MemoryLinkConfig::default());
         assert_eq!(a.transmit(Instant::ZERO, &run), TxStatus::Sent);
         let got = b.receive(Instant::ZERO, &mut pool()).unwrap();
         assert_eq!(
@@ -326,8 +331,12 @@ mod tests {
 
         run.segment_size = 1461;
         assert_eq!(a.transmit(Instant::ZERO, &run), TxStatus::Failed, "longer than the MTU");
-        let plain = LinkConfig { segmentation: false, checksum: false, ..LinkConfig::default() };
-        let (mut a, _b) = link(&plain);
+        let plain = MemoryLinkConfig {
+            segmentation: false,
+            checksum: false,
+            ..MemoryLinkConfig::default()
+        };
+        let (mut a, _b) = memory_link_pair(&plain);
         run.segment_size = 1446;
         assert_eq!(a.transmit(Instant::ZERO, &run), TxStatus::Failed);
         let mut partial = frame(b"x");
@@ -339,7 +348,8 @@ mod tests {
 
     #[test]
     fn a_link_full_of_frames_says_so() {
-        let (mut a, mut b) = link(&LinkConfig { frames_max: 2, ..LinkConfig::default() });
+        let (mut a, mut b) =
+            memory_link_pair(&MemoryLinkConfig { frames_max: 2, ..MemoryLinkConfig::default() });
         let f = frame(b"f");
         assert_eq!(a.transmit(Instant::ZERO, &f), TxStatus::Sent);
         assert_eq!(a.transmit(Instant::ZERO, &f), TxStatus::Sent);
@@ -351,7 +361,8 @@ mod tests {
 
     #[test]
     fn the_ends_may_live_in_two_threads() {
-        let (mut a, mut b) = link(&LinkConfig { frames_max: 4, ..LinkConfig::default() });
+        let (mut a, mut b) =
+            memory_link_pair(&MemoryLinkConfig { frames_max: 4, ..MemoryLinkConfig::default() });
         let sender = std::thread::spawn(move || {
             for i in 0..1000_u32 {
                 while a.transmit(Instant::ZERO, &frame(&i.to_be_bytes())) == TxStatus::Full {
