@@ -1,45 +1,45 @@
-//! Worlds that are calm except for one thing, so that performance has a bound.
+//! Scenarios with a single disturbance, so that performance has a bound.
 //!
-//! Drawn beside the usual worlds, for one seed in eight ([`crate::check_seed`]) or on request
-//! (`outboard-lab sim --calm`), from a generator of their own: the usual world of a seed does not
-//! depend on them. Without loss, corruption, duplicates, resets and slow readers, each client makes
-//! its transfers during the disturbance and closes.
-//! [`crate::checkers::performance`] holds the bounds.
+//! Drawn besides the usual scenarios for one seed in eight ([`crate::check_seed`]) or on request
+//! (`outboard-lab sim --calm`), by a generator of their own, so that the usual scenario of a seed
+//! does not depend on them. Without loss, corruption, duplicates, resets and slow readers, each
+//! client makes its transfers during the disturbance and closes. [`crate::checkers::performance`]
+//! has the bounds.
 
 use base::{Duration, Prng};
 
 use crate::faults::{DiskFaults, Hostile, NetFaults, Rings, Scenario};
 
-/// Salt of this generator.
+/// Salt of this module's generator.
 const SALT: u64 = 0xca17_0f0b;
-/// Ethernet header and the largest packet of a path without jumbo frames.
+/// Ethernet header plus the largest packet of a path without jumbo frames.
 const FRAME_BYTES: u64 = 1_514;
-/// Bytes per second of links that no sender here can fill.
+/// Rate of links that no sender here can fill, in bytes per second.
 const FAST: u64 = 1_250_000_000;
 /// Time for transfers that take a few round trips or disk reads.
 const LONG: Duration = Duration::from_secs(30);
 
-/// The single disturbance of a calm world.
+/// The single disturbance of a scenario.
 #[derive(Clone, Debug)]
 pub(crate) enum Calm {
-    /// Some packets are held back, for less than RACK's first reordering window: a sender that has
-    /// seen this takes none of them for lost.
+    /// Some packets are delayed, by less than RACK's initial reordering window: a sender that has
+    /// seen reordering must not mark any of them lost.
     Reordering,
-    /// One link is slow and has a short queue, which a long transfer fills again and again.
+    /// One link is slow and has a short queue, which a long transfer fills repeatedly.
     Bottleneck {
-        /// Frames on the path and in the queue, when both are full.
+        /// Frames on the path and in the queue when both are full.
         frames: u64,
-        /// Bytes of the file that is transferred.
+        /// Bytes of the transferred file.
         bytes: u64,
     },
-    /// Transmits wait for a slow disk, some of them with a proxy between client and server.
+    /// Transmits wait for a slow disk; in some scenarios a proxy is between client and server.
     SlowDisk,
 }
 
 impl Scenario {
-    /// The calm scenario of a seed.
+    /// Returns the scenario of a seed with a single disturbance.
     pub(crate) fn calm(seed: u64) -> Self {
-        // Most seeds are not of storage.
+        // Most seeds have no storage.
         let usual = (0..64).map(|try_| Self::draw(seed ^ try_ << 40));
         let found = usual.into_iter().find(|usual| usual.storage.is_none());
         let Some(mut scenario) = found else { unreachable!("no seed without storage") };
@@ -53,7 +53,7 @@ impl Scenario {
         scenario
     }
 
-    /// Bytes of every file, where a world says so.
+    /// Returns the size in bytes of every file, if the disturbance prescribes one.
     pub(crate) fn file_bytes(&self) -> Option<u64> {
         match self.calm {
             Some(Calm::Bottleneck { bytes, .. }) => Some(bytes),
@@ -62,7 +62,7 @@ impl Scenario {
         }
     }
 
-    /// Takes every fault away.
+    /// Removes every fault.
     fn calm_down(&mut self, r: &mut Prng) {
         self.net = NetFaults::default();
         self.hostile = Hostile::default();
@@ -108,8 +108,8 @@ impl Scenario {
         let round_trip_us = [4_000, 10_000, 40_000][r.below(3) as usize];
         self.links.delay = Duration::from_micros(round_trip_us / 2);
         self.net.reorder = 0.03 + r.unit() * 0.12;
-        // RFC 8985 section 6.2: the window begins at a quarter of the least round trip. A segment
-        // and the acknowledgment that tells of it may both be late.
+        // RFC 8985 section 6.2: the window begins at a quarter of the minimum RTT. Both a segment
+        // and the acknowledgment that reports it may be delayed.
         self.net.reorder_max =
             Duration::from_micros(r.range(round_trip_us / 24, round_trip_us / 12));
         self.client_tcp.receive_bytes_max = r.range(128 * 1024, 512 * 1024) as u32;

@@ -1,8 +1,8 @@
-//! The client application: connections with requests, readers of every temper, and retries.
+//! The client application: connections with requests, fast and slow readers, and retries.
 //!
-//! A client has sessions. A session asks for its files over one connection at a time; where that
-//! ends before all answers are there, it opens another and asks for the rest, however often. Once
-//! the faults have ended no connection may end early any more: [`crate::checkers::progress`].
+//! A client has sessions. A session requests its files over one connection at a time; if that ends
+//! before all responses are complete, it opens another and requests the rest, repeatedly. After the
+//! end of the faults no connection may fail: [`crate::checkers::progress`].
 
 use abi::l5o::ResyncMode;
 use base::{Duration, Instant, Prng};
@@ -20,31 +20,31 @@ use crate::report::Report;
 use crate::tls;
 use crate::trace::What;
 
-/// Tries of one session: more means that it never gets on.
+/// Maximum number of consecutive tries of a session without a response.
 const TRIES_MAX: u32 = 200;
 
-/// How long a client waits that has no port left.
+/// Time until a client without a free port tries again.
 const PORTS_WAIT: Duration = Duration::from_millis(300);
-/// Requests of a session that lasts, during the faults and after them.
+/// Requests of a lasting session during the faults and after them.
 const LASTING_ASKS: (usize, usize) = (1, 3);
-/// Receive buffer that holds a record of any length, with what a window lags behind.
+/// Size of a receive buffer that holds a record of any length, even if the advertised window lags.
 const HOLDS_RECORDS: u32 = 32 * 1024;
-/// After the faults their effects go on for a while: what waits is sent, what is lost sent again.
+/// Time after the faults for their effects to end: queues drain and losses are repaired.
 const AFTER_FAULTS: Duration = Duration::from_millis(600);
-/// Records in a row that a device may miss then.
+/// Maximum number of consecutive records that a device may then fail to decrypt.
 const MISSED_MAX: u64 = 40;
 
-/// What a device did to the records of a connection.
+/// Decryption of a connection's records by the device, for property 9.
 #[derive(Clone, Copy, Debug, Default)]
 struct Again {
-    /// Opened whole, in part and not at all, when it was looked at last.
+    /// Numbers of records decrypted fully, partly and not at all, at the last observation.
     before: Option<[u64; 3]>,
-    /// In a row, since one was opened whole.
+    /// Consecutive records since one was fully decrypted.
     missed: u64,
 }
 
 impl Again {
-    /// Looks at the numbers; says whether records are opened that were not before.
+    /// Notes new numbers. Returns whether decryption has resumed after missed records.
     fn note(&mut self, now: [u64; 3]) -> bool {
         let before = self.before.replace(now).unwrap_or(now);
         let again = now[0] > before[0] && self.missed > 0;
@@ -57,27 +57,27 @@ impl Again {
     }
 }
 
-/// How a session reads.
+/// Reading speed of a session.
 #[derive(Clone, Copy, Debug)]
 enum Pace {
-    /// At once.
+    /// Reads everything at once.
     Eager,
-    /// So many bytes, so often.
+    /// Reads up to this many bytes per interval.
     Slow(usize, Duration),
 }
 
 /// How a session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// It closes after the last answer.
+    /// It closes after the last response.
     Close,
-    /// It says with its last request that it is the last, and waits for the server's end.
+    /// It sends `Connection: close` with its last request and waits for the server's FIN.
     Ask,
-    /// It closes its own direction after the last request, and waits for the server's.
+    /// It closes its own direction after the last request and waits for the server's FIN.
     HalfClose,
-    /// It waits until the server has had enough.
+    /// It waits until the server closes, by its keep-alive timeout for example.
     Wait,
-    /// It resets the connection after so many bytes, and never comes back.
+    /// It resets the connection after this many bytes and never returns.
     Abort(u64),
 }
 
@@ -85,7 +85,7 @@ enum End {
 enum Stage {
     /// It opens a connection at that time.
     Idle(Instant),
-    /// It has one.
+    /// It has a connection.
     Open(SocketId),
     Done,
 }
@@ -93,39 +93,39 @@ enum Stage {
 #[derive(Debug)]
 struct Session {
     asks: Vec<Ask>,
-    /// Requests that may be under way at one time.
+    /// Maximum number of pipelined requests.
     depth: usize,
     pace: Pace,
-    /// Requests are written in pieces of so many bytes, so often.
+    /// Requests are written in pieces of this size at this interval.
     dribble: Option<(usize, Duration)>,
     end: End,
     stage: Stage,
     /// Requests that were answered.
     answered: usize,
-    /// Requests that were written on this connection, and those before.
+    /// Requests that were written on this connection, plus those answered before it.
     written: usize,
-    /// What the host had no room for, or what is written in pieces.
+    /// Data that the host had no room for, or that is written in pieces.
     to_send: Bytes,
     reader: Reader,
     /// Bytes read on this connection.
     read: u64,
-    /// When it was opened, on the world's clock.
+    /// Time of its opening in simulated time.
     opened: Instant,
     established: bool,
-    /// When it has to look again though nothing happened.
+    /// Time of the next action without an event.
     wake: Instant,
     may_send_at: Instant,
     tries: u32,
     shut: bool,
-    /// Requests from this one on wait for that time.
+    /// Requests from this index on wait until that time.
     pause: Option<(usize, Instant)>,
     again: Again,
-    /// What follows the last request.
+    /// Data sent after the last request.
     late: Late,
 }
 
 impl Session {
-    /// One that asks for one thing after the other, at once, and closes.
+    /// Returns a session that makes one request at a time, reads at once, and closes.
     fn new(asks: Vec<Ask>, start: Instant) -> Self {
         Self {
             asks,
@@ -152,9 +152,9 @@ impl Session {
     }
 }
 
-/// What a client needs from outside.
+/// The client's environment in a call.
 pub(crate) struct Context<'a> {
-    /// The world's time and the node's own.
+    /// Simulated time and the node's own.
     pub(crate) now: Instant,
     pub(crate) local: Instant,
     pub(crate) host: &'a mut Host,
@@ -168,19 +168,19 @@ pub(crate) struct Client {
     server: Endpoint,
     rng: Prng,
     sessions: Vec<Session>,
-    /// For the session after the faults.
+    /// Generator for the session after the faults.
     last: Prng,
-    /// Its connections probe a peer that is silent.
+    /// Its connections use keep-alive.
     keep_alive: bool,
-    /// It speaks HTTPS.
+    /// It uses HTTPS.
     tls: Option<Tls>,
-    /// Its receive buffer holds any record whole, which reading it where it lies needs.
+    /// Its receive buffer holds any record whole, which decryption in place needs.
     holds_records: bool,
-    /// Its proxy looks at TLS, and may answer with an alert.
+    /// Its proxy reads the ClientHello and may answer with an alert.
     alerts: bool,
-    /// It may have no port left for a while.
+    /// It may run out of ports for a while.
     few_ports: bool,
-    /// What it does over QUIC.
+    /// Its HTTP/3 sessions.
     pub(crate) h3: Option<H3Client>,
 }
 
@@ -194,9 +194,9 @@ impl Client {
         start: Instant,
     ) -> Self {
         let (crowd, tls) = (&scenario.crowd, scenario.tls.clone());
-        // A proxy whose device was reset may owe both of its sides a reset.
-        // A reset may be lost, or come when an attacker has used up the challenge that would have
-        // it repeated.
+        // Keep-alive is needed if a reset may never arrive: a proxy whose device was reset may have
+        // to reset both connections; a reset may be lost, or be ignored because an attacker has
+        // used up the challenge ACKs that would cause it to be repeated.
         let attacked = scenario.hostile.interval.is_some();
         let keep_alive = !scenario.calm_net() || scenario.proxied.is_some() || attacked;
         let r = &mut rng;
@@ -204,12 +204,12 @@ impl Client {
         let mut sessions: Vec<_> =
             (0..count).map(|_| draw_session(r, crowd, files, start)).collect();
         if scenario.calm.is_some() {
-            // Its transfers have to be over before the end of the disturbance.
+            // Transfers must be over before the end of the disturbance.
             sessions.iter_mut().for_each(|session| session.end = End::Close);
         }
         let last = r.fork();
         if scenario.proxied.is_none() {
-            // From numbers of its own: the rest of a session is the same with and without.
+            // Uses a generator of its own: the rest of the session does not depend on these draws.
             let mut own = last.clone().fork();
             let ask = sessions.iter_mut().filter(|session| session.end == End::Ask);
             ask.for_each(|session| session.late = Late::draw(&mut own));
@@ -236,14 +236,14 @@ impl Client {
         }
     }
 
-    /// The same, with sessions over QUIC.
+    /// Adds sessions over QUIC.
     pub(crate) fn with_h3(self, h3: Option<H3Client>) -> Self {
         Self { h3, ..self }
     }
 
-    /// One more session, after the faults: it has to get a file without trouble.
+    /// Adds a session after the faults, which must succeed without errors.
     pub(crate) fn add_last(&mut self, files: &[(String, u64)], at: Instant) {
-        // How much was drawn during the faults does not matter to what is asked for.
+        // Its requests do not depend on how much was drawn during the faults.
         let mut rng = self.last.clone();
         let crowd = Crowd {
             clients: 1,
@@ -266,13 +266,13 @@ impl Client {
         }
     }
 
-    /// Whether it has nothing more to do.
+    /// Returns whether all sessions are done.
     pub(crate) fn is_done(&self) -> bool {
         let h3 = self.h3.as_ref().is_none_or(H3Client::is_done);
         h3 && self.sessions.iter().all(|s| s.stage == Stage::Done)
     }
 
-    /// What its sessions wait for, for a report.
+    /// Returns a description of unfinished sessions for a report.
     pub(crate) fn describe(&self, host: &Host) -> Vec<String> {
         let describe = |s: &Session| {
             let info = match s.stage {
@@ -293,7 +293,7 @@ impl Client {
         waits.chain(self.h3.iter().flat_map(H3Client::describe)).collect()
     }
 
-    /// When to call [`Self::handle_timeout`]; on the node's clock.
+    /// Returns when to call [`Self::handle_timeout`], on the node's clock.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let next = |s: &Session| match s.stage {
             Stage::Idle(at) => at,
@@ -304,7 +304,7 @@ impl Client {
         sessions.chain(self.h3.as_ref().and_then(H3Client::poll_timeout)).min()
     }
 
-    /// Acts on what is due.
+    /// Handles expired timers.
     pub(crate) fn handle_timeout(&mut self, cx: &mut Context<'_>) {
         for index in 0..self.sessions.len() {
             match self.sessions[index].stage {
@@ -321,14 +321,14 @@ impl Client {
         }
     }
 
-    /// Does what is left to do when everything else was handled.
+    /// Finishes a turn: flushes the QUIC endpoint.
     pub(crate) fn advance(&mut self, cx: &mut Context<'_>) {
         if let Some(h3) = &mut self.h3 {
             h3.advance(cx);
         }
     }
 
-    /// Acts on what the host says.
+    /// Handles a notice of the host.
     pub(crate) fn handle_notice(&mut self, notice: Notice, cx: &mut Context<'_>) {
         if let Some(h3) = &mut self.h3 {
             h3.handle_notice(notice, cx);
@@ -362,7 +362,7 @@ impl Client {
             cx.host.set_option(cx.local, socket, SocketOption::NoDelay(true));
         }
         if self.keep_alive {
-            // A reset may get lost, and who only waits would wait for ever.
+            // A reset may be lost, and a client that only waits would wait indefinitely.
             let interval = Duration::from_secs(self.rng.range(5, 30));
             cx.host.set_option(cx.local, socket, SocketOption::KeepAlive(Some(interval)));
         }
@@ -383,11 +383,11 @@ impl Client {
         cx.report.trace.note(cx.now, self.node, What::Connect, fields);
     }
 
-    /// Does what a session can do now.
+    /// Makes all possible progress on a session.
     fn drive(&mut self, index: usize, cx: &mut Context<'_>) {
         let Stage::Open(socket) = self.sessions[index].stage else { return };
         let ready = cx.host.readiness(socket);
-        // What came before the error is still there to be read.
+        // Data that arrived before the error can still be read.
         if let Err(what) = self.read(index, socket, cx) {
             let what = format!("client n{} session {index}: {what}", self.node);
             return cx.report.fail(cx.now, "bytes", what);
@@ -413,7 +413,7 @@ impl Client {
         self.end(index, socket, cx);
     }
 
-    /// Property 9: once nothing is lost any more a device finds its place again.
+    /// Checks property 9: without further loss, a device resumes decryption.
     fn watch(&mut self, index: usize, socket: SocketId, cx: &mut Context<'_>) {
         let session = &mut self.sessions[index];
         let Some(tls) = self.tls.as_ref().filter(|tls| tls.client.opens()) else { return };
@@ -427,7 +427,7 @@ impl Client {
         let again = session.again.note(info.rx_records);
         cx.report.stats.offloaded_again += u64::from(again);
         let missed = session.again.missed;
-        // A hint helps only where it comes before what it is about.
+        // A hint only helps if it arrives before the bytes it is about.
         let asks = tls.client.resync != ResyncMode::NextHint;
         let can = self.holds_records && asks && tls.key_records.is_none();
         if missed > MISSED_MAX && can {
@@ -436,7 +436,7 @@ impl Client {
         }
     }
 
-    /// Writes requests as far as the session's temper and the host's room allow.
+    /// Writes requests within the session's limits and the host's send buffer.
     fn write(&mut self, index: usize, socket: SocketId, cx: &mut Context<'_>) {
         let session = &mut self.sessions[index];
         loop {
@@ -447,7 +447,7 @@ impl Client {
                 }
                 let before = session.written.checked_sub(1).map(|i| &session.asks[i]);
                 if under_way > 0 && before.is_some_and(Ask::ends_connection) {
-                    break; // What follows would not be answered.
+                    break; // Later requests would not be answered.
                 }
                 match session.pause {
                     Some((from, until)) if session.written >= from && until > cx.local => {
@@ -489,7 +489,7 @@ impl Client {
         }
     }
 
-    /// Reads and checks what is there.
+    /// Reads and checks available data.
     fn read(&mut self, index: usize, socket: SocketId, cx: &mut Context<'_>) -> Result<(), String> {
         let session = &mut self.sessions[index];
         let mut budget = match session.pace {
@@ -517,7 +517,7 @@ impl Client {
                 continue;
             }
             if answer.status == 408 {
-                // It answers no request: the next connection asks again.
+                // A 408 response answers no request; the next connection repeats the request.
                 continue;
             }
             let fields = [
@@ -538,7 +538,7 @@ impl Client {
         Ok(())
     }
 
-    /// Closes, or notices that the server has.
+    /// Closes the connection, or handles the server's FIN.
     fn end(&mut self, index: usize, socket: SocketId, cx: &mut Context<'_>) {
         let session = &mut self.sessions[index];
         let ready = cx.host.readiness(socket);
@@ -570,7 +570,7 @@ impl Client {
         cx.report.trace.note(cx.now, self.node, What::Close, fields);
     }
 
-    /// The connection has ended by an error.
+    /// Handles the failure of a connection.
     fn lost(&mut self, index: usize, socket: SocketId, error: SocketError, cx: &mut Context<'_>) {
         let local = cx.host.local(socket);
         cx.host.close(cx.local, socket);
@@ -580,7 +580,7 @@ impl Client {
             SocketError::Refused => 2,
             SocketError::TimedOut => 3,
             SocketError::Unreachable => 4,
-            // That it was an alert, and the proxy's, is looked at when all is over.
+            // That it was an alert of the proxy is checked at the end of the run.
             SocketError::TlsHandshake if self.alerts => {
                 let (node, opened) = (self.node, session.opened);
                 cx.report.alerted.extend(local.map(|local| (node, local)));
@@ -588,7 +588,7 @@ impl Client {
                 7
             }
             SocketError::Tls(_) | SocketError::TlsHandshake | SocketError::TlsPeer(_) => {
-                // Whatever happens to packets, what TCP gives is what was sent.
+                // TCP delivers what was sent, whatever happens to packets.
                 let what = format!("n{} session {index}: {error:?}", self.node);
                 cx.report.fail(cx.now, "tls", what);
                 6
@@ -597,7 +597,7 @@ impl Client {
         };
         let fields = [index as u64, kind, session.read, 0, 0];
         cx.report.trace.note(cx.now, self.node, What::Error, fields);
-        // Who only waits for the server's end is owed it, whatever it has sent late.
+        // A client that waits for the server's FIN must receive it, even if it has sent late data.
         let owed = session.end == End::Ask && error == SocketError::Reset;
         let all = session.answered == session.asks.len();
         cx.report.lost(cx.now, self.node, session.opened, error, all && !owed);
@@ -621,7 +621,7 @@ impl Client {
     }
 }
 
-/// Sends what is due behind the last request, when so many bytes were read.
+/// Sends the late data that is due after `read` bytes of the response.
 fn send_late(session: &mut Session, read: u64, socket: SocketId, cx: &mut Context<'_>) {
     while let Some(piece) = session.late.poll(read, cx.host.send_room(socket)) {
         let sent = cx.host.send(cx.now, socket, piece).unwrap_or(0);
@@ -629,7 +629,7 @@ fn send_late(session: &mut Session, read: u64, socket: SocketId, cx: &mut Contex
     }
 }
 
-/// A session that begins with the faults and goes on after them.
+/// Returns a session that begins with the faults and continues after them.
 fn lasting_session(r: &mut Prng, files: &[(String, u64)], start: Instant, end: Instant) -> Session {
     let ask = |_| Ask::draw(r, files, 0.0);
     let asks: Vec<_> = (0..LASTING_ASKS.0 + LASTING_ASKS.1).map(ask).collect();

@@ -1,15 +1,14 @@
-//! What is in files: a function of the version and the offset, so that any byte can be checked and
-//! none has to be stored.
+//! Contents of files: a function of version and offset, so that any byte can be checked without
+//! being stored.
 //!
-//! [`Catalogue`] knows every version that was ever on the disk: what a response names has to be one
-//! of them.
+//! [`Catalogue`] has every version that was ever on the disk; each response must be of one of them.
 
 use std::collections::BTreeMap;
 
 use crate::trace::{inverse, mix, unmix};
 
 const WORD: u64 = 8;
-/// An odd number: indices times this are all different.
+/// Odd, so that the products of word indices with it are all different.
 const STEP: u64 = 0xd134_2543_de82_ef95;
 const STEP_INVERSE: u64 = inverse(STEP);
 
@@ -17,11 +16,11 @@ fn word(version: u64, index: u64) -> [u8; 8] {
     mix(version ^ index.wrapping_mul(STEP)).to_le_bytes()
 }
 
-/// Where content of a known version lies in `bytes`: 16 bytes of it or more, at any offset. Gives
-/// the place in `bytes` and the version.
+/// Finds content of a known version in `bytes`: at least 16 bytes, at any offset. Returns the
+/// position in `bytes` and the version.
 ///
-/// A word says by itself where in a version it is, since all that makes it can be taken back. Any
-/// 15 bytes of content have a whole word in them; the rest of the 16 confirms it.
+/// The function that makes a word is invertible, so a word reveals its index in a version. Any 15
+/// bytes of content contain a whole word; the rest of the 16 bytes confirms it.
 pub(crate) fn find(bytes: &[u8], known: &Catalogue) -> Option<(usize, u64)> {
     for (at, window) in bytes.windows(WORD as usize).enumerate() {
         let Some(&here) = window.first_chunk() else { break };
@@ -36,7 +35,7 @@ pub(crate) fn find(bytes: &[u8], known: &Catalogue) -> Option<(usize, u64)> {
     None
 }
 
-/// Whether the content goes on around a word at `at`, which is at `offset` of `version`.
+/// Returns whether at least 16 bytes around the word at `at` match `version` around `offset`.
 fn is_confirmed(version: u64, offset: u64, bytes: &[u8], at: usize) -> bool {
     let before = WORD.min(at as u64).min(offset);
     let from = at - before as usize;
@@ -58,7 +57,7 @@ pub(crate) fn fill(version: u64, offset: u64, out: &mut [u8]) {
     let mut at = 0;
     while at < out.len() {
         let here = offset + at as u64;
-        // At most seven.
+        // At most 7.
         let within = (here % WORD) as usize;
         let bytes = word(version, here / WORD);
         let len = (bytes.len() - within).min(out.len() - at);
@@ -67,8 +66,8 @@ pub(crate) fn fill(version: u64, offset: u64, out: &mut [u8]) {
     }
 }
 
-/// Compares `bytes` with those of `version` from `offset`; gives the place of the first that
-/// differs.
+/// Compares `bytes` with those of `version` from `offset`. The error is the index of the first
+/// difference.
 pub(crate) fn check(version: u64, offset: u64, bytes: &[u8]) -> Result<(), usize> {
     let mut at = 0;
     while at < bytes.len() {
@@ -88,28 +87,28 @@ pub(crate) fn check(version: u64, offset: u64, bytes: &[u8]) -> Result<(), usize
 /// A version of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Version {
-    /// Which file.
+    /// Index of the file.
     pub(crate) file: usize,
-    /// Bytes.
+    /// Size in bytes.
     pub(crate) size: u64,
 }
 
-/// Every version that was ever on the disk.
+/// All versions that were ever on the disk.
 #[derive(Debug, Default)]
 pub(crate) struct Catalogue {
     versions: BTreeMap<u64, Version>,
-    /// The same, for going through: versions and their words.
+    /// The same for iteration: versions and their sizes in words.
     words: Vec<(u64, u64)>,
 }
 
 impl Catalogue {
-    /// A version appeared on the disk.
+    /// Adds a version that appeared on the disk.
     pub(crate) fn add(&mut self, version: u64, file: usize, size: u64) {
         self.versions.insert(version, Version { file, size });
         self.words.push((version, size.div_ceil(WORD)));
     }
 
-    /// The version of that name.
+    /// Returns a version by its number.
     pub(crate) fn find(&self, version: u64) -> Option<Version> {
         self.versions.get(&version).copied()
     }

@@ -1,13 +1,13 @@
-//! A disk on virtual time: latency, any order of completions, errors, short reads, and files that
+//! A disk on virtual time: latency, completions in any order, errors, short reads, and files that
 //! change while they are read.
 //!
-//! It speaks the messages of [`abi::disk`] to both halves of each server; two servers share it. A
-//! request is taken when it is submitted and done when its event comes; a file that changes in
-//! between gives a read that is partly old and partly new, with the version after the read, as the
-//! contract says. Content is [`crate::content`]'s; namespaces store what is written to them
-//! ([`crate::namespace`]). A read of a namespace returns the bytes of its submission in half of the
-//! cases, else those of its end: the contract promises no more than what had completed when it was
-//! submitted.
+//! It handles the messages of [`abi::disk`] from both halves of each server; two servers share it.
+//! A request begins when it is submitted and completes at its event. If a file changes in between,
+//! a read returns partly old and partly new bytes, with the version after the read, as the contract
+//! says. File contents come from [`crate::content`]; namespaces store what is written to them
+//! ([`crate::namespace`]). In half of the cases a read of a namespace returns the bytes at its
+//! submission, otherwise those at its completion: the contract only promises the writes that had
+//! completed at submission.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,10 +22,10 @@ use crate::faults::DiskFaults;
 use crate::namespace::Namespace;
 use crate::trace::mix;
 
-/// Seconds since 1970 of the first version of every file.
+/// Modification time of the first version of every file, in seconds since 1970.
 const MODIFIED_S: i64 = 1_600_000_000;
 
-/// A file's content at a time.
+/// A version of a file.
 #[derive(Clone, Copy, Debug)]
 struct Inode {
     generation: i64,
@@ -46,10 +46,10 @@ impl Inode {
     }
 }
 
-/// Who asks: a node's half.
+/// The submitter of a request: half of a node.
 pub(crate) type Asker = (usize, Side);
 
-/// A request that the disk works on.
+/// A request in progress.
 #[derive(Debug)]
 pub(crate) enum Work {
     Open {
@@ -66,7 +66,8 @@ pub(crate) enum Work {
         trouble: Trouble,
         sampled: Sampled,
     },
-    /// Bytes are written, given as a buffer or as zeros; named by the namespace.
+    /// A write of the bytes of `buf`, or a zeroing if `buf` is `None`. `name` is the namespace's
+    /// operation number, `None` if the range or the handle is invalid.
     Write {
         id: RequestId,
         inode: usize,
@@ -83,82 +84,82 @@ pub(crate) enum Work {
     },
 }
 
-/// When the bytes of a read are taken.
+/// When the bytes of a read are copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sampled {
-    /// When it was submitted: they are in its buffer.
+    /// At submission: they are in the read's buffer already.
     AtSubmission,
     AtCompletion,
 }
 
-/// What goes wrong with a read.
+/// Fault of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trouble {
     None,
     Error,
-    /// Fewer bytes than there are.
+    /// Fewer bytes than requested.
     Short,
 }
 
 base::counters! {
-    /// What the disk did.
+    /// Counters of the disk.
     pub struct DiskCounters {
-        /// Opens asked for.
+        /// Opens submitted.
         disk_opens,
-        /// Reads asked for.
+        /// Reads submitted.
         disk_reads,
-        /// Opens that were made to fail.
+        /// Opens that failed by a simulated fault.
         disk_open_errors,
-        /// Reads that were made to fail.
+        /// Reads that failed by a simulated fault.
         disk_read_errors,
-        /// Reads that were made short.
+        /// Reads that were cut short.
         disk_short_reads,
-        /// Requests that were made to take long.
+        /// Requests that stalled.
         disk_stalls,
         /// Changes of files.
         disk_changes,
         /// Reads during which their file changed.
         disk_torn_reads,
-        /// Reads of namespaces that returned older bytes than those at their end.
+        /// Reads of namespaces that returned older bytes than those at completion.
         disk_stale_reads,
-        /// Writes and zeroings asked for.
+        /// Writes and zeroings submitted.
         disk_writes,
-        /// Flushes asked for.
+        /// Flushes submitted.
         disk_flushes,
-        /// Writes, zeroings and flushes that were made to fail.
+        /// Writes, zeroings and flushes that failed by a simulated fault.
         disk_write_errors,
-        /// Of these, those for which there was no space.
+        /// Writes and zeroings that failed for lack of space.
         disk_no_space,
-        /// Sectors that were written and lost, for nobody had flushed them.
+        /// Unflushed sectors lost in a crash.
         disk_lost_sectors,
     }
 }
 
-/// The disk.
+/// The simulated disk.
 #[derive(Debug)]
 pub(crate) struct SimDisk {
     faults: DiskFaults,
     rng: Prng,
     seed: u64,
-    /// All inodes that there ever were.
+    /// All inodes that ever existed.
     inodes: Vec<Inode>,
-    /// What each path names now.
+    /// The inode that each path names now.
     names: BTreeMap<String, usize>,
     paths: Vec<String>,
-    /// What is stored of those that are namespaces.
+    /// Contents of namespaces by inode.
     namespaces: BTreeMap<usize, Namespace>,
     open: BTreeMap<u32, (Asker, usize)>,
     next_handle: u32,
-    /// By node, of its device and its host.
+    /// Requests in flight by node and half.
     in_flight: BTreeMap<Asker, usize>,
     pub(crate) catalogue: Catalogue,
     pub(crate) counters: DiskCounters,
-    /// Closes of handles that were not open: a fault of who asked.
+    /// Closes of handles that were not open: a bug of the submitter.
     pub(crate) bad_handles: u64,
 }
 
 impl SimDisk {
-    /// A disk with `files` files, and a directory.
+    /// Returns a disk with `files` files and a directory.
     pub(crate) fn new(faults: DiskFaults, seed: u64, files: u64, mut rng: Prng) -> Self {
         let mut disk = Self {
             faults,
@@ -194,7 +195,7 @@ impl SimDisk {
         disk
     }
 
-    /// Gives every file `bytes` bytes.
+    /// Sets the size of every file.
     pub(crate) fn with_file_bytes(mut self, bytes: u64) -> Self {
         self.catalogue = Catalogue::default();
         for (file, path) in self.paths.iter().enumerate() {
@@ -207,7 +208,8 @@ impl SimDisk {
         self
     }
 
-    /// Mostly small, so that many runs are quick; now and then large enough for windows to open.
+    /// Draws a size: mostly small, for quick runs; sometimes large enough for congestion windows to
+    /// grow.
     fn draw_size(&mut self) -> u64 {
         let r = &mut self.rng;
         match r.below(20) {
@@ -227,13 +229,13 @@ impl SimDisk {
         self.inodes.len() - 1
     }
 
-    /// The path of each file, and its version.
+    /// Returns the path of each file and its version.
     pub(crate) fn files(&self) -> Vec<(String, u64)> {
         let version = |path: &String| self.names.get(path).map_or(0, |&i| self.inodes[i].version);
         self.paths.iter().map(|path| (path.clone(), version(path))).collect()
     }
 
-    /// From now on everything works, and fast.
+    /// Ends all faults and stalls.
     pub(crate) fn heal(&mut self) {
         self.faults.stall = 0.0;
         self.faults.open_error = 0.0;
@@ -243,23 +245,23 @@ impl SimDisk {
         self.faults.no_space = 0.0;
     }
 
-    /// Requests that the disk still takes from that half.
+    /// Returns the number of requests that the disk still accepts from that half.
     pub(crate) fn room(&self, by: Asker) -> usize {
         self.faults.depth.saturating_sub(self.in_flight.get(&by).copied().unwrap_or(0))
     }
 
-    /// Files that somebody has open.
+    /// Returns the number of open files.
     pub(crate) fn open_files(&self) -> usize {
         self.open.len()
     }
 
-    /// A machine has stopped: what it had open is not any more.
+    /// Closes all files of a stopped machine.
     pub(crate) fn forget(&mut self, node: usize) {
         self.open.retain(|_, (by, _)| by.0 != node);
     }
 
-    /// A machine has crashed: as [`Self::forget`], and of what it had written to namespaces and not
-    /// flushed, each sector or page may be lost.
+    /// Crashes a machine with loss of power: closes its files; unflushed sectors or pages of its
+    /// namespaces may be lost.
     pub(crate) fn crash(&mut self, node: usize, rng: &mut Prng) {
         let of: BTreeSet<usize> =
             self.open.values().filter(|(by, _)| by.0 == node).map(|&(_, inode)| inode).collect();
@@ -271,8 +273,8 @@ impl SimDisk {
         self.forget(node);
     }
 
-    /// A machine is killed and will start again: what it asked for is not answered. With `power` it
-    /// has crashed besides.
+    /// Kills a machine that will start again: its requests are not answered. With `power` it
+    /// crashes with loss of power.
     pub(crate) fn kill(&mut self, node: usize, power: bool, rng: &mut Prng) {
         let of: BTreeSet<usize> =
             self.open.values().filter(|(by, _)| by.0 == node).map(|&(_, inode)| inode).collect();
@@ -289,7 +291,7 @@ impl SimDisk {
         self.in_flight.retain(|by, _| by.0 != node);
     }
 
-    /// All bytes of a namespace.
+    /// Returns all bytes of a namespace.
     pub(crate) fn namespace_bytes(&self, path: &str) -> Option<Vec<u8>> {
         let namespace = self.namespaces.get(self.names.get(path)?)?;
         let mut bytes = vec![0; namespace.size() as usize];
@@ -305,12 +307,12 @@ impl SimDisk {
         self.namespaces.insert(self.inodes.len() - 1, Namespace::new(size));
     }
 
-    /// Takes a request; gives the work and how long it takes, or nothing for a close.
+    /// Accepts a request. Returns it with its duration, or `None` for a close.
     pub(crate) fn submit(&mut self, by: Asker, request: DiskRequest) -> Option<(Duration, Work)> {
         let work = match request {
             DiskRequest::Open { id, path, access, .. } => {
                 self.counters.disk_opens += 1;
-                // Who serves a namespace that cannot be opened would have nothing to do.
+                // A target whose namespace cannot be opened could not serve anything.
                 let serves = by.1 == Side::Host && access == DiskAccess::NamespaceWrite;
                 let fails = self.rng.chance(self.faults.open_error) && !serves;
                 self.counters.disk_open_errors += u64::from(fails);
@@ -360,8 +362,8 @@ impl SimDisk {
         Some((self.draw_latency(), work))
     }
 
-    /// Takes the bytes of a read of a namespace now, in half of the cases. Nothing is drawn for
-    /// other files, so that scenarios without namespaces stay as they are.
+    /// Copies the bytes of a read of a namespace now, in half of the cases. Draws nothing for other
+    /// files, so that scenarios without namespaces are unaffected.
     fn sample(&mut self, inode: usize, offset: u64, buf: &mut AlignedBuf) -> Sampled {
         let Some(namespace) = self.namespaces.get(&inode) else { return Sampled::AtCompletion };
         if !self.rng.chance(0.5) {
@@ -395,8 +397,7 @@ impl SimDisk {
         (inode, name, fault)
     }
 
-    /// Nothing is drawn where nothing fails, so that scenarios without namespaces stay as they
-    /// are.
+    /// Draws nothing if writes cannot fail, so that scenarios without namespaces are unaffected.
     fn draw_write_fault(&mut self, needs_space: bool) -> Option<FileFault> {
         let mut drawn = |chance: f64| chance > 0.0 && self.rng.chance(chance);
         let fault = if needs_space && drawn(self.faults.no_space) {
@@ -433,7 +434,7 @@ impl SimDisk {
         usual
     }
 
-    /// The work is done.
+    /// Completes a request.
     pub(crate) fn complete(&mut self, by: Asker, work: Work) -> DiskCompletion {
         *self.in_flight.entry(by).or_default() -= 1;
         match work {
@@ -481,7 +482,7 @@ impl SimDisk {
         }
     }
 
-    /// Ends a read of a namespace whose bytes were taken when it was submitted.
+    /// Completes a read of a namespace whose bytes were copied at submission.
     fn finish_sampled(
         &mut self,
         inode: usize,
@@ -516,7 +517,7 @@ impl SimDisk {
             return Err(FileFault::Io);
         }
         let there = now.size.saturating_sub(offset).min(buf.len() as u64);
-        // What lies behind the end is whatever was in the buffer before.
+        // Bytes after the end of the file keep the previous contents of the buffer.
         let out = &mut buf.as_mut_slice()[..there as usize];
         if let Some(namespace) = self.namespaces.get(&inode) {
             if there > 0 {
@@ -533,7 +534,7 @@ impl SimDisk {
         Ok((self.cut_short(there, trouble), now.stat()))
     }
 
-    /// How many of the bytes that there are a read returns.
+    /// Returns how many of `there` available bytes a read returns.
     fn cut_short(&mut self, there: u64, trouble: Trouble) -> u32 {
         let read = match trouble {
             Trouble::Short if there > 0 => self.rng.below(there),
@@ -542,8 +543,8 @@ impl SimDisk {
         u32::try_from(read).unwrap_or(u32::MAX)
     }
 
-    /// Changes a file: rewritten in place, cut short, or replaced by another that takes its name.
-    /// Gives the file, how, and its new size.
+    /// Changes a file: rewrites it in place (0 to 2; 1 shortens it) or replaces it by a new inode
+    /// (3). Returns the file, the kind of change, and the new size.
     pub(crate) fn change(&mut self) -> (usize, u64, u64) {
         self.counters.disk_changes += 1;
         let file = self.rng.below(self.paths.len() as u64) as usize;
@@ -558,10 +559,10 @@ impl SimDisk {
         };
         let new = self.add(file, old.generation + 1, size);
         if how == 3 {
-            // A new file under the old name: who has the old one open goes on reading it.
+            // A new inode under the old name: open handles still read the old one.
             self.names.insert(path, new);
         } else {
-            // The same inode with other content: its new self is read through the old handles, too.
+            // The same inode with new content, which is visible through open handles too.
             self.inodes[inode] = self.inodes[new];
         }
         (file, how, size)
@@ -631,8 +632,8 @@ mod tests {
         disk.complete(HOST, work)
     }
 
-    /// A write that completes while a read is under way is in its bytes or not, in about half of
-    /// the cases each.
+    /// A write that completes during a read is visible in the read or not, each in about half of
+    /// the cases.
     #[test]
     fn a_read_of_a_namespace_may_return_what_was_there_when_it_was_submitted() {
         let mut disk = disk();

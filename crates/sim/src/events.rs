@@ -1,7 +1,7 @@
-//! The event queue: what happens when, on virtual time.
+//! Queue of future events on virtual time.
 //!
-//! Events of one instant happen in the order in which they were put in: the queue never depends on
-//! how a heap breaks ties. Used by [`crate::world`] alone.
+//! Events at the same instant occur in the order in which they were pushed, so the order does not
+//! depend on how the heap breaks ties. Used by [`crate::world`] only.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -11,10 +11,9 @@ use base::Instant;
 
 use crate::disk::{Asker, Work};
 
-/// Which half of a node works, or whose disk a request is of.
+/// A half of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Side {
-    /// The device.
     Device,
     /// The host and the application above it.
     Host,
@@ -25,46 +24,48 @@ pub(crate) enum Side {
 pub(crate) struct Arrival {
     pub(crate) from: usize,
     pub(crate) bytes: Vec<u8>,
-    /// What the wire knows of the transport checksum.
+    /// The link's knowledge of the transport checksum.
     pub(crate) checksum: Checksum,
-    /// Payload bytes of each packet of a run that crosses whole.
+    /// Payload bytes of each segment of a run that crosses the link unsegmented; otherwise 0.
     pub(crate) segment_size: u16,
 }
 
-/// Something that happens.
+/// An event of the simulation.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// A frame reaches a node's wire.
+    /// A frame arrives at a node.
     Frame(usize, Arrival),
-    /// Half a node looks at its queues.
+    /// Half of a node polls its queues.
     Turn(usize, Side),
-    /// The disk has done something for half a node, in the life of the node that has this number.
+    /// A disk operation completes for half of a node. The number is the node's
+    /// `life` at submission: completions for a killed machine are
+    /// dropped.
     Disk(Asker, u32, Work),
-    /// A file changes.
+    /// The content of a file changes.
     Change,
-    /// A node's device loses its state.
+    /// A node's device is reset and loses its state.
     Reset(usize),
-    /// A node's device loses a context for sealing.
+    /// A node's device loses a transmit context.
     LoseContext(usize),
-    /// A node is cut off, or is back.
+    /// A node is disconnected (true) or reconnected (false).
     Partition(usize, bool),
-    /// A client's port is another, as others see it.
+    /// The NAT in front of a client gives it another UDP port.
     Rebind(usize),
-    /// A client's machine stops.
+    /// A client's or server's machine stops for good.
     Vanish(usize),
-    /// A machine is killed, with the power lost or not.
+    /// A machine is killed; true if it also loses power.
     Kill(usize, bool),
-    /// It starts again.
+    /// A killed or ended machine starts again.
     Start(usize),
-    /// The program on a machine is told to end, and starts again.
+    /// The program on a machine is asked to terminate; it is started again afterwards.
     End(usize),
-    /// By now it has ended.
+    /// Deadline of a termination.
     EndLimit(usize),
-    /// Somebody sends what no client would.
+    /// The attacker sends a frame.
     Attack,
     /// All faults end.
     Heal,
-    /// The proxy stops to look whether its servers are well, unless clients are still there.
+    /// The proxy's health checks stop, unless clients are still active.
     StopChecks,
 }
 
@@ -90,13 +91,13 @@ impl PartialOrd for Entry {
 }
 
 impl Ord for Entry {
-    /// The earliest is the greatest: `BinaryHeap` gives the greatest first.
+    /// Reversed order, because `BinaryHeap` returns the greatest entry first.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.order).cmp(&(self.at, self.order))
     }
 }
 
-/// What is going to happen.
+/// Future events in order of time, then of insertion.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     heap: BinaryHeap<Entry>,
@@ -104,14 +105,14 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Puts an event in.
+    /// Adds an event.
     pub(crate) fn push(&mut self, at: Instant, event: Event) {
         let order = self.next_order;
         self.next_order += 1;
         self.heap.push(Entry { at, order, event });
     }
 
-    /// The next event and its time.
+    /// Removes and returns the next event and its time.
     pub(crate) fn pop(&mut self) -> Option<(Instant, Event)> {
         self.heap.pop().map(|entry| (entry.at, entry.event))
     }

@@ -1,9 +1,9 @@
-//! What a seed stands for: sizes, options and faults of one run, drawn once and then fixed.
+//! The scenario of a seed: sizes, options and faults of one run, drawn once and then fixed.
 //!
-//! Swarm testing (Groce and others, "Swarm testing", ISSTA 2012): each run leaves most faults out
-//! and has a few strongly, so that runs differ more than if all were always on a little. Everything
-//! is drawn here, in one place and one order; the world draws only what happens within these
-//! bounds.
+//! Swarm testing (Groce and others, "Swarm testing", ISSTA 2012): each run omits most faults and
+//! has a few strongly, so that runs differ more than if all faults were always slightly on.
+//! Everything is drawn here, in one place and one order; during the run only occurrences within
+//! these bounds are drawn.
 
 use abi::l5o::ResyncMode;
 use apps::content;
@@ -19,32 +19,32 @@ use crate::quic::Quic;
 use crate::storage::{self, Storage};
 use crate::tls::KEY_RECORDS;
 
-/// A queue that never loses.
+/// Size of a queue that never drops a frame.
 const UNLIMITED: u64 = 1 << 40;
 
-/// Faults of the network, each a probability per frame.
+/// Faults of the network; each `f64` is a probability per frame.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NetFaults {
-    /// Frames that are lost.
+    /// Loss.
     pub(crate) loss: f64,
-    /// Where a frame is lost, the chance that the next one is, too.
+    /// Probability that a frame is lost after its predecessor was.
     pub(crate) burst: f64,
-    /// Frames that arrive twice.
+    /// Duplication.
     pub(crate) duplicate: f64,
-    /// Frames with one bit turned over.
+    /// Corruption of one bit.
     pub(crate) corrupt: f64,
-    /// Frames that are held back, so that later ones overtake them.
+    /// Delay, so that later frames overtake.
     pub(crate) reorder: f64,
-    /// How long they are held back at most.
+    /// Maximum delay of a reordered frame.
     pub(crate) reorder_max: Duration,
-    /// SYNs of which another copy comes much later.
+    /// Probability of a second copy of a SYN that arrives much later.
     pub(crate) old_syns: f64,
-    /// Times that a client is cut off for a while.
+    /// Number of times that a client is disconnected for a while.
     pub(crate) partitions: u64,
 }
 
 impl NetFaults {
-    /// Whether there is any.
+    /// Returns whether any fault is possible.
     pub(crate) fn any(&self) -> bool {
         self.loss > 0.0
             || self.duplicate > 0.0
@@ -55,108 +55,108 @@ impl NetFaults {
     }
 }
 
-/// What the network is like without faults.
+/// Properties of the network without faults.
 #[derive(Clone, Debug)]
 pub(crate) struct Links {
-    /// One way, from port to port.
+    /// One-way delay from port to port.
     pub(crate) delay: Duration,
-    /// Added at random; it does not change the order of frames between two ports.
+    /// Maximum of a random addition to the delay; it never reorders frames between two ports.
     pub(crate) jitter: Duration,
     /// Rate of a node's own port.
     pub(crate) port_bytes_per_s: u64,
-    /// Rate of the way to a client.
+    /// Rate of the link from the switch to a client.
     pub(crate) down_bytes_per_s: u64,
-    /// Bytes that wait for it; what comes on top is lost.
+    /// Size of the queue in front of that link; frames that do not fit are lost.
     pub(crate) queue_bytes_max: u64,
-    /// Bytes in that queue above which packets are marked: RFC 3168.
+    /// Queue length in bytes above which packets are marked with CE (RFC 3168).
     pub(crate) mark_bytes: Option<u64>,
-    /// Largest packet above Ethernet.
+    /// Largest IP packet.
     pub(crate) mtu: u16,
-    /// Runs of segments cross whole and checksums are left out, as over a TAP.
+    /// Runs of segments cross unsegmented and with partial checksums, as over a TAP.
     pub(crate) runs: bool,
-    /// Devices make longer runs than the port takes.
+    /// Devices build longer runs than the port accepts.
     pub(crate) long_runs: bool,
-    /// Turns of a device in which its port takes few frames.
+    /// Probability per turn of a device that its port accepts only a few frames.
     pub(crate) full: f64,
 }
 
-/// Frames that no client would send.
+/// Frames from an attacker.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Hostile {
-    /// Mean time between two; none without.
+    /// Mean time between two frames; `None` without an attacker.
     pub(crate) interval: Option<Duration>,
-    /// Bits: random bytes, SYNs from anywhere, forged segments of others' connections, damaged
-    /// copies.
+    /// Bit mask of kinds: 1 random bytes, 2 SYNs from any address, 4 forged segments of other
+    /// connections, 8 damaged copies.
     pub(crate) kinds: u8,
 }
 
-/// What the disk is like.
+/// Properties and faults of the disk.
 #[derive(Clone, Debug)]
 pub(crate) struct DiskFaults {
-    /// Shortest and usual longest time of a request.
+    /// Minimum and usual maximum time of a request.
     pub(crate) latency: (Duration, Duration),
-    /// Requests that take far longer.
+    /// Probability that a request takes far longer.
     pub(crate) stall: f64,
-    /// How long these take at most.
+    /// Maximum time of such a request.
     pub(crate) stall_max: Duration,
-    /// Opens that fail.
+    /// Probability that an open fails.
     pub(crate) open_error: f64,
-    /// Reads that fail.
+    /// Probability that a read fails.
     pub(crate) read_error: f64,
-    /// Reads that give fewer bytes than there are.
+    /// Probability that a read returns fewer bytes than requested.
     pub(crate) short_read: f64,
-    /// Writes, flushes and zeroings that fail.
+    /// Probability that a write, a flush or a zeroing fails.
     pub(crate) write_error: f64,
-    /// Writes and zeroings for which there is no space.
+    /// Probability that a write or a zeroing fails for lack of space.
     pub(crate) no_space: f64,
-    /// Times that a file is changed.
+    /// Number of times that a file changes.
     pub(crate) changes: u64,
-    /// Requests that each half has in flight.
+    /// Maximum number of requests in flight for each half of a node.
     pub(crate) depth: usize,
 }
 
 impl DiskFaults {
-    /// Whether a transfer may fail.
+    /// Returns whether a transfer may fail because of the disk.
     pub(crate) fn any(&self) -> bool {
         self.open_error > 0.0 || self.read_error > 0.0 || self.short_read > 0.0 || self.changes > 0
     }
 }
 
-/// The rings between host and device, and the threads at their ends.
+/// The rings between host and device, and the scheduling of the threads that poll them.
 #[derive(Clone, Debug)]
 pub(crate) struct Rings {
     pub(crate) slots: usize,
-    /// Turns that come late.
+    /// Probability that a turn is late.
     pub(crate) late: f64,
-    /// How late at most.
+    /// Maximum lateness of a turn.
     pub(crate) late_max: Duration,
 }
 
-/// What clients do.
+/// Behavior of the clients.
 #[derive(Clone, Debug)]
 pub(crate) struct Crowd {
     pub(crate) clients: usize,
-    /// Connections of each.
+    /// Maximum number of connections of each client.
     pub(crate) sessions_max: u64,
-    /// Requests of each connection.
+    /// Maximum number of requests on each connection.
     pub(crate) requests_max: u64,
-    /// Chance of a slow reader, of a slow writer, of one that gives up in the middle.
+    /// Probabilities of a slow reader, of a slow writer, and of a client that aborts in the middle.
     pub(crate) slow: f64,
     pub(crate) dribble: f64,
     pub(crate) abort: f64,
-    /// Bytes after which these give up, at most.
+    /// Maximum number of bytes after which a client aborts.
     pub(crate) abort_bytes_max: u64,
-    /// Clients whose machine stops.
+    /// Number of clients whose machine stops.
     pub(crate) vanish: u64,
-    /// Requests that are not just GET of a file.
+    /// Probability of a request that is not just a GET of a file.
     pub(crate) odd: f64,
     pub(crate) v6: f64,
 }
 
-/// A device's engine for TLS.
+/// A device's TLS engine.
 #[derive(Clone, Debug)]
 pub(crate) struct TlsDevice {
-    /// The host asks for it.
+    /// The host uses the engine.
     pub(crate) used: bool,
     pub(crate) tx: bool,
     pub(crate) rx: bool,
@@ -167,7 +167,7 @@ pub(crate) struct TlsDevice {
     pub(crate) messages_ahead_max: usize,
 }
 
-/// Contexts of a table that is never full.
+/// Size of a context table that is never full.
 const CONTEXTS_ENOUGH: u32 = 4_096;
 
 impl TlsDevice {
@@ -187,38 +187,37 @@ impl TlsDevice {
         }
     }
 
-    /// Whether it seals what the host sends.
+    /// Returns whether the device encrypts.
     pub(crate) const fn seals(&self) -> bool {
         self.used && self.tx
     }
 
-    /// Whether it opens what the host receives.
+    /// Returns whether the device decrypts.
     pub(crate) const fn opens(&self) -> bool {
         self.used && self.rx
     }
 
-    /// Whether every context that is asked for is made.
+    /// Returns whether the context table never fills.
     pub(crate) const fn has_room(&self) -> bool {
         self.contexts_max >= CONTEXTS_ENOUGH
     }
 }
 
-/// A world that speaks HTTPS.
+/// TLS in a scenario: HTTPS or NVMe/TCP over TLS.
 #[derive(Clone, Debug)]
 pub(crate) struct Tls {
-    /// TLS 1.2; else 1.3.
+    /// TLS 1.2; otherwise 1.3.
     pub(crate) v12: bool,
-    /// Which AEAD.
+    /// Index of the AEAD.
     pub(crate) suite: usize,
-    /// How often keys change, where TLS 1.3 changes them often: which of
-    /// [`crate::tls::KEY_RECORDS`].
+    /// Index into [`crate::tls::KEY_RECORDS`] if TLS 1.3 updates its keys often.
     pub(crate) key_records: Option<usize>,
     pub(crate) server: TlsDevice,
     pub(crate) client: TlsDevice,
 }
 
 impl Tls {
-    /// From numbers of its own: the rest of a scenario is the same with and without.
+    /// Uses a generator of its own: the rest of the scenario does not depend on these draws.
     fn draw(seed: u64) -> Option<Self> {
         let r = &mut Prng::new(seed ^ 0x7150_0f0b);
         r.chance(1.0 / 3.0).then(|| Self {
@@ -230,7 +229,7 @@ impl Tls {
         })
     }
 
-    /// With all offload, or with none, whatever the seed said.
+    /// Forces all offload on or off.
     pub(crate) const fn force(&mut self, offload: bool) {
         if offload {
             (self.server.tx, self.server.rx) = (true, true);
@@ -240,22 +239,22 @@ impl Tls {
     }
 }
 
-/// What the server's device does of connections.
+/// The connection offloads of the server's device.
 #[derive(Clone, Debug)]
 pub(crate) struct HandOver {
-    /// It sets them up.
+    /// Set-up offload.
     pub(crate) set_up: bool,
-    /// It tears them down.
+    /// Tear-down offload.
     pub(crate) tear_down: bool,
-    /// How many at one time, and how many in TIME-WAIT.
+    /// Maximum number of flows in the device at one time, and of TIME-WAIT entries.
     pub(crate) flows_max: u32,
     pub(crate) time_wait_max: u32,
-    /// Connections that it set up begin without a TCB.
+    /// The host uses a lazy TCB for connections that the device set up.
     pub(crate) lazy_tcb: bool,
 }
 
 impl HandOver {
-    /// From numbers of its own: the rest of a scenario is the same with and without.
+    /// Uses a generator of its own: the rest of the scenario does not depend on these draws.
     fn draw(seed: u64) -> Self {
         let r = &mut Prng::new(seed ^ 0xacce_17c9);
         let used = r.chance(0.6);
@@ -270,7 +269,7 @@ impl HandOver {
     }
 }
 
-/// What a node is.
+/// Role of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Client,
@@ -278,26 +277,26 @@ pub(crate) enum Role {
     Server,
 }
 
-/// One run.
+/// A whole scenario: the parameters of one run.
 #[derive(Clone, Debug)]
 pub(crate) struct Scenario {
     pub(crate) seed: u64,
-    /// What the device does of connections.
+    /// Connection offloads of the device.
     pub(crate) hand_over: HandOver,
-    /// HTTPS, and who does its record layer's work.
+    /// TLS, and the engines for its record layer.
     pub(crate) tls: Option<Tls>,
     /// A proxy between clients and servers.
     pub(crate) proxied: Option<Proxied>,
-    /// HTTP/3 besides, over UDP.
+    /// HTTP/3 over UDP, in addition.
     pub(crate) quic: Option<Quic>,
-    /// NVMe over TCP, and no HTTP.
+    /// NVMe/TCP instead of HTTP.
     pub(crate) storage: Option<Storage>,
-    /// The one thing that is not calm, in a world that has bounds of performance.
+    /// The single disturbance, in a scenario with bounds on performance.
     pub(crate) calm: Option<Calm>,
-    /// Whether the device sends files.
+    /// The host uses file offload.
     pub(crate) offload: bool,
     pub(crate) files: u64,
-    /// Faults begin at once and end here.
+    /// Faults occur from the start until this time.
     pub(crate) fault_time: Duration,
     pub(crate) net: NetFaults,
     pub(crate) links: Links,
@@ -305,7 +304,7 @@ pub(crate) struct Scenario {
     pub(crate) disk: DiskFaults,
     pub(crate) rings: Rings,
     pub(crate) crowd: Crowd,
-    /// Device resets.
+    /// Number of device resets.
     pub(crate) resets: u64,
     pub(crate) device: FileConfig,
     pub(crate) pending_transmits_max: usize,
@@ -314,28 +313,29 @@ pub(crate) struct Scenario {
     pub(crate) client_tcp: TcpConfig,
     pub(crate) backlog: usize,
     pub(crate) content: content::Config,
-    /// Ports that a client has, where they are few: it comes back from one that the server may
-    /// still have in TIME-WAIT.
+    /// Number of local ports of a client if they are few: it reuses one that the server may still
+    /// have in TIME-WAIT.
     pub(crate) ports: Option<u16>,
-    /// Times that the server's device loses a context for sealing and tells nobody.
+    /// Number of times that the server's device silently loses a transmit context.
     pub(crate) lost_contexts: u64,
-    /// Hosts answer late, and twice, where records begin.
+    /// Hosts answer resynchronization requests late and twice.
     pub(crate) late_answers: bool,
-    /// The node whose program ends in the middle, and starts again.
+    /// The node whose program terminates in the middle and starts again.
     pub(crate) ends: Option<usize>,
-    /// Numbers that begin just below their limits.
+    /// Sequence numbers and the like that begin just below their limits.
     pub(crate) numbers: Option<Numbers>,
-    /// Milliseconds that each node's clock is ahead of the world's: timestamps wrap at 2^32.
+    /// Milliseconds by which the nodes' clocks are ahead of simulated time: timestamps wrap at
+    /// 2^32.
     pub(crate) clock_ahead_ms: u64,
 }
 
 impl Scenario {
-    /// The scenario of a seed.
+    /// Returns the scenario of a seed.
     pub(crate) fn draw(seed: u64) -> Self {
         Self::of(seed, false)
     }
 
-    /// The same; of storage in any case where that is `wanted`.
+    /// Returns the scenario of a seed, with storage if `wanted` whatever the seed.
     pub(crate) fn of(seed: u64, wanted: bool) -> Self {
         let mut rng = Prng::new(seed ^ 0x5eed_0f0b);
         let r = &mut rng;
@@ -399,8 +399,8 @@ impl Scenario {
         scenario
     }
 
-    /// Few ports and lost contexts, from numbers of their own: the rest of a scenario is the same
-    /// with and without.
+    /// Draws few ports, old SYNs, first numbers and lost contexts from generators of their own: the
+    /// rest of the scenario does not depend on these draws.
     fn draw_oddities(&mut self) {
         let r = &mut Prng::new(self.seed ^ 0x0dd5_0f0b);
         let (few, lose, late) = (r.chance(0.3), r.chance(0.7), r.chance(0.3));
@@ -413,7 +413,7 @@ impl Scenario {
         if Prng::new(self.seed ^ 0x01d5_0f0b).chance(again) && !self.calm_net() {
             self.net.old_syns = 0.5;
         }
-        // A client that comes back from a port has to begin behind its old connection.
+        // A client that reuses a port must begin above the sequence numbers of its old connection.
         self.numbers = Numbers::draw(self.seed, self.tls.as_ref()).filter(|_| self.ports.is_none());
         if let Some(ahead) = self.numbers.as_ref().and_then(Numbers::clock_ahead_ms) {
             self.clock_ahead_ms = ahead;
@@ -423,8 +423,9 @@ impl Scenario {
         }
     }
 
-    /// The node whose program ends, from numbers of its own. What a device lost in a reset nobody
-    /// says goodbye to.
+    /// Draws the node whose program terminates, from a generator of its own. Not combined with
+    /// device resets: after a reset no FIN or reset is sent for the connections that were in the
+    /// device.
     fn draw_end(&mut self) {
         let r = &mut Prng::new(self.seed ^ 0x0e4d_0f0b);
         let (ends, front) = (r.chance(0.12), r.chance(0.6));
@@ -444,7 +445,7 @@ impl Scenario {
         self.storage = storage;
     }
 
-    /// Whether nothing can go wrong between the nodes: no packet may be sent twice then.
+    /// Returns whether nothing can fail between the nodes; no packet may then be sent twice.
     pub(crate) fn calm_net(&self) -> bool {
         !self.net.any()
             && self.proxied.as_ref().is_none_or(|proxied| !proxied.back.faults.any())
@@ -453,8 +454,9 @@ impl Scenario {
             && self.links.queue_bytes_max == UNLIMITED
     }
 
-    /// Returns whether every peer keeps to the protocols, nothing damages a packet, and neither a
-    /// disk nor a device fails. Packets may be lost, repeated and reordered, and machines may stop.
+    /// Returns whether every peer follows the protocols, packets are never damaged, and neither a
+    /// disk nor a device fails. Packets may be lost, duplicated and reordered, and machines may
+    /// stop.
     pub(crate) fn is_honest(&self) -> bool {
         let back = self.proxied.as_ref().map_or(0.0, |proxied| proxied.back.faults.corrupt);
         let disk = self.disk.any() || self.disk.write_error > 0.0 || self.disk.no_space > 0.0;
@@ -467,13 +469,13 @@ impl Scenario {
             && self.storage.as_ref().is_none_or(Storage::is_honest)
     }
 
-    /// Whether a queue cannot grow faster than a round-trip estimate can follow: several
-    /// connections over one slow link make each other wait for longer than a retransmission
-    /// time-out. Nor does anything wait in the rings: a device that takes few transmits leaves them
-    /// there, for as long as a disk takes, and no echo tells of that.
+    /// Returns whether no queue can grow faster than the RTT estimate can follow: several
+    /// connections over one slow link delay each other by more than a retransmission timeout. Nor
+    /// may operations wait in the rings: a device that accepts few transmits leaves the others
+    /// there, for as long as a disk read takes, and no echo reports that wait.
     pub(crate) fn is_quick(&self) -> bool {
         let alone = self.crowd.sessions_max == 1 && self.quic.is_none();
-        // Users of namespaces move more over one link than any crowd of clients.
+        // Users of namespaces transfer more over one link than all HTTP clients together.
         self.storage.is_none()
             && self.rings.late == 0.0
             && self.pending_transmits_max > 16
@@ -481,7 +483,7 @@ impl Scenario {
             && (alone || self.links.down_bytes_per_s > 100_000_000)
     }
 
-    /// The server's port.
+    /// Returns the server's TCP port.
     pub(crate) const fn port(&self) -> u16 {
         match (&self.storage, &self.tls) {
             (Some(_), _) => storage::PORT,
@@ -490,7 +492,6 @@ impl Scenario {
         }
     }
 
-    /// What a node is.
     pub(crate) fn role(&self, node: usize) -> Role {
         match node.checked_sub(self.crowd.clients + 1) {
             None if node > 0 => Role::Client,
@@ -499,25 +500,26 @@ impl Scenario {
         }
     }
 
-    /// The proxy, where there is one.
+    /// Returns the proxy's node, if there is a proxy.
     pub(crate) fn proxy(&self) -> Option<usize> {
         self.proxied.as_ref().map(|_| self.crowd.clients + 1)
     }
 
-    /// The servers: the first node, and behind the proxy one more or none.
+    /// Returns the servers' nodes: node 0, and perhaps a second one behind the proxy.
     pub(crate) fn servers(&self) -> impl Iterator<Item = usize> + use<> {
         let all = self.proxied.as_ref().map_or(1, |proxied| proxied.servers);
         let second = self.crowd.clients + 2;
         [0, second].into_iter().take(all)
     }
 
-    /// The node that clients connect to.
+    /// Returns the node to which clients connect.
     pub(crate) fn front(&self) -> usize {
         self.proxy().unwrap_or(0)
     }
 
-    /// Whether one end of a spliced pair may send what the other has no room for: the window that
-    /// the proxy's host had offered holds, and what does not fit is sent again.
+    /// Returns whether one peer of a spliced pair may send more than the other has room for: the
+    /// window that the proxy's host advertised stays valid, and data that does not fit is
+    /// retransmitted.
     pub(crate) fn overshoots(&self) -> bool {
         let ends = self.client_tcp.receive_bytes_max.min(self.server_tcp.receive_bytes_max);
         self.proxied
@@ -525,12 +527,12 @@ impl Scenario {
             .is_some_and(|proxied| proxied.splice && proxied.tcp.receive_bytes_max > ends)
     }
 
-    /// Whether a proxy may answer a ClientHello with an alert.
+    /// Returns whether the proxy may answer a ClientHello with an alert.
     pub(crate) fn proxy_alerts(&self) -> bool {
         self.proxied.as_ref().is_some_and(|proxied| proxied.mode == Mode::Tls)
     }
 
-    /// The TLS engine of a node's device, where TLS is spoken and the node speaks it.
+    /// Returns the TLS engine of a node's device, if the scenario and the node use TLS.
     pub(crate) fn tls_device(&self, node: usize) -> Option<&TlsDevice> {
         let tls = self.tls.as_ref()?;
         match self.role(node) {
@@ -540,13 +542,12 @@ impl Scenario {
         }
     }
 
-    /// Whether the server's device sends files: one that does not seal cannot, where they are to be
-    /// sealed.
+    /// Returns whether the server's device sends files. With TLS it must also encrypt them.
     pub(crate) fn files_offloaded(&self) -> bool {
         self.offload && self.tls.as_ref().is_none_or(|tls| tls.server.seals())
     }
 
-    /// Whether a response may be cut short or refused by the server's own doing.
+    /// Returns whether the server may truncate or refuse a response by its own fault.
     pub(crate) fn may_fail(&self) -> bool {
         self.disk.any() || self.resets > 0 || self.device.files_max < 16
     }
@@ -556,7 +557,7 @@ fn draw_links(r: &mut Prng, calm: bool) -> Links {
     let delay_us = [5, 50, 500, 5_000, 30_000][r.below(5) as usize];
     let runs = r.chance(0.2);
     let down_bytes_per_s = [1_250_000, 12_500_000, 125_000_000][r.below(3) as usize];
-    // Without faults nothing is lost in a queue either.
+    // Without faults no queue drops frames either.
     let queue =
         if calm { UNLIMITED } else { [20_000, 100_000, 1 << 20, UNLIMITED][r.below(4) as usize] };
     Links {
@@ -573,15 +574,15 @@ fn draw_links(r: &mut Prng, calm: bool) -> Links {
     }
 }
 
-/// Draws what ports refuse, from numbers of their own: the rest of a scenario is the same with and
-/// without.
+/// Draws the refusals of ports from a generator of its own: the rest of the scenario does not
+/// depend on these draws.
 fn draw_refusals(seed: u64, links: &mut Links) {
     let r = &mut Prng::new(seed ^ 0xf011_0f0b);
     links.long_runs = r.chance(0.5) && links.runs;
     links.full = if r.chance(0.25) { r.unit() * 0.5 } else { 0.0 };
 }
 
-/// Faults of a network, each on in some worlds only.
+/// Draws the faults of a network; each occurs in some scenarios only.
 pub(crate) fn draw_net(r: &mut Prng, runs: bool) -> NetFaults {
     let p = |r: &mut Prng, on: f64, max: f64| {
         if r.chance(on) { r.unit() * r.unit() * max } else { 0.0 }
@@ -647,7 +648,7 @@ fn draw_hostile(r: &mut Prng) -> Hostile {
         return Hostile::default();
     }
     let interval = Duration::from_micros(r.range(100, 20_000));
-    // At least one kind: 1..16 has a bit set.
+    // At least one kind: 1 to 15 have a bit set.
     Hostile { interval: Some(interval), kinds: u8::try_from(r.range(1, 15)).unwrap_or(1) }
 }
 
@@ -666,7 +667,7 @@ fn draw_device(r: &mut Prng) -> FileConfig {
     }
 }
 
-/// TCP of a host.
+/// Draws the TCP configuration of a host.
 pub(crate) fn draw_tcp(r: &mut Prng, server: bool) -> TcpConfig {
     let big = r.chance(0.6);
     TcpConfig {

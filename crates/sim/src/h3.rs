@@ -1,9 +1,9 @@
 //! The client's HTTP/3: sessions like those over TCP ([`crate::client`]), over QUIC.
 //!
-//! Part of a client's machine in worlds with QUIC; shares its host. A session asks for its files on
-//! streams of one connection at a time; where that ends before all answers are there, it opens
-//! another and asks for the rest. Answers are checked by [`crate::http`], for which their fields
-//! become a head of HTTP/1.1. A transfer ends whole, or for a reason that is given.
+//! Part of a client's machine in scenarios with QUIC; shares its host. A session requests its files
+//! on streams of one connection at a time; if that ends before all responses are complete, it opens
+//! another and requests the rest. [`crate::http`] checks the responses, whose fields are converted
+//! to an HTTP/1.1 head. A transfer either completes or fails for a stated reason.
 
 use core::net::SocketAddr;
 use std::collections::BTreeMap;
@@ -25,22 +25,23 @@ use crate::quic::{Quic, SERVER_PORT};
 use crate::tls;
 use crate::trace::What;
 
-/// Added to the numbers of sessions, so that they are none over TCP.
+/// Offset of session numbers in the trace, to keep them apart from those over TCP.
 const SESSIONS: usize = 100;
-/// Tries of one session: more means that it never gets on.
+/// Maximum number of consecutive tries of a session without a response.
 const TRIES_MAX: u32 = 200;
-/// Requests of a session that lasts, during the faults and after them.
+/// Requests of a lasting session during the faults and after them.
 const LASTING_ASKS: (usize, usize) = (2, 2);
-/// After the faults their effects go on for a while.
+/// Time after the faults for their effects to end.
 const AFTER_FAULTS: Duration = Duration::from_millis(600);
-/// Bytes that an eager session reads at a time.
+/// Maximum size of a read.
 const READ_BYTES: usize = 64 * 1024;
-/// Beyond what makes the server hand a connection over; it does so when it writes next.
+/// Bytes beyond the offload threshold after which the server must have offloaded a connection; it
+/// does so at its next write.
 const LONG_BYTES: u64 = 100 * 1024;
-/// How long a stream that was given up is left alone before its connection is closed.
+/// Time between stopping a stream and closing its connection.
 const STOPPED: Duration = Duration::from_millis(200);
 
-/// HTTP/3's codes (RFC 9114, section 8.1) that a session may meet.
+/// HTTP/3 error codes that a session may receive or send (RFC 9114 section 8.1).
 const NO_ERROR: u32 = 0x0100;
 const INTERNAL_ERROR: u64 = 0x0102;
 const REQUEST_REJECTED: u64 = 0x010b;
@@ -49,11 +50,11 @@ const REQUEST_CANCELLED: u32 = 0x010c;
 /// How a session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// It closes after the last answer.
+    /// It closes after the last response.
     Close,
-    /// It says nothing any more: both ends find out by their idle time.
+    /// It falls silent: both ends time out as idle.
     Silent,
-    /// After so many bytes it stops its streams, or closes at once.
+    /// After this many bytes it stops its streams and then closes, or closes at once.
     Abort { after: u64, stop: bool },
 }
 
@@ -61,14 +62,14 @@ enum End {
 enum Stage {
     /// It opens a connection at that time.
     Idle(Instant),
-    /// It has one.
+    /// It has a connection.
     Open(Handle),
-    /// It closes it at that time.
+    /// It closes its connection at that time.
     Closing(Handle, Instant),
     Done,
 }
 
-/// An answer on its way.
+/// A response in progress.
 #[derive(Debug, Default)]
 struct Stream {
     ask: usize,
@@ -81,25 +82,26 @@ struct Stream {
 struct Session {
     asks: Vec<Ask>,
     answered: Vec<bool>,
-    /// Requests that may be under way at one time.
+    /// Maximum number of concurrent requests.
     depth: usize,
-    /// So many bytes, so often; at once where nothing is said.
+    /// Maximum bytes per read and the interval; `None` reads everything at once.
     pace: Option<(usize, Duration)>,
     end: End,
     stage: Stage,
     connected: bool,
-    /// The server answers no more requests on this connection (RFC 9114, section 5.2).
+    /// The server has sent GOAWAY: it serves no more requests on this connection (RFC 9114 section
+    /// 5.2).
     going_away: bool,
     streams: BTreeMap<StreamId, Stream>,
     /// Bytes read on this connection.
     read: u64,
-    /// When keys are to be updated next, in these.
+    /// Value of `read` at which the keys are updated next.
     update_at: u64,
     opened: Instant,
     wake: Instant,
     may_read_at: Instant,
     tries: u32,
-    /// Requests from this one on wait for that time.
+    /// Requests from this index on wait until that time.
     pause: Option<(usize, Instant)>,
 }
 
@@ -137,17 +139,17 @@ pub(crate) struct H3Client {
     endpoint: Endpoint,
     tls: Arc<rustls::ClientConfig>,
     key_bytes: Option<u64>,
-    /// Its port changes.
+    /// Its external port changes.
     moves: bool,
-    /// Bytes of a connection that is worth handing over.
+    /// Bytes after which a connection must have been offloaded.
     long_bytes: u64,
     sessions: Vec<Session>,
-    /// For the session after the faults.
+    /// Generator for the session after the faults.
     last: Prng,
 }
 
 impl H3Client {
-    /// A client that begins at `start`, on its machine's clock.
+    /// Returns a client that begins at `start`, on its machine's clock.
     pub(crate) fn new(
         node: usize,
         server: core::net::IpAddr,
@@ -177,19 +179,19 @@ impl H3Client {
         }
     }
 
-    /// One more session, after the faults: it has to get its files without trouble.
+    /// Adds a session after the faults, which must succeed without errors.
     pub(crate) fn add_last(&mut self, files: &[(String, u64)], at: Instant) {
         let mut rng = self.last.clone();
         let asks = (0..2).map(|_| Ask::draw(&mut rng, files, 0.0)).collect();
         self.sessions.push(Session::new(asks, at));
     }
 
-    /// Whether it has nothing more to do.
+    /// Returns whether all sessions are done.
     pub(crate) fn is_done(&self) -> bool {
         self.sessions.iter().all(|s| s.stage == Stage::Done)
     }
 
-    /// What its sessions wait for, for a report.
+    /// Returns a description of unfinished sessions for a report.
     pub(crate) fn describe(&self) -> Vec<String> {
         let waits = self.sessions.iter().filter(|s| s.stage != Stage::Done);
         let describe = |s: &Session| {
@@ -202,7 +204,7 @@ impl H3Client {
         waits.map(describe).collect()
     }
 
-    /// When to call [`Self::handle_timeout`]; on the node's clock.
+    /// Returns when to call [`Self::handle_timeout`], on the node's clock.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let next = |s: &Session| match s.stage {
             Stage::Idle(at) | Stage::Closing(_, at) => at,
@@ -213,17 +215,17 @@ impl H3Client {
         sessions.chain(self.endpoint.poll_timeout()).min()
     }
 
-    /// Shows every counter by name.
+    /// Visits all counters of the endpoint.
     pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.endpoint.visit(f);
     }
 
-    /// Acts on what the host says.
+    /// Handles a notice of the host.
     pub(crate) fn handle_notice(&mut self, notice: Notice, cx: &mut Context<'_>) {
         self.endpoint.handle_notice(cx.local, cx.host, notice);
     }
 
-    /// Acts on what is due.
+    /// Handles expired timers.
     pub(crate) fn handle_timeout(&mut self, cx: &mut Context<'_>) {
         self.endpoint.handle_timeout(cx.local, cx.host);
         for index in 0..self.sessions.len() {
@@ -239,7 +241,7 @@ impl H3Client {
         }
     }
 
-    /// Takes events, and lets the endpoint send. To be called after every other call.
+    /// Handles events of the endpoint and lets it send. Called after every other call.
     pub(crate) fn advance(&mut self, cx: &mut Context<'_>) {
         while let Some(event) = self.endpoint.poll_event() {
             let handle = match &event {
@@ -256,7 +258,7 @@ impl H3Client {
                 Event::Connected(_) => self.connected(index, handle, cx),
                 Event::Lost(_, why) => self.lost(index, &why, cx),
                 Event::Stream(_, StreamEvent::Opened { dir }) => {
-                    // The server's control stream says nothing that has to be acted on.
+                    // The server's control stream needs no reaction.
                     while self.endpoint.accept_stream(handle, dir).is_some() {}
                 }
                 Event::Stream(..) => self.drive(index, cx),
@@ -295,7 +297,7 @@ impl H3Client {
         self.drive(index, cx);
     }
 
-    /// Does what a session can do now.
+    /// Makes all possible progress on a session.
     fn drive(&mut self, index: usize, cx: &mut Context<'_>) {
         let Stage::Open(handle) = self.sessions[index].stage else { return };
         if let Err(what) = self.read(index, handle, cx) {
@@ -340,7 +342,7 @@ impl H3Client {
         self.endpoint.close(cx.local, cx.host, handle, NO_ERROR, "");
     }
 
-    /// Asks for what was not asked for on this connection, as far as the session's temper allows.
+    /// Sends requests that were not sent on this connection, within the session's limits.
     fn ask(&mut self, index: usize, handle: Handle, cx: &mut Context<'_>) {
         let session = &mut self.sessions[index];
         for ask in 0..session.asks.len() {
@@ -365,7 +367,7 @@ impl H3Client {
         }
     }
 
-    /// Reads and checks what is there.
+    /// Reads and checks available data.
     fn read(&mut self, index: usize, handle: Handle, cx: &mut Context<'_>) -> Result<(), String> {
         let session = &mut self.sessions[index];
         if session.may_read_at > cx.local {
@@ -397,7 +399,7 @@ impl H3Client {
         Ok(())
     }
 
-    /// Checks bytes of an answer.
+    /// Checks bytes of a response.
     fn take(
         &mut self,
         index: usize,
@@ -436,7 +438,7 @@ impl H3Client {
         Ok(())
     }
 
-    /// A stream has ended: its answer is whole, or it was given up.
+    /// Handles the end of a stream: its response is complete, or the stream was reset.
     fn ended(
         &mut self,
         index: usize,
@@ -472,11 +474,11 @@ impl H3Client {
         Ok(())
     }
 
-    /// The connection has ended, and not by us.
+    /// Handles a connection that ended other than by this client.
     fn lost(&mut self, index: usize, why: &ConnectionError, cx: &mut Context<'_>) {
         let session = &mut self.sessions[index];
-        // After GOAWAY and the last answer, or with nothing to do, the server ends it (RFC 9114,
-        // section 5.2).
+        // The server closes the connection after GOAWAY and the last response, or if it is idle
+        // (RFC 9114 section 5.2).
         let in_order = matches!(why, ConnectionError::ApplicationClosed(close)
             if close.error_code == NO_ERROR.into()
                 || (cx.report.programs_end && close.error_code.into_inner() == INTERNAL_ERROR));
@@ -486,20 +488,20 @@ impl H3Client {
             ConnectionError::Reset => 2,
             ConnectionError::VersionMismatch => 3,
             ConnectionError::LocallyClosed => 4,
-            // RFC 9000, section 8.1.2: the address that it was for is not the client's any more.
+            // RFC 9000 section 8.1.2: the token was for an address that the client no longer has.
             ConnectionError::ConnectionClosed(close)
                 if close.error_code == TransportErrorCode::INVALID_TOKEN =>
             {
                 6
             }
-            // A program that ends takes no new connections.
+            // A program that terminates refuses new connections.
             ConnectionError::ConnectionClosed(close)
                 if cx.report.programs_end
                     && close.error_code == TransportErrorCode::CONNECTION_REFUSED =>
             {
                 8
             }
-            // Whatever happens to packets, what verifies is what was sent.
+            // Whatever happens to packets, those that authenticate are as they were sent.
             _ => {
                 let what = format!("n{} h3 session {index}: {why}", self.node);
                 cx.report.fail(cx.now, "quic", what);
@@ -508,7 +510,7 @@ impl H3Client {
         };
         let fields = [(SESSIONS + index) as u64, kind, session.read, 0, 0];
         cx.report.trace.note(cx.now, self.node, What::Error, fields);
-        // A handshake has to end where it began (RFC 9000, section 9).
+        // A handshake must not change its address (RFC 9000 section 9).
         let moved = self.moves && session.read == 0;
         let done = session.has_all() || matches!(session.stage, Stage::Closing(..));
         cx.report.stats.h3_closed_early += u64::from(in_order && !done);
@@ -526,7 +528,7 @@ impl H3Client {
         }
     }
 
-    /// Opens another connection for what was not answered.
+    /// Schedules another connection for unanswered requests.
     fn again(&mut self, index: usize, cx: &mut Context<'_>) -> Result<(), String> {
         let session = &mut self.sessions[index];
         cx.report.stats.retries += 1;
@@ -542,7 +544,7 @@ impl H3Client {
     }
 }
 
-/// A request as HTTP/3 has it.
+/// Returns a request as an HTTP/3 message.
 fn text(ask: &Ask) -> Vec<u8> {
     let plain = ask.text(false);
     let mut lines = plain.split("\r\n");
@@ -559,7 +561,7 @@ fn text(ask: &Ask) -> Vec<u8> {
     request(&all)
 }
 
-/// Fields as a head of HTTP/1.1.
+/// Returns HTTP/3 fields as an HTTP/1.1 head.
 fn head_text(fields: &[(Vec<u8>, Vec<u8>)]) -> Result<String, String> {
     let mut head = String::new();
     for (name, value) in fields {
@@ -576,7 +578,7 @@ fn head_text(fields: &[(Vec<u8>, Vec<u8>)]) -> Result<String, String> {
     Ok(head + "\r\n")
 }
 
-/// A session that begins with the faults and goes on after them.
+/// Returns a session that begins with the faults and continues after them.
 fn lasting_session(r: &mut Prng, files: &[(String, u64)], start: Instant, end: Instant) -> Session {
     let ask = |_| Ask::draw(r, files, 0.0);
     let asks: Vec<_> = (0..LASTING_ASKS.0 + LASTING_ASKS.1).map(ask).collect();
@@ -588,7 +590,7 @@ fn draw_session(r: &mut Prng, crowd: &Crowd, files: &[(String, u64)], start: Ins
     let mut asks: Vec<_> =
         (0..r.range(1, crowd.requests_max)).map(|_| Ask::draw(r, files, crowd.odd)).collect();
     for ask in &mut asks {
-        // There is a way to write it in HTTP/1.1 only.
+        // A malformed request can only be written in HTTP/1.1.
         if ask.want == Want::Nonsense {
             ask.want = Want::Whole;
         }

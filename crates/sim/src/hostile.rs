@@ -1,7 +1,7 @@
-//! Frames that no client would send: what anybody on the network may try.
+//! Frames of an attacker.
 //!
-//! An attacker off the path knows addresses and ports of a connection but sees none of its packets,
-//! so it has to guess sequence numbers. Its checksums are right: those of damaged copies are not.
+//! An off-path attacker knows addresses and ports of a connection but sees none of its packets, so
+//! it must guess sequence numbers. Its checksums are right, except those of damaged copies.
 
 use core::net::{IpAddr, Ipv4Addr};
 
@@ -12,25 +12,25 @@ use wire::segment::{Layout, tcp_packet_of};
 use wire::tcp::{Flags, Segment, Timestamps};
 use wire::{ETHERNET_BYTES, Endpoint, Tuple, UDP_BYTES};
 
-/// What an attacker knows.
+/// Knowledge of the attacker.
 #[derive(Debug)]
 pub(crate) struct Target<'a> {
-    /// Address of the attacker's own card.
+    /// The attacker's MAC address.
     pub(crate) source_mac: [u8; 6],
     pub(crate) server_mac: [u8; 6],
-    /// The server as the victim knows it, and by its IPv4 address.
+    /// The server as the victim knows it, and its IPv4 address.
     pub(crate) server: Endpoint,
     pub(crate) v4_server: Endpoint,
-    /// Another node's connection with the server, and that node's card.
+    /// Another node's endpoint of a connection with the server, and that node's MAC address.
     pub(crate) victim: Option<([u8; 6], Endpoint)>,
-    /// What the server and the victim expect next, where forged segments may carry data: guesses
-    /// are wrong then, for a right one would be believed.
+    /// Next sequence numbers that the server and the victim expect. `Some` if forged segments may
+    /// carry data: then guesses near these are avoided, because a right one would be accepted.
     pub(crate) numbers: Option<[SeqNum; 2]>,
-    /// A frame that was seen.
+    /// A frame that crossed the network.
     pub(crate) seen: &'a [u8],
 }
 
-/// Makes a frame of one of the kinds whose bits are set in `kinds`.
+/// Returns a frame of one of the kinds whose bits are set in `kinds`.
 pub(crate) fn frame(rng: &mut Prng, kinds: u8, target: &Target<'_>) -> Vec<u8> {
     for _ in 0..16 {
         let kind = rng.below(4);
@@ -46,14 +46,14 @@ pub(crate) fn frame(rng: &mut Prng, kinds: u8, target: &Target<'_>) -> Vec<u8> {
     noise(rng, target)
 }
 
-/// Random bytes behind an EtherType that the stack takes.
+/// Random bytes after an EtherType that the stack accepts.
 fn noise(rng: &mut Prng, target: &Target<'_>) -> Vec<u8> {
     let len = 14 + rng.below(200) as usize;
     let mut bytes: Vec<u8> = (0..len).map(|_| (rng.next_u64() & 0xff) as u8).collect();
     bytes[..6].copy_from_slice(&target.server_mac);
     let types = [[0x08, 0x00], [0x86, 0xdd], [0x81, 0x00], [0x88, 0xcc]];
     bytes[12..14].copy_from_slice(&types[rng.below(4) as usize]);
-    // Half of them look like IP, so that more than the first check sees them.
+    // Half of them look like IP, to get past the first check.
     if rng.chance(0.5) && bytes.len() > 40 {
         bytes[12..14].copy_from_slice(&[0x08, 0x00]);
         bytes[14] = 0x45;
@@ -68,9 +68,9 @@ fn noise(rng: &mut Prng, target: &Target<'_>) -> Vec<u8> {
     bytes
 }
 
-/// A SYN from an address that nobody has.
+/// A SYN from an unused address.
 fn flood(rng: &mut Prng, target: &Target<'_>) -> Vec<u8> {
-    // On the link but nobody's, so that the server has to ask for its neighbour.
+    // An unused address on the link, so that the server must resolve its neighbor.
     let addr = Ipv4Addr::new(10, 0, 200, (rng.below(250) + 1) as u8);
     let source = Endpoint { addr: addr.into(), port: rng.range(1, 65_535) as u16 };
     let mut segment = Segment {
@@ -88,12 +88,11 @@ fn flood(rng: &mut Prng, target: &Target<'_>) -> Vec<u8> {
     tcp(target, target.server_mac, source, target.v4_server, segment, 0)
 }
 
-/// Bytes on both sides of what an end expects within which a guess could hit: twice a window.
+/// Distance from an expected number within which a guess could hit: twice a window.
 const NEAR: u32 = 1 << 21;
 
-/// A segment of somebody else's connection with guessed numbers, to either end. It carries no data,
-/// unless it is known what would hit: with a window of a megabyte that is one guess in four
-/// thousand.
+/// A segment with guessed numbers on another node's connection, to either endpoint. It carries data
+/// only if the expected numbers are known: with a window of 1 MiB one guess in 4096 would hit.
 fn forged(rng: &mut Prng, target: &Target<'_>) -> Vec<u8> {
     let Some((victim_mac, victim)) = target.victim else { return flood(rng, target) };
     let flags = [
@@ -129,7 +128,7 @@ fn forged(rng: &mut Prng, target: &Target<'_>) -> Vec<u8> {
     }
 }
 
-/// A copy of a frame that was seen, cut short or with bytes changed; no TCP checksum holds it.
+/// A copy of a recorded frame, truncated or with a flipped bit, so that its checksum fails.
 fn damaged(rng: &mut Prng, target: &Target<'_>) -> Vec<u8> {
     let mut bytes = target.seen.to_vec();
     if bytes.len() < 40 || bytes.get(12..14) == Some(&[0x08, 0x06]) {
@@ -139,7 +138,8 @@ fn damaged(rng: &mut Prng, target: &Target<'_>) -> Vec<u8> {
         let keep = rng.below(bytes.len() as u64) as usize;
         bytes.truncate(keep.max(14));
     } else {
-        // One bit: more could pass a 16-bit sum by chance. Behind the IPv6 length, which would cut.
+        // One bit: several could pass a 16-bit sum by chance. From byte 20, after the IPv6 length,
+        // which could truncate the packet.
         let from = 20;
         let bit = from * 8 + rng.below((bytes.len() - from) as u64 * 8) as usize;
         bytes[bit / 8] ^= 1 << (bit % 8);
@@ -147,8 +147,8 @@ fn damaged(rng: &mut Prng, target: &Target<'_>) -> Vec<u8> {
     bytes
 }
 
-/// A copy of one of QUIC's datagrams, changed as its kind says; its checksum is right. None where
-/// `seen` is no datagram.
+/// Returns an altered copy of a QUIC datagram with a right checksum; `None` if `seen` is not a
+/// datagram with a payload.
 pub(crate) fn quic(rng: &mut Prng, seen: &[u8], source_mac: [u8; 6]) -> Option<Vec<u8>> {
     let mut bytes = seen.to_vec();
     let Ok(Frame::Ip(ip)) = parse(&bytes) else { return None };
@@ -158,25 +158,26 @@ pub(crate) fn quic(rng: &mut Prng, seen: &[u8], source_mac: [u8; 6]) -> Option<V
     bytes[6..12].copy_from_slice(&source_mac);
     let random = |rng: &mut Prng, out: &mut [u8]| out.fill_with(|| (rng.next_u64() & 0xff) as u8);
     match rng.below(8) {
-        // As it was: a replay.
+        // Unchanged: a replay.
         0 => {}
         1 => bytes[at + rng.below(len as u64) as usize] ^= 1 << rng.below(8),
         // Key phase, length of the packet number, form.
         2 => bytes[at] ^= 1 << rng.below(8),
-        // The packet of an unknown connection, or what could be a stateless reset.
+        // A packet of an unknown connection, or a possible stateless reset.
         3 => {
             random(rng, &mut bytes[at..]);
             bytes[at] = bytes[at] & 0x3f | 0x40;
         }
-        // One of this connection that is all noise behind its connection ID.
+        // A packet of this connection that is random after its connection ID.
         4 => random(rng, &mut bytes[at + len.min(9)..]),
-        // A version that nobody speaks.
+        // An unknown version.
         5 => {
             bytes[at] |= 0xc0;
             random(rng, &mut bytes[at + len.min(1)..at + len.min(5)]);
         }
         6 => bytes.truncate(at + rng.below(len as u64) as usize),
-        // From elsewhere: whose is it, if it comes first (RFC 9000, section 9.3.2)?
+        // From another address, which looks like a migration if it arrives first (RFC 9000 section
+        // 9.3.2).
         _ => bytes[ip.l4 + 1] ^= 1,
     }
     let layout = Layout { l3: ip.l3, l4: ip.l4, protocol: protocol::UDP };

@@ -1,7 +1,7 @@
-//! The client's HTTP: requests as text, responses checked byte by byte as they come.
+//! The client's HTTP: requests as text, responses checked byte by byte as they arrive.
 //!
-//! A response has to name a version of the file that was on the disk at some time, and every byte
-//! of it has to be that version's. Nothing of a body is stored but that of several ranges.
+//! A response must name a version of the file that was on the disk at some time, and all its bytes
+//! must be of that version. Bodies are not stored, except short texts and those of several ranges.
 
 use base::Prng;
 
@@ -9,27 +9,27 @@ use crate::content::{self, Catalogue};
 use crate::proxied;
 use crate::trace::{hash_bytes, mix};
 
-/// Bytes of a response's head: more is a fault of the server.
+/// Maximum size of a response's head.
 const HEAD_BYTES_MAX: usize = 4_096;
 
-/// What a request wants.
+/// What is requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Want {
     Whole,
     Head,
-    /// Bytes from the first to the last, or to the end.
+    /// Bytes from the first to the last, inclusive, or to the end of the file.
     Range(u64, Option<u64>),
-    /// The last bytes.
+    /// The last bytes of the file, as many as given.
     Suffix(u64),
-    /// Several ranges.
+    /// Several ranges of bytes.
     Several(Vec<(u64, u64)>),
-    /// The file, unless it is a certain version.
+    /// The file unless it still has a certain version (`If-None-Match`).
     Changed,
-    /// A file that is not there.
+    /// A file that does not exist.
     Missing,
-    /// No HTTP at all.
+    /// A malformed request.
     Nonsense,
-    /// A directory without its slash.
+    /// A directory without its trailing slash.
     Directory,
     /// A path that leads out of the root.
     Climb,
@@ -41,12 +41,13 @@ pub(crate) struct Ask {
     pub(crate) want: Want,
     pub(crate) file: usize,
     pub(crate) path: String,
-    /// Its version when the request was made up.
+    /// Version of the file when the request was drawn.
     pub(crate) version: u64,
 }
 
 impl Ask {
-    /// A request for one of the files.
+    /// Draws a request for one of the files; with probability `odd`, other than a GET of the whole
+    /// file.
     pub(crate) fn draw(rng: &mut Prng, files: &[(String, u64)], odd: f64) -> Self {
         let file = rng.below(files.len() as u64) as usize;
         let (path, version) = files[file].clone();
@@ -66,7 +67,7 @@ impl Ask {
             }
             3 => Want::Suffix(at(rng)),
             4 => {
-                // Apart from each other: overlapping ranges may be ignored.
+                // Disjoint: overlapping ranges may be ignored.
                 let mut first = 0;
                 let ranges = (0..rng.range(2, 4)).map(|_| {
                     let range = (first + rng.below(3_000), first + 3_000 + rng.below(3_000));
@@ -89,7 +90,7 @@ impl Ask {
         Self { want, ..plain }
     }
 
-    /// The request's text; where it is said to be the `last`, with that.
+    /// Returns the request's text, with `Connection: close` if it is the `last`.
     pub(crate) fn text(&self, last: bool) -> String {
         let mut text = self.plain_text();
         if last && self.want != Want::Nonsense {
@@ -124,24 +125,24 @@ impl Ask {
         }
     }
 
-    /// Whether the server closes the connection after its answer.
+    /// Returns whether the server closes the connection after the response.
     pub(crate) fn ends_connection(&self) -> bool {
         self.want == Want::Nonsense
     }
 }
 
-/// What a whole response was.
+/// Summary of a complete response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
-    /// The version of the file that it named.
+    /// Version of the file, from the `ETag`.
     pub(crate) version: Option<u64>,
     pub(crate) body_bytes: u64,
-    /// Over what the body says, not over boundaries.
+    /// Hash over the body's contents, without multipart boundaries.
     pub(crate) hash: u64,
-    /// The server's own trouble kept it from giving what was asked for.
+    /// It is an error with a cause at the server or the proxy, not the response that was expected.
     pub(crate) failure: bool,
-    /// It is the proxy's own: what was asked for never came to a server, or no answer came back.
+    /// It is the proxy's own: the request never reached a server, or no response returned.
     pub(crate) by_proxy: bool,
     /// Hash over the Date field.
     pub(crate) date: u64,
@@ -166,7 +167,7 @@ enum Body {
     File(u64, u64),
     /// A short text.
     Text,
-    /// Parts of a version.
+    /// Several parts of a version.
     Parts(u64),
 }
 
@@ -179,7 +180,7 @@ struct Reading {
     failure: bool,
 }
 
-/// Reads responses.
+/// Parses and checks responses.
 #[derive(Debug, Default)]
 pub(crate) struct Reader {
     head: Vec<u8>,
@@ -187,15 +188,16 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// Whether part of a response has come.
+    /// Returns whether part of a response has arrived.
     pub(crate) fn is_within(&self) -> bool {
         !self.head.is_empty() || self.body.is_some()
     }
 
-    /// Takes bytes from the front of `bytes`; gives how many, and the response when it is whole.
+    /// Takes bytes from the front of `bytes`. Returns how many, and the response once it is
+    /// complete.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Describes what is wrong with the response.
     pub(crate) fn take(
         &mut self,
         bytes: &[u8],
@@ -223,7 +225,7 @@ impl Reader {
         Ok((used, Some(answer)))
     }
 
-    /// Gathers a head up to its empty line.
+    /// Collects a head up to its empty line.
     fn take_head(&mut self, bytes: &[u8]) -> Result<usize, String> {
         for (at, &byte) in bytes.iter().enumerate() {
             self.head.push(byte);
@@ -308,25 +310,25 @@ fn parse_head(text: &[u8]) -> Result<Head, String> {
     Ok(head)
 }
 
-/// `bytes first-last/size`.
+/// Parses `bytes first-last/size`.
 fn parse_range(value: &str) -> Option<(u64, u64, u64)> {
     let (range, size) = value.strip_prefix("bytes ")?.split_once('/')?;
     let (first, last) = range.split_once('-')?;
     Some((first.parse().ok()?, last.parse().ok()?, size.parse().ok()?))
 }
 
-/// Whether the server's own trouble, or the proxy's, may have led to that status.
+/// Returns whether a failure of the server or of the proxy may have caused the status.
 fn is_failure(head: &Head) -> bool {
     match head.status {
         408 | 503 => true,
         502 | 504 => head.by_proxy,
-        // 403 is what a disk's refusal becomes.
+        // The server answers 403 if the disk denies an open.
         403 | 500 => !head.by_proxy,
         _ => false,
     }
 }
 
-/// Checks a head against its request, and says what its body has to be.
+/// Checks a head against its request and determines the expected body.
 fn begin(head: Head, ask: &Ask, known: &Catalogue) -> Result<Reading, String> {
     let status = head.status;
     let wrong = |what: &str| Err(format!("{what}: {:?} was answered with {head:?}", ask.want));
@@ -373,13 +375,13 @@ fn begin(head: Head, ask: &Ask, known: &Catalogue) -> Result<Reading, String> {
     Ok(Reading { head, left, body, gathered: Vec::new(), failure })
 }
 
-/// Whether the answer is one that RFC 9110 and the server's documentation lead to, for a file of
-/// `size` bytes.
+/// Returns whether RFC 9110 and the server's documentation allow the response, for a file of `size`
+/// bytes.
 fn expected(head: &Head, ask: &Ask, size: u64) -> bool {
     let (status, range) = (head.status, head.range);
     match &ask.want {
         Want::Whole | Want::Head => status == 200,
-        // Size zero stands for the 416's unknown version, too.
+        // Size 0 is also used for the unknown version of a 416.
         Want::Range(first, last) => match status {
             206 => {
                 let end = last.map_or(size, |last| size.min(last.saturating_add(1)));
@@ -412,7 +414,7 @@ fn expected(head: &Head, ask: &Ask, size: u64) -> bool {
     }
 }
 
-/// Checks a body of several parts; gives a hash over what is in it.
+/// Checks a multipart body. Returns a hash over its contents.
 fn check_parts(body: &[u8], boundary: &str, version: u64, size: u64) -> Result<u64, String> {
     let mut rest = body;
     let mut hash = version;

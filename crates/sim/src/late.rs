@@ -1,22 +1,23 @@
-//! What a client sends behind the request that it said is its last.
+//! Data that a client sends after a request with `Connection: close`.
 //!
 //! Stray line ends, pipelined requests, and more than fits a segment: before the response, while it
-//! is read, and after the server's end. A server discards it, and the response still arrives whole
-//! (RFC 9112 section 9.6). Drawn when a session is drawn and asked by [`crate::client`]; over TLS
-//! it becomes records like any other, and the client's close_notify follows.
+//! is read, and after the server's FIN. The server must discard the data, and the response must
+//! still arrive in full (RFC 9112 section 9.6). Drawn with the session and polled by
+//! [`crate::client`]; over TLS the data is sent in ordinary records, before the client's
+//! close_notify.
 
 use base::Prng;
 use bytes::Bytes;
 
-/// Chance that a session which says that a request is its last sends more.
+/// Probability that a session sends such data.
 const CHANCE: f64 = 0.7;
-/// Bytes of a piece at most, and of one in four: several segments, so that part of a TLS record may
-/// be there when the server closes.
+/// Maximum sizes of a piece, one of which is drawn. The large one has several segments, so that
+/// part of a TLS record may have arrived when the server closes.
 const PIECE_BYTES_MAX: [u64; 4] = [20, 1_400, 1_400, 16_000];
 
 #[derive(Debug)]
 struct Piece {
-    /// It is sent when so many bytes of the response were read.
+    /// Number of bytes of the response to read before the piece is sent.
     after: u64,
     bytes: Bytes,
 }
@@ -25,12 +26,12 @@ struct Piece {
 #[derive(Debug, Default)]
 pub(crate) struct Late {
     pieces: Vec<Piece>,
-    /// Pieces that were sent on this connection.
+    /// Pieces sent on the present connection.
     sent: usize,
 }
 
 impl Late {
-    /// What a session sends late; often nothing.
+    /// Draws the late data of a session; often none.
     pub(crate) fn draw(rng: &mut Prng) -> Self {
         if !rng.chance(CHANCE) {
             return Self::default();
@@ -54,12 +55,12 @@ impl Late {
         Self { pieces: pieces.collect(), sent: 0 }
     }
 
-    /// Begins again, on another connection.
+    /// Starts again from the first piece, on another connection.
     pub(crate) fn restart(&mut self) {
         self.sent = 0;
     }
 
-    /// The next piece, if it is time for it and there is room.
+    /// Returns the next piece if it is due and fits `room`.
     pub(crate) fn poll(&mut self, read: u64, room: usize) -> Option<Bytes> {
         let piece = self.pieces.get(self.sent)?;
         if piece.after > read || piece.bytes.len() > room {

@@ -1,27 +1,27 @@
 //! Deterministic simulation of the whole product on virtual time.
 //!
-//! A seed stands for a world: a server (device, host, content server, disk), clients, in one world
-//! of four a proxy between them and a second server perhaps, a network between them, and the faults
-//! of all of these. [`run_seed`] runs it and says whether everything that must hold did. The same
-//! seed gives the same trace, on every machine: nothing here reads a clock, starts a thread or
-//! touches an operating system.
+//! A seed determines a scenario: a server (device, host, content server, disk), clients, perhaps a
+//! proxy between them with one or two servers behind it, or NVMe/TCP targets and initiators; a
+//! network between them; and the faults of all of these. [`run_seed`] simulates it and reports the
+//! first violation of an invariant. The same seed produces the same trace on every machine: nothing
+//! here reads a clock, starts a thread or uses the operating system.
 //!
-//! | module | what it does |
+//! | module | purpose |
 //! |---|---|
-//! | `faults`, `calm` | what a seed stands for |
-//! | `world`, `events` | the clock and what happens next |
+//! | `faults`, `calm` | the scenario of a seed |
+//! | `world`, `events` | the simulation loop and its event queue |
 //! | `node` | a machine: device, host, application, rings |
-//! | `net`, `nat`, `hostile`, `disk` | what lies between and below, with its faults |
+//! | `net`, `nat`, `hostile`, `disk` | the network and the disk, with their faults |
 //! | `client`, `http`, `h3` | the client application, over TCP and over QUIC |
-//! | `machines`, `proxied`, `quic` | servers, clients, the proxy, endpoints of QUIC |
-//! | `numbers` | numbers that begin just below their limits |
-//! | `storage`, `namespace` | NVMe over TCP: machines, users, and what may be in namespaces |
-//! | `tls` | handshakes that the seed decides |
-//! | `content` | what is in files |
-//! | `checkers` | what must hold |
-//! | `trace`, `report` | what a run leaves behind |
+//! | `machines`, `proxied`, `quic` | how servers, clients, proxy and QUIC endpoints are built |
+//! | `numbers` | sequence numbers and the like that begin just below their limits |
+//! | `storage`, `namespace` | NVMe/TCP: machines, users, and the model of a namespace's contents |
+//! | `tls` | TLS handshakes with randomness from the seed |
+//! | `content` | contents of files |
+//! | `checkers` | invariants |
+//! | `trace`, `report` | results of a run |
 //!
-//! A run that fails is run again, with its trace shown, by `outboard-lab sim --seed S --trace`.
+//! To debug a seed that fails, run `outboard-lab sim --seed S --trace`.
 #![forbid(unsafe_code)]
 #![expect(
     clippy::cast_possible_truncation,
@@ -64,76 +64,75 @@ pub use report::{Row, Stats, StreamRow, Violation};
 use faults::Scenario;
 use world::World;
 
-/// How to run a seed.
+/// Options of a run. An option that is `None` leaves the choice to the seed.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// With or without file offload, whatever the seed says.
+    /// Forces file offload on or off.
     pub offload: Option<bool>,
-    /// With all TLS offload or with none, whatever the seed says.
+    /// Forces all TLS offload on or off.
     pub tls_offload: Option<bool>,
-    /// With all QUIC offload or with none, whatever the seed says.
+    /// Forces all QUIC offload on or off.
     pub quic_offload: Option<bool>,
-    /// With all NVMe offload or with none, whatever the seed says.
+    /// Forces all NVMe/TCP offload on or off.
     pub nvme_offload: Option<bool>,
-    /// Whether a proxy asks for splices, whatever the seed says.
+    /// Forces splicing by a proxy on or off.
     pub splice: Option<bool>,
-    /// A world of storage, whatever the seed says.
+    /// Forces a scenario with storage (NVMe/TCP).
     pub storage: bool,
-    /// A world that is calm except for one thing, whatever the seed says, and has bounds of
-    /// performance.
+    /// Forces a scenario with a single disturbance, in which performance has bounds.
     pub calm: bool,
-    /// Keep every line of the trace.
+    /// Keeps every line of the trace.
     pub trace: bool,
 }
 
-/// What a run came to.
+/// Result of a run.
 #[derive(Debug)]
 pub struct Outcome {
-    /// The seed.
     pub seed: u64,
-    /// Hash over all events: equal for equal runs.
+    /// Hash over all events; equal for equal runs.
     pub hash: u64,
-    /// Events that happened.
+    /// Number of events.
     pub events: u64,
     /// Virtual time at the end.
     pub end: Instant,
-    /// What the clients did.
+    /// Statistics of the clients.
     pub stats: Stats,
-    /// Counters of disk, network and nodes, the nodes' added up.
+    /// Counters of disk, network and nodes; those of the nodes are summed.
     pub counters: BTreeMap<&'static str, u64>,
-    /// What each request got.
+    /// One row for each request: its response.
     pub rows: Vec<Row>,
-    /// What was wrong, if anything was.
+    /// The first violation of an invariant, if any.
     pub violation: Option<Violation>,
-    /// What crossed the wire on each connection that spoke TLS.
+    /// Bytes on the link of each connection that used TLS.
     pub streams: Vec<StreamRow>,
-    /// Hash over the Date fields of all answers.
+    /// Hash over the Date fields of all responses.
     pub dates: u64,
-    /// Whether the server's device was asked to send files.
+    /// True if the server's host used file offload.
     pub offload: bool,
-    /// What was said about TLS offload when the run was asked for.
+    /// [`Options::tls_offload`] of the run.
     pub tls_offload: Option<bool>,
-    /// Whether nothing in it makes the answers depend on timing.
+    /// True if no response depends on timing, so that runs with and without offload are comparable.
     pub comparable: bool,
-    /// What was said about QUIC offload.
+    /// [`Options::quic_offload`] of the run.
     pub quic_offload: Option<bool>,
-    /// What was said about NVMe offload.
+    /// [`Options::nvme_offload`] of the run.
     pub nvme_offload: Option<bool>,
-    /// Whether a world of storage was asked for.
+    /// [`Options::storage`] of the run.
     pub storage: bool,
-    /// Whether a calm world was asked for.
+    /// [`Options::calm`] of the run.
     pub calm: bool,
-    /// What was said about splicing.
+    /// [`Options::splice`] of the run.
     pub splice: Option<bool>,
-    /// The scenario, where it failed or its trace was asked for.
+    /// The scenario as text; empty unless the run failed or [`Options::trace`] was set.
     pub scenario: String,
-    /// Lines of the trace, where it failed or was asked for: the last ones, or all.
+    /// Lines of the trace: all of them if [`Options::trace`] was set, the last ones if the run
+    /// failed, otherwise none.
     pub trace: Vec<String>,
 }
 
 impl Outcome {
-    /// What to show of a run that failed: the seed, what was wrong, the last lines of the trace,
-    /// the scenario and how to see more.
+    /// Returns the message for a run that failed: the seed, the violation, the last lines of the
+    /// trace, the scenario, and the command that reproduces it. `None` if the run did not fail.
     #[must_use]
     pub fn explain(&self) -> Option<String> {
         let Violation { at, checker, what } = self.violation.as_ref()?;
@@ -158,14 +157,14 @@ impl Outcome {
     }
 }
 
-/// Draws the scenario of a seed, of the kind that was asked for.
+/// Draws the scenario of a seed, of the requested kind.
 fn draw(seed: u64, options: &Options) -> Scenario {
     if options.calm { Scenario::calm(seed) } else { Scenario::of(seed, options.storage) }
 }
 
-/// Runs the world of a seed to its end.
+/// Simulates the scenario of a seed to its end.
 ///
-/// A panic of the code under test is a violation like others.
+/// A panic of the code under test is reported as a violation.
 #[must_use]
 pub fn run_seed(seed: u64, options: &Options) -> Outcome {
     let mut scenario = draw(seed, options);
@@ -183,7 +182,7 @@ pub fn run_seed(seed: u64, options: &Options) -> Outcome {
         proxied.splice = splice;
     }
     let mut world = World::new(scenario, options);
-    // The world is looked at afterwards only for its report.
+    // Unwind safety: after a panic the simulation is only read for its report.
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| world.run())) {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|&s| s.to_owned()));
@@ -216,7 +215,7 @@ pub fn run_seed(seed: u64, options: &Options) -> Outcome {
     }
 }
 
-/// Every counter of a world that has ended: of its machines, its net, its disk and its checkers.
+/// Returns all counters of a finished run: of machines, network, disk and checkers.
 fn counters_of(world: &mut World) -> BTreeMap<&'static str, u64> {
     let mut counters = BTreeMap::new();
     let mut add = |name, value: u64| *counters.entry(name).or_insert(0) += value;
@@ -246,14 +245,14 @@ fn counters_of(world: &mut World) -> BTreeMap<&'static str, u64> {
     counters
 }
 
-/// Runs a seed twice, and once more without offload, or without splices, where that must give the
-/// same bytes; gives the first run, with whatever differed as its violation.
+/// Runs a seed twice, and a third time without offload or without splices if the responses must not
+/// depend on that. Returns the first run, with any difference as its violation.
 #[must_use]
 pub fn check_seed(seed: u64) -> Outcome {
     check(seed, &Options::default())
 }
 
-/// As [`check_seed`], in a world of storage whatever the seed says.
+/// Like [`check_seed`], with a scenario with storage whatever the seed.
 #[must_use]
 pub fn check_storage(seed: u64) -> Outcome {
     check(seed, &Options { storage: true, ..Options::default() })
@@ -313,8 +312,8 @@ fn check(seed: u64, options: &Options) -> Outcome {
     outcome
 }
 
-/// Runs some seeds of storage once more with another offload forced, which has to come to the same
-/// where nothing depends on timing.
+/// Repeats some seeds with storage with another offload forced. The results must be equal unless
+/// they depend on timing.
 fn check_offloads(
     seed: u64,
     options: &Options,
@@ -339,9 +338,9 @@ fn check_offloads(
     outcome
 }
 
-/// Runs a seed with all QUIC offload and with none: where nothing in it depends on timing both must
-/// give the applications the same bytes. Gives both runs, with whatever differed as the violation
-/// of the first; none where the seed speaks no QUIC.
+/// Runs a seed with all QUIC offload and with none. Unless the scenario depends on timing, the
+/// applications must receive the same bytes. Returns both runs, with any difference as the
+/// violation of the first; `None` if the seed does not use QUIC.
 #[must_use]
 pub fn check_quic(seed: u64) -> Option<[Outcome; 2]> {
     Scenario::draw(seed).quic?;
@@ -354,10 +353,10 @@ pub fn check_quic(seed: u64) -> Option<[Outcome; 2]> {
     Some([on, off])
 }
 
-/// Runs a seed with all TLS offload and with none: where nothing in it depends on timing both must
-/// give the applications the same bytes, and where nothing happens to packets either the wire, too.
-/// Gives the run with offload, with whatever differed as its violation; none where the seed speaks
-/// no TLS, or is a world of storage.
+/// Runs a seed with all TLS offload and with none. Unless the scenario depends on timing, the
+/// applications must receive the same bytes; if the network has no faults either, the bytes on the
+/// link must be equal too. Returns the run with offload, with any difference as its violation;
+/// `None` if the seed does not use TLS or has storage.
 #[must_use]
 pub fn check_tls(seed: u64) -> Option<Outcome> {
     let scenario = Scenario::draw(seed);
@@ -369,7 +368,7 @@ pub fn check_tls(seed: u64) -> Option<Outcome> {
     }
     if checkers::same::applies(&scenario) {
         let result = checkers::same::compare(on.rows.clone(), off.rows).and_then(|()| {
-            // Two connections of one client may come in another order, once either is opened again.
+            // Two connections of one client may swap their order if either is opened again.
             let repeatable = on.dates == off.dates && on.stats.retries + off.stats.retries == 0;
             if scenario.calm_net() && repeatable {
                 checkers::same::compare_streams(&on.streams, &off.streams)

@@ -1,6 +1,7 @@
-//! The machines of a world: servers and clients as a scenario has them, and where they are.
+//! Construction of servers and clients from a scenario, and their addresses.
 //!
-//! Called by [`crate::world`] when a world begins. The proxy is [`crate::proxied`]'s.
+//! Called by [`crate::world`] at the beginning of a run and at restarts. [`crate::proxied`] builds
+//! the proxy.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -22,9 +23,9 @@ use crate::numbers;
 use crate::quic;
 use crate::tls;
 
-/// Address of a node.
+/// Returns the IP address of a node.
 pub(crate) fn address(node: usize, v6: bool) -> IpAddr {
-    // Two servers, a proxy and at most eight clients.
+    // At most two servers, a proxy and eight clients.
     let last = u8::try_from(node + 1).unwrap_or(u8::MAX);
     if v6 {
         Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last.into()).into()
@@ -33,12 +34,12 @@ pub(crate) fn address(node: usize, v6: bool) -> IpAddr {
     }
 }
 
-/// Link address of a node.
+/// Returns the MAC address of a node.
 pub(crate) fn mac(node: usize) -> [u8; 6] {
     [2, 0, 0, 0, 0, u8::try_from(node + 1).unwrap_or(u8::MAX)]
 }
 
-/// Addresses of a node, as its host has them.
+/// Returns the addresses of a node with their prefixes, for its host's configuration.
 pub(crate) fn addresses(node: usize) -> Vec<Cidr> {
     vec![
         Cidr { addr: address(node, false), prefix_len: 16 },
@@ -46,13 +47,14 @@ pub(crate) fn addresses(node: usize) -> Vec<Cidr> {
     ]
 }
 
-/// Whether a node's host has its device do TLS.
+/// Returns whether a node's host uses TLS offload.
 fn tls_offload(scenario: &Scenario, node: usize) -> Result<(), Refusal> {
     let used = scenario.tls_device(node).is_none_or(|device| device.used);
     if used { Ok(()) } else { Err(Refusal::Disabled) }
 }
 
-/// A node's engine for TLS. Where it is not used, every other device has it nevertheless.
+/// Returns the TLS engine of a node's device. Of the devices whose engine is not used, those of odd
+/// seeds have one all the same.
 fn tls_engine(scenario: &Scenario, node: usize) -> Option<L5oConfig> {
     let device = scenario.tls_device(node)?;
     if !device.used && scenario.seed % 2 == 0 {
@@ -66,14 +68,14 @@ fn tls_engine(scenario: &Scenario, node: usize) -> Option<L5oConfig> {
         tls_tx: device.tx,
         tls_rx: device.rx,
         messages_ahead_max: device.messages_ahead_max,
-        // Nobody speaks NVMe here, and a device that may has to keep more memory for files.
+        // HTTP nodes have no NVMe/TCP; a device with it must reserve more memory for files.
         nvme_tcp_tx: false,
         nvme_tcp_rx: false,
         ..L5oConfig::new(Arc::new(crypto::Provider))
     })
 }
 
-/// What all devices of a scenario have in common.
+/// Returns the part of the device configuration that all nodes share.
 pub(crate) fn device_base(scenario: &Scenario, node: usize) -> DeviceConfig {
     let mut config = DeviceConfig::new(mac(node));
     if scenario.links.long_runs {
@@ -83,9 +85,9 @@ pub(crate) fn device_base(scenario: &Scenario, node: usize) -> DeviceConfig {
     config
 }
 
-/// A server.
+/// Builds a server.
 pub(crate) fn server(node: usize, scenario: &Scenario, net: &Net, rng: &mut Prng) -> Node {
-    // Without offload: a device without the engine, or a host that does not use it.
+    // Without offload: either a device without the engine, or a host that does not use it.
     let engine = rng.chance(0.5) || scenario.offload;
     let config = DeviceConfig {
         file: engine.then(|| scenario.device.clone()),
@@ -126,7 +128,7 @@ pub(crate) fn server(node: usize, scenario: &Scenario, net: &Net, rng: &mut Prng
     Node::new(device, host, App::Server(Box::new(server)), ahead, scenario.rings.slots)
 }
 
-/// A client.
+/// Builds a client.
 pub(crate) fn client(
     index: usize,
     scenario: &Scenario,
@@ -167,7 +169,7 @@ pub(crate) fn client(
     Node::new(device, host, App::Client(Box::new(client)), ahead, scenario.rings.slots.max(64))
 }
 
-/// What speaks HTTP/3 on a client's machine.
+/// Builds the HTTP/3 client of a client's machine.
 fn h3_client(
     node: usize,
     scenario: &Scenario,

@@ -1,19 +1,18 @@
-//! A namespace on the simulated disk: bytes that are stored, and a volatile cache in front of them.
+//! Model of a namespace on the simulated disk: durable bytes and a volatile write cache.
 //!
-//! What was written is what is read from then on. Whether it outlasts a crash of the machine is
-//! another matter: what was not flushed does or does not, each sector for itself; what was being
-//! written does so in part.
+//! Written data is read from then on. After a crash with power loss, each unflushed sector or page
+//! either survives or not, and writes in progress are applied in part.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::Prng;
 
-/// What is written at once or not at all.
+/// Unit of atomic writes.
 const SECTOR_BYTES: usize = 512;
-/// What a file system writes back at once.
+/// Sectors of a page, the unit of write-back by a file system.
 const PAGE_SECTORS: u64 = 8;
 
-/// Bytes that are being written.
+/// A write in progress.
 #[derive(Debug)]
 struct Change {
     node: usize,
@@ -22,26 +21,26 @@ struct Change {
     fua: bool,
 }
 
-/// What a flush has found to do: sectors, and what was in them.
+/// Sectors to flush, with their contents when the flush began.
 type Snapshot = Vec<(u64, Vec<u8>)>;
 
-/// A namespace.
+/// Model of a namespace. `node` parameters name the machine that writes or flushes.
 #[derive(Debug)]
 pub struct Namespace {
-    /// What is read.
+    /// Contents as read.
     current: Vec<u8>,
-    /// What remains of it after a crash, whatever happens.
+    /// Contents that survive any crash.
     durable: Vec<u8>,
     /// Sectors in which the two may differ.
     dirty: BTreeSet<u64>,
-    /// Changes under way, by who asks and when.
+    /// Writes in progress by operation number.
     changes: BTreeMap<u64, Change>,
     flushes: BTreeMap<u64, (usize, Snapshot)>,
     next: u64,
 }
 
 impl Namespace {
-    /// A namespace of `size` zero bytes.
+    /// Returns a namespace of `size` zero bytes.
     #[must_use]
     pub fn new(size: usize) -> Self {
         Self {
@@ -54,19 +53,20 @@ impl Namespace {
         }
     }
 
-    /// Bytes of it.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.current.len() as u64
     }
 
-    /// Copies what is read at `offset`.
+    /// Copies the bytes at `offset`.
     pub fn read(&self, offset: u64, out: &mut [u8]) {
         let from = offset as usize;
         out.copy_from_slice(&self.current[from..from + out.len()]);
     }
 
-    /// A write begins; names it. None where there is no such range.
+    /// Begins a write and returns its operation number; `None` if the range is empty or out of
+    /// bounds.
     pub fn begin(&mut self, node: usize, offset: u64, bytes: Vec<u8>, fua: bool) -> Option<u64> {
         let end = offset.checked_add(bytes.len() as u64)?;
         if bytes.is_empty() || end > self.size() {
@@ -77,7 +77,7 @@ impl Namespace {
         Some(self.next)
     }
 
-    /// A write has ended: whole, or after a fault in part.
+    /// Completes a write; with `torn`, it failed and is applied in part.
     pub fn finish(&mut self, name: u64, torn: Option<&mut Prng>) {
         let Some(change) = self.changes.remove(&name) else { return };
         if let Some(rng) = torn {
@@ -91,7 +91,7 @@ impl Namespace {
         }
     }
 
-    /// A flush begins: it is of what has been written so far.
+    /// Begins a flush of everything written so far and returns its operation number.
     pub fn begin_flush(&mut self, node: usize) -> u64 {
         self.next += 1;
         let now =
@@ -101,7 +101,7 @@ impl Namespace {
         self.next
     }
 
-    /// A flush has ended; after a fault it has done nothing.
+    /// Completes a flush; a failed one has no effect.
     pub fn finish_flush(&mut self, name: u64, failed: bool) {
         let Some((_, snapshot)) = self.flushes.remove(&name) else { return };
         if failed {
@@ -117,8 +117,8 @@ impl Namespace {
         }
     }
 
-    /// The machine crashes: what it was writing is written in part, and what was not flushed is
-    /// lost in part, by sectors or by pages. Gives how many sectors were lost.
+    /// Crashes a machine with loss of power: its writes in progress are applied in part, and of the
+    /// unflushed data some sectors or pages are lost. Returns the number of sectors lost.
     pub fn crash(&mut self, node: usize, rng: &mut Prng) -> u64 {
         self.stop(node, rng);
         let unit = if rng.chance(0.5) { 1 } else { PAGE_SECTORS };
@@ -136,8 +136,8 @@ impl Namespace {
         lost
     }
 
-    /// The machine's programs stop: what they were writing is written in part, and nothing of what
-    /// was written is lost.
+    /// Stops the programs of a machine: its writes in progress are applied in part, and completed
+    /// writes are kept.
     pub fn stop(&mut self, node: usize, rng: &mut Prng) {
         self.flushes.retain(|_, flush| flush.0 != node);
         let all = core::mem::take(&mut self.changes);
@@ -148,7 +148,7 @@ impl Namespace {
         }
     }
 
-    /// Writes the sectors of a change that `keep` says.
+    /// Applies the sectors of a write for which `keep` returns true.
     fn apply(&mut self, change: &Change, mut keep: impl FnMut(u64) -> bool) {
         for sector in sectors(change.offset, change.bytes.len()) {
             if !keep(sector) {
@@ -163,7 +163,8 @@ impl Namespace {
         }
     }
 
-    /// What flushes before `name` have of a sector is older than what is durable now.
+    /// Removes a sector from flushes that began before `name`, whose contents of it are now
+    /// outdated.
     fn overtake(&mut self, sector: u64, name: u64) {
         for (_, snapshot) in self.flushes.range_mut(..name).map(|(_, flush)| flush) {
             snapshot.retain(|(of, _)| *of != sector);
@@ -178,13 +179,13 @@ impl Namespace {
     }
 }
 
-/// The sectors of a range of bytes.
+/// Returns the sectors that a range of bytes touches.
 fn sectors(offset: usize, len: usize) -> impl Iterator<Item = u64> {
     let last = (offset + len).div_ceil(SECTOR_BYTES);
     (offset / SECTOR_BYTES..last).map(|sector| sector as u64)
 }
 
-/// The bytes of a sector; the last one may be short.
+/// Returns the byte range of a sector; the last one may be short.
 fn range(sector: u64, size: usize) -> core::ops::Range<usize> {
     let start = sector as usize * SECTOR_BYTES;
     start..(start + SECTOR_BYTES).min(size)
@@ -202,7 +203,7 @@ mod tests {
         namespace.finish(name.expect("it is in range"), None);
     }
 
-    /// The value of each sector.
+    /// Returns the value of each sector.
     fn values(namespace: &Namespace) -> Vec<u8> {
         let mut bytes = vec![0; 64 * SECTOR_BYTES];
         namespace.read(0, &mut bytes);
@@ -227,7 +228,7 @@ mod tests {
                 write(&mut namespace, sector, 3, false);
             }
             let last = namespace.begin_flush(0);
-            // In another order than they were asked for.
+            // In another order than they began.
             namespace.finish_flush(late, false);
             namespace.finish_flush(flush, false);
             namespace.finish_flush(last, true);

@@ -1,8 +1,8 @@
-//! A NAT in front of a client: its UDP port, as others see it, changes while connections are open
-//! (RFC 9000, section 9; RFC 4787).
+//! A NAT in front of a client: the client's external UDP port changes while connections are open
+//! (RFC 9000 section 9; RFC 4787).
 //!
-//! Called by [`crate::net`] for every frame that leaves a client or comes to it. The client does
-//! not notice: it is the server that finds its peer elsewhere.
+//! Called by [`crate::net`] for every frame from or to a client. The client does not notice the
+//! change; the server finds its peer at another address.
 
 use wire::checksum::adjust;
 use wire::frame::{Frame, parse, protocol};
@@ -10,40 +10,40 @@ use wire::frame::{Frame, parse, protocol};
 use crate::events::Arrival;
 use crate::quic::{CLIENT_PORT, SERVER_PORT};
 
-/// The first port that others see instead of the client's own.
+/// Base of the external ports: the n-th rebinding maps port `OUTSIDE + n`.
 const OUTSIDE: u16 = 50_000;
 
 /// The NAT of one client.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Nat {
-    /// Changes so far.
+    /// Number of rebindings.
     changes: u16,
-    /// What is sent to ports from before is lost.
+    /// Datagrams to previous ports are dropped.
     forgets: bool,
     /// The server has sent to the latest port.
     followed: bool,
 }
 
-/// What becomes of a frame on its way in.
+/// Decision about an inbound frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// It goes on.
+    /// Deliver.
     In,
-    /// The same, and it is the server's first to the latest port.
+    /// Deliver; it is the server's first datagram to the latest port.
     Followed,
-    /// Nobody has the port any more.
+    /// Drop: the port is no longer mapped.
     Nowhere,
 }
 
 impl Nat {
-    /// The client gets another port.
+    /// Gives the client another external port.
     pub(crate) const fn rebind(&mut self, forgets: bool) {
         self.changes += 1;
         self.forgets = forgets;
         self.followed = false;
     }
 
-    /// A frame leaves the client.
+    /// Translates a frame from the client.
     pub(crate) fn leave(&self, frame: &mut Arrival) {
         if self.changes == 0 {
             return;
@@ -53,7 +53,7 @@ impl Nat {
         }
     }
 
-    /// A frame comes to the client.
+    /// Translates a frame to the client.
     pub(crate) fn enter(&mut self, frame: &mut Arrival) -> Way {
         let Some((source, port, at)) = ports(&frame.bytes).filter(|_| self.changes > 0) else {
             return Way::In;
@@ -75,7 +75,7 @@ impl Nat {
     }
 }
 
-/// Ports of a datagram, and where its UDP header lies.
+/// Returns the ports of a UDP datagram and the offset of its UDP header.
 fn ports(bytes: &[u8]) -> Option<(u16, u16, usize)> {
     let Ok(Frame::Ip(ip)) = parse(bytes) else { return None };
     let header: &[u8; 4] = bytes.get(ip.l4..ip.end)?.first_chunk()?;
@@ -84,8 +84,8 @@ fn ports(bytes: &[u8]) -> Option<(u16, u16, usize)> {
     (ip.protocol == protocol::UDP).then_some(ports)
 }
 
-/// Writes another port, and the checksum that goes with it. One that the wire has not filled in yet
-/// covers the pseudo-header alone, where no port is.
+/// Replaces a port and updates the checksum. A partial checksum covers only the pseudo-header,
+/// which has no ports.
 fn rewrite(frame: &mut Arrival, l4: usize, at: usize, old: u16, new: u16) {
     let bytes = &mut frame.bytes;
     bytes[l4 + at..l4 + at + 2].copy_from_slice(&new.to_be_bytes());
@@ -96,7 +96,7 @@ fn rewrite(frame: &mut Arrival, l4: usize, at: usize, old: u16, new: u16) {
     if frame.checksum == abi::Checksum::Partial || sum == 0 {
         return;
     }
-    // RFC 768: a sum of zero is sent as all ones.
+    // RFC 768: a checksum of zero is transmitted as all ones.
     let sum = match adjust(sum, old, new) {
         0 => u16::MAX,
         sum => sum,

@@ -1,10 +1,10 @@
-//! The network: a switch with a port for each node, and everything that can go wrong on the way.
+//! The network: a switch with a port for each node, and the faults of the network.
 //!
-//! A frame leaves its node at the port's rate, crosses the switch, waits for the receiver's port
-//! behind others, and arrives after a delay. Without reordering two frames between the same two
-//! ports keep their order whatever the jitter. Corruption turns one bit over, as the checksums
-//! above must notice; more bits could pass a 16-bit sum by chance, which real links prevent by a
-//! CRC of their own.
+//! A frame leaves its node at the port's rate, crosses the switch, waits in the queue of the
+//! receiver's port, and arrives after a delay. Without reordering, frames between the same two
+//! ports keep their order whatever the jitter. Corruption flips a single bit, which the checksums
+//! above must detect; several bits could pass a 16-bit sum by chance, which the CRC of a real link
+//! prevents.
 
 use abi::Checksum;
 use abi::port::{TxFrame, WireCaps};
@@ -18,9 +18,9 @@ use crate::faults::{Links, NetFaults, Scenario};
 use crate::nat::{Nat, Way};
 use crate::proxied::Back;
 
-/// The youngest copy of a SYN that comes again.
+/// Minimum delay of an old copy of a SYN.
 const OLD_MIN: Duration = Duration::from_millis(100);
-/// Bytes that wait in a node's own port before it takes no more.
+/// Bytes that a node's own port queues before it refuses frames.
 const PORT_QUEUE_BYTES: u64 = 64 * 1024;
 
 /// What happened to a frame on its way.
@@ -36,45 +36,45 @@ pub(crate) enum Fate {
 }
 
 base::counters! {
-    /// What the network did.
+    /// Counters of the network.
     pub struct NetCounters {
-        /// Frames that nodes sent.
+        /// Frames sent by nodes.
         net_frames,
-        /// Their bytes.
+        /// Bytes of these frames.
         net_bytes,
         /// Frames delivered, copies included.
         net_delivered,
-        /// Lost at random.
+        /// Frames lost at random.
         net_lost,
-        /// Lost because a queue was full.
+        /// Frames lost because a queue was full.
         net_queue_full,
-        /// Lost because a node was cut off or is gone.
+        /// Frames lost because a node was disconnected or stopped.
         net_cut_off,
-        /// Delivered twice.
+        /// Frames delivered twice.
         net_duplicated,
-        /// Delivered with a bit turned over.
+        /// Frames delivered with a flipped bit.
         net_corrupted,
-        /// Of these, those of which TCP's checksum says nothing.
+        /// Corrupted frames whose TCP checksum was updated to match.
         net_corrupted_unseen,
-        /// Held back, so that others overtook them.
+        /// Frames delayed, so that others overtook them.
         net_held_back,
-        /// Copies of SYNs that came much later.
+        /// Copies of SYNs that arrived much later.
         net_old_syns,
-        /// Marked with CE.
+        /// Frames marked with CE.
         net_marked,
-        /// Frames for an address that no node has.
+        /// Frames to an address that no node has.
         net_unknown,
-        /// Frames turned back because the port was busy.
+        /// Turns of devices in which the port refused a frame.
         net_port_full,
-        /// Hostile frames.
+        /// Frames of attackers.
         net_hostile,
-        /// Of these, made of QUIC's datagrams.
+        /// Frames of attackers made from QUIC datagrams.
         net_hostile_quic,
-        /// Times that a client's port became another.
+        /// Changes of a client's external port.
         net_rebindings,
-        /// Of these, followed by the server before the next.
+        /// Changes that the server followed before the next one.
         net_rebindings_followed,
-        /// Frames for a port from before.
+        /// Frames to a previous external port, dropped.
         net_rebindings_lost,
     }
 }
@@ -82,18 +82,18 @@ base::counters! {
 #[derive(Debug)]
 struct Port {
     mac: [u8; 6],
-    /// When the port has sent what it was given.
+    /// Time at which the port has sent everything it has accepted.
     sent_at: Instant,
-    /// When the switch has sent what waits for this port.
+    /// Time at which the switch has sent everything queued for this port.
     received_at: Instant,
-    /// Cut off for a while, or for good.
+    /// Disconnected, for a while or for good.
     cut: bool,
-    /// The way to it is as fast as its own port: what many clients send needs no narrow link.
+    /// The link to it is as fast as its own port: it is shared by all clients.
     wide: bool,
-    /// It lies behind a proxy.
+    /// It belongs to a server behind a proxy.
     back: bool,
     nat: Nat,
-    /// Latest arrival at this port from each other: order is kept by never coming before it.
+    /// Latest arrival at this port from each other port; later frames never arrive before it.
     last: Vec<Instant>,
 }
 
@@ -102,29 +102,29 @@ struct Port {
 pub(crate) struct Net {
     links: Links,
     faults: NetFaults,
-    /// The way between a proxy and its servers.
+    /// The network between a proxy and its servers.
     back: Option<Back>,
     rng: Prng,
-    /// For old copies of SYNs, which the rest does not depend on.
+    /// Separate generator for old copies of SYNs.
     old: Prng,
-    /// When the faults end.
+    /// Time at which the faults end.
     fault_time: Duration,
     ports: Vec<Port>,
-    /// Of the frames that are corrupted, those of which TCP's checksum says nothing.
+    /// Probability that the TCP checksum of a corrupted frame is updated to match.
     unseen: f64,
-    /// When the frame that is carried was handed in.
+    /// Time at which the frame being carried was sent.
     entered: Instant,
-    /// The longest time that a frame took, between clients and the front, and behind a proxy.
+    /// Longest transit time of a frame: between clients and the front, and behind a proxy.
     pub(crate) longest: [Duration; 2],
-    /// The last frame was lost: the next may be, too.
+    /// The last frame was lost; the next may be, too.
     losing: bool,
     pub(crate) counters: NetCounters,
-    /// What became of the frame that was sent last; the trace takes it.
+    /// What happened to the frames sent since the trace last took these.
     pub(crate) fates: Vec<(Fate, usize, u64)>,
 }
 
 impl Net {
-    /// A switch with a port for each address, and one more that nobody listens at.
+    /// Returns a switch with a port for each address. The last port is the attacker's.
     pub(crate) fn new(scenario: &Scenario, macs: &[[u8; 6]], rng: Prng) -> Self {
         let back = scenario.proxied.as_ref().map(|proxied| proxied.back.clone());
         let is_server = |node| scenario.servers().any(|server| server == node);
@@ -156,7 +156,7 @@ impl Net {
         }
     }
 
-    /// What the nodes' wires can do.
+    /// Returns the capabilities of the nodes' links.
     pub(crate) const fn wire_caps(&self) -> WireCaps {
         let runs = self.links.runs;
         WireCaps {
@@ -167,7 +167,7 @@ impl Net {
         }
     }
 
-    /// No more faults, and whoever was cut off is back.
+    /// Ends all faults of links; disconnected nodes are reconnected by the caller.
     pub(crate) fn heal(&mut self) {
         self.faults = NetFaults::default();
         if let Some(back) = &mut self.back {
@@ -177,19 +177,19 @@ impl Net {
         self.links.mark_bytes = None;
     }
 
-    /// Cuts a node off, or joins it again.
+    /// Disconnects or reconnects a node.
     pub(crate) fn cut(&mut self, node: usize, cut: bool) {
         self.ports[node].cut = cut;
     }
 
-    /// Whether a node's port takes another frame now, or when it will.
+    /// Returns whether a node's port accepts another frame now; if not, when it will.
     pub(crate) fn ready_at(&self, now: Instant, node: usize) -> Result<(), Instant> {
         let port = &self.ports[node];
         let full = transfer_time(PORT_QUEUE_BYTES, self.links.port_bytes_per_s);
         if port.sent_at.since(now) <= full { Ok(()) } else { Err(port.sent_at - full) }
     }
 
-    /// Takes a frame of a node.
+    /// Accepts a frame from a node.
     pub(crate) fn send(&mut self, now: Instant, from: usize, frame: &TxFrame, queue: &mut Queue) {
         let mut bytes = vec![0; frame.len()];
         frame.copy_to(&mut bytes);
@@ -198,13 +198,13 @@ impl Net {
         self.carry(now, Arrival { from, bytes, checksum, segment_size }, queue);
     }
 
-    /// A client's UDP port is another from now on, as others see it.
+    /// Gives a client another external UDP port.
     pub(crate) fn rebind(&mut self, node: usize, forgets: bool) {
         self.counters.net_rebindings += 1;
         self.ports[node].nat.rebind(forgets);
     }
 
-    /// Carries a frame to whom it is for.
+    /// Carries a frame to its receivers.
     pub(crate) fn carry(&mut self, now: Instant, mut frame: Arrival, queue: &mut Queue) {
         self.entered = now;
         self.ports[frame.from].nat.leave(&mut frame);
@@ -241,12 +241,12 @@ impl Net {
         self.fates.push((fate, from, len));
     }
 
-    /// The way behind a proxy, for a frame that crosses it.
+    /// Returns the network behind a proxy if the frame crosses it.
     fn back(&self, from: usize, to: usize) -> Option<&Back> {
         self.back.as_ref().filter(|_| self.ports[from].back || self.ports[to].back)
     }
 
-    /// The switch's way to one port.
+    /// Forwards a frame from the switch to one port.
     fn forward(&mut self, at: Instant, to: usize, mut frame: Arrival, queue: &mut Queue) {
         let (from, len) = (frame.from, frame.bytes.len() as u64);
         if self.ports[from].cut || self.ports[to].cut {
@@ -262,8 +262,8 @@ impl Net {
         let Some(left_at) = self.queue_for(at, to, &mut frame) else {
             return self.fate(Fate::QueueFull, from, len);
         };
-        // The last port is hostile, and has damaged what it sends: two bits could pass a 16-bit
-        // sum.
+        // The last port is the attacker's, whose frames are damaged already: two flipped bits could
+        // pass a 16-bit sum.
         let honest = from + 1 < self.ports.len();
         let corrupt = self.rng.chance(faults.corrupt) && honest;
         let passes = corrupt && self.unseen > 0.0 && self.rng.chance(self.unseen);
@@ -281,8 +281,8 @@ impl Net {
         self.deliver(left_at, to, frame, &faults, queue);
     }
 
-    /// Another copy of a SYN may come much later: by then its sender may have had a connection, and
-    /// have another one from the same port.
+    /// May schedule another, much later copy of a SYN. By then its sender may have closed that
+    /// connection and opened another from the same port.
     fn keep_old_syn(&mut self, at: Instant, to: usize, frame: &Arrival, queue: &mut Queue) {
         if self.faults.old_syns == 0.0
             || !is_syn(&frame.bytes)
@@ -299,7 +299,8 @@ impl Net {
         }
     }
 
-    /// The queue in front of the receiver's port: when the frame has left it.
+    /// Queues a frame at the receiver's port. Returns when it has left, or `None` if the queue is
+    /// full.
     fn queue_for(&mut self, at: Instant, to: usize, frame: &mut Arrival) -> Option<Instant> {
         let port = &mut self.ports[to];
         let links = &self.links;
@@ -327,7 +328,7 @@ impl Net {
         queue: &mut Queue,
     ) {
         let (delay, jitter) = match self.back(frame.from, to) {
-            // As much jitter as a link with that delay may have.
+            // The maximum jitter that a link with this delay may have.
             Some(back) => (back.delay, back.delay / 2),
             None => (self.links.delay, self.links.jitter),
         };
@@ -356,7 +357,7 @@ impl Net {
     }
 }
 
-/// Whether a frame has the SYN of one who opens a connection.
+/// Returns whether a frame is a SYN without ACK.
 fn is_syn(frame: &[u8]) -> bool {
     let Ok(Frame::Ip(ip)) = parse(frame) else { return false };
     ip.protocol == protocol::TCP && frame.get(ip.l4 + 13).is_some_and(|flags| flags & 0x12 == 0x02)
@@ -372,8 +373,8 @@ fn bytes_in(time: Duration, bytes_per_s: u64) -> u64 {
     u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
-/// Turns one bit of what QUIC protects over, or of its headers, and mends UDP's checksum: half of
-/// the datagrams that are damaged get as far as their tag.
+/// Flips one bit of a QUIC packet and updates the UDP checksum, in half of the datagrams, so that
+/// the damage is detected by QUIC's authentication tag only.
 fn turn_datagram_bit(frame: &mut Arrival, rng: &mut Prng) -> bool {
     let Ok(Frame::Ip(ip)) = parse(&frame.bytes) else { return false };
     let at = ip.l4 + UDP_BYTES;
@@ -381,7 +382,7 @@ fn turn_datagram_bit(frame: &mut Arrival, rng: &mut Prng) -> bool {
     if ip.protocol != protocol::UDP || at + 2 > ip.end || !sums || rng.chance(0.5) {
         return false;
     }
-    // A whole word of the sum.
+    // A whole 16-bit word of the sum.
     let word = ip.l4 + (at - ip.l4 + rng.below((ip.end - at - 1) as u64) as usize) / 2 * 2;
     let bytes = &mut frame.bytes;
     let old = u16::from_be_bytes([bytes[word], bytes[word + 1]]);
@@ -396,11 +397,11 @@ fn turn_datagram_bit(frame: &mut Arrival, rng: &mut Prng) -> bool {
     true
 }
 
-/// Payload of a segment that has more in it than what NVMe/TCP sends without a digest: ICReq or
-/// ICResp, which nobody says anything behind before it was answered.
+/// Bytes of payload in which no bit is flipped unless the segment has more: ICReq and ICResp are
+/// sent without a digest, and no data follows them before the reply.
 const PROTECTED: usize = 128;
 
-/// Turns one bit of TCP's payload over, and mends the checksum.
+/// Flips one bit of the TCP payload and updates the checksum.
 fn turn_segment_bit(frame: &mut Arrival, rng: &mut Prng) -> bool {
     let Ok(Frame::Ip(ip)) = parse(&frame.bytes) else { return false };
     let offset = frame.bytes.get(ip.l4 + 12).map_or(0, |byte| usize::from(byte >> 4) * 4);
@@ -408,7 +409,7 @@ fn turn_segment_bit(frame: &mut Arrival, rng: &mut Prng) -> bool {
     if ip.protocol != protocol::TCP || offset < 20 || at + PROTECTED >= ip.end {
         return false;
     }
-    // Whole words of the sum: TCP's header has an even length.
+    // Whole 16-bit words of the sum: the TCP header has an even length.
     let word = at + rng.below((ip.end - at) as u64 / 2) as usize * 2;
     let bytes = &mut frame.bytes;
     let old = u16::from_be_bytes([bytes[word], bytes[word + 1]]);
@@ -420,8 +421,8 @@ fn turn_segment_bit(frame: &mut Arrival, rng: &mut Prng) -> bool {
     true
 }
 
-/// Turns one bit of an IP packet over; not of what no checksum covers and a real link's CRC would:
-/// ARP, and the length in an IPv6 header, by which the packet could be cut.
+/// Flips one bit of an IP packet. Excluded are fields without a checksum that the CRC of a real
+/// link would protect: ARP, and the length in an IPv6 header, which could truncate the packet.
 fn turn_bit(bytes: &mut [u8], rng: &mut Prng) -> bool {
     let v6 = bytes.get(12..14) == Some(&[0x86, 0xdd]);
     let ip = v6 || bytes.get(12..14) == Some(&[0x08, 0x00]);
@@ -433,7 +434,7 @@ fn turn_bit(bytes: &mut [u8], rng: &mut Prng) -> bool {
     true
 }
 
-/// Marks a packet of an ECN-capable transport: RFC 3168 section 5.
+/// Marks a packet of an ECN-capable transport with CE (RFC 3168 section 5).
 fn mark_ce(bytes: &mut [u8]) -> bool {
     match bytes.get(12..16) {
         Some(&[0x08, 0x00, version, tos]) if tos & 3 != 0 && tos & 3 != 3 => {

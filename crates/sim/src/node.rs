@@ -1,7 +1,8 @@
 //! A machine: a device, a host above it, an application above that, and the rings between them.
 //!
-//! Each half takes turns as the threads of `outboard serve` do: it takes a bounded batch of what
-//! has come, works, and gives out what the rings have room for. Between its turns nothing happens
+//! The halves take turns like the threads of `outboard serve`: a turn takes a bounded batch of
+//! input, processes it, and emits output while the rings have room. Nothing happens in a half
+//! between its turns. [`crate::world`] schedules the turns.
 //! in it. The world decides when a turn comes.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -29,13 +30,13 @@ use crate::storage::rogue::Rogue;
 use crate::storage::user::User;
 use crate::trace::What;
 
-/// Frames that wait for the device before the wire loses them.
+/// Frames that wait for the device before further ones are lost.
 const RECEIVE_MAX: usize = 4_096;
 
-/// Payload of the longest run that a port takes.
+/// Payload bytes of the longest run that a port accepts.
 const RUN_BYTES_MAX: usize = 65_416;
 
-/// What runs above the host.
+/// Application above the host.
 pub(crate) enum App {
     Server(Box<ContentServer>),
     Proxy(Box<Proxy>),
@@ -45,48 +46,48 @@ pub(crate) enum App {
     Rogue(Box<Rogue>),
 }
 
-/// What came of a turn.
+/// Result of a turn.
 #[derive(Debug, Default)]
 pub(crate) struct Turned {
-    /// The other half has something to take.
+    /// The other half has to be woken.
     pub(crate) ring: bool,
-    /// When this half wants another turn.
+    /// Time of the next turn of this half, on the simulation's clock.
     pub(crate) next: Option<Instant>,
-    /// For the trace: how much of what was taken.
+    /// For the trace: numbers of items taken from the three kinds of queues.
     pub(crate) taken: [u64; 3],
 }
 
-/// What a turn may use of the world.
+/// The parts of the simulation that a turn uses.
 pub(crate) struct Around<'a> {
     pub(crate) now: Instant,
-    /// Whose turn it is.
+    /// The node whose turn it is.
     pub(crate) node: usize,
     pub(crate) disk: &'a mut SimDisk,
     pub(crate) report: &'a mut Report,
-    /// Requests for the disk, to be submitted by the world.
+    /// Disk requests, submitted after the turn.
     pub(crate) requests: Vec<DiskRequest>,
-    /// Frames for the network.
+    /// Frames for the network, sent after the turn.
     pub(crate) frames: Vec<TxFrame>,
-    /// Pairs that the device has begun to relay.
+    /// Pairs that the device has begun to splice.
     pub(crate) spliced: Vec<Splice>,
-    /// Pairs of which the host hears that they have ended; none stands for all.
+    /// Pairs whose end the device has reported to the host; `None` means all (a reset).
     pub(crate) unspliced: Vec<Option<SpliceId>>,
-    /// Requests that the disk still takes.
+    /// Number of requests that the disk still accepts.
     pub(crate) disk_room: usize,
-    /// When the port takes frames again, if it does not now.
+    /// When the port accepts frames again, if it does not now.
     pub(crate) port_ready: Result<(), Instant>,
-    /// Frames that it takes in this turn.
+    /// Number of frames that the port accepts in this turn.
     pub(crate) port_room: usize,
-    /// It has refused one.
+    /// The port has refused a frame.
     pub(crate) port_refused: bool,
 }
 
-/// The rings between the halves of a machine, and what has come for each half from outside.
+/// The rings between the halves of a machine, and the inputs of each half from outside.
 #[derive(Debug)]
 struct Rings {
     ops: VecDeque<Op>,
     recycle: VecDeque<PacketBuf>,
-    /// Buffers that this ring had no room for.
+    /// Buffers dropped because the `recycle` ring was full.
     recycle_overruns: u64,
     events: VecDeque<Event>,
     /// Frames that have arrived.
@@ -111,13 +112,13 @@ impl Rings {
     }
 }
 
-/// What is watched at the contract between the halves.
+/// Checkers that watch the contract between the halves.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
-    /// Pairs that the device was asked to take, and has not begun with.
+    /// Pairs that the device was asked to splice and has not started.
     splices: BTreeMap<SpliceId, Splice>,
     pub(crate) echo_order: EchoOrder,
-    /// The order in which the device delivered packets of QUIC since its start.
+    /// Order in which the device delivered QUIC packets since its start.
     pub(crate) quic_order: Order,
 }
 
@@ -130,15 +131,15 @@ pub(crate) struct Node {
     pub(crate) watch: Watch,
     pub(crate) odd: OddHost,
     pub(crate) receive_overruns: u64,
-    /// When the halves' next turns are.
+    /// Times of the next turns of device and host.
     pub(crate) turns: [Instant; 2],
-    /// By how much its clock is ahead of the world's.
+    /// Lead of the node's clock over simulated time.
     ahead: Duration,
-    /// It has stopped, for good or until it starts again.
+    /// Stopped, for good or until it starts again.
     pub(crate) stopped: bool,
-    /// The program was told to end.
+    /// The program was asked to terminate and has not yet.
     pub(crate) ends: bool,
-    /// Times that it was killed.
+    /// Number of times that the machine was killed or stopped.
     pub(crate) life: u32,
 }
 
@@ -160,17 +161,17 @@ impl Node {
         }
     }
 
-    /// The device loses the context for sealing that it was asked for last, and tells nobody.
+    /// Makes the device silently lose its most recent transmit context.
     pub(crate) fn lose_context(&mut self) {
         self.odd.lose_context(&mut self.rings.ops);
     }
 
-    /// The node's own time.
+    /// Converts simulated time to the node's own.
     pub(crate) fn local(&self, now: Instant) -> Instant {
         now + self.ahead
     }
 
-    /// The world's time, from the node's own.
+    /// Converts the node's own time to simulated time.
     fn global(&self, local: Instant) -> Instant {
         local - self.ahead
     }
@@ -183,7 +184,7 @@ impl Node {
         &self.host.host
     }
 
-    /// Takes a frame that has arrived.
+    /// Queues a frame that has arrived.
     pub(crate) fn receive(&mut self, frame: Arrival) {
         if self.rings.received.len() < RECEIVE_MAX {
             self.rings.received.push_back(frame);
@@ -192,7 +193,7 @@ impl Node {
         }
     }
 
-    /// Takes a completion of the disk for one half.
+    /// Queues a disk completion for one half.
     pub(crate) fn complete(&mut self, side: Side, completion: DiskCompletion) {
         match side {
             Side::Device => self.rings.device_disk.push_back(completion),
@@ -211,7 +212,7 @@ impl Node {
         self.watch.echo_order.clear();
     }
 
-    /// Tells the program to end.
+    /// Asks the program to terminate.
     pub(crate) fn end(&mut self, now: Instant) {
         let local = self.local(now);
         let mut none = ();
@@ -224,7 +225,7 @@ impl Node {
         (self.device.device, self.host.host)
     }
 
-    /// Starts the machine again, with this device and host.
+    /// Starts the machine again with the given device and host.
     pub(crate) fn start(&mut self, device: Device, host: Host) {
         (self.device, self.host) = (DeviceHalf::new(device, 0), HostHalf::new(host));
         self.watch.quic_order = Order::default();
@@ -237,8 +238,8 @@ impl Node {
         self.watch.echo_order.clear();
     }
 
-    /// Buffers on their way from the host to the device's pool, and those that the ring between
-    /// them had no room for.
+    /// Returns the number of buffers on their way from the host to the device's pool, including
+    /// those that the ring had no room for.
     pub(crate) fn recycled(&self) -> u64 {
         self.rings.recycle.len() as u64 + self.rings.recycle_overruns
     }
@@ -254,7 +255,7 @@ impl Node {
             && host_disk.is_empty()
     }
 
-    /// Gives the device a turn.
+    /// Runs a turn of the device.
     pub(crate) fn device_turn(&mut self, around: &mut Around<'_>) -> Turned {
         let now = self.local(around.now);
         let soon = around.now + Duration::from_micros(1);
@@ -268,7 +269,7 @@ impl Node {
             || !received.is_empty()
             || !device_disk.is_empty()
             || (takes_ops && !ops.is_empty());
-        // A link that is busy says when it is not.
+        // A busy link reports when it accepts frames again.
         let waits_for_host = !takes_ops || events.len() >= self.rings.slots;
         let retry = blocked && (full.is_none() || waits_for_host);
         let retry = retry.then(|| around.now + RETRY);
@@ -278,7 +279,7 @@ impl Node {
         turned
     }
 
-    /// Gives the host, and the application above it, a turn.
+    /// Runs a turn of the host and the application.
     pub(crate) fn host_turn(&mut self, around: &mut Around<'_>) -> Turned {
         let local = self.local(around.now);
         let soon = around.now + Duration::from_micros(1);
@@ -301,7 +302,7 @@ impl Node {
         turned
     }
 
-    /// Takes over what the user of a namespace has to say of the turn.
+    /// Moves the log and the errors of a user of namespaces to the report.
     fn report_user(&mut self, around: &mut Around<'_>) {
         let App::User(user) = &mut self.app else { return };
         for fields in user.log.drain(..) {
@@ -312,7 +313,7 @@ impl Node {
         }
     }
 
-    /// Gives the proxy another table, where this is its machine.
+    /// Gives the proxy another table; ignored on other machines.
     pub(crate) fn apply(&mut self, now: Instant, table: Table) {
         let local = self.local(now);
         if let App::Proxy(proxy) = &mut self.app {
@@ -321,7 +322,7 @@ impl Node {
         }
     }
 
-    /// A counter or gauge of the device, the host or the application, by name; zero where there is
+    /// Returns a counter or gauge of the device, the host or the application by name; 0 if there is
     /// none.
     pub(crate) fn counter(&self, name: &str) -> u64 {
         let mut found = 0;
@@ -334,7 +335,7 @@ impl Node {
         found
     }
 
-    /// Walks all counters and gauges of the machine.
+    /// Visits all counters and gauges of the machine.
     pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.device.device.visit(f);
         self.host.host.visit(f);
@@ -354,8 +355,8 @@ impl Node {
 }
 
 impl App {
-    /// Returns the application as its host's driver sees it. Of a client, which needs more than its
-    /// host, `client` makes one.
+    /// Returns the application for the host's driver. A client needs more than its host; `client`
+    /// wraps it.
     fn as_application<'a>(
         &'a mut self,
         client: impl FnOnce(&'a mut Client) -> &'a mut dyn Application,
@@ -371,7 +372,7 @@ impl App {
     }
 }
 
-/// A client with what it needs of the world besides its host.
+/// A client with the parts of the simulation that it needs besides its host.
 struct ClientTurn<'a> {
     client: &'a mut Client,
     now: Instant,
@@ -410,13 +411,13 @@ impl Application for ClientTurn<'_> {
     }
 }
 
-/// What a device finds below itself and in its rings.
+/// Ports of a device: link, disk and rings.
 struct DeviceSide<'a, 'w> {
     rings: &'a mut Rings,
     watch: &'a mut Watch,
     around: &'a mut Around<'w>,
     turned: Turned,
-    /// When the link takes frames again, if it refused one.
+    /// When the link accepts frames again, if it refused one.
     full: Option<Instant>,
 }
 
@@ -509,7 +510,7 @@ impl DevicePorts for DeviceSide<'_, '_> {
     }
 }
 
-/// A copy of a frame as the link has it: nothing of it is shared with the device.
+/// Returns a copy of a frame that shares no memory with the device, as on a link.
 fn copy(frame: &TxFrame) -> TxFrame {
     let mut payload = Vec::with_capacity(frame.payload_len());
     frame.payload.iter().for_each(|part| payload.extend_from_slice(part.as_slice()));
@@ -521,7 +522,7 @@ fn copy(frame: &TxFrame) -> TxFrame {
     }
 }
 
-/// What a host finds in its rings and on its disk.
+/// Ports of a host: rings and disk.
 struct HostSide<'a> {
     rings: &'a mut Rings,
     odd: &'a mut OddHost,
@@ -562,7 +563,7 @@ impl HostPorts for HostSide<'_> {
         if self.rings.recycle.len() < self.rings.slots {
             self.rings.recycle.push_back(packet);
         } else {
-            // A full ring costs an allocation later.
+            // A buffer that does not fit costs the device an allocation later.
             self.rings.recycle_overruns += 1;
         }
     }

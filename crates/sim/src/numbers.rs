@@ -1,39 +1,38 @@
-//! Numbers that begin just below their limits: sequence numbers and timestamps of TCP, record
-//! numbers of TLS, and the epochs of a device's cookies.
+//! Numbers that begin just below their limits: TCP sequence numbers and timestamps, TLS record
+//! numbers, and the epochs of a device's SYN cookies.
 //!
-//! Random numbers meet their limits in one connection of thousands. In a share of the worlds each
-//! host has its own begin below 2^31 or 2^32, so that they cross it during the world. Packet
-//! numbers of QUIC are not among them: quinn-proto begins at zero, and the device's tests have
-//! large ones.
+//! With random numbers one connection in thousands crosses a limit. In a share of the scenarios
+//! each host begins below 2^31 or 2^32, so that it crosses them during the run. QUIC packet numbers
+//! are not included: quinn-proto begins at zero, and the device's tests cover large ones.
 
 use base::{Duration, Instant, Prng};
 use host::{FirstNumbers, TcpConfig};
 
 use crate::faults::{Scenario, Tls};
 
-/// Of the numbers that are drawn here.
+/// Salt of this module's generator.
 const SALT: u64 = 0x4e75_0f0b;
-/// The suite that may seal so many records, of those of a world.
+/// Index of the suite without a limit on the number of records per key.
 const CHACHA: usize = 2;
-/// Nodes that have numbers of their own; the others follow in turn.
+/// Number of nodes with first numbers of their own; further nodes repeat them cyclically.
 const KINDS: usize = 4;
-/// Records that a key may seal, if its suite has no limit, before the host changes it.
+/// Number of records after which the host updates a key whose suite has no limit.
 const RECORDS_MAX: u64 = u64::MAX - 1_024;
-/// Milliseconds of an epoch of cookies, of which 32 can be told apart.
+/// Length of an epoch of SYN cookies in milliseconds; 32 epochs can be distinguished.
 const EPOCH_MS: u64 = 64_000;
 
-/// Where the numbers of a world begin.
+/// First numbers of a scenario.
 #[derive(Clone, Debug)]
 pub(crate) struct Numbers {
     sequence: Option<[u32; KINDS]>,
     timestamp: Option<[u32; KINDS]>,
     record: u64,
-    /// The last epoch before they repeat is about to end.
+    /// The last epoch before the epoch number wraps is about to end.
     epoch: bool,
 }
 
 impl Numbers {
-    /// From numbers of its own: the rest of a scenario is the same with and without.
+    /// Uses a generator of its own: the rest of the scenario does not depend on these draws.
     pub(crate) fn draw(seed: u64, tls: Option<&Tls>) -> Option<Self> {
         let r = &mut Prng::new(seed ^ SALT);
         if !r.chance(0.3) {
@@ -43,7 +42,7 @@ impl Numbers {
             |r: &mut Prng| [(); KINDS].map(|()| if r.chance(0.6) { 0 } else { 1_u32 << 31 });
         let (sequence, timestamp) = (limits(r), limits(r));
         let (has_sequence, has_timestamp, epoch) = (r.chance(0.8), r.chance(0.8), r.chance(0.3));
-        // TLS 1.2 has no other key to go on with.
+        // TLS 1.2 has no key update.
         let last = r.chance(0.5) && tls.is_some_and(|tls| !tls.v12);
         let limit = if last { RECORDS_MAX } else { 1 << 32 };
         let few = tls.is_some_and(|tls| tls.key_records.is_some());
@@ -55,19 +54,19 @@ impl Numbers {
         })
     }
 
-    /// Milliseconds that clocks are ahead, if the epochs of cookies are to end.
+    /// Returns the lead of the clocks in milliseconds if cookie epochs are to wrap.
     pub(crate) const fn clock_ahead_ms(&self) -> Option<u64> {
         if self.epoch { Some(31 * EPOCH_MS - 1_000) } else { None }
     }
 }
 
-/// Whether record numbers begin high: those of a suite without a limit.
+/// Returns whether record numbers begin high, which requires a suite without a limit.
 pub(crate) fn has_large_records(scenario: &Scenario) -> bool {
     let begin = scenario.numbers.as_ref().is_some_and(|numbers| numbers.record > 0);
     begin && scenario.tls.as_ref().is_some_and(|tls| tls.suite == CHACHA)
 }
 
-/// A node's TCP as `base` says, with first numbers if the scenario has any.
+/// Returns `base` with the first numbers of the scenario, if it has any.
 pub(crate) fn tcp(
     scenario: &Scenario,
     node: usize,
@@ -86,7 +85,7 @@ pub(crate) fn tcp(
     tcp
 }
 
-/// Whether `limit` lies behind `first` and not behind `last`, modulo 2^32.
+/// Returns whether `limit` is in the range `(first, last]` modulo 2^32.
 pub(crate) const fn crosses(first: u32, last: u32, limit: u32) -> bool {
     let ahead = limit.wrapping_sub(first);
     ahead > 0 && ahead <= last.wrapping_sub(first)

@@ -1,10 +1,10 @@
-//! What an odd host does to the operations that it gives its device.
+//! A host that misuses its operations.
 //!
-//! It answers a device that asks where a record begins late, and twice; it takes a context for
-//! sealing away, so that what it hands over next meets a device that has lost it; it hands a batch
-//! of QUIC packets over twice, under the same packet numbers. A device has to refuse what it cannot
-//! do, and the host has to go on in software. Called by [`crate::node`] for each operation on its
-//! way into the ring; the world says when (`Event::LoseContext`).
+//! It answers resynchronization requests late and twice; it destroys a transmit context behind the
+//! host's back, so that the next transmits meet a device without it; it submits a batch of QUIC
+//! packets twice under the same packet numbers. The device must refuse the impossible operations,
+//! and the host must fall back to software. Called by [`crate::node`] for each operation on its way
+//! into the ring; `Event::LoseContext` triggers the loss of a context.
 
 use std::collections::VecDeque;
 
@@ -13,31 +13,31 @@ use abi::quic::{self, QuicId};
 use abi::{Op, Transmit};
 use base::SeqNum;
 
-/// A context of a device that seals.
+/// A transmit context of the device, which encrypts.
 #[derive(Clone, Copy, Debug)]
 enum Seals {
     Tls(L5oId),
     Quic(QuicId),
 }
 
-/// An answer to `L5oResyncRxReq`.
+/// An answer to `L5oResyncRxReq`: context, sequence number and record number.
 type Answer = (L5oId, SeqNum, Option<u64>);
 
-/// An odd host's part of a node.
+/// The operation filter of a node.
 #[derive(Debug, Default)]
 pub(crate) struct OddHost {
-    /// Answers are given in the turn after, twice.
+    /// Resynchronization requests are answered one turn late, twice.
     pub(crate) late_answers: bool,
     answers: Vec<Answer>,
-    /// The context for sealing that the device was asked for last.
+    /// The transmit context most recently created.
     seals: Option<Seals>,
-    /// The next batch of QUIC packets is handed over twice.
+    /// The next batch of QUIC packets is submitted twice.
     repeats: bool,
 }
 
 impl OddHost {
-    /// Takes the context that was asked for last away, without the host's knowledge; or, of QUIC,
-    /// has the next packets use their numbers again.
+    /// Destroys the transmit context most recently created without the host's knowledge. For QUIC,
+    /// the first call instead repeats the next packets, and the next call destroys the context.
     pub(crate) fn lose_context(&mut self, ring: &mut VecDeque<Op>) {
         match self.seals.take() {
             Some(Seals::Tls(context)) => ring.push_back(Op::L5oDestroy { context }),
@@ -47,7 +47,7 @@ impl OddHost {
         }
     }
 
-    /// A turn of the host begins. Says whether something was put into the ring.
+    /// Begins a turn of the host. Returns whether operations were put into the ring.
     pub(crate) fn begin_turn(&mut self, ring: &mut VecDeque<Op>) -> bool {
         let any = !self.answers.is_empty();
         for (context, tcpsn, number) in self.answers.drain(..) {
@@ -58,7 +58,7 @@ impl OddHost {
         any
     }
 
-    /// Puts an operation into the ring.
+    /// Puts an operation into the ring, or delays or repeats it.
     pub(crate) fn pass(&mut self, op: Op, ring: &mut VecDeque<Op>) {
         match &op {
             Op::L5oCreate(made) if matches!(made.direction, l5o::Direction::Transmit) => {
@@ -82,7 +82,7 @@ impl OddHost {
     }
 }
 
-/// The same transmit, of which nobody wants to hear.
+/// Returns a copy of a transmit, without its echo.
 fn copy(transmit: &Transmit) -> Transmit {
     Transmit {
         flow: transmit.flow,

@@ -1,8 +1,9 @@
-//! Worlds with a proxy: what a seed says about it, and the machine that it makes.
+//! Scenarios with a proxy: their parameters, and the proxy's machine.
 //!
-//! In one world of four the clients do not talk to a server but to `apps::proxy` on a machine of
-//! its own, with one or two servers behind it that share a disk. [`crate::faults`] draws it with
-//! the rest of a scenario, [`crate::world`] puts the machine into the world. What a proxy says for
+//! In one scenario of four the clients connect to `apps::proxy` on a machine of its own, with one
+//! or two servers behind it that share a disk. [`crate::faults`] draws the parameters with the rest
+//! of a scenario; [`crate::world`] adds the machine to the run. [`NAME`] tells the proxy's own
+//! responses from those of servers.
 //! itself is told by [`NAME`] from what a server says.
 
 use apps::proxy::{
@@ -20,21 +21,21 @@ use crate::net::Net;
 use crate::node::{App, Node};
 use crate::numbers;
 
-/// What the proxy calls itself in answers of its own.
+/// `Server` field of the proxy's own responses.
 pub(crate) const NAME: &str = "proxy";
-/// What its alert says where it has no server for a client (RFC 8446 section 6.2).
+/// Alert of the proxy if it has no server for a client (RFC 8446 section 6.2).
 pub(crate) const INTERNAL_ERROR: u8 = 80;
-/// Chosen so that no seed that is kept for what it once found has a proxy.
+/// Chosen so that the seeds kept as regression tests have no proxy.
 const SALT: u64 = 0x0590_0043;
-/// A table that is never full.
+/// Size of a table that never fills.
 const ENOUGH: u32 = 65_536;
 
-/// The way between the proxy and its servers.
+/// The network between the proxy and its servers.
 #[derive(Clone, Debug)]
 pub(crate) struct Back {
-    /// One way, from port to port.
+    /// One-way delay from port to port.
     pub(crate) delay: Duration,
-    /// Faults of frames from and to servers.
+    /// Faults of frames to and from servers.
     pub(crate) faults: NetFaults,
 }
 
@@ -42,20 +43,20 @@ pub(crate) struct Back {
 #[derive(Clone, Debug)]
 pub(crate) struct Proxied {
     pub(crate) mode: Mode,
-    /// Servers behind it: one or two.
+    /// Number of servers behind it: one or two.
     pub(crate) servers: usize,
     /// Servers are reached over IPv6.
     pub(crate) v6: bool,
-    /// It asks for splices.
+    /// The proxy uses splicing.
     pub(crate) splice: bool,
-    /// Its device has the engine.
+    /// Its device has a splice engine.
     engine: bool,
-    /// Pairs that the device has at one time, and frames that it keeps while one begins.
+    /// Maximum number of pairs in the device, and of frames that it keeps while a pair begins.
     pairs_max: u32,
     kept_max: usize,
-    /// Its device sets connections up.
+    /// Its device sets up connections.
     set_up: bool,
-    /// Connections that its device tears down at one time.
+    /// Maximum number of connections that its device tears down at one time.
     flows_max: u32,
     balance: Balance,
     insert: Insert,
@@ -64,22 +65,23 @@ pub(crate) struct Proxied {
     connect_timeout: Duration,
     pub(crate) idle_timeout: Duration,
     retries: u32,
-    /// The second server's machine stops, for good.
+    /// The second server's machine stops for good.
     pub(crate) server_stops: bool,
     pub(crate) tcp: TcpConfig,
-    /// Bytes after which clients give up, where they do: before a pair is spliced, while it begins,
-    /// or afterwards.
+    /// Maximum number of bytes after which aborting clients abort: before a pair is spliced, while
+    /// it begins, or afterwards.
     pub(crate) abort_bytes_max: u64,
     pub(crate) back: Back,
 }
 
 impl Proxied {
-    /// Whether the device takes every pair, with all that comes while it begins.
+    /// Returns whether the device has room for every pair and for all frames that arrive while it
+    /// begins.
     pub(crate) const fn has_room(&self) -> bool {
         self.pairs_max == ENOUGH && self.kept_max == 256 && self.flows_max == ENOUGH
     }
 
-    /// From numbers of its own: other worlds are the same as if there were none with a proxy.
+    /// Uses a generator of its own: scenarios without a proxy do not depend on these draws.
     pub(crate) fn draw(seed: u64, tls: bool, calm: bool, runs: bool) -> Option<Self> {
         let r = &mut Prng::new(seed ^ SALT);
         if !r.chance(0.25) {
@@ -99,7 +101,7 @@ impl Proxied {
             mode,
             servers,
             server_stops,
-            // Who stops is not found out at once.
+            // A server that stops is not detected at once.
             retries: r.range(server_stops.into(), 3) as u32,
             v6: r.chance(0.4),
             splice: r.chance(0.85),
@@ -123,7 +125,7 @@ impl Proxied {
             keep_alive: r.chance(0.85),
             check: draw_check(r, mode),
             connect_timeout: Duration::from_millis(r.range(300, 4_000)),
-            // Longer than anybody who is alive says nothing.
+            // Longer than any live peer is ever silent.
             idle_timeout: Duration::from_secs(r.range(20, 60)),
             tcp: draw_tcp(r, false),
             abort_bytes_max: [1, 1_000, 200_000][r.below(3) as usize],
@@ -134,8 +136,8 @@ impl Proxied {
         })
     }
 
-    /// Whether two connections with that client can be spliced as far as the proxy and its device
-    /// go, in whatever number.
+    /// Returns whether the proxy and its device can splice any number of connections with that
+    /// client.
     pub(crate) fn can_splice(&self, scenario: &Scenario) -> bool {
         let [client, ours, server] =
             [&scenario.client_tcp, &self.tcp, &scenario.server_tcp].map(|tcp| tcp.timestamps);
@@ -143,12 +145,13 @@ impl Proxied {
         self.splice && self.engine && self.pairs_max == ENOUGH && alike
     }
 
-    /// Whether the device is asked to set connections up, and can.
+    /// Returns whether the device is asked to set up connections, and can.
     pub(crate) fn sets_up(&self) -> bool {
         self.set_up && self.mode != Mode::Tcp
     }
 
-    /// What it does: all of it, or without checks, which go on for ever.
+    /// Returns the proxy's configuration, with health checks or without; these continue
+    /// indefinitely.
     pub(crate) fn table(&self, scenario: &Scenario, checks: bool) -> Table {
         let port = scenario.port();
         let at = |node| Endpoint { addr: address(node, self.v6), port };
@@ -181,14 +184,14 @@ impl Proxied {
     }
 }
 
-/// As between clients and the proxy, and servers that are cut off more often.
+/// Draws faults as between clients and the proxy, with more partitions.
 fn draw_back(r: &mut Prng, runs: bool) -> NetFaults {
     let faults = draw_net(r, runs);
     NetFaults { partitions: if r.chance(0.3) { r.range(1, 4) } else { 0 }, ..faults }
 }
 
 fn draw_check(r: &mut Prng, mode: Mode) -> Check {
-    // A directory without its slash is a redirection, which is an answer.
+    // A directory without its trailing slash is redirected, which counts as a healthy response.
     let path = if mode == Mode::Http && r.chance(0.5) { "/d" } else { "" };
     let interval = if r.chance(0.5) { r.range(200, 2_000) } else { 0 };
     Check {
@@ -201,7 +204,7 @@ fn draw_check(r: &mut Prng, mode: Mode) -> Check {
     }
 }
 
-/// The machine.
+/// Builds the proxy's machine.
 pub(crate) fn machine(
     node: usize,
     scenario: &Scenario,

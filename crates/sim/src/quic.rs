@@ -1,10 +1,10 @@
-//! Worlds with QUIC: what a seed says about them, and the endpoints that they make.
+//! Scenarios with QUIC: their parameters, and the configuration of endpoints.
 //!
-//! In three worlds of ten without a proxy the server speaks HTTP/3 besides, on UDP, and each
-//! client's machine fetches files by it ([`crate::h3`]) while its sessions over TCP go on.
-//! Addresses of clients change on the way ([`crate::nat`]), keys change in mid-transfer, and the
-//! engines of both sides' devices have little room in some worlds. [`crate::faults`] draws this
-//! with the rest of a scenario; handshakes are [`crate::tls`]'s.
+//! In three of ten scenarios without a proxy the server also serves HTTP/3 over UDP, and each
+//! client's machine fetches files with it ([`crate::h3`]) besides its sessions over TCP. Clients'
+//! addresses change ([`crate::nat`]), keys are updated during transfers, and in some scenarios the
+//! engines of both sides' devices have small tables. [`crate::faults`] draws the parameters with
+//! the rest of a scenario; [`crate::tls`] configures handshakes.
 
 use std::sync::Arc;
 
@@ -16,23 +16,23 @@ use nic::QuicConfig;
 use crate::faults::Scenario;
 use crate::tls;
 
-/// The server's port.
+/// The server's UDP port.
 pub(crate) const SERVER_PORT: u16 = 443;
-/// Every client's port.
+/// The UDP port of every client.
 pub(crate) const CLIENT_PORT: u16 = 40_000;
-/// Of the numbers that are drawn here.
+/// Salt of this module's generators.
 const SALT: u64 = 0x0090_0000;
-/// Entries of a table that is never full.
+/// Size of a table that never fills.
 const ENOUGH: u32 = 65_536;
 
-/// A device's engine for QUIC.
+/// A device's QUIC engine.
 #[derive(Clone, Debug)]
 pub(crate) struct QuicDevice {
-    /// The host asks for it.
+    /// The host uses the engine.
     pub(crate) used: bool,
     entries_max: u32,
     waiting_max: u32,
-    /// How long packets wait for those before them, where they do.
+    /// Limits of the reordering window; `None` without reordering in the device.
     reorder: Option<Reorder>,
 }
 
@@ -40,7 +40,7 @@ impl QuicDevice {
     fn draw(r: &mut Prng) -> Self {
         Self {
             used: r.chance(0.8),
-            // Two for each connection.
+            // Two entries for each connection.
             entries_max: if r.chance(0.2) { r.range(1, 6) as u32 } else { ENOUGH },
             waiting_max: if r.chance(0.2) { r.range(1, 16) as u32 } else { 16_384 },
             reorder: r.chance(0.75).then(|| Reorder {
@@ -51,38 +51,38 @@ impl QuicDevice {
         }
     }
 
-    /// Whether every connection that is asked for gets its place.
+    /// Returns whether the engine has an entry for every connection.
     pub(crate) const fn has_room(&self) -> bool {
         self.entries_max == ENOUGH
     }
 }
 
-/// A world that speaks QUIC.
+/// QUIC in a scenario.
 #[derive(Clone, Debug)]
 pub(crate) struct Quic {
-    /// Which AEAD.
+    /// Index of the AEAD.
     pub(crate) suite: usize,
-    /// Bytes from which on the device is asked.
+    /// Bytes after which a connection is offloaded.
     pub(crate) offload_bytes_min: u64,
-    /// Handshakes at one time from which on addresses have to be proved.
+    /// Number of concurrent handshakes from which on the server sends Retry.
     handshakes_before_retry: usize,
-    /// Times that a client gets another address.
+    /// Number of NAT rebindings.
     pub(crate) rebindings: u64,
-    /// What is sent to the address before is lost from then on.
+    /// Datagrams to the previous address are lost from then on.
     pub(crate) forgets: bool,
-    /// Bytes that a client reads between two updates of keys, where it asks for them.
+    /// Bytes that a client reads between two key updates; `None` without key updates.
     pub(crate) key_bytes: Option<u64>,
-    /// Connections of a client, besides one that lasts until after the faults.
+    /// Maximum number of connections of a client, besides one that lasts until after the faults.
     pub(crate) sessions_max: u64,
     idle_timeout: Duration,
-    /// The host gives its device many datagrams at once.
+    /// The host submits many datagrams at once (UDP segmentation offload).
     pub(crate) segmentation: bool,
     pub(crate) server: QuicDevice,
     pub(crate) client: QuicDevice,
 }
 
 impl Quic {
-    /// From numbers of its own: other worlds are the same as if there were none with QUIC.
+    /// Uses a generator of its own: scenarios without QUIC do not depend on these draws.
     pub(crate) fn draw(seed: u64, calm: bool) -> Option<Self> {
         let r = &mut Prng::new(seed ^ SALT);
         if !r.chance(0.3) {
@@ -93,11 +93,11 @@ impl Quic {
             offload_bytes_min: [0, 3_000, 50_000, 256 * 1024][r.below(4) as usize],
             handshakes_before_retry: [0, 1, 1024, 1024][r.below(4) as usize],
             rebindings: if r.chance(0.5) { r.range(1, 6) } else { 0 },
-            // A client that only waits for what does not come says nothing from its new address.
+            // A client that only waits for lost packets sends nothing from its new address.
             forgets: !calm && r.chance(0.3),
             key_bytes: r.chance(0.4).then(|| r.range(1_000, 200_000)),
             sessions_max: r.range(1, 3),
-            // Longer than anybody who is alive says nothing, but for a disk that stalls.
+            // Longer than any live peer is ever silent, except during a disk stall.
             idle_timeout: Duration::from_secs(r.range(20, 40)),
             segmentation: r.chance(0.7),
             server: QuicDevice::draw(r),
@@ -105,7 +105,7 @@ impl Quic {
         })
     }
 
-    /// With all offload, or with none, whatever the seed said.
+    /// Forces all offload on or off.
     pub(crate) const fn force(&mut self, offload: bool) {
         (self.server.used, self.client.used) = (offload, offload);
     }
@@ -115,7 +115,7 @@ impl Quic {
     }
 
     fn endpoint(&self, is_server: bool, seed: [u8; 32]) -> quic::Config {
-        // quinn-proto's time has to begin somewhere: what it is makes no difference.
+        // quinn-proto needs an epoch for its time; the value makes no difference.
         let epoch = io::clock::std_epoch();
         quic::Config {
             port: if is_server { SERVER_PORT } else { CLIENT_PORT },
@@ -129,7 +129,8 @@ impl Quic {
     }
 }
 
-/// A node's engine for QUIC. Where it is not used, every other device has it nevertheless.
+/// Returns the QUIC engine of a node's device. Of the devices whose engine is not used, those of
+/// odd seeds have one all the same.
 pub(crate) fn engine(scenario: &Scenario, node: usize) -> Option<QuicConfig> {
     let device = scenario.quic.as_ref()?.device(node == 0);
     if !device.used && scenario.seed % 2 == 0 {
@@ -142,18 +143,18 @@ pub(crate) fn engine(scenario: &Scenario, node: usize) -> Option<QuicConfig> {
     })
 }
 
-/// Whether a node's host has its device do QUIC.
+/// Returns whether a node's host uses QUIC offload.
 pub(crate) fn offload(scenario: &Scenario, node: usize) -> Result<(), Refusal> {
     let used = scenario.quic.as_ref().is_none_or(|quic| quic.device(node == 0).used);
     if used { Ok(()) } else { Err(Refusal::Disabled) }
 }
 
-/// Whether a node's host gives its device many datagrams at once.
+/// Returns whether a node's host submits many datagrams at once.
 pub(crate) fn segmentation(scenario: &Scenario) -> bool {
     scenario.quic.as_ref().is_some_and(|quic| quic.segmentation)
 }
 
-/// A node's endpoint. Its randomness is the seed's.
+/// Returns the configuration of a node's endpoint, with randomness from the seed.
 pub(crate) fn config(scenario: &Scenario, node: usize) -> Option<quic::Config> {
     let quic = scenario.quic.as_ref()?;
     let mut rng = Prng::new(scenario.seed ^ SALT ^ ((node as u64 + 1) << 48));

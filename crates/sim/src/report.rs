@@ -1,4 +1,4 @@
-//! What a run leaves behind: its trace, what its clients got, and what was wrong.
+//! Results of a run: its trace, the responses of its clients, and the first violation.
 
 use base::{Duration, Instant};
 use wire::Endpoint;
@@ -6,117 +6,120 @@ use wire::Endpoint;
 use crate::http::Answer;
 use crate::trace::{Trace, mix};
 
-/// How long after the faults their effects may still end a connection: a file that changed may be
-/// believed unchanged for a second.
+/// Time after the faults in which their effects may still end a connection: a file that changed may
+/// be assumed unchanged for a second.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// A checker found something.
+/// A violation that a checker has found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// When.
+    /// Time of the violation.
     pub at: Instant,
-    /// Which checker.
+    /// Name of the checker.
     pub checker: &'static str,
-    /// What.
+    /// Description.
     pub what: String,
 }
 
 base::counters! {
-    /// What the clients of a run did.
+    /// Statistics of the clients of a run.
     pub struct Stats {
-        /// Responses that were whole and right.
+        /// Complete and correct responses.
         responses,
-        /// Of these, whole files or parts.
+        /// Responses with a file or a part of one.
         responses_ok,
-        /// Of these, refused because of the server's own trouble.
+        /// Responses that failed by the server's own fault.
         responses_failed,
         /// Bytes read.
         bytes,
-        /// Bytes that clients sent behind the request that they said is their last.
+        /// Bytes that clients sent after their last request.
         late_bytes,
-        /// Connections that ended by an error.
+        /// Connections that ended with an error.
         errors,
         /// Connections that the client reset.
         aborts,
-        /// Connections opened again for what was not answered.
+        /// Connections opened again for unanswered requests.
         retries,
-        /// Of these, those that a proxy had answered itself.
+        /// Requests repeated because a proxy answered itself.
         retries_of_proxy,
-        /// Times that a device opened records again after the faults, having missed some.
+        /// Times that a device resumed decryption after the faults, having missed records.
         offloaded_again,
-        /// Handshakes of HTTP/3's clients.
+        /// Handshakes completed by HTTP/3 clients.
         h3_connections,
-        /// Responses over HTTP/3, of those above.
+        /// Responses over HTTP/3, included in `responses`.
         h3_responses,
-        /// Streams that the server gave up for trouble of its own.
+        /// Streams that the server reset by its own fault.
         h3_failed,
-        /// Connections over QUIC that ended early.
+        /// QUIC connections that ended early.
         h3_lost,
-        /// Connections over QUIC that the server closed before all was answered.
+        /// QUIC connections that the server closed before all requests were answered.
         h3_closed_early,
-        /// Connections over QUIC that were long enough to be handed to the server's device.
+        /// QUIC connections long enough to be offloaded at the server.
         h3_long,
-        /// Updates of keys that clients asked for.
+        /// Key updates by clients.
         h3_key_updates,
     }
 }
 
-/// What a client got for a request: equal in two runs if the bytes were.
+/// Summary of a response, for the comparison of runs. In storage, of a request or of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Row {
-    /// The client.
+    /// The client's node.
     pub node: usize,
-    /// Its session.
+    /// Index of the session.
     pub session: usize,
-    /// The request in it.
+    /// Index of the request in the session.
     pub request: usize,
     /// Status of the response.
     pub status: u16,
-    /// Version of the file that it named.
+    /// Version of the file that the response named.
     pub version: Option<u64>,
-    /// Bytes of the body, boundaries left out.
+    /// Bytes of the body; 0 for several parts.
     pub bytes: u64,
     /// Hash over the body.
     pub hash: u64,
 }
 
-/// What one end of a connection put on the wire: equal in two runs if the bytes were.
+/// Summary of what one end of a connection sent, for the comparison of runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StreamRow {
-    /// The client's end.
+    /// The client's endpoint.
     pub client: Endpoint,
-    /// Whether the server sent it.
+    /// True if the server sent it.
     pub from_server: bool,
     /// Bytes of the TCP stream.
     pub bytes: usize,
-    /// Hash over them.
+    /// Hash over these bytes.
     pub hash: u64,
 }
 
-/// What is gathered during a run.
+/// Data collected during a run.
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) trace: Trace,
     pub(crate) stats: Stats,
     pub(crate) rows: Vec<Row>,
-    /// Hash over when the answers were made, as they said: runs in which it differs have other
-    /// bytes on the wire.
+    /// Hash over the Date fields of all responses: runs with different dates have different bytes
+    /// on the link.
     pub(crate) dates: u64,
-    /// The first thing that was wrong: the run ends there.
+    /// The first violation; it ends the run.
     pub(crate) violation: Option<Violation>,
-    /// Connections that the server closed in order: the client, its end, and the bytes it read.
+    /// Connections that the server closed in order: the client's node, its endpoint, and the bytes
+    /// it read.
     pub(crate) ended: Vec<(usize, Endpoint, u64)>,
-    /// Connections whose handshake ended by an alert that may be the proxy's: the client, its end.
+    /// Connections whose handshake ended with an alert that may be the proxy's: the client's node
+    /// and its endpoint.
     pub(crate) alerted: Vec<(usize, Endpoint)>,
-    /// How long after the faults their effects may still end a connection.
+    /// Time after the faults in which their effects may still end a connection.
     pub(crate) grace: Duration,
-    /// When the faults ended.
+    /// Time at which the faults ended.
     pub(crate) healed_at: Option<Instant>,
-    /// A program ends in the middle of the world.
+    /// A program terminates in the middle of the run.
     pub(crate) programs_end: bool,
-    /// Whether a connection may end by an error before that.
+    /// Whether a connection may end with an error while the faults and their effects last.
     pub(crate) errors_allowed: bool,
-    /// Whether the server may refuse for reasons of its own before that.
+    /// Whether the server may fail requests by its own fault while the faults and their effects
+    /// last.
     pub(crate) failures_allowed: bool,
 }
 
@@ -138,19 +141,19 @@ impl Report {
         }
     }
 
-    /// Something is wrong.
+    /// Records a violation, unless there was one before.
     pub(crate) fn fail(&mut self, at: Instant, checker: &'static str, what: impl Into<String>) {
         if self.violation.is_none() {
             self.violation = Some(Violation { at, checker, what: what.into() });
         }
     }
 
-    /// Whether a connection that was opened then is free of all faults.
+    /// Returns whether a connection that was opened at that time cannot be affected by faults.
     fn is_late(&self, opened: Instant) -> bool {
         self.healed_at.is_some_and(|healed| opened > healed + self.grace)
     }
 
-    /// A client has a whole answer.
+    /// Records a complete response to a client.
     pub(crate) fn answered(
         &mut self,
         node: usize,
@@ -170,13 +173,13 @@ impl Report {
             }
         }
         let Answer { status, version, body_bytes, hash, date, .. } = answer;
-        // A sum: the order of answers on different connections is nobody's business.
+        // A sum, because the order of responses on different connections does not matter.
         let place = ((node as u64) << 32) ^ ((session as u64) << 16) ^ request as u64;
         self.dates = self.dates.wrapping_add(mix(date ^ mix(place)));
         self.rows.push(Row { node, session, request, status, version, bytes: body_bytes, hash });
     }
 
-    /// The server gave a stream of a client's up.
+    /// Records that the server reset a client's stream.
     pub(crate) fn h3_failed(&mut self, at: Instant, node: usize, opened: Instant) {
         self.stats.h3_failed += 1;
         if !self.failures_allowed || self.is_late(opened) {
@@ -184,7 +187,7 @@ impl Report {
         }
     }
 
-    /// A client's proxy gave an answer of its own instead of a server's, as status or alert.
+    /// Records a response or an alert of the proxy's own instead of a server's.
     pub(crate) fn refused_by_proxy(
         &mut self,
         at: Instant,
@@ -199,7 +202,7 @@ impl Report {
         }
     }
 
-    /// A client's connection ended by an error; `all` says that it had all answers.
+    /// Records that a client's connection ended with an error; `all` if it had all responses.
     pub(crate) fn lost(
         &mut self,
         at: Instant,

@@ -1,7 +1,7 @@
-//! The trace of a run: one line per event, hashed always, kept where somebody wants to read it.
+//! The trace of a run: one record per event, always hashed, and kept on request.
 //!
-//! Two runs of a seed are the same if their hashes are. A record is numbers only, so that tracing
-//! costs no formatting; lines are made from the last records when a run has failed.
+//! Two runs of a seed are equal if their hashes are. Records hold only numbers, so that tracing
+//! costs no formatting; lines are formatted from the kept records if a run fails.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -9,44 +9,44 @@ use std::fmt;
 use base::Instant;
 use wire::tcp::Flags;
 
-/// Records that are kept of a run for the case that it fails.
+/// Number of records that are kept in case the run fails.
 const KEPT: usize = 80;
 
-/// What happened. Each kind names its fields.
+/// Kind of a record, which determines the names of its fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
-    /// A node's device gave a frame to the network.
+    /// A node's device sent a frame.
     Send,
-    /// A frame reached a node.
+    /// A frame arrived at a node.
     Arrive,
-    /// The network did something to a frame: its kind is a number of [`crate::net::Fate`].
+    /// The network affected a frame; its field is the number of a [`crate::net::Fate`].
     Fate,
-    /// The host half took a turn.
+    /// A host took a turn.
     HostTurn,
-    /// The device half took a turn.
+    /// A device took a turn.
     DeviceTurn,
-    /// A disk answered.
+    /// A disk request completed.
     Disk,
     /// A file changed.
     Change,
-    /// A fault of the world began or ended.
+    /// A fault began or ended.
     Fault,
     /// A client opened a connection.
     Connect,
-    /// A client has a whole response.
+    /// A client received a complete response.
     Response,
-    /// A client's connection ended by an error.
+    /// A client's connection ended with an error.
     Error,
     /// A client closed a connection.
     Close,
     /// A device began to relay a pair.
     Splice,
-    /// A user of a namespace asked for something, or heard of it.
+    /// A user of a namespace submitted a request or received a completion or an event.
     User,
 }
 
 impl What {
-    /// Name of the kind and of its fields; fields without a name are not shown.
+    /// Returns the names of the kind and of its fields; a field without a name is not shown.
     const fn names(self) -> (&'static str, [&'static str; 5]) {
         match self {
             Self::Send => ("send", ["flags", "seq", "ack", "bytes", "sum"]),
@@ -99,7 +99,7 @@ pub(crate) struct Trace {
     hash: u64,
     count: u64,
     kept: VecDeque<Record>,
-    /// All records, not only the last.
+    /// Keeps all records, not only the last ones.
     whole: bool,
 }
 
@@ -108,7 +108,7 @@ impl Trace {
         Self { hash: 0x6f75_7462_6f61_7264, count: 0, kept: VecDeque::new(), whole }
     }
 
-    /// Notes an event.
+    /// Adds a record.
     pub(crate) fn note(&mut self, at: Instant, node: usize, what: What, fields: [u64; 5]) {
         self.count += 1;
         let head = at.as_nanos() ^ ((node as u64) << 56) ^ ((what as u64) << 48);
@@ -122,24 +122,24 @@ impl Trace {
         self.kept.push_back(Record { at, node, what, fields });
     }
 
-    /// Hash over everything noted so far.
+    /// Returns the hash over all records so far.
     pub(crate) const fn hash(&self) -> u64 {
         self.hash
     }
 
-    /// Events noted.
+    /// Returns the number of records.
     pub(crate) const fn count(&self) -> u64 {
         self.count
     }
 
-    /// The lines that are kept.
+    /// Formats the records that are kept.
     pub(crate) fn lines(&self) -> Vec<String> {
         self.kept.iter().map(ToString::to_string).collect()
     }
 }
 
-/// A bijection of 64 bits in which every bit of the input moves about half of the output's: the end
-/// of SplitMix64.
+/// Mixes 64 bits bijectively, so that every input bit affects about half of the output bits: the
+/// finalizer of SplitMix64.
 pub(crate) const fn mix(mut z: u64) -> u64 {
     z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -147,7 +147,7 @@ pub(crate) const fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Takes [`mix`] back.
+/// Inverts [`mix`].
 pub(crate) const fn unmix(mut z: u64) -> u64 {
     z ^= z >> 31 ^ z >> 62;
     z = z.wrapping_mul(inverse(0x94d0_49bb_1331_11eb));
@@ -157,7 +157,7 @@ pub(crate) const fn unmix(mut z: u64) -> u64 {
     z.wrapping_sub(0x9e37_79b9_7f4a_7c15)
 }
 
-/// What an odd number has to be multiplied with for 1, modulo 2^64: Newton's method.
+/// Returns the multiplicative inverse of an odd number modulo 2^64, by Newton's method.
 pub(crate) const fn inverse(odd: u64) -> u64 {
     let mut x = odd;
     let mut bits = 3;
@@ -168,7 +168,7 @@ pub(crate) const fn inverse(odd: u64) -> u64 {
     x
 }
 
-/// A hash of bytes for traces; not for tables that an enemy fills.
+/// Returns a hash of bytes for traces; not resistant to attackers who choose the bytes.
 pub(crate) fn hash_bytes(seed: u64, bytes: &[u8]) -> u64 {
     let mut hash = mix(seed ^ bytes.len() as u64);
     for chunk in bytes.chunks(8) {

@@ -1,8 +1,9 @@
-//! The world: nodes, network, disk and clock of one run.
+//! The simulation of one run: nodes, network, disk and clock.
 //!
-//! A run has two phases, as TigerBeetle's simulator has: faults first, and then none. In the second
-//! everything that was begun must end. The world is over when nothing is left to happen; then all
-//! gauges must be zero. It is single-threaded and depends on its seed alone.
+//! A run has two phases, like those of TigerBeetle's simulator: first with faults, then without. In
+//! the second phase everything that was begun must complete. The run ends when the event queue is
+//! empty; then all gauges must be zero. The simulation is single-threaded and depends on its seed
+//! alone.
 
 mod ends;
 mod kills;
@@ -33,20 +34,20 @@ use crate::storage::Storage;
 use crate::tls;
 use crate::trace::What;
 
-/// The server is the first node.
+/// Node of the server.
 const SERVER: usize = 0;
-/// After the faults the clients begin a last session each.
+/// Time between the end of the faults and the last session that each client then begins.
 const LAST_SESSION: Duration = Duration::from_secs(4);
-/// Behind a proxy they do so later, by this and by its time for idle connections: for so long it
-/// may wait for an answer that was lost with its server's connection, and takes that for a bad sign
-/// then; and a server that was down it does not try again at once.
+/// Behind a proxy the last session begins later, by this plus the proxy's idle timeout: the proxy
+/// may wait that long for a response that was lost with its server's connection, and then counts a
+/// failure; and it does not retry a server that was down at once.
 const LAST_PROXIED: Duration = Duration::from_secs(20);
-/// A machine that was killed starts again after at most so long.
+/// Maximum time in milliseconds until a killed machine starts again.
 const DOWN_MAX_MS: u64 = 1_500;
-/// How often it is looked whether clients are done.
+/// Interval of the checks whether clients are done.
 const CHECKS_END: Duration = Duration::from_secs(10);
 
-/// One run.
+/// State of one run.
 pub(crate) struct World {
     pub(crate) scenario: Scenario,
     pub(crate) now: Instant,
@@ -58,29 +59,29 @@ pub(crate) struct World {
     pub(crate) wire: Wire,
     progress: Progress,
     pub(crate) performance: Performance,
-    /// For what threads and attackers do.
+    /// For the scheduling of threads and for attackers.
     rng: Prng,
     /// A frame that crossed the network, for attackers to copy.
     seen: Vec<u8>,
-    /// What the server's device had sealed when a client's port last became another.
+    /// `quic_tx_sealed` of the server's device at the last NAT rebinding.
     sealed_before: Option<u64>,
-    /// A datagram of QUIC's that did.
+    /// A QUIC datagram that crossed the network, for attackers to copy.
     seen_quic: Vec<u8>,
     pub(crate) events: u64,
     /// Pairs that the proxy had spliced when the faults ended.
     pub(crate) spliced_before: u64,
-    /// Counters of machines that were killed.
+    /// Counters of machines that were killed or terminated, summed.
     pub(crate) past: BTreeMap<&'static str, u64>,
 }
 
 impl World {
-    /// The world of a scenario, at its beginning.
+    /// Builds the initial state of a scenario.
     pub(crate) fn new(scenario: Scenario, options: &Options) -> Self {
         let mut rng = Prng::new(scenario.seed);
         tls::begin(scenario.seed);
         let clients = scenario.crowd.clients;
         let others = scenario.proxied.as_ref().map_or(0, |proxied| proxied.servers);
-        // One port more: the attacker's.
+        // One port more, for the attacker.
         let macs: Vec<_> = (0..clients + others + 2).map(mac).collect();
         let net = Net::new(&scenario, &macs, rng.fork());
         let mut disk =
@@ -110,7 +111,7 @@ impl World {
             || !scenario.calm_net()
             || scenario.crowd.dribble > 0.0
             || scenario.crowd.slow > 0.0
-            // What the device was tearing down ends in a reset.
+            // Connections that the device was tearing down are lost in its reset.
             || (scenario.hand_over.tear_down && scenario.resets > 0);
         report.failures_allowed = scenario.may_fail();
         report.programs_end = scenario.ends.is_some();
@@ -138,8 +139,8 @@ impl World {
         world
     }
 
-    /// Puts what an odd host does on the calendar, from numbers of its own: the rest of a world is
-    /// the same with and without.
+    /// Schedules lost contexts and the termination of a program, from generators of their own: the
+    /// rest of the run does not depend on them.
     fn plan_oddities(&mut self) {
         let r = &mut Prng::new(self.scenario.seed ^ 0x1057_c0de);
         for _ in 0..self.scenario.lost_contexts {
@@ -152,7 +153,7 @@ impl World {
         }
     }
 
-    /// Puts the faults of the scenario on the calendar, and everybody's first turn.
+    /// Schedules the faults of the scenario and the first turn of every host.
     fn plan(&mut self) {
         let end = self.scenario.fault_time;
         let clients = self.scenario.crowd.clients as u64;
@@ -167,9 +168,9 @@ impl World {
         }
         for reset in 0..self.scenario.resets {
             let node = match proxy {
-                // Its device holds the most, and the others' behind it hold some.
+                // The proxy's device holds the most state; those of the other nodes hold some.
                 Some(proxy) => (proxy as u64 + reset) % nodes,
-                // The clients' devices hold state too where they do TLS, or place data.
+                // Clients' devices hold state too if they use TLS, QUIC or data placement.
                 None if everybody => reset % (clients + 1),
                 None => 0,
             };
@@ -219,7 +220,7 @@ impl World {
         }
     }
 
-    /// Runs to the end, or to the first violation.
+    /// Runs to the end or to the first violation.
     pub(crate) fn run(&mut self) {
         while let Some((at, event)) = self.queue.pop() {
             debug_assert!(at >= self.now, "time does not run backwards");
@@ -293,7 +294,7 @@ impl World {
         }
     }
 
-    /// Takes the result of a check of performance.
+    /// Reports a violation of a performance bound.
     fn bounded(&mut self, node: usize, result: Result<(), String>) {
         if let Err(what) = result {
             self.report.fail(self.now, "performance", format!("n{node}: {what}"));
@@ -339,8 +340,8 @@ impl World {
         }
     }
 
-    /// Health checks would go on for ever: the proxy gets a table without once its clients are
-    /// done.
+    /// Stops health checks, which would otherwise continue indefinitely: once its clients are done,
+    /// the proxy gets a table without them.
     fn stop_checks(&mut self) {
         let Some((proxied, proxy)) = self.scenario.proxied.as_ref().zip(self.scenario.proxy())
         else {
@@ -400,7 +401,7 @@ impl World {
         self.wake_soon(index, side);
     }
 
-    /// A thread that sleeps is woken: that takes a moment, and sometimes long.
+    /// Wakes a sleeping thread: usually within microseconds, sometimes much later.
     fn wake_soon(&mut self, node: usize, side: Side) {
         let mut after = Duration::from_nanos(300 + self.rng.below(1_200));
         if self.report.healed_at.is_none() && self.rng.chance(self.scenario.rings.late) {
@@ -409,7 +410,7 @@ impl World {
         self.wake(node, side, self.now + after);
     }
 
-    /// Gives half a node a turn at that time, unless it has one before.
+    /// Schedules a turn of half of a node, unless it has an earlier one.
     fn wake(&mut self, node: usize, side: Side, at: Instant) {
         let turn = &mut self.nodes[node].turns[side as usize];
         if at < *turn {
@@ -418,7 +419,7 @@ impl World {
         }
     }
 
-    /// Draws how many frames a port takes in a turn, beside what its rate allows.
+    /// Draws how many frames a port accepts in a turn, apart from what its rate allows.
     fn port_room(&mut self, side: Side) -> usize {
         let full = self.scenario.links.full;
         if side == Side::Host || full == 0.0 || self.report.healed_at.is_some() {
@@ -528,13 +529,15 @@ impl World {
         }
     }
 
-    /// QUIC packets that the server's device sealed since a client's port last became another.
+    /// Returns the number of QUIC packets that the server's device encrypted since the last NAT
+    /// rebinding.
     pub(crate) fn sealed_after_rebinding(&self) -> u64 {
         let now = self.nodes[SERVER].counter("quic_tx_sealed");
         self.sealed_before.map_or(0, |before| now.saturating_sub(before))
     }
 
-    /// Bytes in records with large numbers that devices sealed or opened.
+    /// Returns the number of bytes that devices encrypted or decrypted in records with large
+    /// numbers.
     pub(crate) fn tls_bytes_near_limits(&self) -> u64 {
         let names = ["tx_tls_encrypted_bytes", "rx_tls_decrypted_bytes"];
         let of = |node: &Node| names.iter().map(|name| node.counter(name)).sum::<u64>();
@@ -542,13 +545,13 @@ impl World {
         self.nodes.iter().filter(|_| large).map(of).sum()
     }
 
-    /// An attacker sends a frame, and plans the next.
+    /// Sends a frame of the attacker and schedules the next.
     fn attack(&mut self) {
         let Some(interval) = self.scenario.hostile.interval else { return };
         if self.report.healed_at.is_some() {
             return;
         }
-        // Behind a proxy its connections with servers are attacked as well; these know of them.
+        // Behind a proxy the servers' connections are attacked too; the servers' sockets show them.
         let back = self.scenario.proxied.is_some() && self.rng.chance(0.5);
         let victim = if back {
             let pick = self.rng.below(self.scenario.servers().count() as u64) as usize;
@@ -579,7 +582,7 @@ impl World {
             server,
             v4_server,
             victim: victim_end,
-            // What else goes wrong with data that is believed is TCP's own.
+            // The effects of accepted forged data are left to tests of TCP.
             numbers: numbers.filter(|_| self.scenario.proxied.is_some()),
             seen: &self.seen,
         };
@@ -596,7 +599,7 @@ impl World {
         self.queue.push(self.now + after, Event::Attack);
     }
 
-    /// Nothing is left to happen: everything has to be over.
+    /// Checks, when no events are left, that everything has completed.
     fn check_end(&mut self) {
         let now = self.now;
         for index in 0..self.nodes.len() {
@@ -618,7 +621,7 @@ impl World {
         }
         self.check_proxy();
         storage::check(now, &self.scenario, &self.nodes, &self.disk, &mut self.report);
-        // A target has its namespaces open for good.
+        // A target keeps its namespaces open.
         let open = self.scenario.storage.is_none() && self.disk.open_files() != 0;
         if open || self.disk.bad_handles != 0 {
             let (open, bad) = (self.disk.open_files(), self.disk.bad_handles);
@@ -642,7 +645,7 @@ impl World {
     }
 }
 
-/// Whether a frame has UDP in it.
+/// Returns whether a frame is a UDP datagram.
 fn is_datagram(frame: &[u8]) -> bool {
     matches!(parse(frame), Ok(Frame::Ip(ip)) if ip.protocol == protocol::UDP)
 }

@@ -1,8 +1,9 @@
-//! Alarms: counters that an operator watches are zero at the end if every peer was honest, nothing
-//! damaged a packet, no disk failed and no device was reset.
+//! Alarm counters are zero at the end if every peer was honest, no packet was damaged, no disk
+//! failed and no device was reset.
 //!
-//! Networks that lose, repeat and reorder packets are no excuse: most attacks would look like that.
-//! Tables that a scenario makes small are; [`excuses`] lists which counters they move.
+//! Loss, duplication and reordering of packets excuse no alarm, because most attacks would look
+//! like that. Tables that a scenario makes small do; [`excuses`] lists the counters that they may
+//! move.
 
 use base::Instant;
 
@@ -10,11 +11,11 @@ use crate::faults::Scenario;
 use crate::node::Node;
 use crate::report::Report;
 
-/// Never moved, whatever a scenario does: each is a bug.
+/// Counters that must be 0 in every scenario: each counts a bug.
 const INTERNAL: [&str; 4] =
     ["internal_errors", "quic_internal_errors", "nic_internal_errors", "nvmet_internal_errors"];
 
-/// Moved by devices without room for every TLS or NVMe/TCP context and buffer.
+/// Moved by devices whose tables of TLS or NVMe/TCP contexts and buffers may fill.
 const CONTEXTS: [&str; 12] = [
     "l5o_refused",
     "tls_tx_device_refused",
@@ -30,7 +31,7 @@ const CONTEXTS: [&str; 12] = [
     "tx_nvmeotcp_drop_bypass_req",
 ];
 
-/// Moved by devices without room for every QUIC connection.
+/// Moved by devices whose tables of QUIC connections may fill.
 const QUIC: [&str; 7] = [
     "quic_refused_full",
     "quic_ops_ignored",
@@ -41,7 +42,7 @@ const QUIC: [&str; 7] = [
     "quic_not_sealed",
 ];
 
-/// Moved by proxies whose devices have no room for every pair.
+/// Moved by proxies whose devices' tables of pairs may fill.
 const PAIRS: [&str; 5] = [
     "splice_refused_full",
     "splice_refused_by_device",
@@ -50,7 +51,7 @@ const PAIRS: [&str; 5] = [
     "teardown_refused_table_full",
 ];
 
-/// Moved by networks that lose what a proxy waits for, and by backends whose machines stop.
+/// Moved by a proxy if the network loses packets or a backend's machine stops.
 const BACKENDS: [&str; 7] = [
     "proxy_502",
     "proxy_503",
@@ -61,7 +62,7 @@ const BACKENDS: [&str; 7] = [
     "proxy_no_backend_room",
 ];
 
-/// Every counter of a simulated machine that is marked `alarm` in its definition.
+/// Returns every counter of a simulated machine that is marked `alarm` in its definition.
 fn alarms() -> impl Iterator<Item = &'static str> {
     let others = [
         host::HostCounters::ALARMS,
@@ -74,7 +75,7 @@ fn alarms() -> impl Iterator<Item = &'static str> {
     nic::ALARMS.into_iter().chain(others).flatten().copied()
 }
 
-/// The alarms that a scenario may set off at a machine.
+/// Returns the alarms that the scenario may raise on a machine.
 fn excuses(index: usize, scenario: &Scenario) -> Vec<&'static str> {
     let contexts = scenario.tls_device(index).is_none_or(|device| device.has_room())
         && scenario.storage.as_ref().is_none_or(|s| s.target.has_room() && s.initiator.has_room());

@@ -1,6 +1,6 @@
-//! Conservation: the bytes that a client's stack acknowledged are the bytes that its application
-//! read, on every connection that ended in order; and where a proxy refused a handshake, its alert
-//! is all that it said.
+//! Conservation of bytes: the bytes that a client's stack acknowledged are those that its
+//! application read, on every connection that was closed in order. And if a proxy refused a
+//! handshake, it sent nothing but its alert.
 
 use base::Instant;
 use wire::tls::fatal_alert;
@@ -9,10 +9,10 @@ use super::wire::Wire;
 use crate::proxied::INTERNAL_ERROR;
 use crate::report::Report;
 
-/// Compares what clients read with what crossed the wire for them.
+/// Compares what clients read with what was sent to them.
 pub(crate) fn check(now: Instant, wire: &Wire, report: &mut Report) {
     for (node, local, read) in core::mem::take(&mut report.ended) {
-        // Records are longer than what they carry, and come after a handshake.
+        // With TLS the stream is longer than its content: record overhead and a handshake.
         let fits = |bytes| if wire.is_tls() { bytes > read } else { bytes == read };
         if !wire.acknowledged(local).any(fits) {
             let acknowledged: Vec<_> = wire.acknowledged(local).collect();

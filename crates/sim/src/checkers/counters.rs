@@ -1,5 +1,5 @@
-//! Counters at the end of a run: what must have moved, what must not, and what must be zero when
-//! everything is over.
+//! Counters at the end of a run: those that must have moved, those that must not have, and gauges
+//! that must be zero.
 
 use abi::FileLimits;
 use abi::nvme_tcp::PREFIX_BYTES_MAX;
@@ -9,7 +9,7 @@ use crate::faults::{Role, Scenario, TlsDevice};
 use crate::node::Node;
 use crate::report::Report;
 
-/// Gauges of a machine that are zero when nothing goes on any more.
+/// Gauges of a machine that are zero at the end.
 const EMPTY_AT_END: [&str; 38] = [
     "connections_quasi",
     "connections_closing_on_device",
@@ -63,7 +63,8 @@ const CALM_NET: [&str; 8] = [
     "tcp_timed_out",
 ];
 
-/// Of these, what a spliced pair's windows may move: see [`Scenario::overshoots`].
+/// The counters of [`CALM_NET`] that a spliced pair's windows may move: see
+/// [`Scenario::overshoots`].
 const OVERSHOT: [&str; 2] = ["tcp_timeouts", "tcp_recoveries"];
 
 /// Counters that nothing in a simulation may move.
@@ -72,19 +73,20 @@ const NEVER: [&str; 11] = [
     "tx_dropped_table_full",
     "checksum_software",
     "file_unknown",
-    // What TCP gives to TLS is what the peer sent, whatever happens to packets.
+    // TCP delivers to TLS what the peer sent, whatever happens to packets.
     "tls_decrypt_error",
     "tls_handshake_failures",
     "tls_alerts_sent",
     "tls_alerts_received",
-    // What clients send late is less than servers discard.
+    // Clients send less late data than servers discard.
     "teardown_reset_late_data",
     "tcp_late_data_resets",
-    // The host brings what a tag needs.
+    // The host supplies the bytes that a tag needs.
     "tx_tls_drop_no_sync_data",
 ];
 
-/// Extents of a transmit, and content of a record: RFC 8446 section 5.1.
+/// Maximum number of extents in a transmit, and of content bytes in a record (RFC 8446 section
+/// 5.1).
 const EXTENTS: u32 = FileLimits::EXTENTS_PER_TRANSMIT_MAX as u32;
 const RECORD_BYTES: u32 = 1 << 14;
 
@@ -106,7 +108,8 @@ pub(crate) fn check(
         && scenario.resets == 0
         && scenario.crowd.vanish == 0
     {
-        // What was handed over for a context that was then refused is dropped, and comes again.
+        // Transmits for a context that the device then refused are dropped, and their bytes
+        // retransmitted.
         let refused = ["tls_tx_device_refused", "nvme_tx_device_refused"];
         let dropped = refused.iter().any(|name| node.counter(name) > 0);
         let overshoots = scenario.overshoots() || dropped;
@@ -116,7 +119,8 @@ pub(crate) fn check(
                 fail(format!("{name} is {value} without a fault of the network"));
             }
         }
-        // RFC 8985 section 7: a probe may be too early where a queue grows, and is no harm.
+        // A tail-loss probe (RFC 8985 section 7) may be spurious if a queue grows, which is
+        // harmless.
         let (again, probes) = (node.counter("tcp_retrans"), node.counter("tcp_tail_probes"));
         if again > probes && !overshoots {
             fail(format!(
@@ -150,13 +154,13 @@ pub(crate) fn check(
     }
 }
 
-/// Checks the memory of a device's blocks against its limit.
+/// Compares the memory of a device's file blocks with its limit.
 ///
 /// # Errors
-/// More than that.
+/// The memory exceeds the limit.
 pub(super) fn check_memory(node: &Node, scenario: &Scenario) -> Result<(), String> {
     let capabilities = node.device().capabilities();
-    // What precedes a range in its record, or its PDU, may come with each extent.
+    // Each extent may be accompanied by the prefix of its record or PDU.
     let pdu = capabilities.l5o.as_ref().is_ok_and(|limits| limits.nvme_tcp.tx);
     let pdu = if pdu { PREFIX_BYTES_MAX } else { 0 };
     let prefixes = if capabilities.l5o.is_ok() { EXTENTS * RECORD_BYTES + pdu } else { 0 };
@@ -169,17 +173,17 @@ pub(super) fn check_memory(node: &Node, scenario: &Scenario) -> Result<(), Strin
     Ok(())
 }
 
-/// Checks what may not be left.
+/// Checks the gauges that must be zero.
 fn check_empty(node: &Node, scenario: &Scenario, fail: &mut impl FnMut(String)) {
     for name in EMPTY_AT_END {
         let value = node.counter(name);
-        // Where a stream is given up while the device reads for it, what is sent of it afterwards
-        // is held until its room is needed.
+        // If a stream is abandoned while the device reads for it, blocks that are read afterwards
+        // are held until their memory is needed.
         let given_up = name == "file_held_bytes" && scenario.quic.is_some();
-        // A target has its namespaces open for good.
+        // A target keeps its namespaces open.
         let stored = scenario.storage.is_some();
         let served = name == "file_open_files" && stored;
-        // Where reads fail, a block of a connection that was reset may be held until its room is
+        // If reads fail, a block of a connection that was reset may be held until its memory is
         // needed.
         let served = served || name == "file_held_bytes" && stored && scenario.disk.any();
         if value != 0
@@ -191,8 +195,8 @@ fn check_empty(node: &Node, scenario: &Scenario, fail: &mut impl FnMut(String)) 
     }
 }
 
-/// Checks that each buffer for received frames is in its pool again, on its way there, dropped by a
-/// full ring, or in a socket that is never read again.
+/// Checks that each receive buffer is back in its pool, on its way there, dropped by a full ring,
+/// or queued in a UDP socket that is never read again.
 fn check_buffers(node: &Node, fail: &mut impl FnMut(String)) {
     let (out, recycled) = (node.counter("pool_out"), node.recycled());
     let queued = node.counter("udp_receive_queue");
@@ -201,7 +205,7 @@ fn check_buffers(node: &Node, fail: &mut impl FnMut(String)) {
     }
 }
 
-/// Checks what nothing may move.
+/// Checks the counters that nothing may move.
 fn check_never(
     index: usize,
     node: &Node,
@@ -212,14 +216,14 @@ fn check_never(
     let by_proxy = scenario.role(index) == Role::Client && scenario.proxy_alerts();
     for name in NEVER {
         let value = node.counter(name);
-        // What TCP's checksum does not see, TLS does.
+        // TLS detects damage that TCP's checksum does not.
         let damaged = scenario.storage.as_ref().is_some_and(|storage| storage.unseen > 0.0);
         let allowed = match name {
             _ if damaged && name.starts_with("tls_") => true,
-            // After a reset the device knows none of the host's files.
-            // While it opens a namespace the host tells it of changes.
+            // After a reset the device knows none of the host's files. While the device opens a
+            // namespace, the host notifies it of changes.
             "file_unknown" => scenario.resets > 0 || scenario.storage.is_some(),
-            // A proxy without a server says so: each of these was looked at when it came.
+            // A proxy without a server sends an alert; each of these was checked when it arrived.
             "tls_handshake_failures" => by_proxy && value <= retries_of_proxy,
             _ => false,
         };
@@ -229,7 +233,8 @@ fn check_never(
     }
 }
 
-/// Checks who set a server's or the proxy's connections up, and that none is left with the device.
+/// Checks which half set up the connections of a server or a proxy, and that the device has none
+/// left.
 fn check_hand_over(node: &Node, scenario: &Scenario, is_proxy: bool, fail: &mut dyn FnMut(String)) {
     let accepted = node.counter("setup_accepted");
     let opens = node.counter("tcp_passive_opens");
@@ -250,13 +255,14 @@ fn check_hand_over(node: &Node, scenario: &Scenario, is_proxy: bool, fail: &mut 
         .map(|name| node.counter(name));
     let lost = node.counter("handed_over_lost");
     let ended = back + lost + ends.iter().sum::<u64>();
-    // What the device said just before it was reset is said twice: as ended, and as lost.
+    // A connection whose end the device reported just before its reset is counted twice: as ended
+    // and as lost.
     if ended < given || (lost == 0 && ended > given) {
         fail(format!("{given} connections handed over, {ended} heard of again"));
     }
 }
 
-/// Checks who sent the server's files.
+/// Checks which half sent the server's files.
 fn check_files(node: &Node, scenario: &Scenario, lost: bool, fail: &mut dyn FnMut(String)) {
     let (bytes, fallback) =
         (node.counter("file_offload_bytes"), node.counter("file_fallback_bytes"));
@@ -265,7 +271,7 @@ fn check_files(node: &Node, scenario: &Scenario, lost: bool, fail: &mut dyn FnMu
     let refused = scenario.resets > 0
         || scenario.device.files_max < 16
         || node.counter("tls_tx_device_refused") > 0;
-    // What goes over QUIC the host reads until a connection is worth handing over.
+    // For QUIC the host reads files until the connection has sent enough to be offloaded.
     let quic = scenario.quic.is_some();
     let by_quic = node.counter("quic_file_bytes_offloaded");
     if offload && !refused && !quic && fallback != 0 {
@@ -277,14 +283,14 @@ fn check_files(node: &Node, scenario: &Scenario, lost: bool, fail: &mut dyn FnMu
     let sure = !scenario.may_fail() && scenario.calm_net();
     let quic_by_host = node.counter("quic_file_bytes_software");
     let sent = if offload { bytes + by_quic + quic_by_host } else { fallback };
-    // What waits for room in a QUIC connection that ends early is not sent.
+    // Data that waits for room in a QUIC connection that ends early is not sent.
     let unsent = quic && (lost || scenario.crowd.abort > 0.0) && sent < body;
     if sure && !refused && sent != body && !unsent {
         fail(format!("{body} bytes of bodies, {sent} bytes of files sent"));
     }
 }
 
-/// Checks who did the work of a machine's TLS: property 10 in particular.
+/// Checks which half did the work of a machine's TLS: property 10 in particular.
 fn check_tls(
     index: usize,
     node: &Node,
@@ -305,7 +311,7 @@ fn check_tls(
     if device.has_room() && refused + by_device > 0 {
         return Err(format!("contexts refused: {by_device}, of which the host knows {refused}"));
     }
-    // Of a connection that has ended the host does not want to know.
+    // The host ignores refusals for connections that have ended.
     if refused > by_device {
         return Err(format!("{refused} contexts refused, of which the device knows {by_device}"));
     }
@@ -313,7 +319,7 @@ fn check_tls(
     if sure && device.seals() && sealed == 0 && value("tls_tx_bytes") > 0 {
         return Err(String::from("the device sealed nothing, and nobody said why"));
     }
-    // The server's context may come too late for all that a client sends.
+    // The server's receive context may be created too late for everything that a client sends.
     if sure
         && scenario.role(index) == Role::Client
         && device.opens()

@@ -1,11 +1,11 @@
-//! The order of the echo (IO-TCP section 3.4): the host hears that a transmit has left before the
+//! Order of the echo (IO-TCP section 3.4): the host learns that a transmit has left before the
 //! first frame of it is on the link, and so before any acknowledgment of its bytes can arrive.
 //!
 //! Called by [`crate::node::Node`] with each operation that the device takes, each event that is in
-//! the ring, and each frame that the link takes. Each byte of a transmit leaves once: a frame whose
-//! bytes are not the next of a transmit whose echo was delivered is an error. Connections that the
-//! device was handed (tear-down, splicing) send without echoes and are not checked from then on;
-//! neither is UDP, whose echoes the host does not time.
+//! the ring, and each frame that the link accepts. Each byte of a transmit leaves once: a frame is
+//! an error unless its bytes are the next of a transmit whose echo was delivered. Connections that
+//! were handed to the device (tear-down, splicing) send without echoes and are not checked from
+//! then on; UDP is not checked either, because the host does not time its echoes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use base::SeqNum;
 use wire::tcp::Segment;
 use wire::{Endpoint, Tuple};
 
-/// Payload of a transmit that is not on the link yet.
+/// Payload of a transmit that is not yet on the link.
 #[derive(Clone, Copy, Debug)]
 struct Unsent {
     next: SeqNum,
@@ -26,19 +26,19 @@ struct Unsent {
 /// Watches one device.
 #[derive(Debug, Default)]
 pub(crate) struct EchoOrder {
-    /// Transmits whose echoes the host does not have.
+    /// Transmits whose echoes were not delivered yet.
     awaited: BTreeMap<(FlowId, u32), (Tuple, Unsent)>,
-    /// Transmits whose echoes it has, in the order of these, and those without an echo. One that
-    /// the device could not complete, and had no echo to say so by, stays.
+    /// Transmits whose echoes were delivered, in that order, and those without an echo. A transmit
+    /// without an echo that the device could not complete stays.
     echoed: BTreeMap<Tuple, Vec<Unsent>>,
-    /// Connections that the device has, or had.
+    /// Connections that the device has or had.
     handed_over: BTreeSet<Tuple>,
     /// Frames with payload whose echo came first.
     pub(crate) frames: u64,
 }
 
 impl EchoOrder {
-    /// Forgets everything: the device was reset.
+    /// Forgets all transmits: the device was reset.
     pub(crate) fn clear(&mut self) {
         let frames = self.frames;
         *self = Self { frames, ..Self::default() };
@@ -83,10 +83,10 @@ impl EchoOrder {
         }
     }
 
-    /// Checks a frame that the link takes.
+    /// Checks a frame that the link accepts.
     ///
     /// # Errors
-    /// Says what is wrong: the bytes are not the next that an echo was delivered for.
+    /// The frame's bytes are not the next of a transmit whose echo was delivered.
     pub(crate) fn sent(&mut self, frame: &TxFrame) -> Result<(), String> {
         let len = u32::try_from(frame.payload_len()).unwrap_or(u32::MAX);
         let Some((tuple, segment)) = tcp(&frame.header).filter(|_| len > 0) else {
@@ -114,8 +114,8 @@ impl EchoOrder {
     }
 }
 
-/// The connection and the segment of TCP's headers; none for another protocol. The length fields
-/// are for the device to fill in, so the headers cannot be parsed as a frame.
+/// Returns the connection and the segment of TCP headers; `None` for another protocol. The device
+/// fills in the length fields, so the headers cannot be parsed as a frame yet.
 fn tcp(header: &Header) -> Option<(Tuple, Segment)> {
     let bytes = header.as_slice();
     let (network, transport) = (&bytes[header.l3()..header.l4()], &bytes[header.l4()..]);

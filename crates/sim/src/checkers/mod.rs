@@ -1,20 +1,20 @@
-//! What must hold, checked from outside of the code under test.
+//! Invariants, checked from outside of the code under test.
 //!
-//! | checker | what it watches |
+//! | checker | what it checks |
 //! |---|---|
-//! | `bytes` | every byte of every body, while it is read: in `http` and `client` |
-//! | [`wire`] | frames that a device sends: well-formed, in the window, repeated as they were |
-//! | [`echo`] | the host hears that a transmit left before its first frame is on the link |
-//! | [`splice`] | what a proxy's device relays is what the other peer sent |
-//! | [`plaintext`] | nothing to be read on the wire where TLS is spoken |
-//! | [`progress`] | nothing stuck, nothing spinning; after the faults no error without a cause |
-//! | [`counters`] | what the counters and gauges say at the end |
-//! | [`performance`] | retransmissions, losses, round trips and memory, where they have bounds |
-//! | [`alarms`] | counters that an operator alarms on are zero if everybody is honest |
-//! | [`proxy`] | whether pairs were spliced that could be, and all have ended |
-//! | [`quic`] | who protected QUIC's packets and read their files |
-//! | [`storage`] | users of namespaces came to their ends, and the disk holds what it may |
-//! | [`conserve`] | what was acknowledged is what was read |
+//! | `bytes` | every byte of every body as it is read: in `http` and `client` |
+//! | [`wire`] | frames of devices: well-formed, in the window, equal retransmissions |
+//! | [`echo`] | the host learns that a transmit left before its first frame is on the link |
+//! | [`splice`] | a proxy's device relays what the other peer sent |
+//! | [`plaintext`] | no plaintext on the link if TLS is used |
+//! | [`progress`] | nothing is stuck or spins; after the faults every error has a cause |
+//! | [`counters`] | counters and gauges at the end |
+//! | [`performance`] | retransmissions, losses, round trips and memory, if they have bounds |
+//! | [`alarms`] | alarm counters are zero if all peers are honest |
+//! | [`proxy`] | pairs that could be spliced were, and all have ended |
+//! | [`quic`] | which half protected QUIC packets and read their files |
+//! | [`storage`] | requests of users completed, and the disk holds a permitted state |
+//! | [`conserve`] | the bytes acknowledged are the bytes read |
 //! | [`same`] | the same seed without offload: the same bytes |
 
 pub(crate) mod alarms;

@@ -1,19 +1,19 @@
-//! Performance in worlds where it has a bound: [`crate::calm`].
+//! Bounds on performance, in the scenarios of [`crate::calm`].
 //!
-//! | world | what is bounded |
+//! | scenario | bounded |
 //! |---|---|
-//! | packets are held back, none is lost | bytes sent again: each of them in vain |
+//! | packets are reordered, none is lost | bytes retransmitted, all of them spuriously |
 //! | a narrow link with a short queue | frames lost in the queue, and the transfer's time |
-//! | all calm worlds | smoothed round trips, timestamps sent, and timestamps echoed |
+//! | all scenarios of `calm` | smoothed RTTs, timestamps sent, and timestamps echoed |
 //!
-//! And in every world, calm or not: memory of blocks of files, every few turns of a device.
+//! And in every scenario: memory of file blocks, every few turns of a device.
 //!
-//! Smoothed round trips are what the hosts say; a smoothed value lies between the least and the
-//! greatest of its samples, so its bounds are those of one sample: the delay of the links both
-//! ways, and the longest time that the network really took, with a delayed acknowledgment. Stamps
-//! are read from the frames: what an end sends carries its clock of that moment (RFC 7323 section
-//! 4.1), whether a disk was waited for or not, and an acknowledgment of new bytes tells a round
-//! trip within the same bounds, whether a device relays it or not.
+//! Smoothed RTTs are those of the hosts. A smoothed value is between the minimum and the maximum of
+//! its samples, so its bounds are those of one sample: the links' delay both ways, and the longest
+//! time that the network really took plus a delayed acknowledgment. Timestamps are read from
+//! frames: a segment carries its sender's clock at transmission (RFC 7323 section 4.1), whether it
+//! waited for a disk or not, and the echo in an acknowledgment of new bytes measures a round trip
+//! within the same bounds, whether a device relays it or not.
 
 use std::collections::BTreeMap;
 
@@ -27,40 +27,40 @@ use crate::faults::{Role, Scenario};
 use crate::net::Net;
 use crate::node::{App, Node};
 
-/// Payload of a segment of an Ethernet path, for what is counted in segments here.
+/// Payload bytes of a segment on an Ethernet path.
 const SEGMENT_BYTES: u64 = 1_448;
-/// RFC 9293 section 3.8.6.3 allows 500 ms; the hosts here delay acknowledgments by 40.
+/// Maximum delay of an acknowledgment by the hosts here; RFC 9293 section 3.8.6.3 allows 500 ms.
 const DELAYED_ACK: Duration = Duration::from_millis(40);
-/// Clocks of timestamps tick each millisecond, at both ends, and threads are woken late.
+/// Allowance for millisecond ticks of timestamps at both ends, and for threads that wake late.
 const SLACK: Duration = Duration::from_millis(5);
-/// Milliseconds that a timestamp may be older than its frame: ticks, and threads.
+/// Maximum age of a timestamp in milliseconds when its frame leaves: ticks and threads.
 const STAMP_AGE_MAX: u32 = 3;
-/// Segments that may be sent again where packets are held back. In 518 worlds of 1,400 segments
-/// it was ten at most, and none in most; with a window of zero, 48, 59, 85, 107 and so on.
+/// Segments that may be retransmitted with reordering. In 518 runs of 1,400 segments there were at
+/// most ten, and none in most; with a reordering window of zero, 48, 59, 85, 107 and so on.
 const REORDERING_SEGMENTS: u64 = 24;
-/// How often memory is looked at, in turns of a device.
+/// Interval of memory checks, in turns of a device.
 const MEMORY_TURNS: u64 = 16;
-/// How often smoothed round trips are, in turns of a host.
+/// Interval of checks of smoothed RTTs, in turns of a host.
 const SRTT_TURNS: u64 = 4;
 
 base::counters! {
-    /// How often a bound was checked.
+    /// Counters of bounds checked.
     pub struct PerformanceCounters {
-        /// Calm worlds with reordering whose retransmissions were bounded.
+        /// Runs with reordering whose retransmissions were bounded.
         bounded_reordering,
-        /// Bytes that their senders sent again.
+        /// Bytes retransmitted in these runs.
         bounded_reordering_bytes,
-        /// Calm worlds with a narrow link whose losses were bounded.
+        /// Runs with a narrow link whose losses were bounded.
         bounded_queues,
-        /// Frames lost in their queues.
+        /// Frames lost in the queues of these links.
         bounded_queue_losses,
-        /// Smoothed round trips compared with the path's.
+        /// Smoothed RTTs compared with the path's.
         bounded_round_trips,
         /// Timestamps compared with their sender's clock.
         bounded_stamps,
-        /// Echoes of timestamps compared with the path's round trip.
+        /// Echoed timestamps compared with the path's RTT.
         bounded_echoes,
-        /// Times that memory of blocks was compared with its limit while a world ran.
+        /// Comparisons of file block memory with its limit during a run.
         bounded_memory,
     }
 }
@@ -68,22 +68,22 @@ base::counters! {
 /// State of one end of a connection.
 #[derive(Debug, Default)]
 struct Peer {
-    /// Its clock of timestamps, less its machine's clock: the most that a frame has shown.
+    /// Its timestamp clock minus its machine's clock: the maximum seen in a frame.
     clock: Option<u32>,
-    /// The latest byte of its own that was acknowledged.
+    /// SND.UNA: the latest acknowledgment of its own bytes.
     una: Option<SeqNum>,
     /// The latest acknowledgment that it sent.
     ack: Option<SeqNum>,
-    /// The last byte that it sent with an acknowledgment older than that, which another segment
-    /// has overtaken while it waited for a disk. As in Linux's `tcp_ack`, the receiver takes no
-    /// timestamp from it, so that the echoes of its bytes are older ones.
+    /// End of the latest segment that was overtaken by another while it waited for a disk, and so
+    /// carried an older acknowledgment. As in Linux's `tcp_ack`, the receiver takes no timestamp
+    /// from it, so the echoes for its bytes are older ones.
     unsure: Option<SeqNum>,
 }
 
-/// The bounds of one world, and what they are measured by.
+/// State of the checks of one run.
 #[derive(Debug, Default)]
 pub(crate) struct Performance {
-    /// By node, its end and the other.
+    /// State by node, own endpoint and other endpoint.
     peers: BTreeMap<(usize, Endpoint, Endpoint), Peer>,
     /// Turns of devices, and of hosts.
     turns: [u64; 2],
@@ -91,7 +91,7 @@ pub(crate) struct Performance {
     pub(crate) counters: PerformanceCounters,
 }
 
-/// A segment with timestamps of a connection.
+/// A TCP segment, with its endpoints.
 struct Stamped {
     source: Endpoint,
     destination: Endpoint,
@@ -113,7 +113,7 @@ impl Stamped {
     }
 }
 
-/// A machine's clock, as timestamps have it.
+/// Returns a machine's clock as a timestamp value.
 fn clock(node: &Node, now: Instant) -> u32 {
     node.local(now).as_millis() as u32
 }
@@ -130,7 +130,7 @@ impl Performance {
         scenario: &Scenario,
         frame: &abi::port::TxFrame,
     ) -> Result<(), String> {
-        // What a proxy's device relays has the other peer's clock.
+        // Frames relayed by a proxy's device have the other peer's clock.
         if scenario.calm.is_none() || scenario.role(index) == Role::Proxy {
             return Ok(());
         }
@@ -145,7 +145,7 @@ impl Performance {
         };
         let key = (index, source, destination);
         if segment.flags.any(Flags::SYN.with(Flags::RST)) {
-            // A device may put a cookie into the stamp of a SYN-ACK.
+            // A device may encode a SYN cookie in the timestamp of a SYN-ACK.
             self.peers.insert(key, Peer::default());
             return Ok(());
         }
@@ -163,8 +163,8 @@ impl Performance {
             peer.ack = Some(segment.ack);
         }
         if payload_bytes == 0 {
-            // A bare acknowledgment is as old as what waits for a disk, and no round trip is
-            // measured by it.
+            // A pure acknowledgment may be as old as the data that waits for a disk, and no RTT is
+            // measured with it.
             return Ok(());
         }
         if segment.ack.lt(latest) {
@@ -215,7 +215,7 @@ impl Performance {
         self.counters.bounded_echoes += 1;
         let elapsed = clock(node, now).wrapping_add(offset).wrapping_sub(ts.echo);
         let (least, most) = round_trips(index, scenario, net);
-        // Both stamps are cut off to whole milliseconds.
+        // Both timestamps are truncated to milliseconds.
         let most = most.as_millis() as u32;
         let least = (least.as_millis() as u32).saturating_sub(1);
         if !(least..=most).contains(&elapsed) {
@@ -224,10 +224,10 @@ impl Performance {
         Ok(())
     }
 
-    /// Checks the connections of a host that has worked.
+    /// Checks the connections of a host after its turn.
     ///
     /// # Errors
-    /// A smoothed round trip that the path does not have.
+    /// A smoothed RTT outside the bounds of the path.
     pub(crate) fn host_worked(
         &mut self,
         (index, node): (usize, &Node),
@@ -247,7 +247,7 @@ impl Performance {
                 continue; // No sample yet.
             }
             self.counters.bounded_round_trips += 1;
-            // A sample by timestamps is a whole number of milliseconds.
+            // A sample from timestamps is a whole number of milliseconds.
             if srtt + Duration::from_millis(1) < least || srtt > most {
                 let (local, remote) = (info.local, info.remote);
                 let path = format!("{least} to {most}");
@@ -257,10 +257,10 @@ impl Performance {
         Ok(())
     }
 
-    /// Checks the memory of a device that has worked, in any world.
+    /// Checks the memory of a device after its turn, in any scenario.
     ///
     /// # Errors
-    /// More memory of blocks than it may have.
+    /// Memory of file blocks above its limit.
     pub(crate) fn device_worked(&mut self, node: &Node, scenario: &Scenario) -> Result<(), String> {
         self.turns[0] += 1;
         if self.turns[0] % MEMORY_TURNS != 0 {
@@ -270,10 +270,10 @@ impl Performance {
         super::counters::check_memory(node, scenario)
     }
 
-    /// Checks the transfers of a calm world at the end of its disturbance.
+    /// Checks the transfers at the end of the disturbance, in a scenario of `calm`.
     ///
     /// # Errors
-    /// A transfer that is not over, or a measure beyond its bound.
+    /// An incomplete transfer, or a measurement above its bound.
     pub(crate) fn healed(
         &mut self,
         scenario: &Scenario,
@@ -295,9 +295,9 @@ impl Performance {
                 self.counters.bounded_reordering += 1;
                 self.counters.bounded_reordering_bytes += again;
                 let probes = sum("tcp_tail_probes") + sum("teardown_retransmits");
-                // Nothing is, once reordering was seen: RFC 8985 section 6.2. Until then three
-                // segments that overtake another have it taken for lost, with those held back in
-                // the same round trip.
+                // No retransmissions once reordering was seen (RFC 8985 section 6.2). Before that,
+                // three segments that overtake another cause it to be marked lost, along with those
+                // delayed in the same round trip.
                 let most = (REORDERING_SEGMENTS + probes) * SEGMENT_BYTES;
                 if again > most {
                     return Err(format!("{again} of {out} bytes sent again, and none was lost"));
@@ -307,11 +307,10 @@ impl Performance {
                 let lost = net.counters.net_queue_full;
                 self.counters.bounded_queues += 1;
                 self.counters.bounded_queue_losses += lost;
-                // Slow start may overshoot by what fits, and again while that is repaired;
-                // then a window of `w` segments grows for about `w` / 2 round trips (RFC 9438
-                // section 4.3, RFC 5681) for each time that it loses some. This allows 4.4 times
-                // `frames`; 500 worlds lost 2.3 times at most, and 5.3 times or more where the
-                // window was not reduced.
+                // Slow start may overshoot by the path's capacity, and again during recovery; then
+                // a window of `w` segments grows for about `w` / 2 round trips (RFC 9438 section
+                // 4.3, RFC 5681) before each loss. This allows 4.4 times `frames`; 500 runs lost at
+                // most 2.3 times as many, and 5.3 times or more if the window was not reduced.
                 let most = 2 * frames + bytes / SEGMENT_BYTES / 20;
                 if lost > most {
                     return Err(format!("{lost} frames lost in a queue of a path for {frames}"));
@@ -323,7 +322,7 @@ impl Performance {
     }
 }
 
-/// The least and the greatest round trip of a node's connections.
+/// Returns the minimum and maximum RTT of a node's connections.
 fn round_trips(index: usize, scenario: &Scenario, net: &Net) -> (Duration, Duration) {
     let (front, back) = (scenario.links.delay, scenario.proxied.as_ref().map(|p| p.back.delay));
     let least = match (scenario.role(index), back) {

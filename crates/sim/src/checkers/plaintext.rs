@@ -1,11 +1,10 @@
-//! Plaintext: where TLS is spoken, no frame shows what is in files, or what requests and responses
-//! begin with.
+//! With TLS, no frame contains content of files or the beginnings of requests and responses.
 //!
-//! Called by [`super::wire`] for every segment that a device sends, at every offset in it.
+//! Called by [`super::wire`] for every segment that a device sends; searches at every offset.
 
 use crate::content::{self, Catalogue};
 
-/// Eight bytes each that every request or every response has in its head.
+/// Eight-byte strings that occur in the head of every request or response.
 const HEADS: [u64; 6] = [
     u64::from_le_bytes(*b"HTTP/1.1"),
     u64::from_le_bytes(*b"Host: si"),
@@ -15,10 +14,10 @@ const HEADS: [u64; 6] = [
     u64::from_le_bytes(*b"Date: Mo"),
 ];
 
-/// Looks for plaintext in a segment's payload.
+/// Searches a segment's payload for plaintext.
 ///
 /// # Errors
-/// What it found.
+/// Describes the plaintext found.
 pub(crate) fn look(payload: &[u8], known: &Catalogue) -> Result<(), String> {
     for (at, window) in payload.windows(8).enumerate() {
         let Some(&word) = window.first_chunk() else { break };

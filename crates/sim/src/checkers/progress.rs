@@ -5,15 +5,17 @@ use base::{Duration, Instant};
 use crate::events::Side;
 use crate::report::Report;
 
-/// Time from the end of the faults to the end of everything: a peer that is gone is given up after
-/// the user time-out of 900 s, which a last retransmission timer of 120 s may overrun.
+/// Maximum time from the end of the faults to the end of the run: a peer that is gone is timed out
+/// after the user timeout of 900 s, which a last retransmission timer of 120 s may exceed.
 const CONVERGE: Duration = Duration::from_secs(1_200);
-/// Events in a millisecond of virtual time. The fastest link carries some 800 frames in it.
+/// Maximum number of events per millisecond of virtual time. The fastest link carries about 800
+/// frames in that time.
 const EVENTS_PER_MS_MAX: u64 = 60_000;
 
-/// Turns in a row in which half a node found nothing to do and yet wanted another one at once.
+/// Maximum number of consecutive turns in which half a node did nothing and requested another turn
+/// immediately.
 const IDLE_TURNS_MAX: u32 = 1_000;
-/// What "at once" is.
+/// Delay up to which a next turn counts as immediate.
 const AT_ONCE: Duration = Duration::from_micros(2);
 
 /// Watches the clock and the events.
@@ -21,12 +23,12 @@ const AT_ONCE: Duration = Duration::from_micros(2);
 pub(crate) struct Progress {
     millisecond: u64,
     events: u64,
-    /// By node, of its device and its host.
+    /// Consecutive idle turns of each node's device and host.
     idle_turns: Vec<[u32; 2]>,
 }
 
 impl Progress {
-    /// An event happens.
+    /// Counts an event.
     pub(crate) fn event(&mut self, now: Instant, report: &mut Report) {
         let millisecond = now.as_millis();
         if millisecond != self.millisecond {
@@ -42,7 +44,7 @@ impl Progress {
         }
     }
 
-    /// Half a node had a turn; `worked` says whether it took or gave anything.
+    /// Notes a turn of half a node; `worked` is true if it consumed or produced anything.
     pub(crate) fn turn(
         &mut self,
         now: Instant,

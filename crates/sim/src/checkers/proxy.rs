@@ -8,11 +8,11 @@ use crate::node::Node;
 use crate::proxied::Proxied;
 use crate::report::Report;
 
-/// How a splice may end.
+/// Counters of the ways in which a splice ends.
 const ENDS: [&str; 4] =
     ["proxy_splices_closed", "proxy_splices_reset", "proxy_splices_idle", "proxy_splices_lost"];
 
-/// Reasons against a splice that a scenario decides about.
+/// Counters of refusals of splices that depend on the scenario alone.
 const REASONS: [&str; 4] = [
     "proxy_splice_refused_disabled",
     "proxy_splice_refused_not_supported",
@@ -20,13 +20,13 @@ const REASONS: [&str; 4] = [
     "proxy_splice_refused_options_differ",
 ];
 
-/// What is known from outside.
+/// Facts known from outside of the proxy.
 pub(crate) struct Known {
     /// Pairs that had been spliced when the faults ended.
     pub(crate) before: u64,
-    /// A client asked for something afterwards.
+    /// A client sent requests after the faults.
     pub(crate) asked: bool,
-    /// Pairs that one of their peers reset.
+    /// Pairs that a peer reset.
     pub(crate) reset: u64,
 }
 

@@ -1,8 +1,8 @@
-//! QUIC's counters at the end of a run: who protected packets and read files, and that nothing fell
-//! back without a word; and the order in which a device delivered packets.
+//! QUIC counters at the end of a run: which half protected packets and read files, and that every
+//! fallback was reported; and the order in which a device delivered packets.
 //!
-//! Called by [`super::counters`] for every machine of a world with QUIC; [`Order`] is fed by
-//! [`crate::node`]. What the bytes were, [`crate::h3`] checks.
+//! Called by [`super::counters`] for every machine of a scenario with QUIC; [`crate::node`] feeds
+//! [`Order`]. [`crate::h3`] checks the bytes.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::faults::{Role, Scenario};
 use crate::node::Node;
 use crate::quic::Quic;
 
-/// What nothing in a simulation may move.
+/// Counters that nothing in a simulation may move.
 const NEVER: [&str; 7] = [
     "quic_out_malformed",
     "quic_tx_refused_malformed",
@@ -24,25 +24,25 @@ const NEVER: [&str; 7] = [
     "quic_device_refused_protocol",
 ];
 
-/// The packet numbers that a device delivered, of each entry that puts packets in order.
+/// The packet numbers that a device delivered, for each entry with a reordering window.
 ///
-/// They ascend, but for those that the device counts as late or as double. So of the numbers of an
-/// entry that many may be left out at most for the others to ascend.
+/// They ascend, except for those that the device counts as late or duplicate. So removing at most
+/// that many of an entry's numbers must leave an ascending sequence.
 #[derive(Debug, Default)]
 pub(crate) struct Order {
     entries: BTreeMap<QuicId, Ascent>,
 }
 
-/// The longest ascent among the numbers so far, by patience sorting.
+/// The longest increasing subsequence of the numbers so far, by patience sorting.
 #[derive(Debug, Default)]
 struct Ascent {
-    /// By length less one: the lowest number that an ascent of that length ends with.
+    /// At index `n - 1`: the lowest last number of an increasing subsequence of length `n`.
     ends: Vec<u64>,
     delivered: u64,
 }
 
 impl Order {
-    /// Notes what the host asks its device for.
+    /// Notes an operation of the host.
     pub(crate) fn note_op(&mut self, op: &Op) {
         if let Op::QuicAdd(add) = op {
             if matches!(add.direction, Direction::Receive { reorder: Some(_), .. }) {
@@ -51,7 +51,7 @@ impl Order {
         }
     }
 
-    /// Notes what the device gives to its host.
+    /// Notes an event of the device.
     pub(crate) fn note_event(&mut self, event: &Event) {
         let Event::Received(received) = event else { return };
         let Some(opened) = received.quic.as_deref() else { return };
@@ -66,17 +66,17 @@ impl Order {
         }
     }
 
-    /// How many numbers were out of order, at least.
+    /// Returns the minimum number of packets that were out of order.
     fn strays(&self) -> u64 {
         let strays = |ascent: &Ascent| ascent.delivered - ascent.ends.len() as u64;
         self.entries.values().map(strays).sum()
     }
 }
 
-/// Checks a machine; `long` is how many connections of clients were worth the operations.
+/// Checks a machine; `long` is the number of clients' connections that sent enough to be offloaded.
 ///
 /// # Errors
-/// What is wrong.
+/// Describes the violation.
 pub(super) fn check(
     node: &Node,
     role: Role,
@@ -86,7 +86,8 @@ pub(super) fn check(
 ) -> Result<(), String> {
     let value = |name| node.counter(name);
     for name in NEVER {
-        // An odd host uses numbers again: refused, since no nonce may seal twice.
+        // An odd host reuses packet numbers; the device refuses, since a nonce must not encrypt
+        // twice.
         let allowed = name == "quic_tx_refused_number" && scenario.lost_contexts > 0;
         if value(name) > 0 && !allowed {
             return Err(format!("{name} is {}", value(name)));
@@ -113,7 +114,7 @@ pub(super) fn check(
     if !scenario.offload && value("quic_file_bytes_offloaded") > 0 {
         return Err(String::from("the device was asked for files though offload is off"));
     }
-    // A program that has started again counts its second life only.
+    // A program that has restarted counts only since its restart.
     let lived_on = scenario.ends.is_none();
     if is_server && device.used && long > 0 && offloaded == 0 && lived_on {
         return Err(format!("{long} long connections, and the device was not asked"));
@@ -122,7 +123,8 @@ pub(super) fn check(
     if sure && value("quic_not_sealed") + value("tx_dropped_quic") > 0 {
         return Err(String::from("transmits were not sealed, though there was room"));
     }
-    // What a disk fails to give is not sent, and nothing is where there is no way to a peer.
+    // Transmits whose disk read fails are not sent, and neither is anything without a route to the
+    // peer.
     let whole = sure && !scenario.may_fail() && scenario.calm_net() && scenario.crowd.vanish == 0;
     if whole && sealed != asked {
         return Err(format!("{sealed} packets sealed of {asked} that were to be"));

@@ -1,13 +1,14 @@
-//! The differential check: the same seed with and without offload gives the same bytes, to the
-//! applications and, of TLS, on the wire.
+//! Differential check: the same seed with and without offload produces the same bytes, for the
+//! applications and, with TLS, on the link.
 //!
-//! It means something only for seeds in which nothing changes the answers by its timing: files that
+//! Applies only to scenarios in which timing does not affect the responses: no files that change,
+//! no disks that fail, no clients that abort.
 //! change, disks that fail, clients that give up.
 
 use crate::faults::Scenario;
 use crate::report::{Row, StreamRow};
 
-/// Whether a scenario's answers depend on its timing.
+/// Returns whether the responses of a scenario are independent of timing.
 pub(crate) fn applies(scenario: &Scenario) -> bool {
     if let Some(storage) = &scenario.storage {
         return storage.is_certain(scenario);
@@ -18,7 +19,7 @@ pub(crate) fn applies(scenario: &Scenario) -> bool {
         && scenario.ends.is_none()
 }
 
-/// Compares what the clients of two runs got.
+/// Compares the responses that the clients of two runs received.
 ///
 /// # Errors
 /// The first difference.
@@ -35,8 +36,8 @@ pub(crate) fn compare(mut on: Vec<Row>, mut off: Vec<Row>) -> Result<(), String>
     })
 }
 
-/// Compares how the requests of users of namespaces ended in two runs, what was read where nothing
-/// made that uncertain, and what the namespaces hold in the end.
+/// Compares, in two runs with storage, the results of users' requests, the data read unless it is
+/// uncertain in either run, and the final contents of the namespaces.
 ///
 /// # Errors
 /// The first difference.
@@ -49,7 +50,7 @@ pub(crate) fn compare_storage(mut on: Vec<Row>, mut off: Vec<Row>) -> Result<(),
     compare(on, off)
 }
 
-/// Compares what crossed the wire in two runs.
+/// Compares the bytes on the link in two runs.
 ///
 /// # Errors
 /// The first difference.

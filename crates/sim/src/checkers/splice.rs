@@ -1,21 +1,22 @@
-//! Spliced pairs: what the proxy's device sends on one connection, held against what the peer of
-//! the other has sent.
+//! Spliced pairs: compares what the proxy's device sends on one connection with what the peer of
+//! the other connection sent.
 //!
-//! Called by [`super::wire`], which follows both connections. Its own rules hold for the peers'
-//! frames as ever. For the device's these hold, with numbers mapped as the host said when the pair
-//! began:
+//! Called by [`super::wire`], which follows both connections and still applies its own rules to the
+//! peers' frames. For the frames of the device these rules apply, with sequence numbers translated
+//! as the host specified when the pair began:
 //!
-//! - it sends the very bytes that the other peer sent, at the place where that peer sent them, and
-//!   ends its direction where the other peer ended;
-//! - it acknowledges what was acknowledged before, or what the other peer has acknowledged;
-//! - it offers no more than was offered before, or than the other peer offers;
-//! - SACK blocks name bytes that the receiver has sent, and are those that the other peer sent;
+//! - it sends exactly the bytes that the other peer sent, at the same position, and ends its
+//!   direction where the other peer did;
+//! - it acknowledges only what was acknowledged before, or what the other peer has acknowledged;
+//! - it advertises no larger window than was advertised before, or than the other peer advertises;
+//! - SACK blocks cover bytes that the receiver has sent, and are those of the other peer;
 //! - it echoes timestamps that the receiver has sent.
 //!
-//! And at the end: no more pairs were reset than peers have reset.
+//! At the end, no more pairs were reset than peers have reset.
 //!
-//! Bytes beyond the receiver's window are allowed: what the host had offered holds for the other
-//! peer, whose own bytes were measured by it. Not checked: what is relayed for a client
+//! Bytes beyond the receiver's window are allowed: the window that the host had advertised stays
+//! valid for the other peer, whose own bytes were checked against it. Not checked: frames relayed
+//! for a client whose connection is over while a SYN cookie may begin another.
 //! whose connection is over while cookies may make another of it.
 
 use abi::splice::{Splice, SpliceId, SpliceSide};
@@ -23,31 +24,32 @@ use wire::tcp::{Flags, Segment};
 
 use super::wire::{Ends, Stream, Wire, position, window};
 
-/// How the numbers of a connection lie to those of the other one.
+/// Translation between the sequence numbers of a connection and those of the other one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spliced {
-    /// Which pair of the world's.
+    /// Number of the pair in this run.
     pub(super) number: u64,
     id: SpliceId,
-    /// The proxy's host knows that it has ended: an acknowledgment may be the host's, of a SYN that
-    /// is not the peer's.
+    /// The proxy's host has been notified of the end: an acknowledgment may then be the host's own,
+    /// of a SYN that the peer did not send.
     pub(super) closed: bool,
     other: Ends,
     other_serial: u64,
     here: Bases,
     there: Bases,
-    /// The right edge that was offered to the peer when the pair began.
+    /// Right edge of the window that was advertised to the peer when the pair began.
     edge: u64,
 }
 
-/// Where the two streams of a connection were when the pair began: the proxy's own, and its peer's.
+/// Positions in a connection's two streams when the pair began: in the proxy's own and in its
+/// peer's.
 #[derive(Clone, Copy, Debug)]
 struct Bases {
     own: u64,
     peer: u64,
 }
 
-/// A pair begins. Says whether it is watched from here on.
+/// Begins a pair. Returns whether it can be watched.
 pub(super) fn begin(wire: &mut Wire, splice: &Splice) -> bool {
     let [a, b] = &splice.sides;
     let found = [a, b].map(|side| {
@@ -63,14 +65,14 @@ pub(super) fn begin(wire: &mut Wire, splice: &Splice) -> bool {
         let spliced = Spliced { number, id, closed: false, other, other_serial, here, there, edge };
         if let Some(flow) = wire.flows.get_mut(&this.0) {
             flow.spliced = Some(spliced);
-            // It may still be on its way.
+            // The reset may still be on its way.
             wire.resets.extend(flow.reset_by_peer.then_some(number));
         }
     }
     true
 }
 
-/// The proxy's host hears that a pair has ended, or that all have, in a reset of the device.
+/// Ends a pair, or all pairs at a reset of the device, once the proxy's host is notified.
 pub(super) fn close(wire: &mut Wire, id: Option<SpliceId>) {
     for spliced in wire.flows.values_mut().filter_map(|flow| flow.spliced.as_mut()) {
         spliced.closed |= id.is_none_or(|id| spliced.id == id);
@@ -82,7 +84,7 @@ fn ends(wire: &Wire, side: &SpliceSide) -> Ends {
     if ours.port == wire.server_port { (peer, ours) } else { (ours, peer) }
 }
 
-/// Which of a connection's streams is the proxy's.
+/// Returns the index of the proxy's stream in a connection.
 fn own(wire: &Wire, ends: &Ends, side: &SpliceSide) -> usize {
     usize::from(ends.1 == side.tuple.local && ends.1.port == wire.server_port)
 }
@@ -95,11 +97,12 @@ fn bases(wire: &Wire, ends: &Ends, side: &SpliceSide) -> Option<(Bases, u64)> {
     Some((bases, flow.serial))
 }
 
-/// Looks at a segment that the proxy sends on a connection, of which stream `own` is its own. Gives
-/// where its stream was when the pair began; nothing where there is no pair.
+/// Checks a segment that the proxy sends on a connection whose stream `own` is the proxy's. Returns
+/// the position of that stream when the pair began; `None` if the connection is not spliced or not
+/// checked.
 ///
 /// # Errors
-/// What no peer can have sent.
+/// Something that the other peer cannot have sent.
 pub(super) fn look(
     wire: &Wire,
     ends: &Ends,
@@ -115,7 +118,8 @@ pub(super) fn look(
     {
         return Ok(None);
     }
-    // The proxy opened one of both and accepted the other.
+    // The proxy opened one of the two connections and accepted the other, so stream indices are
+    // swapped.
     let source = &other.streams[own];
     let (ours, theirs) = (&flow.streams[own], &flow.streams[1 - own]);
     let Bases { own: base, peer: peer_base } = pair.here;
@@ -150,8 +154,7 @@ pub(super) fn look(
     Ok(Some(base))
 }
 
-/// Looks at relayed SACK blocks: `theirs` is the receiver's stream, `source` that of the other
-/// peer.
+/// Checks relayed SACK blocks: `theirs` is the receiver's stream, `source` the other peer's.
 fn check_sack(
     theirs: &Stream,
     source: &Stream,
@@ -176,7 +179,7 @@ fn check_sack(
     Ok(())
 }
 
-/// Compares what is relayed with what the other peer sent at that place.
+/// Compares relayed bytes with those that the other peer sent at that position.
 fn check_bytes(source: &Stream, at: Option<u64>, payload: &[u8], fin: bool) -> Result<(), String> {
     let Some(at) = at.and_then(|at| usize::try_from(at).ok()) else {
         return Err(String::from("relayed bytes from before the beginning"));

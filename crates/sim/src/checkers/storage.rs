@@ -1,8 +1,8 @@
-//! Storage at the end of a run: every user came to its end, what its requests came to has a cause,
-//! and the namespaces hold what they may.
+//! Storage at the end of a run: every user is done, every failed request has a cause, and the
+//! namespaces hold a permitted state.
 //!
-//! What was read on the way, users look at themselves ([`crate::storage::user`]). Gauges are
-//! [`super::counters`]'.
+//! Users check the data that they read themselves ([`crate::storage::user`]); [`super::counters`]
+//! checks gauges.
 
 use apps::nvme::initiator::{Error, Loss, State};
 use base::Instant;
@@ -16,7 +16,7 @@ use crate::storage::user::User;
 use crate::storage::{Storage, path};
 use crate::trace::hash_bytes;
 
-/// Counters that wrong digests move, on any machine, and that nothing else may.
+/// Counters that only wrong digests move, on any machine.
 const DIGESTS: [&str; 5] = [
     "nvme_data_digest_errors",
     "nvme_header_digest_errors",
@@ -24,11 +24,11 @@ const DIGESTS: [&str; 5] = [
     "nvmet_errors_digest",
     "nvmei_digest_retries",
 ];
-/// Counters that a peer moves that breaks the rules.
+/// Counters that only a misbehaving peer moves.
 const RULES: [&str; 3] =
     ["nvme_terminations", "nvmei_protocol_errors", "nvmet_connections_terminated"];
 
-/// Checks a world of storage.
+/// Checks a scenario with storage.
 pub(crate) fn check(
     now: Instant,
     scenario: &Scenario,
@@ -94,7 +94,7 @@ fn check_user(
     Ok(())
 }
 
-/// Whether a request may have failed so.
+/// Returns whether the scenario can cause a request to fail with this error.
 fn has_cause(error: Error, scenario: &Scenario, storage: &Storage) -> bool {
     let disk = &scenario.disk;
     match error {
@@ -106,13 +106,14 @@ fn has_cause(error: Error, scenario: &Scenario, storage: &Storage) -> bool {
             _ => false,
         },
         Error::DataDigest(_) | Error::Protocol(_) => storage.unseen > 0.0,
-        // The target resets the connection on which it cannot send what a file should have.
+        // The target resets the connection if it cannot send the data of a file that it has
+        // announced.
         Error::Lost(_) => disk.read_error + disk.short_read > 0.0,
         _ => false,
     }
 }
 
-/// Who is not admitted hears so, and tries no more.
+/// A host that is not admitted receives an error and does not retry.
 fn check_stranger(user: &User) -> Result<(), String> {
     match user.initiator.state() {
         State::Failed(Loss::Refused { status, .. }) if status.code() == Status::INVALID_HOST => {
@@ -134,7 +135,7 @@ fn check_counters(
         None => Ok(()),
     };
     let damaged = storage.unseen > 0.0;
-    // What it sends has no digests where it should, and the target says so.
+    // The rogue sends wrong digests, which the target reports.
     let abused = storage.rogue && index == 0;
     if !(damaged || abused) {
         never(&DIGESTS)?;
@@ -152,18 +153,18 @@ fn check_counters(
     if storage.digests == (false, false) && !storage.rogue {
         never(&["nvme_rx_digests_device", "nvme_rx_digests_host", "nvme_tx_digests_device"])?;
     }
-    // Where nothing is lost or refused the device does all of it.
-    // A disk that fails a read ends the connection that it is for.
+    // Without loss and refusals the device does all of the work. A disk that fails a read closes
+    // the connection that the read was for.
     let calm = scenario.calm_net() && scenario.resets == 0 && !scenario.disk.any();
     let sure = calm && side.has_room();
     let all = sure && scenario.tls.is_none() && side.does_all() && storage.is_plain();
     if all && !storage.rogue && value("nvme_ddp_refused") == 0 {
-        // Of a PDU whose last bytes came twice the host may have dropped the word.
+        // If the last bytes of a PDU arrived twice, the host may have discarded the device's claim.
         let [by_host, by_device] = ["nvme_rx_digests_host", "nvme_rx_digests_device"].map(value);
         if by_host > 2 + by_device / 50 {
             return Err(format!("hosts checked {by_host} digests, devices {by_device}"));
         }
-        // Data in capsules is the host's to copy, and so is what it reads itself to be summed.
+        // The host copies data in capsules, and data that it checks itself.
         if index > 0 {
             never(&["nvme_tx_digests_host"])?;
             let [by_host, by_device] = ["nvme_rx_copied_bytes", "nvme_rx_placed_bytes"].map(value);

@@ -1,13 +1,13 @@
-//! The wire: every frame that a device sends, before the network touches it.
+//! Checks every frame that a device sends, before the network affects it.
 //!
-//! Well-formed, with right checksums, no longer than the MTU; no data beyond the window that the
-//! peer offered; where bytes are sent again, the same bytes; and where TLS is spoken, nothing that
-//! anybody could read. It keeps each connection's stream as it was sent first, which is little in a
+//! Frames are well-formed, have right checksums and respect the MTU; no data is sent beyond the
+//! window that the peer advertised; retransmissions have the same bytes; and with TLS nothing is in
+//! plaintext. Each connection's stream is kept as it was first sent, which is little in a
 //! simulation.
 //!
 //! Behind a proxy there are two connections for each of a client's. Both are watched like any other
-//! as long as the proxy's host has them. From when its device relays, what it sends on one of them
-//! is held against what the other's peer sent: [`super::splice`].
+//! while the proxy's host has them. Once its device relays between them, what it sends on one is
+//! compared with what the other's peer sent: [`super::splice`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -28,40 +28,40 @@ use crate::numbers::crosses;
 use crate::report::{Report, StreamRow};
 use crate::trace::hash_bytes;
 
-/// A connection's ends: who opened it, and the server or the proxy.
+/// Endpoints of a connection: the opener, and the server or the proxy.
 pub(super) type Ends = (Endpoint, Endpoint);
 
 /// One direction of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Stream {
     iss: SeqNum,
-    /// Bytes as they were sent first, from behind the SYN.
+    /// Bytes as first sent, from after the SYN.
     pub(super) sent: Vec<u8>,
-    /// Which of them were: what a device lost in a reset never left, and leaves a hole.
+    /// Ranges of `sent` that were sent: data that a device lost in a reset leaves a hole.
     known: BTreeMap<usize, usize>,
     pub(super) fin_at: Option<usize>,
-    /// Shift of the windows that this end offers.
+    /// Shift count of the windows that this end advertises.
     scale: u8,
     scaled: bool,
-    /// Right edge of the window that this end has offered, as a position of the other's stream.
+    /// Right edge of the window that this end has advertised, as a position in the other's stream.
     pub(super) edge: u64,
-    /// Highest position of the other's stream that this end has acknowledged.
+    /// Highest position in the other's stream that this end has acknowledged.
     pub(super) acknowledged: u64,
-    /// The first TSval that this end has sent, and the last.
+    /// First and last TSval that this end has sent.
     stamps: Option<(u32, u32)>,
-    /// TSvals that this end has sent, where a proxy may relay echoes of them.
+    /// TSvals that this end has sent, kept if a proxy may relay echoes of them.
     pub(super) tsvals: BTreeSet<u32>,
-    /// SACK blocks that this end has sent, likewise, as positions of the other's stream.
+    /// SACK blocks that this end has sent, likewise kept, as positions in the other's stream.
     pub(super) sacked: BTreeSet<(u64, u64)>,
 }
 
-/// What an end of a connection has said.
+/// What an end of a connection has sent, in ascending order of finality.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Said {
-    /// A SYN at most.
+    /// At most a SYN.
     #[default]
     Nothing,
-    /// That it has the connection.
+    /// A segment of the established connection.
     Something,
     Fin,
     Reset,
@@ -70,56 +70,56 @@ enum Said {
 /// A connection.
 #[derive(Debug, Default)]
 pub(super) struct Flow {
-    /// From the client, and from the server.
+    /// The client's stream, and the server's.
     pub(super) streams: [Stream; 2],
-    /// What opened it; none where only resets or answers to forgeries were seen.
+    /// Role of the opener; `None` if only resets or responses to forgeries were seen.
     opened_by: Option<Role>,
-    /// Tells it from another one with the same ends.
+    /// Distinguishes successive connections with the same endpoints.
     pub(super) serial: u64,
-    /// The other connection of the pair, where the proxy's device relays.
+    /// The splice, if the proxy's device relays this connection.
     pub(super) spliced: Option<Spliced>,
-    /// SYN-ACKs that the server sent: old copies of a SYN lead to more than one.
+    /// SYN-ACKs of the server: old copies of a SYN cause more than one.
     offers: Vec<Segment>,
-    /// The client has answered one of them.
+    /// The client has acknowledged one of them.
     pub(super) both: bool,
-    /// One of its ends reset it that is not the proxy.
+    /// An end other than the proxy has reset it.
     pub(super) reset_by_peer: bool,
-    /// What each end said last: data, or goodbye.
+    /// The most final message of each end.
     said: [Said; 2],
     /// The client reset it, or it was closed in both directions.
     pub(super) over: bool,
 }
 
-/// Watches the wire.
+/// Watches the frames of all devices.
 #[derive(Debug)]
 pub(crate) struct Wire {
     mtu: usize,
     pub(super) server_port: u16,
-    /// What each node is, by its number.
+    /// Role of each node.
     roles: Vec<Role>,
-    /// TLS is spoken.
+    /// The scenario uses TLS.
     tls: bool,
     /// There is a proxy, whose device may relay.
     proxied: bool,
-    /// QUIC is spoken.
+    /// The scenario uses QUIC.
     quic: bool,
-    /// Connections are set up by cookies: while one is good, an old copy of its first segment
-    /// begins a connection that only the server believes in.
+    /// Connections are set up with SYN cookies: while a cookie is valid, an old copy of the ACK
+    /// begins a connection that exists only at the server.
     pub(super) cookies: bool,
     pub(super) flows: BTreeMap<Ends, Flow>,
-    /// Connections whose ends have another one now.
+    /// Previous connections whose endpoints were reused.
     past: Vec<(Ends, Flow)>,
-    /// Connections seen so far.
+    /// Number of connections seen so far.
     serials: u64,
-    /// Pairs that the proxy's device has begun to relay.
+    /// Number of pairs that the proxy's device has begun to relay.
     pub(crate) pairs: u64,
-    /// Those that are not watched.
+    /// Pairs that are not watched.
     pub(crate) unwatched: u64,
-    /// Those that one of the peers reset, while it was one or just before.
+    /// Pairs that a peer reset, during the splice or just before it.
     pub(super) resets: BTreeSet<u64>,
-    /// Payload bytes of theirs that were compared with what came in.
+    /// Payload bytes of pairs that were compared with the source.
     pub(crate) compared: u64,
-    /// Packets that carried bytes that were sent before.
+    /// Packets with retransmitted bytes.
     pub(crate) repeated: u64,
     bytes: Vec<u8>,
 }
@@ -151,8 +151,8 @@ impl Wire {
         self.roles.get(node) == Some(&role)
     }
 
-    /// Bytes of the server's stream that the client acknowledged, FIN left out, on each connection
-    /// with that end: a port may be used again.
+    /// Returns, for each connection from that endpoint, the number of bytes of the server's stream
+    /// that the client acknowledged, without FIN. A port may be reused.
     pub(crate) fn acknowledged(&self, client: Endpoint) -> impl Iterator<Item = u64> + '_ {
         self.of_client(client).map(|flow| {
             let fin = flow.streams[1].fin_at.map_or(u64::MAX, |at| at as u64);
@@ -160,15 +160,15 @@ impl Wire {
         })
     }
 
-    /// All that the server or the proxy sent on each of these.
+    /// Returns what the server or the proxy sent on each connection from that endpoint.
     pub(crate) fn said(&self, client: Endpoint) -> impl Iterator<Item = &[u8]> {
         self.of_client(client).map(|flow| &flow.streams[1].sent[..])
     }
 
-    /// A machine with these addresses is gone. Returns how many connections it has reset.
+    /// Checks the connections of a machine that has terminated. Returns how many it has reset.
     ///
     /// # Errors
-    /// A connection that its peer believes in, and of whose end it was told nothing.
+    /// A connection that its peer still has, and that ended without a FIN or a reset.
     pub(crate) fn count_told(&self, addresses: &[IpAddr]) -> Result<u64, String> {
         let mut told = 0;
         for (&(opener, server), flow) in self.flows.iter().filter(|(_, flow)| flow.both) {
@@ -186,8 +186,8 @@ impl Wire {
         Ok(told)
     }
 
-    /// The machine with these addresses has forgotten its connections, and can tell their peers
-    /// nothing.
+    /// Notes that the machine with these addresses has lost its connections without notice to their
+    /// peers.
     pub(crate) fn note_killed(&mut self, addresses: &[IpAddr]) {
         for ((opener, server), flow) in &mut self.flows {
             for (end, endpoint) in [opener, server].into_iter().enumerate() {
@@ -198,7 +198,7 @@ impl Wire {
         }
     }
 
-    /// Calls `f` with the numbers of connections that crossed limits.
+    /// Calls `f` with the numbers of streams whose sequence numbers or timestamps crossed a limit.
     pub(crate) fn visit_crossings(&self, f: &mut impl FnMut(&'static str, u64)) {
         let all = self.flows.values().chain(self.past.iter().map(|(_, flow)| flow));
         let (mut sequences, mut stamps) = ([0; 2], [0; 2]);
@@ -222,13 +222,13 @@ impl Wire {
         all.filter(move |((opener, _), _)| *opener == client).map(|(_, flow)| flow)
     }
 
-    /// Whether TLS is spoken.
+    /// Returns whether the scenario uses TLS.
     pub(crate) const fn is_tls(&self) -> bool {
         self.tls
     }
 
-    /// What each end of each connection of a client sent, where TLS is spoken. Which server the
-    /// proxy chooses for it, and from which port, is a matter of timing.
+    /// Returns what each end of each client's connection sent, with TLS. Connections of the proxy
+    /// with servers are left out: their server and port depend on timing.
     pub(crate) fn streams(&self) -> Vec<StreamRow> {
         let theirs = |flow: &Flow| flow.opened_by == Some(Role::Client);
         let flows = self.flows.iter().filter(|(_, flow)| self.tls && theirs(flow));
@@ -241,7 +241,7 @@ impl Wire {
         rows.collect()
     }
 
-    /// What the server and the client of a connection expect next of each other.
+    /// Returns the sequence numbers that the server and the client of a connection expect next.
     pub(crate) fn expected(&self, ends: Ends) -> Option<[SeqNum; 2]> {
         let flow = self.flows.get(&ends).filter(|flow| flow.both)?;
         let [client, server] = &flow.streams;
@@ -250,26 +250,26 @@ impl Wire {
         Some([next(client, server), next(server, client)])
     }
 
-    /// A proxy's device begins to relay between two connections.
+    /// Notes that a proxy's device begins to relay between two connections.
     pub(crate) fn spliced(&mut self, splice: &Splice) {
         self.pairs += 1;
         self.unwatched += u64::from(!super::splice::begin(self, splice));
     }
 
-    /// A host hears that its device relays a pair no longer; none stands for all.
+    /// Notes that a host was notified of the end of a pair, or of all pairs if `id` is `None`.
     pub(crate) fn splice_closed(&mut self, node: usize, id: Option<SpliceId>) {
         if self.is(node, Role::Proxy) {
             super::splice::close(self, id);
         }
     }
 
-    /// Pairs that a peer may have reset, as far as anybody can know.
+    /// Returns the maximum number of pairs that peers may have reset.
     pub(crate) fn pairs_reset(&self) -> u64 {
         self.resets.len() as u64 + self.unwatched
     }
 
-    /// A device sends a frame. Gives what the trace shows of it: flags, sequence and
-    /// acknowledgment numbers, checksum.
+    /// Checks a frame that a device sends. Returns the values that the trace records: flags,
+    /// sequence number, acknowledgment number and checksum.
     pub(crate) fn sent(
         &mut self,
         now: Instant,
@@ -330,7 +330,7 @@ impl Wire {
         Ok(seen)
     }
 
-    /// Datagrams have a right checksum, and where they are QUIC's nothing can be read in them.
+    /// Checks a datagram: its checksum, and that it has no plaintext.
     fn datagram(
         &self,
         frame: &TxFrame,
@@ -366,7 +366,7 @@ impl Wire {
         let destination = Endpoint { addr: ip.destination, port: segment.destination };
         let key = if from_server { (destination, source) } else { (source, destination) };
         if segment.flags.has(Flags::RST) {
-            // A server's may answer somebody else's forgery.
+            // A reset of the server may answer an attacker's forgery.
             let by_proxy = self.is(node, Role::Proxy);
             if let Some(flow) = self.flows.get_mut(&key) {
                 flow.note_reset(from_server, by_proxy);
@@ -412,10 +412,10 @@ impl Wire {
         let Some(at) = position(ours, segment.seq) else { return Ok(()) };
         let end = at + payload.len() as u64;
         if !payload.is_empty() && end > theirs.edge + 1 && !ghost && relayed.is_none() {
-            // One byte more: a probe of a closed window.
+            // One byte more: a zero-window probe.
             return Err(format!("bytes up to {end} for a window that ends at {}", theirs.edge));
         }
-        // What was acknowledged before the splice is nobody's any more.
+        // Bytes that were acknowledged before the splice are not compared.
         let old = relayed.map_or(0, |base| base.saturating_sub(at)).min(payload.len() as u64);
         let fin = segment.flags.has(Flags::FIN);
         let recorded = ours.record(at + old, &payload[old as usize..], fin);
@@ -427,11 +427,11 @@ impl Wire {
 }
 
 impl Flow {
-    /// A SYN or SYN-ACK is sent. Gives what was there before, where a connection
-    /// begins with it.
+    /// Notes a SYN or SYN-ACK. Returns the previous state if a new connection begins.
     fn begin(&mut self, from_server: bool, segment: &Segment) -> Option<Self> {
         if from_server {
-            // A connection that exists has its numbers: another SYN-ACK answers an old copy.
+            // An established connection keeps its numbers: another SYN-ACK answers an old copy of
+            // the SYN.
             if !self.both {
                 self.offers.push(*segment);
             }
@@ -443,20 +443,20 @@ impl Flow {
         None
     }
 
-    /// An end resets the connection.
+    /// Notes a reset by an end.
     const fn note_reset(&mut self, from_server: bool, by_proxy: bool) {
         self.said[from_server as usize] = Said::Reset;
         self.over |= !from_server;
         self.reset_by_peer |= !by_proxy;
     }
 
-    /// An end has the connection, or is done with it.
+    /// Notes that an end has the connection, or has sent FIN.
     fn note_said(&mut self, end: usize, segment: &Segment) {
         let said = if segment.flags.has(Flags::FIN) { Said::Fin } else { Said::Something };
         self.said[end] = self.said[end].max(said);
     }
 
-    /// Whether both ends have acknowledged the other's FIN.
+    /// Returns whether both ends have acknowledged the other's FIN.
     fn is_closed(&self) -> bool {
         let [client, server] = &self.streams;
         let done = |ours: &Stream, theirs: &Stream| {
@@ -465,7 +465,7 @@ impl Flow {
         done(client, server) && done(server, client)
     }
 
-    /// The client acknowledges one of the SYN-ACKs: with that the connection has both ends.
+    /// Notes the client's acknowledgment of one of the SYN-ACKs, which establishes the connection.
     fn agree(&mut self, segment: &Segment) {
         let answered = |offer: &&Segment| offer.seq + 1 == segment.ack;
         if let Some(offer) = self.offers.iter().rev().find(answered) {
@@ -476,13 +476,13 @@ impl Flow {
     }
 }
 
-/// Position of a sequence number in a stream, counted from behind the SYN; none where it lies
-/// before.
+/// Returns the position of a sequence number in a stream, counted from after the SYN; `None` if it
+/// precedes that.
 pub(super) fn position(stream: &Stream, seq: SeqNum) -> Option<u64> {
     u64::try_from(seq.distance(stream.iss + 1)).ok()
 }
 
-/// An end sends a timestamp, acknowledges and offers a window.
+/// Notes a segment's timestamp, acknowledgment and window.
 fn note_window(ours: &mut Stream, theirs: &Stream, segment: &Segment) {
     if let Some(ts) = segment.options.timestamps {
         ours.stamps = Some((ours.stamps.map_or(ts.value, |stamps| stamps.0), ts.value));
@@ -495,7 +495,7 @@ fn note_window(ours: &mut Stream, theirs: &Stream, segment: &Segment) {
     ours.edge = ours.edge.max(ack + window(ours, theirs, segment));
 }
 
-/// An end sends timestamps and SACK blocks.
+/// Notes a segment's timestamp and SACK blocks.
 fn note_options(ours: &mut Stream, theirs: &Stream, segment: &Segment) {
     ours.tsvals.extend(segment.options.timestamps.map(|ts| ts.value));
     for block in segment.options.sack() {
@@ -504,7 +504,7 @@ fn note_options(ours: &mut Stream, theirs: &Stream, segment: &Segment) {
     }
 }
 
-/// The window that an end offers with a segment, in bytes.
+/// Returns the window that a segment advertises, in bytes.
 pub(super) fn window(ours: &Stream, theirs: &Stream, segment: &Segment) -> u64 {
     let scale = if ours.scaled && theirs.scaled { ours.scale } else { 0 };
     u64::from(segment.window) << scale
@@ -522,7 +522,7 @@ impl Stream {
         }
     }
 
-    /// Notes bytes that are sent; says whether some were sent before.
+    /// Records bytes that are sent. Returns whether some were sent before.
     fn record(&mut self, at: u64, payload: &[u8], fin: bool) -> Result<bool, String> {
         let at = usize::try_from(at).map_err(|e| e.to_string())?;
         let end = at + payload.len();
@@ -541,7 +541,7 @@ impl Stream {
         if self.sent.len() < end {
             self.sent.resize(end, 0);
         }
-        // Ranges that overlap this one or touch it, the last first.
+        // Known ranges that overlap or touch this one, in descending order.
         let touching = self.known.range(..=end).rev().take_while(|&(_, &to)| to >= at);
         let touching: Vec<_> = touching.map(|(&from, &to)| (from, to)).collect();
         let (mut first, mut last, mut repeated) = (at, end, false);

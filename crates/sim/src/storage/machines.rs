@@ -1,5 +1,5 @@
-//! The machines of a world of storage. Called by [`crate::world`] when it begins, and when one of
-//! them starts again.
+//! Construction of the machines of a scenario with storage. Called by [`crate::world`] at the
+//! beginning of a run and when a machine starts again.
 
 use std::sync::Arc;
 
@@ -22,16 +22,16 @@ use crate::node::{App, Node};
 use crate::numbers;
 use crate::tls;
 
-/// Whoever the stranger is, it is nobody that is admitted.
+/// Number of the stranger's host NQN, which no subsystem admits.
 const STRANGER: usize = 99;
 
-/// The name of a machine, or of the subsystem that it uses.
+/// Returns the NQN of a machine or of the subsystem that it uses.
 fn name(what: &str, node: usize) -> Nqn {
     let text = format!("nqn.2026-11.example:{what}{node}");
     Nqn::new(&text).unwrap_or_else(Nqn::discovery)
 }
 
-/// A device's engine for NVMe over TCP, and for TLS below it.
+/// Returns the engine of a node's device for NVMe/TCP, and for TLS below it.
 fn engine(scenario: &Scenario, storage: &Storage, node: usize) -> L5oConfig {
     let (side, tls) = (storage.side(node), scenario.tls_device(node));
     L5oConfig {
@@ -50,7 +50,7 @@ fn engine(scenario: &Scenario, storage: &Storage, node: usize) -> L5oConfig {
     }
 }
 
-/// Device and host of a machine, as they are when it starts.
+/// Builds the device and the host of a machine in their initial state.
 pub(crate) fn machine(
     node: usize,
     scenario: &Scenario,
@@ -85,7 +85,7 @@ pub(crate) fn machine(
     (device, host)
 }
 
-/// The target on its host.
+/// Builds the target on its host.
 pub(crate) fn target(scenario: &Scenario, storage: &Storage, host: &mut Host) -> Target {
     let users = 1..=storage.initiators;
     let subsystem = |node: usize, path: String, shift: u8, hosts: Vec<Nqn>| {
@@ -127,7 +127,7 @@ pub(crate) fn target(scenario: &Scenario, storage: &Storage, host: &mut Host) ->
     }
 }
 
-/// What a user's initiator is told.
+/// Returns the configuration of a user's initiator.
 pub(crate) fn initiator(node: usize, scenario: &Scenario, storage: &Storage) -> initiator::Config {
     let (header_digest, data_digest) = storage.digests;
     let number = if storage.is_user(node) { node } else { STRANGER };
@@ -161,13 +161,13 @@ fn client(node: usize, scenario: &Scenario) -> Option<TlsClient> {
     scenario.tls.as_ref().map(|tls| tls::client(tls, node, 0))
 }
 
-/// Where the target is, for a machine.
+/// Returns the target's endpoint, as a machine connects to it.
 pub(crate) fn remote(node: usize, scenario: &Scenario) -> Endpoint {
     let v6 = Prng::new(scenario.seed ^ node as u64).chance(scenario.crowd.v6);
     Endpoint { addr: address(0, v6), port: PORT }
 }
 
-/// A node of the world, at its beginning.
+/// Builds a node in its initial state.
 pub(crate) fn node(
     node: usize,
     scenario: &Scenario,

@@ -1,14 +1,14 @@
-//! Worlds of storage: what a seed says about them, and the machines that it makes.
+//! Scenarios with storage: their parameters, and the machines.
 //!
-//! In one world of five without a proxy nobody speaks HTTP: the server is a target of NVMe over
-//! TCP, and each client an initiator with a [`user`] of a namespace, or of a part of one, who holds
-//! everything that it gets against a [`model`]. Devices place data and do digests, over TLS in some
-//! worlds; their tables are small in some. Machines are killed and start again, the target's with
-//! what was not flushed lost or kept; one client may be a [`rogue`] that sends what no initiator
-//! would, and one a stranger whom no subsystem admits. [`crate::faults`] draws this with the rest
-//! of a scenario.
+//! In one of five scenarios without a proxy there is no HTTP: the server is an NVMe/TCP target, and
+//! each client an initiator with a [`user`] of a namespace or of a part of one, which checks
+//! everything it reads against a [`model`]. Devices place data and compute digests, in some
+//! scenarios over TLS and in some with small tables. Machines are killed and start again; the
+//! target's may lose unflushed data. One client may be a [`rogue`] that sends invalid PDUs, and one
+//! a stranger that no subsystem admits. [`crate::faults`] draws the parameters with the rest of a
+//! scenario.
 //!
-//! Model and user serve the tests of this crate, too.
+//! The integration tests of this crate use the model and the user, too.
 
 pub(crate) mod machines;
 pub mod model;
@@ -21,35 +21,35 @@ use base::{Duration, Prng};
 use crate::faults::Scenario;
 use user::{Load, Part};
 
-/// Chosen so that no seed that is kept for what it once found is one of these.
+/// Chosen so that the seeds kept as regression tests have no storage.
 const SALT: u64 = 0x0440_0297;
-/// The target's port.
+/// The target's TCP port.
 pub(crate) const PORT: u16 = 4420;
-/// Entries of a table that is never full.
+/// Size of a table that never fills.
 const ENOUGH: u32 = 4_096;
-/// Bytes that the requests of a user move, about.
+/// Approximate number of bytes that the requests of a user transfer.
 const BUDGET_BYTES: u64 = 2 << 20;
-/// Commands that an initiator has open at one time beyond those of its user.
+/// Queue entries of an initiator beyond those that its user's requests need.
 const SPARE_ENTRIES: u16 = 2;
 
-/// What hosts and devices do between them.
+/// Offloads that hosts use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
-    /// Devices do all they can.
+    /// All.
     All,
-    /// As without TLS's offload.
+    /// All except TLS.
     Nvme,
-    /// TLS's offload only.
+    /// TLS only.
     Tls,
-    /// Digests, and no placement.
+    /// Data digests without placement.
     Crc,
-    /// Placement, and no digests that are sent.
+    /// Placement, but no digests on transmit.
     Copy,
-    /// Hosts do everything.
+    /// None.
     Software,
 }
 
-/// A machine's part in that, and its device's tables.
+/// Offloads of a machine, and the sizes of its device's tables.
 #[derive(Clone, Debug)]
 pub(crate) struct Side {
     mode: Mode,
@@ -83,7 +83,7 @@ impl Side {
         }
     }
 
-    /// Whether its host has its device do something for NVMe over TCP.
+    /// Returns whether the host uses any NVMe/TCP offload.
     pub(crate) const fn uses_nvme(&self) -> bool {
         !matches!(self.mode, Mode::Tls | Mode::Software)
     }
@@ -92,33 +92,33 @@ impl Side {
         matches!(self.mode, Mode::All | Mode::Tls)
     }
 
-    /// Whether it does all that it can.
+    /// Returns whether all NVMe/TCP offloads are used, for all but the smallest transfers.
     pub(crate) const fn does_all(&self) -> bool {
         matches!(self.mode, Mode::All | Mode::Nvme) && self.threshold <= 512
     }
 
-    /// Whether every context and every buffer that is asked for is had.
+    /// Returns whether the device has room for every context and buffer.
     pub(crate) const fn has_room(&self) -> bool {
         let memory = self.buffer_bytes_max > 1 << 20 && self.messages_ahead_max > 4;
         self.contexts_max == ENOUGH && self.buffers_max == ENOUGH && memory
     }
 }
 
-/// A world of storage.
+/// Storage in a scenario.
 #[derive(Clone, Debug)]
 pub(crate) struct Storage {
-    /// Machines with a user.
+    /// Number of machines with a user.
     pub(crate) initiators: usize,
-    /// One that is not admitted; one that sends nonsense.
+    /// One more initiator that is not admitted; one more that sends invalid PDUs.
     pub(crate) stranger: bool,
     pub(crate) rogue: bool,
-    /// Digests of headers, and of data.
+    /// Header digests, and data digests.
     pub(crate) digests: (bool, bool),
     queues: u16,
     load: Load,
     /// Requests of each user, before the last ones.
     requests: usize,
-    /// Bytes of a block, as a power of two, and of a user's part.
+    /// Logarithm of the block size, and the size in bytes of a user's part.
     shift: u8,
     pub(crate) bytes: usize,
     /// All users have parts of one namespace.
@@ -128,14 +128,14 @@ pub(crate) struct Storage {
     cpda: u8,
     mdts: u8,
     queues_max: u16,
-    /// Memory of the target for writes, in largest writes.
+    /// Memory of the target for writes, in units of the largest write.
     buffers: usize,
     keep_alive: Duration,
     command_timeout: Duration,
-    /// Times that the target, or an initiator, is killed and starts again.
+    /// Number of times that the target, or an initiator, is killed and starts again.
     pub(crate) target_kills: u64,
     pub(crate) initiator_kills: u64,
-    /// Frames whose corruption TCP's checksum does not see, of those that are corrupted.
+    /// Probability that the TCP checksum of a corrupted frame is updated to match.
     pub(crate) unseen: f64,
     write_error: f64,
     no_space: f64,
@@ -145,7 +145,7 @@ pub(crate) struct Storage {
 }
 
 impl Storage {
-    /// From numbers of its own: other worlds are the same as if there were none of these.
+    /// Uses a generator of its own: scenarios without storage do not depend on these draws.
     pub(crate) fn draw(
         seed: u64,
         wanted: bool,
@@ -157,7 +157,7 @@ impl Storage {
             return None;
         }
         let depth = 1 << r.below(9);
-        // Many small ones, or few large ones.
+        // Many small requests, or few large ones.
         let shift = if r.chance(0.6) { 9 } else { 12 };
         let largest = 1_u64 << r.range(shift.into(), 20);
         let bytes_max = if depth > 32 { largest.min(32_768) } else { largest };
@@ -197,13 +197,13 @@ impl Storage {
         })
     }
 
-    /// Makes the rest of a scenario fit.
+    /// Adapts the rest of a scenario.
     pub(crate) fn shape(&self, scenario: &mut Scenario) {
         scenario.quic = None;
         (scenario.hand_over.set_up, scenario.hand_over.tear_down) = (false, false);
         let crowd = &mut scenario.crowd;
         crowd.clients = self.machines();
-        // Its connections are as many as somebody's sessions would be.
+        // An initiator has about as many connections as a client has sessions.
         (crowd.sessions_max, crowd.vanish) = (4, 0);
         (crowd.abort, crowd.slow, crowd.dribble) = (0.0, 0.0, 0.0);
         scenario.resets = self.resets;
@@ -224,44 +224,44 @@ impl Storage {
         }
     }
 
-    /// With all offload, or with none, whatever the seed said.
+    /// Forces all offload on or off.
     pub(crate) const fn force(&mut self, offload: bool) {
         let mode = if offload { Mode::All } else { Mode::Software };
         (self.target.mode, self.initiator.mode) = (mode, mode);
     }
 
-    /// How often machines are killed: of which, the first and the last.
+    /// Returns the numbers of kills, each with the first and the last node of its range.
     pub(crate) fn kills(&self) -> [(u64, (u64, u64)); 2] {
         [(self.target_kills, (0, 0)), (self.initiator_kills, (1, self.initiators as u64))]
     }
 
-    /// Machines that connect to the target.
+    /// Returns the number of machines that connect to the target.
     fn machines(&self) -> usize {
         self.initiators + usize::from(self.stranger) + usize::from(self.rogue)
     }
 
-    /// Whether a machine has a user who may do what it asks for.
+    /// Returns whether a machine has a user that is admitted.
     pub(crate) const fn is_user(&self, node: usize) -> bool {
         node > 0 && node <= self.initiators
     }
 
-    /// Whether all machines are admitted, keep to the protocol, and are never killed.
+    /// Returns whether all machines are admitted, follow the protocol, and are never killed.
     pub(crate) const fn is_honest(&self) -> bool {
         let kills = self.target_kills + self.initiator_kills;
         !self.stranger && !self.rogue && kills == 0
     }
 
-    /// Whether a machine is the rogue's: the last one, if any.
+    /// Returns whether a machine is the rogue, which is the last one.
     pub(crate) fn is_rogue(&self, node: usize) -> bool {
         self.rogue && node == self.machines()
     }
 
-    /// The part of a machine's host and device.
+    /// Returns the offloads of a machine.
     pub(crate) const fn side(&self, node: usize) -> &Side {
         if node == 0 { &self.target } else { &self.initiator }
     }
 
-    /// The namespaces that users share or have each, and the rogue's.
+    /// Returns paths and sizes of the users' namespaces, shared or one each, and of the rogue's.
     pub(crate) fn namespaces(&self) -> Vec<(String, usize)> {
         let users = if self.shared { 1 } else { self.initiators };
         let bytes = if self.shared { self.bytes * self.initiators } else { self.bytes };
@@ -272,29 +272,30 @@ impl Storage {
         all
     }
 
-    /// Whether nobody else is there, and nobody is killed.
+    /// Returns whether there is no rogue and no kills.
     pub(crate) const fn is_plain(&self) -> bool {
         self.target_kills + self.initiator_kills == 0 && !self.rogue
     }
 
-    /// Whose namespace a user has a part of: the first one's, or its own.
+    /// Returns the node whose namespace a user has a part of: the first one or its own.
     pub(crate) const fn owner(&self, node: usize) -> usize {
         if self.shared { 1 } else { node }
     }
 
-    /// A user's part.
+    /// Returns the part of a user.
     fn part(&self, node: usize) -> Part {
         let blocks = self.bytes as u64 >> self.shift;
         let first = if self.shared { (node as u64).saturating_sub(1) * blocks } else { 0 };
         Part { shift: self.shift, first, blocks }
     }
 
-    /// Whether the target is killed.
+    /// Returns whether the target is killed.
     pub(crate) const fn kills_target(&self) -> bool {
         self.target_kills > 0
     }
 
-    /// Whether what requests come to depends on nothing but the seed, whoever does the work.
+    /// Returns whether the results of requests depend on the seed only, whichever half does the
+    /// work.
     pub(crate) fn is_certain(&self, scenario: &Scenario) -> bool {
         let disk = &scenario.disk;
         let fails = disk.read_error + disk.short_read + disk.write_error + disk.no_space;
@@ -302,7 +303,7 @@ impl Storage {
     }
 }
 
-/// The namespace of a user.
+/// Returns the path of a user's namespace.
 pub(crate) fn path(node: usize) -> String {
     format!("ns{node}")
 }

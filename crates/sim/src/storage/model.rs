@@ -1,33 +1,32 @@
-//! What may be in each sector of a namespace that one user changes.
+//! Model of the permitted contents of a namespace that one user changes.
 //!
-//! Every change has a version, greater than those before it, and changes of a sector are made in
-//! the order of their versions. A sector that was written says where it is and which version. What
-//! it holds is the last change that was answered, or one after that; after the target has lost
-//! power, the last that was known to be on the medium, or one after that.
+//! Versions of changes ascend, and changes of a sector are made in that order. A written sector
+//! contains its own index and version. It holds the last completed change or a later one; after the
+//! target has lost power, the last durable change or a later one.
 
 use base::Prng;
 
-/// What is written at once or not at all.
+/// Unit of atomic writes, in bytes.
 pub const SECTOR: usize = 512;
 
 #[derive(Clone, Debug)]
 struct Sector {
-    /// All changes, and whether they leave zeros.
+    /// All changes: version, and whether it zeroes the sector.
     changes: Vec<(u64, bool)>,
     answered: u64,
     durable: u64,
 }
 
-/// The model.
+/// The permitted contents of each sector.
 #[derive(Debug)]
 pub struct Model {
     sectors: Vec<Sector>,
 }
 
-/// Sectors: the first, and how many.
+/// A range of sectors: the first, and the count.
 pub type Extent = (usize, usize);
 
-/// Fills sectors as a version has them.
+/// Fills `out` with the content that a version has from sector `first`.
 pub fn fill(version: u64, first: usize, out: &mut [u8]) {
     for (at, sector) in (first as u64..).zip(out.chunks_mut(SECTOR)) {
         let mut rng = Prng::new(version << 24 ^ at);
@@ -42,14 +41,14 @@ pub fn fill(version: u64, first: usize, out: &mut [u8]) {
     }
 }
 
-/// A word of a sector.
+/// Returns the word of a sector at `from`, or 0 after its end.
 fn word(bytes: &[u8], from: usize) -> u64 {
     let word = bytes.get(from..).and_then(|rest| rest.first_chunk());
     word.map_or(0, |word| u64::from_le_bytes(*word))
 }
 
 impl Model {
-    /// Of a namespace of zeros.
+    /// Returns the model of a namespace of zeros.
     #[must_use]
     pub fn new(sectors: usize) -> Self {
         let sector = Sector { changes: vec![(0, true)], answered: 0, durable: 0 };
@@ -60,14 +59,14 @@ impl Model {
         &mut self.sectors[first..first + count]
     }
 
-    /// A change was asked for.
+    /// Notes that a change was submitted.
     pub fn begin(&mut self, version: u64, zero: bool, extent: Extent) {
         for sector in self.range(extent) {
             sector.changes.push((version, zero));
         }
     }
 
-    /// It was answered, and done.
+    /// Notes that a change completed successfully.
     pub fn end(&mut self, version: u64, fua: bool, extent: Extent) {
         for sector in self.range(extent) {
             sector.answered = sector.answered.max(version);
@@ -77,50 +76,51 @@ impl Model {
         }
     }
 
-    /// What a flush that is asked for now will make last.
+    /// Returns the versions that a flush submitted now will make durable.
     #[must_use]
     pub fn answered(&self) -> Vec<u64> {
         self.sectors.iter().map(|sector| sector.answered).collect()
     }
 
-    /// The flush was answered.
+    /// Notes that a flush completed; `answered` is the result of [`Self::answered`] at its
+    /// submission.
     pub fn flushed(&mut self, answered: &[u64]) {
         for (sector, answered) in self.sectors.iter_mut().zip(answered) {
             sector.durable = sector.durable.max(*answered);
         }
     }
 
-    /// The target has lost power.
+    /// Notes that the target has lost power.
     pub fn lose(&mut self) {
         for sector in &mut self.sectors {
             sector.answered = sector.durable;
         }
     }
 
-    /// The oldest versions that a read which is asked for now may give.
+    /// Returns the oldest versions that a read submitted now may return.
     #[must_use]
     pub fn oldest(&self, (first, count): Extent) -> Vec<u64> {
         self.sectors[first..first + count].iter().map(|sector| sector.answered).collect()
     }
 
-    /// The version that a sector has when all that was asked for is done; none for zeros.
+    /// Returns the version of a sector once all changes are done; `None` for zeros.
     #[must_use]
     pub fn latest(&self, sector: usize) -> Option<u64> {
         let last = self.sectors.get(sector)?.changes.last()?;
         (!last.1).then_some(last.0)
     }
 
-    /// Whether nothing was asked for since that would change what is read.
+    /// Returns whether no change was submitted since `oldest` was taken that could affect a read.
     #[must_use]
     pub fn is_settled(&self, first: usize, oldest: &[u64]) -> bool {
         let last = |sector: &Sector| sector.changes.last().map_or(0, |change| change.0);
         self.sectors[first..].iter().zip(oldest).all(|(sector, oldest)| last(sector) == *oldest)
     }
 
-    /// Whether the bytes may be what a read gives.
+    /// Checks the result of a read.
     ///
     /// # Errors
-    /// Which sector may not be what it is.
+    /// Names a sector with content that is not permitted.
     pub fn check(&self, first: usize, oldest: &[u64], bytes: &[u8]) -> Result<(), String> {
         let mut right = [0; SECTOR];
         for ((at, bytes), oldest) in (first..).zip(bytes.chunks(SECTOR)).zip(oldest) {

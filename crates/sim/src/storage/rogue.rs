@@ -1,8 +1,9 @@
-//! Who sends a target what no initiator would: PDUs out of order, altered, cut off or made up.
+//! An initiator that violates the protocol: its PDUs are out of order, altered, truncated or made
+//! up.
 //!
-//! It is admitted to a subsystem of its own, so that its commands get as far as anybody's; whatever
-//! it does there is its own business. Nobody else may notice: their users look
-//! ([`super::user`]). It opens one connection after the other until the faults have ended.
+//! A subsystem of its own admits it, so that its commands reach the target's backend; their effects
+//! there are not checked. Other initiators must not be affected, which their users check
+//! ([`super::user`]). It opens connections, one after another, until the faults have ended.
 
 use base::{Duration, Instant, Prng};
 use bytes::Bytes;
@@ -15,24 +16,24 @@ use wire::nvme::fabrics::{
 use wire::nvme::nqn::Nqn;
 use wire::nvme::pdu::{DataHeader, Fault, Header, IcReq, Rules};
 
-/// Its namespace, and the bytes of that.
+/// Path of its namespace, and the size in bytes.
 pub(crate) const PATH: &str = "rogue";
 pub(crate) const BYTES: usize = 64 << 10;
-/// What it is called by.
+/// Number in its NQNs.
 pub(crate) const NUMBER: usize = 77;
-/// Bytes of ICResp.
+/// Size of ICResp in bytes.
 const SETUP_BYTES: usize = 128;
 
 base::counters! {
-    /// What it did.
+    /// Counters of the rogue.
     pub(crate) struct RogueCounters {
         /// Connections opened.
         rogue_connections,
-        /// Of those, the ones that the target ended.
+        /// Connections closed by the target.
         rogue_ended,
         /// PDUs sent.
         rogue_pdus,
-        /// Of those, the ones that were altered.
+        /// PDUs that were altered.
         rogue_altered,
     }
 }
@@ -41,24 +42,24 @@ base::counters! {
 #[derive(Debug)]
 struct Line {
     socket: SocketId,
-    /// What came first.
+    /// The first bytes received.
     head: Vec<u8>,
-    /// PDUs sent, and how many there will be.
+    /// Number of PDUs sent, and their maximum.
     sent: u64,
     most: u64,
 }
 
-/// It: a connection for an admin queue, and one for an I/O queue.
+/// The rogue, with a connection for an admin queue and one for an I/O queue.
 pub(crate) struct Rogue {
     remote: Endpoint,
     tls: Option<TlsClient>,
-    /// Its own name, and its subsystem's.
+    /// Its host NQN, and its subsystem's.
     names: (Nqn, Nqn),
     rng: Prng,
     lines: [Option<Line>; 2],
-    /// What follows the last command that it sent.
+    /// Data to send after its last command.
     owed: Vec<u8>,
-    /// When it does the next thing.
+    /// Time of its next action.
     wake: Instant,
     over: bool,
     pub(crate) counters: RogueCounters,
@@ -85,7 +86,7 @@ impl Rogue {
         }
     }
 
-    /// It goes.
+    /// Ends its activity.
     pub(crate) const fn finish(&mut self) {
         self.over = true;
     }
@@ -94,7 +95,7 @@ impl Rogue {
         self.over && self.lines.iter().all(Option::is_none)
     }
 
-    /// The controller of its admin queue: CapsuleResp has its number in the first dword.
+    /// Returns the controller ID of its admin queue, from the first dword of a CapsuleResp.
     fn controller(&self) -> Option<u16> {
         let head = &self.lines[0].as_ref()?.head;
         let id = head.get(SETUP_BYTES + 8..)?.first_chunk()?;
@@ -115,18 +116,18 @@ impl Rogue {
     fn send(&mut self, now: Instant, host: &mut Host, index: usize) {
         let Some(line) = &self.lines[index] else { return };
         let (socket, sent, set_up) = (line.socket, line.sent, line.head.len() >= SETUP_BYTES);
-        // ICReq, then, when that was answered, the rest; or without waiting for it.
+        // ICReq first; the rest after the response, or rarely without waiting for it.
         let may = sent == 0 || set_up || self.rng.chance(0.02);
         if !may || !host.readiness(socket).writable {
             return;
         }
-        // Its admin queue is used less, so that it lasts.
+        // The admin queue is used less, so that its connection lasts longer.
         if index == 0 && sent > 2 && self.rng.chance(0.95) {
             return;
         }
         let pdu = self.next(index, sent);
         self.counters.rogue_pdus += 1;
-        // What there is no room for is cut off.
+        // Bytes that do not fit the send buffer are cut off.
         let _ = host.send(now, socket, Bytes::from(pdu));
         if let Some(line) = &mut self.lines[index] {
             line.sent += 1;
@@ -134,7 +135,7 @@ impl Rogue {
     }
 
     fn leave(&mut self, now: Instant, host: &mut Host, index: usize) {
-        // First it says nothing for a while.
+        // Stays silent for a while first.
         if !self.over && self.rng.chance(0.95) {
             return;
         }
@@ -146,7 +147,7 @@ impl Rogue {
         }
     }
 
-    /// The next thing to send.
+    /// Returns the next PDU to send.
     fn next(&mut self, index: usize, sent: u64) -> Vec<u8> {
         let mut pdu = match sent {
             0 => self.setup(),
@@ -209,7 +210,7 @@ impl Rogue {
         }
     }
 
-    /// A command that could be one, or any.
+    /// Returns a plausible or a random command.
     fn command(&mut self) -> Vec<u8> {
         let r = &mut self.rng;
         let cid = r.below(12) as u16;
@@ -236,7 +237,7 @@ impl Rogue {
         capsule(&command.with_data(sgl), &data)
     }
 
-    /// Data that was asked for, perhaps.
+    /// Returns data that the target may have requested.
     fn data(&mut self) -> Vec<u8> {
         let r = &mut self.rng;
         let len = (r.range(1, 16) as u32) << 9;
@@ -271,7 +272,7 @@ impl Application for Rogue {
             match &self.lines[index] {
                 Some(line) if self.over || line.sent >= line.most => self.leave(now, host, index),
                 Some(_) => self.send(now, host, index),
-                // An I/O queue wants a controller.
+                // An I/O queue needs a controller.
                 None if !self.over && (index == 0 || self.controller().is_some()) => {
                     self.open(now, host, index);
                 }
@@ -286,7 +287,7 @@ impl Application for Rogue {
 }
 
 impl Rogue {
-    /// Data of a range, and then of one that overlaps it.
+    /// Returns data of a range and then of one that overlaps it.
     fn twice(&mut self) -> Vec<u8> {
         let r = &mut self.rng;
         let (cccid, ttag) = (r.below(12) as u16, r.below(3) as u16);
@@ -297,9 +298,9 @@ impl Rogue {
             .collect()
     }
 
-    /// A large write; next time its data, and in one piece with it another write, and data for that
-    /// under the same tag, before it was asked for. Where the start of the first overtakes its
-    /// header, a device that places has a hole for the second.
+    /// Returns a large write. The next PDU is its data, concatenated with another write and with
+    /// data for that under the same tag before the R2T. If the start of the first data overtakes
+    /// its header, a device that places data has a hole before the second.
     fn ahead(&mut self) -> Vec<u8> {
         let r = &mut self.rng;
         let (first, ttag) = (r.below(12) as u16, r.below(2) as u16);
@@ -316,7 +317,7 @@ impl Rogue {
 }
 
 impl Line {
-    /// Takes what came; says whether the target has ended it.
+    /// Reads available data. Returns whether the target has closed the connection.
     fn read(&mut self, host: &mut Host) -> bool {
         loop {
             let bytes = host.peek(self.socket);
@@ -333,7 +334,7 @@ impl Line {
     }
 }
 
-/// Data for a command under a tag.
+/// Returns an H2CData PDU.
 fn data((cccid, ttag): (u16, u16), offset: u32, len: u32) -> Vec<u8> {
     let header = DataHeader { cccid, ttag, offset, len, last: true, success: false };
     pdu(&Header::H2CData(header), &vec![0x3c; len as usize])
@@ -348,7 +349,7 @@ fn capsule(command: &Command, data: &[u8]) -> Vec<u8> {
     pdu(&Header::CapsuleCmd(command.to_bytes()), data)
 }
 
-/// A PDU without digests.
+/// Returns a PDU without digests.
 fn pdu(header: &Header, data: &[u8]) -> Vec<u8> {
     let mut out = vec![0; SETUP_BYTES];
     let common = header.write(data.len() as u32, &Rules::NONE, &mut out);

@@ -1,4 +1,4 @@
-//! Who uses a namespace through an initiator, and checks all that it gives.
+//! A user of a namespace: submits requests through an initiator and checks all results.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -14,25 +14,25 @@ use wire::nvme::status::Status;
 
 use super::model::{Extent, Model, SECTOR, fill};
 
-/// The namespace.
+/// Identifier of the namespace.
 const NSID: u32 = 1;
 
-/// What is to be done, with blocks: the first, and how many.
+/// A request to make. A pair is the first block and the number of blocks.
 #[derive(Clone, Debug)]
 pub enum Todo {
     /// Read.
     Read((u64, u32)),
-    /// Write the next version; with FUA.
+    /// Write the next version; true with FUA.
     Write((u64, u32), bool),
-    /// Make zeros; with FUA.
+    /// Write zeroes; true with FUA.
     Zero((u64, u32), bool),
     /// Deallocate.
     Deallocate(Vec<(u64, u32)>),
     /// Flush.
     Flush,
-    /// Compare with what a version has there.
+    /// Compare with the content of a version.
     Compare((u64, u32), u64),
-    /// Compare with what the model says is there; or with something else.
+    /// Compare with the content according to the model if true, otherwise with something else.
     CompareNow((u64, u32), bool),
 }
 
@@ -40,13 +40,13 @@ pub enum Todo {
 #[derive(Debug)]
 struct Open {
     asked: Asked,
-    /// It may not fail.
+    /// It must not fail.
     strict: bool,
-    /// The target has lost power, and may have answered it before that.
+    /// The target has lost power, and may have completed the request before that.
     doubtful: bool,
 }
 
-/// What is open.
+/// Kind of an open request, and what its check needs.
 #[derive(Debug)]
 enum Asked {
     Read {
@@ -61,7 +61,8 @@ enum Asked {
     Flush {
         answered: Option<Vec<u64>>,
     },
-    /// With what is there, as far as the model was sure of that, or with something else.
+    /// Compare with the content as the model had it, or with something else. `sure` if the model
+    /// was certain of the content.
     Compare {
         extent: Extent,
         oldest: Vec<u64>,
@@ -73,102 +74,103 @@ enum Asked {
 /// A request that has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Its number.
+    /// Token of the request.
     pub token: u64,
-    /// How.
+    /// The error.
     pub error: Error,
-    /// Nothing may fail any more when it was asked for.
+    /// No failures were permitted when it was submitted.
     pub strict: bool,
 }
 
 /// The blocks of a user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Bytes of a block, as a power of two.
+    /// Logarithm of the block size in bytes.
     pub shift: u8,
-    /// The first.
+    /// First block.
     pub first: u64,
-    /// How many.
+    /// Number of blocks.
     pub blocks: u64,
 }
 
-/// How far a user is that was told to come to an end.
+/// Progress of a user that was asked to finish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
-    /// It was not told, or the time has not come.
+    /// It was not asked, or the time has not come.
     Working,
-    /// What was open has ended, and what is asked for may not fail.
+    /// All earlier requests have completed, and new ones must not fail.
     Strict,
-    /// All is read once more.
+    /// Everything is read once more.
     Reading,
     /// The association is closed.
     Closed,
 }
 
-/// What an end says of a compare.
+/// Classification of a completion, for compares that the model can judge.
 enum Compared {
-    /// It was none, or has failed.
+    /// Not a compare, or a failure.
     No,
-    /// Equal or not, it has ended well.
+    /// A compare that succeeded, whether equal or not.
     Either,
 }
 
-/// Random requests that are made when nothing may fail any more.
+/// Number of random requests in stage `Strict`.
 const STRICT: usize = 8;
-/// Bytes of a read in the end.
+/// Maximum size of a read in stage `Reading`.
 const READ_BYTES: u64 = 256 << 10;
 
-/// What the requests of a user are like.
+/// Distribution of a user's requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// Requests that are open at one time.
+    /// Maximum number of open requests.
     pub depth: usize,
-    /// Bytes of a request, at most.
+    /// Maximum size of a request in bytes.
     pub bytes_max: u64,
-    /// Changes among them, of ten.
+    /// Number of changes in ten requests, on average.
     pub changes: u64,
 }
 
-/// The user.
+/// A user of a namespace.
 pub struct User {
-    /// What asks for it.
+    /// The initiator that it uses.
     pub initiator: Initiator,
-    /// What its requests are like.
+    /// Distribution of its requests.
     pub load: Load,
-    /// Requests to be made at random.
+    /// Number of random requests still to be made.
     pub left: usize,
-    /// To be asked before those.
+    /// Requests to be made before the random ones.
     pub script: VecDeque<Todo>,
-    /// What the namespace may hold.
+    /// Permitted contents of the namespace.
     pub model: Model,
-    /// Compares are among its requests.
+    /// Its random requests include compares.
     pub compares: bool,
     rng: Prng,
     part: Part,
     stage: Stage,
-    /// When it may come to an end.
+    /// Time at which it begins to finish.
     finish_at: Option<Instant>,
     /// That time has come.
     called: bool,
     open: BTreeMap<u64, Open>,
     next: u64,
-    /// How each request ended.
+    /// Result of each request.
     pub results: BTreeMap<u64, Result<u64, Error>>,
-    /// Hashes of what reads gave that nothing made uncertain.
+    /// Hashes of the data of reads whose content was certain.
     pub settled: BTreeMap<u64, u64>,
-    /// Requests that failed; of compares those that may have been equal or not are none.
+    /// Requests that failed, except compares that the model judges.
     pub failed: Vec<Failure>,
-    /// What happened, for a trace: what, the request, its first block, how many, or how it ended.
+    /// Log for the trace: kind, token, and then the first block and the number of blocks of a
+    /// submission, or the result of a completion.
     pub log: Vec<[u64; 5]>,
-    /// What the initiator said beyond that.
+    /// Events of the initiator.
     pub events: Vec<Event>,
-    /// The first thing that may not be.
+    /// Description of the first violation.
     pub wrong: Option<String>,
     hash: DefaultHasher,
 }
 
 impl User {
-    /// A user of a part of a namespace, which nobody else changes.
+    /// Returns a user of a part of a namespace that no other user changes.
     #[must_use]
     pub fn new(config: Config, remote: Endpoint, load: Load, part: Part, rng: Prng) -> Self {
         Self {
@@ -195,34 +197,34 @@ impl User {
         }
     }
 
-    /// What all completions come to, and when they came.
+    /// Returns a hash over all completions and their times.
     #[must_use]
     pub fn hash(&self) -> u64 {
         self.hash.finish()
     }
 
-    /// Requests that are open.
+    /// Returns the number of open requests.
     #[must_use]
     pub fn open(&self) -> usize {
         self.open.len()
     }
 
-    /// Whether all that was to be asked for has ended.
+    /// Returns whether all requests have completed and none are left to be made.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.open.is_empty() && self.left == 0 && self.script.is_empty()
     }
 
-    /// What requests failed with.
+    /// Returns the errors of failed requests.
     #[must_use]
     pub fn failures(&self) -> Vec<Error> {
         self.results.values().filter_map(|result| result.err()).collect()
     }
 
-    /// A counter of the initiator, by its name.
+    /// Returns a counter of the initiator by name.
     ///
     /// # Panics
-    /// Where there is none of that name.
+    /// If there is no counter of that name.
     #[must_use]
     pub fn count(&self, wanted: &str) -> u64 {
         let mut found = None;
@@ -234,14 +236,14 @@ impl User {
         found.unwrap_or_else(|| panic!("{wanted}: no such counter"))
     }
 
-    /// The target has lost power.
+    /// Notes that the target has lost power.
     pub fn note_power_loss(&mut self) {
         self.model.lose();
         for open in self.open.values_mut() {
             open.doubtful = true;
             match &mut open.asked {
                 Asked::Read { extent, oldest } => *oldest = self.model.oldest(*extent),
-                // Sent again, it does not bring back what was lost.
+                // A retry of the flush does not restore the lost data.
                 Asked::Flush { answered } => *answered = None,
                 Asked::Compare { sure, .. } => *sure = false,
                 Asked::Change { .. } => {}
@@ -249,35 +251,35 @@ impl User {
         }
     }
 
-    /// Its machine stops and starts again: nobody knows what was done of what was open.
+    /// Notes that its machine starts again: it is unknown which open requests were executed.
     pub fn restart(&mut self, config: Config, remote: Endpoint) {
         self.open.clear();
         self.initiator = Initiator::new(config, remote);
     }
 
-    /// From that time on, when all that is open has ended, it asks for a few things more, of which
-    /// nothing may fail, reads everything and closes the association.
+    /// Asks the user to finish at that time: once all requests have completed, it makes a few more
+    /// that must not fail, reads everything and closes the association.
     pub fn finish_at(&mut self, at: Instant) {
         self.finish_at = Some(at);
     }
 
-    /// Whether it has come to its end.
+    /// Returns whether it has finished.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.stage == Stage::Closed && self.is_idle()
     }
 
-    /// Whether the bytes of the namespace may be what they are.
+    /// Checks the contents of the namespace.
     ///
     /// # Errors
-    /// What is wrong.
+    /// Names content that is not permitted.
     pub fn check(&self, namespace: &[u8]) -> Result<(), String> {
         let bytes = namespace.get(self.bytes()).ok_or("the namespace is too short")?;
         let extent = self.all();
         self.model.check(extent.0, &self.model.oldest(extent), bytes)
     }
 
-    /// Where the bytes of its part are.
+    /// Returns the byte range of its part.
     #[must_use]
     pub fn bytes(&self) -> Range<usize> {
         let (first, count) = self.all();
@@ -295,7 +297,7 @@ impl User {
 
     fn draw_range(&mut self) -> (u64, u32) {
         let most = (self.load.bytes_max >> self.part.shift).max(1);
-        // As many small ones as large ones.
+        // Small requests as often as large ones.
         let most = 1 << self.rng.below(u64::from(most.ilog2()) + 1);
         let count = self.rng.range(most / 2 + 1, most).min(self.part.blocks);
         (self.part.first + self.rng.below(self.part.blocks - count + 1), count as u32)
@@ -332,7 +334,7 @@ impl User {
         data.into()
     }
 
-    /// What the model says is there, or something else.
+    /// Returns the content according to the model; unless `same`, with a difference.
     fn latest(&self, (first, count): Extent, same: bool) -> Vec<u8> {
         let mut data = vec![0; count * SECTOR];
         for (at, sector) in (first..).zip(data.chunks_mut(SECTOR)) {
@@ -414,7 +416,7 @@ impl User {
         self.log.push([what, self.next, lba, blocks, 0]);
     }
 
-    /// How a compare may end that the model has something to say about, as it counts.
+    /// Judges the result of a compare against the model.
     fn compared(&self, open: &Open, result: Result<u64, Error>) -> Result<Compared, String> {
         let differs =
             matches!(result, Err(Error::Status(s)) if s.code() == Status::COMPARE_FAILURE);
@@ -424,7 +426,7 @@ impl User {
         if oldest.is_empty() || (result.is_err() && !differs) {
             return Ok(Compared::No);
         }
-        // What was not sure when it was asked for, or was changed since, says nothing.
+        // The result means nothing if the content was uncertain at submission or was changed since.
         let sure = *sure && self.model.is_settled(extent.0, oldest);
         if sure && differs == *same {
             return Err(format!("compare of {extent:?} said {result:?}, same: {same}"));
@@ -469,7 +471,8 @@ impl User {
                 }
             }
             Asked::Change { version, extents, fua } => {
-                // What was answered before the power was lost is there only if it was through.
+                // A change that may have completed before the loss of power is durable only with
+                // FUA.
                 let extents = extents.iter().filter(|_| fua || !doubtful);
                 extents.for_each(|extent| self.model.end(version, fua, *extent));
             }
@@ -490,7 +493,7 @@ impl User {
     fn take_events(&mut self, now: Instant) {
         while let Some(event) = self.initiator.poll_event() {
             (now.as_nanos(), format!("{event:?}")).hash(&mut self.hash);
-            // Whatever answers from now on has not been stopped since.
+            // Later completions are from after the loss of power.
             if matches!(event, Event::Lost(_)) {
                 self.open.values_mut().for_each(|open| open.doubtful = false);
             }
@@ -499,7 +502,7 @@ impl User {
         }
     }
 
-    /// Goes on with what it does last, once all before that has ended.
+    /// Advances to the next stage once all requests of the present one have completed.
     fn advance_stage(&mut self, now: Instant, host: &mut Host) {
         if !self.is_idle() || self.finish_at.is_none_or(|at| now < at) {
             return;
@@ -525,11 +528,12 @@ impl User {
         }
     }
 
-    /// Takes what ended and asks for more.
+    /// Handles completions and events, and submits more requests.
     pub fn pump(&mut self, now: Instant, host: &mut Host) {
         loop {
             self.take_ends(now);
-            // After the ends: those that came before a loss are no answers to what is sent again.
+            // After the completions: those that arrived before a connection loss are not of retried
+            // requests.
             self.take_events(now);
             let known = self.initiator.namespaces().any(|namespace| namespace.nsid == NSID);
             let up = !matches!(self.initiator.state(), State::Failed(_) | State::Closed);
@@ -570,7 +574,7 @@ impl Application for User {
     }
 
     fn advance(&mut self, now: Instant, host: &mut Host) -> bool {
-        // After a start nothing else has it connect.
+        // Connects after a start; nothing else does.
         self.initiator.connect(now, host);
         false
     }

@@ -1,13 +1,13 @@
-//! TLS in a world: handshakes that a seed decides, and who does the record layer's work.
+//! TLS in the simulation: deterministic handshakes, and configurations of server and clients.
 //!
-//! rustls asks its provider for every random byte; here these come from generators that the world's
-//! seed feeds ([`begin`]), as do the keys of the key exchange. Ed25519 signatures have no
-//! randomness in them, tickets and resumption are off, and time stands still. So a seed gives the
-//! same ciphertext in every run: what differs between two runs of the same seed is a finding.
+//! rustls takes every random byte from its provider; here these come from generators with the run's
+//! seed ([`begin`]), as do the keys of the key exchange. Ed25519 signatures are deterministic,
+//! tickets and resumption are off, and time stands still. So a seed produces the same ciphertext in
+//! every run, and any difference between two runs of a seed is a bug.
 //!
-//! Each session of a client has a generator of its own, and the server draws the same for every
-//! connection (the client's key share makes the keys different). The bytes of a connection depend
-//! on nothing that happens on others then: [`crate::checkers::same`] compares them with and
+//! Each session of a client has its own generator, and the server draws the same values for every
+//! connection (the client's key share makes the keys different). Therefore the bytes of a
+//! connection do not depend on other connections: [`crate::checkers::same`] compares them with and
 //! without offload.
 
 use std::cell::RefCell;
@@ -34,31 +34,32 @@ use crate::faults::Tls;
 
 /// The server's certificate: `openssl req -x509 -key .. -subj /CN=sim` with [`KEY`].
 const CERTIFICATE: &[u8] = include_bytes!("cert.der");
-/// Its key, of no use to anybody: RFC 8410 section 7, around 32 bytes of text.
+/// The server's private key, public on purpose: RFC 8410 section 7, around 32 bytes of text.
 const KEY: &[u8; 48] = b"\x30\x2e\x02\x01\x00\x30\x05\x06\x03\x2b\x65\x70\x04\x22\x04\x20\
                          outboard simulation: not secret!";
-/// Whom the certificate names.
+/// Name in the certificate.
 pub(crate) const NAME: &str = "sim";
-/// Generators: the server's, one for each session of each client, and those for QUIC.
+/// Number of generators: the server's, one for each TCP session of each client, and one for each
+/// QUIC client.
 const SOURCES: usize = QUIC + NODES;
-/// The protocol that is spoken inside of QUIC (RFC 9114, section 3.1).
+/// ALPN protocol inside QUIC (RFC 9114 section 3.1).
 const ALPN: &[u8] = b"h3";
-/// More than the nodes of any world.
+/// More than the nodes of any scenario.
 const NODES: usize = 16;
 /// More than the sessions of any client.
 pub(crate) const SESSIONS: usize = 8;
-/// Records before keys change, in worlds in which they change often; on top of the 1,024 that the
-/// host keeps clear of a limit.
+/// Numbers of records before a key update, in scenarios with frequent updates, beyond
+/// `LIMIT_MARGIN`: the host updates a key that many records before its limit.
 pub(crate) const KEY_RECORDS: [u64; 3] = [2, 9, 40];
 const LIMIT_MARGIN: u64 = 1_024;
-/// Generators of clients that speak QUIC, one for each.
+/// Index of the first QUIC client's generator.
 const QUIC: usize = 1 + NODES * SESSIONS;
-/// The server's generator.
+/// Index of the server's generator.
 const SERVER: usize = 0;
 
 thread_local! {
-    /// The generators of the world that runs on this thread; a thread runs one after another.
-    /// rustls wants its source of randomness to live for ever, and a world does not.
+    /// The generators of the run on this thread; a thread executes one run at a time. Static
+    /// because rustls requires a `'static` source of randomness.
     static GENERATORS: RefCell<Vec<Prng>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -82,7 +83,7 @@ static GROUPS: [Group; SOURCES] = {
     all
 };
 
-/// A world begins on this thread.
+/// Seeds the generators for a run on this thread.
 pub(crate) fn begin(seed: u64) {
     let mut rng = Prng::new(seed ^ 0x7150_5eed);
     GENERATORS.with_borrow_mut(|all| *all = (0..SOURCES).map(|_| rng.fork()).collect());
@@ -95,14 +96,14 @@ fn draw(source: usize, out: &mut [u8]) {
         for chunk in out.chunks_mut(8) {
             chunk.copy_from_slice(&rng.next_u64().to_le_bytes()[..chunk.len()]);
         }
-        // The server's is never moved on: who asks first makes no difference.
+        // The server's generator never advances, so the order of connections makes no difference.
         if source != SERVER {
             *kept = rng;
         }
     });
 }
 
-/// A generator, by its number.
+/// Source of random bytes: the generator with this index.
 #[derive(Debug)]
 struct Random(usize);
 
@@ -113,7 +114,7 @@ impl SecureRandom for Random {
     }
 }
 
-/// X25519 with keys from a generator.
+/// X25519 with private keys from the generator with this index.
 #[derive(Debug)]
 struct Group(usize);
 
@@ -153,7 +154,7 @@ impl ActiveKeyExchange for Exchange {
     }
 }
 
-/// Time stands still for certificates.
+/// A constant time for certificates.
 #[derive(Debug)]
 struct Clock;
 
@@ -163,7 +164,7 @@ impl TimeProvider for Clock {
     }
 }
 
-/// Believes in one certificate.
+/// Verifier that accepts the server's certificate only.
 #[derive(Debug)]
 struct Pinned(Arc<CryptoProvider>);
 
@@ -217,7 +218,7 @@ const SUITES_12: [SupportedCipherSuite; 3] = [
     suites::TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
 ];
 
-/// The suites of TLS 1.3 with limits (RFC 8446 section 5.5) that are reached.
+/// The TLS 1.3 suites with low confidentiality limits (RFC 8446 section 5.5).
 static LIMITED: LazyLock<Vec<Tls13CipherSuite>> = LazyLock::new(|| {
     let limited = SUITES_13.iter().filter_map(SupportedCipherSuite::tls13).flat_map(|suite| {
         KEY_RECORDS.map(|records| Tls13CipherSuite {
@@ -257,7 +258,7 @@ fn provider(tls: &Tls, source: usize) -> Arc<CryptoProvider> {
     })
 }
 
-/// What the server speaks.
+/// Returns the server's TLS configuration.
 pub(crate) fn server(tls: &Tls) -> TlsServer {
     let mut config = server_config(provider(tls, SERVER), &versions(tls));
     config.enable_secret_extraction = true;
@@ -284,7 +285,7 @@ fn server_config(
     config
 }
 
-/// What a session of a client speaks.
+/// Returns the TLS configuration of a client's session.
 pub(crate) fn client(tls: &Tls, node: usize, session: usize) -> TlsClient {
     let provider = provider(tls, 1 + node * SESSIONS + session);
     let mut config = client_config(provider, &versions(tls));
@@ -307,8 +308,8 @@ fn client_config(
     config
 }
 
-/// TLS inside of QUIC, with one of three suites; Initial packets want the first in any case (RFC
-/// 9001, section 5.2).
+/// Returns a provider for TLS inside QUIC with one of three suites, and with the first, which
+/// Initial packets always use (RFC 9001 section 5.2).
 fn quic_provider(suite: usize, source: usize) -> Arc<CryptoProvider> {
     let mut cipher_suites = vec![SUITES_13[suite], SUITES_13[0]];
     cipher_suites.truncate(1 + usize::from(suite > 0));
@@ -320,21 +321,21 @@ fn quic_provider(suite: usize, source: usize) -> Arc<CryptoProvider> {
     })
 }
 
-/// What the server speaks over QUIC.
+/// Returns the server's TLS configuration for QUIC.
 pub(crate) fn quic_server(suite: usize) -> Arc<ServerConfig> {
     let mut config = server_config(quic_provider(suite, SERVER), &[&version::TLS13]);
     config.alpn_protocols = vec![ALPN.to_vec()];
     Arc::new(config)
 }
 
-/// What a client speaks over QUIC.
+/// Returns a client's TLS configuration for QUIC.
 pub(crate) fn quic_client(suite: usize, node: usize) -> Arc<ClientConfig> {
     let mut config = client_config(quic_provider(suite, QUIC + node), &[&version::TLS13]);
     config.alpn_protocols = vec![ALPN.to_vec()];
     Arc::new(config)
 }
 
-/// The provider of a client's endpoint.
+/// Returns the provider of a client's endpoint.
 pub(crate) fn quic_endpoint(suite: usize, node: usize) -> Arc<CryptoProvider> {
     quic_provider(suite, QUIC + node)
 }

@@ -1,10 +1,10 @@
-//! Hosts that end in the middle of a world, and are started again: what peers hear of it.
+//! Programs that terminate in the middle of a run and start again, and what their peers receive.
 //!
-//! The program on a machine is told to end: its application says goodbye, its host closes ports and
-//! resets connections ([`host::Host::end`]), its device answers when the link has taken every
-//! frame. Then it is gone, and begins again a moment later, as a service that is restarted. By the
-//! time that it is gone, each connection that its peer had must have had a FIN or a reset from it;
-//! what the network loses of that is the network's.
+//! The program on a machine is asked to terminate: its application says goodbye, its host closes
+//! ports and resets connections ([`host::Host::end`]), and its device reports when the link has
+//! accepted every frame. The machine is then stopped and starts again a moment later, like a
+//! restarted service. By then, every connection that its peer still had must have been sent a FIN
+//! or a reset; the network may lose these.
 
 use base::{Duration, Instant, Prng};
 
@@ -16,14 +16,14 @@ use crate::node::App;
 use crate::proxied;
 use crate::trace::What;
 
-/// A host that has not ended after so long never will: reads of a disk may stall for seconds.
+/// Deadline of a termination; reads of a disk may stall for seconds.
 const LIMIT: Duration = Duration::from_secs(8);
-/// How long it is gone at most.
+/// Maximum time in milliseconds that the program is down.
 const DOWN_MAX_MS: u64 = 50;
-/// Of the numbers that are drawn here.
+/// Salt of this module's generators.
 const SALT: u64 = 0x000e_4d50;
 
-/// Which node's host ends, and when.
+/// Draws when the program of the scenario's node terminates, if one does.
 pub(super) fn plan(scenario: &Scenario) -> Option<(usize, Instant)> {
     let r = &mut Prng::new(scenario.seed ^ SALT);
     let after = r.below(scenario.fault_time.as_nanos());
@@ -31,7 +31,7 @@ pub(super) fn plan(scenario: &Scenario) -> Option<(usize, Instant)> {
 }
 
 impl World {
-    /// A host is told to end.
+    /// Asks the program on a node to terminate.
     pub(super) fn end_host(&mut self, node: usize) {
         self.note(node, What::Fault, [8, node as u64, 0, 0, 0]);
         if self.nodes[node].stopped || self.nodes[node].ends {
@@ -42,14 +42,14 @@ impl World {
         self.wake_soon(node, Side::Host);
     }
 
-    /// A host that was told to end should have done so.
+    /// Reports a violation if the program has not terminated by its deadline.
     pub(super) fn check_end_limit(&mut self, node: usize) {
         if self.nodes[node].ends {
             self.report.fail(self.now, "ends", format!("n{node} has not ended within {LIMIT}"));
         }
     }
 
-    /// A host may have ended with its last turn: then its machine is gone for a moment.
+    /// Stops the node if its host has terminated with its last turn, and schedules its restart.
     pub(super) fn finish_end(&mut self, node: usize) {
         if !self.nodes[node].ends || !self.nodes[node].host().has_ended() {
             return;
@@ -66,7 +66,7 @@ impl World {
         self.queue.push(self.now + down, Event::Start(node));
     }
 
-    /// A server or a proxy starts again.
+    /// Starts a server or a proxy again.
     pub(super) fn restart(&mut self, node: usize) {
         let rng = &mut Prng::new(self.scenario.seed ^ SALT ^ 2);
         let mut fresh = match &self.scenario.proxied {

@@ -1,8 +1,9 @@
-//! Machines of a world of storage: how it begins, and how one is killed and starts again.
+//! Kills and restarts of machines with storage, and their construction.
 //!
-//! What a machine had in its host, its device and its rings is gone, and what it asked of the disk
-//! is not answered; what the disk has of its namespaces is lost in part where the power is. Its
-//! user remembers: a user is whoever sits before the machine.
+//! A killed machine loses the state of its host, its device and its rings, and its disk requests
+//! are not answered. If the power is lost too, part of the unflushed data of its namespaces is
+//! lost. The user of an initiator keeps its memory: it models a person or a program on another
+//! machine.
 
 use base::Prng;
 
@@ -17,7 +18,7 @@ use crate::storage::{Storage, machines};
 use crate::trace::What;
 
 impl World {
-    /// A machine is killed.
+    /// Kills a machine.
     pub(super) fn kill(&mut self, node: usize, power: bool) {
         self.note(node, What::Fault, [6, node as u64, power.into(), 0, 0]);
         if self.nodes[node].stopped {
@@ -35,7 +36,7 @@ impl World {
         }
     }
 
-    /// A machine has nothing any more of what was in it.
+    /// Stops a machine: all state in it is lost, and its counters are added to `past`.
     pub(super) fn stop(&mut self, node: usize, power: bool) {
         let past = &mut self.past;
         self.nodes[node].visit(&mut |name, value| *past.entry(name).or_insert(0) += value);
@@ -45,7 +46,7 @@ impl World {
         self.wire.note_killed(&[false, true].map(|v6| address(node, v6)));
     }
 
-    /// It starts again.
+    /// Starts a stopped machine again.
     pub(super) fn start(&mut self, node: usize) {
         if !self.nodes[node].stopped {
             return;
@@ -78,7 +79,7 @@ impl World {
     }
 }
 
-/// The machines of a world of storage.
+/// Builds the machines of a scenario with storage.
 pub(super) fn storage_nodes(
     scenario: &Scenario,
     storage: &Storage,
