@@ -580,7 +580,7 @@ impl Client {
             SocketError::Refused => 2,
             SocketError::TimedOut => 3,
             SocketError::Unreachable => 4,
-            // That it was an alert of the proxy is checked at the end of the run.
+            // The checkers verify at the end of the run that it was an alert of the proxy.
             SocketError::TlsHandshake if self.alerts => {
                 let (node, opened) = (self.node, session.opened);
                 cx.report.alerted.extend(local.map(|local| (node, local)));

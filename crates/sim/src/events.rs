@@ -49,7 +49,7 @@ pub(crate) enum Event {
     LoseContext(usize),
     /// A node is disconnected (true) or reconnected (false).
     Partition(usize, bool),
-    /// The NAT in front of a client gives it another UDP port.
+    /// The NAT in front of a client maps it to another UDP port.
     Rebind(usize),
     /// A client's or server's machine stops for good.
     Vanish(usize),

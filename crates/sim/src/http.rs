@@ -12,7 +12,7 @@ use crate::trace::{hash_bytes, mix};
 /// Maximum size of a response's head.
 const HEAD_BYTES_MAX: usize = 4_096;
 
-/// What is requested.
+/// Kind of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Want {
     Whole,
@@ -197,7 +197,7 @@ impl Reader {
     /// complete.
     ///
     /// # Errors
-    /// Describes what is wrong with the response.
+    /// Describes the first error in the response.
     pub(crate) fn take(
         &mut self,
         bytes: &[u8],

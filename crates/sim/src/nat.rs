@@ -36,7 +36,7 @@ pub(crate) enum Way {
 }
 
 impl Nat {
-    /// Gives the client another external port.
+    /// Maps the client to another external port.
     pub(crate) const fn rebind(&mut self, forgets: bool) {
         self.changes += 1;
         self.forgets = forgets;

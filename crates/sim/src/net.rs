@@ -23,7 +23,7 @@ const OLD_MIN: Duration = Duration::from_millis(100);
 /// Bytes that a node's own port queues before it refuses frames.
 const PORT_QUEUE_BYTES: u64 = 64 * 1024;
 
-/// What happened to a frame on its way.
+/// Event in the life of a frame on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Lost,
@@ -119,7 +119,7 @@ pub(crate) struct Net {
     /// The last frame was lost; the next may be, too.
     losing: bool,
     pub(crate) counters: NetCounters,
-    /// What happened to the frames sent since the trace last took these.
+    /// Events of frames since the trace last took them.
     pub(crate) fates: Vec<(Fate, usize, u64)>,
 }
 
@@ -198,7 +198,7 @@ impl Net {
         self.carry(now, Arrival { from, bytes, checksum, segment_size }, queue);
     }
 
-    /// Gives a client another external UDP port.
+    /// Maps a client to another external UDP port.
     pub(crate) fn rebind(&mut self, node: usize, forgets: bool) {
         self.counters.net_rebindings += 1;
         self.ports[node].nat.rebind(forgets);

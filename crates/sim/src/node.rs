@@ -3,7 +3,6 @@
 //! The halves take turns like the threads of `outboard serve`: a turn takes a bounded batch of
 //! input, processes it, and emits output while the rings have room. Nothing happens in a half
 //! between its turns. [`crate::world`] schedules the turns.
-//! in it. The world decides when a turn comes.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -313,7 +312,7 @@ impl Node {
         }
     }
 
-    /// Gives the proxy another table; ignored on other machines.
+    /// Applies another table to the proxy; ignored on other machines.
     pub(crate) fn apply(&mut self, now: Instant, table: Table) {
         let local = self.local(now);
         if let App::Proxy(proxy) = &mut self.app {

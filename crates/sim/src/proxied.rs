@@ -4,7 +4,6 @@
 //! or two servers behind it that share a disk. [`crate::faults`] draws the parameters with the rest
 //! of a scenario; [`crate::world`] adds the machine to the run. [`NAME`] tells the proxy's own
 //! responses from those of servers.
-//! itself is told by [`NAME`] from what a server says.
 
 use apps::proxy::{
     Balance, Check, Config, HashBy, HeaderPolicy, Insert, Limits, Listener, Mode, Pool, Proxy,

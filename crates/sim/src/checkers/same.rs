@@ -3,7 +3,6 @@
 //!
 //! Applies only to scenarios in which timing does not affect the responses: no files that change,
 //! no disks that fail, no clients that abort.
-//! change, disks that fail, clients that give up.
 
 use crate::faults::Scenario;
 use crate::report::{Row, StreamRow};

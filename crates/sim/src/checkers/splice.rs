@@ -17,7 +17,6 @@
 //! Bytes beyond the receiver's window are allowed: the window that the host had advertised stays
 //! valid for the other peer, whose own bytes were checked against it. Not checked: frames relayed
 //! for a client whose connection is over while a SYN cookie may begin another.
-//! whose connection is over while cookies may make another of it.
 
 use abi::splice::{Splice, SpliceId, SpliceSide};
 use wire::tcp::{Flags, Segment};

@@ -55,7 +55,7 @@ pub(super) struct Stream {
     pub(super) sacked: BTreeSet<(u64, u64)>,
 }
 
-/// What an end of a connection has sent, in ascending order of finality.
+/// Most final message that an end of a connection has sent, in ascending order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Said {
     /// At most a SYN.

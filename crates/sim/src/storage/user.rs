@@ -149,7 +149,7 @@ pub struct User {
     stage: Stage,
     /// Time at which it begins to finish.
     finish_at: Option<Instant>,
-    /// That time has come.
+    /// The time `finish_at` has come.
     called: bool,
     open: BTreeMap<u64, Open>,
     next: u64,
