@@ -109,23 +109,23 @@ pub struct Outcome {
     pub dates: u64,
     /// True if the server's host used file offload.
     pub offload: bool,
-    /// [`Options::tls_offload`] of the run.
+    /// Value of the option `tls_offload` of the run.
     pub tls_offload: Option<bool>,
     /// True if no response depends on timing, so that runs with and without offload are comparable.
     pub comparable: bool,
-    /// [`Options::quic_offload`] of the run.
+    /// Value of the option `quic_offload` of the run.
     pub quic_offload: Option<bool>,
-    /// [`Options::nvme_offload`] of the run.
+    /// Value of the option `nvme_offload` of the run.
     pub nvme_offload: Option<bool>,
-    /// [`Options::storage`] of the run.
+    /// Value of the option `storage` of the run.
     pub storage: bool,
-    /// [`Options::calm`] of the run.
+    /// Value of the option `calm` of the run.
     pub calm: bool,
-    /// [`Options::splice`] of the run.
+    /// Value of the option `splice` of the run.
     pub splice: Option<bool>,
-    /// The scenario as text; empty unless the run failed or [`Options::trace`] was set.
+    /// The scenario as text; empty unless the run failed or the option `trace` was set.
     pub scenario: String,
-    /// Lines of the trace: all of them if [`Options::trace`] was set, the last ones if the run
+    /// Lines of the trace: all of them if the option `trace` was set, the last ones if the run
     /// failed, otherwise none.
     pub trace: Vec<String>,
 }

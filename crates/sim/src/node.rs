@@ -138,7 +138,7 @@ pub(crate) struct Node {
     pub(crate) stopped: bool,
     /// The program was asked to terminate and has not yet.
     pub(crate) ends: bool,
-    /// Number of times that the machine was killed or stopped.
+    /// Number of times that the machine was killed or its program terminated.
     pub(crate) life: u32,
 }
 

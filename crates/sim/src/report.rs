@@ -40,7 +40,7 @@ base::counters! {
         aborts,
         /// Connections opened again for unanswered requests.
         retries,
-        /// Requests repeated because a proxy answered itself.
+        /// Responses and alerts of a proxy's own, after which the client retried.
         retries_of_proxy,
         /// Times that a device resumed decryption after the faults, having missed records.
         offloaded_again,

@@ -103,8 +103,8 @@ pub(crate) struct Wire {
     proxied: bool,
     /// The scenario uses QUIC.
     quic: bool,
-    /// Connections are set up with SYN cookies: while a cookie is valid, an old copy of the ACK
-    /// begins a connection that exists only at the server.
+    /// Connections are set up with SYN cookies: while a cookie is valid, an old copy of the
+    /// client's first segment after the SYN begins a connection that exists only at the server.
     pub(super) cookies: bool,
     pub(super) flows: BTreeMap<Ends, Flow>,
     /// Previous connections whose endpoints were reused.

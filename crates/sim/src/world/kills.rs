@@ -2,8 +2,7 @@
 //!
 //! A killed machine loses the state of its host, its device and its rings, and its disk requests
 //! are not answered. If the power is lost too, part of the unflushed data of its namespaces is
-//! lost. The user of an initiator keeps its memory: it models a person or a program on another
-//! machine.
+//! lost. The user of an initiator keeps its model of the namespace: it is not part of the machine.
 
 use base::Prng;
 
