@@ -1,5 +1,5 @@
-//! The readers of formats in `wire`: nothing panics, and what was read, written and read again is
-//! the same.
+//! Fuzzes the parsers of crate `wire`: none of them panics, and a parsed value is equal after it
+//! was emitted and parsed again.
 
 use core::fmt::Debug;
 
@@ -21,7 +21,7 @@ use wire::{ETHERNET_BYTES, quic};
 
 use crate::input::Input;
 
-/// Runs the target: the first byte says which reader.
+/// Runs this fuzz target. The first byte of `data` selects the parser.
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
     match input.byte() % 8 {
@@ -36,7 +36,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// `value` is the same after it was written and read.
+/// Asserts that `value` and its round trip `again` are equal.
 fn same<T: Debug + PartialEq>(value: T, again: T) {
     assert_eq!(value, again, "written and read again");
 }

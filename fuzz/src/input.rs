@@ -1,6 +1,6 @@
-//! Bytes as a source of choices: zeros where they are at their end.
+//! Decodes choices from the bytes of a fuzzer's input. Reads beyond the end return zeros.
 
-/// What is left of an input.
+/// The unread rest of an input.
 #[derive(Clone, Debug)]
 pub(crate) struct Input<'a>(pub(crate) &'a [u8]);
 
@@ -9,7 +9,7 @@ impl<'a> Input<'a> {
         self.0.is_empty()
     }
 
-    /// The next bytes, as many as there are of that number.
+    /// Removes and returns the next `len` bytes, or fewer at the end of the input.
     pub(crate) fn take(&mut self, len: usize) -> &'a [u8] {
         let (here, rest) = self.0.split_at(len.min(self.0.len()));
         self.0 = rest;

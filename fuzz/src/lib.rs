@@ -1,12 +1,11 @@
-//! Fuzzing: what is done with bytes that nobody has chosen.
+//! Fuzz targets.
 //!
-//! Each target is a function of bytes, which panics where something is wrong. `make fuzz` runs
-//! them under libFuzzer (`src/bin`), which looks for bytes that lead to code that no others have
-//! led to; `cargo test` runs them over what was found before (`corpus`), and so does a target's
-//! program with files for arguments.
+//! A fuzz target is a function of a byte string that panics on a fault. `make fuzz` runs the
+//! targets under libFuzzer (`src/bin`); `cargo test` replays the inputs that fuzzing has kept
+//! (`corpus`), and a target's program without libFuzzer replays the files in its arguments.
 //!
-//! [`formats`]: readers of formats. [`transport`]: PDUs of NVMe over TCP from any peer, with a
-//! device and without. [`target`]: the whole target. Nothing here reads a clock.
+//! [`formats`]: parsers. [`transport`]: the NVMe/TCP transport against a hostile peer, with and
+//! without a device. [`target`]: the whole NVMe/TCP target. Nothing here reads a clock.
 #![forbid(unsafe_code)]
 
 pub mod formats;
@@ -16,7 +15,7 @@ mod script;
 pub mod target;
 pub mod transport;
 
-/// A target by name, for programs that replay files.
+/// Returns a fuzz target by name, for programs that replay files.
 #[must_use]
 pub fn by_name(name: &str) -> Option<fn(&[u8])> {
     match name {
@@ -27,10 +26,10 @@ pub fn by_name(name: &str) -> Option<fn(&[u8])> {
     }
 }
 
-/// Runs a target over the files that are named on the command line.
+/// Runs a fuzz target on each file of the command line.
 ///
 /// # Errors
-/// A file that cannot be read.
+/// A file cannot be read.
 pub fn replay(target: fn(&[u8])) -> std::io::Result<()> {
     std::env::args_os().skip(1).try_for_each(|path| {
         target(&std::fs::read(path)?);

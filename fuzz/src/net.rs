@@ -1,5 +1,5 @@
-//! Two hosts with their devices, and a wire that loses and swaps frames as inputs choose. One host
-//! is what is tested; the other only sends bytes.
+//! Two hosts with their devices, and a link that loses, delays and duplicates frames as the
+//! fuzzer's input says. The server is under test; the client only sends bytes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use wire::Endpoint;
 use crate::input::Input;
 
 pub(crate) const PORT: u16 = 4420;
-/// Path of the only file, and its bytes.
+/// Path of the only file.
 pub(crate) const FILE: &str = "disk";
 const FILE_BYTES: usize = 64 << 10;
-/// Turns after which a conversation is over: a bound, and no judgement.
+/// Bound of the turns of a conversation. Reaching it is no failure.
 const TURNS_MAX: usize = 10_000;
 
 fn machine(number: u8, offload: bool) -> Machine<MemDisk> {
@@ -33,18 +33,18 @@ fn machine(number: u8, offload: bool) -> Machine<MemDisk> {
     Machine::new(config, device, PLAIN_LINK, number.into(), disk)
 }
 
-/// An application that is tested.
+/// An application under test.
 pub(crate) trait Subject: Application {
-    /// Bytes may be sent to it.
+    /// True if the peer may send its next piece.
     fn is_ready(&self) -> bool {
         true
     }
 }
 
-/// The other end, which only sends bytes.
+/// The peer of the application under test. It discards what it receives.
 #[derive(Default)]
 pub(crate) struct Talker {
-    /// The connections that there are, the last of which it sends on.
+    /// All connections so far. The peer sends on the last one.
     sockets: Vec<SocketId>,
 }
 
@@ -63,24 +63,24 @@ impl Application for Talker {
     }
 }
 
-/// Both ends.
+/// The network, and the bytes that the peer sends.
 pub(crate) struct Net<S> {
-    /// The talker is the client, whoever connects, and the subject the server.
+    /// The talker is always the client and the subject the server, regardless of which connects.
     pub(crate) net: Network<Talker, S>,
-    /// What it sends on each connection that has not been sent: a piece, and the next when nothing
-    /// moves.
+    /// Unsent pieces of each connection. The next piece is sent when the network is idle.
     unsent: VecDeque<VecDeque<Vec<u8>>>,
-    /// A piece was sent.
+    /// True once a whole piece was sent.
     spoke: bool,
-    /// What comes of it is awaited.
+    /// True while the effects of the last piece are awaited.
     waits: bool,
+    /// True if the peer opens the connections.
     connects: bool,
 }
 
 impl<S: Subject> Net<S> {
-    /// A peer that sends the pieces of `talks` on a connection each, those after the first when the
-    /// subject is ready. `connects`: it is the peer that opens connections, one after the other, or
-    /// else the subject does, by what `make` does.
+    /// Creates the network. The peer sends each element of `talks` on a connection of its own; all
+    /// pieces after the very first wait until the subject is ready. If `connects`, the peer opens
+    /// the connections, one at a time; otherwise `make` has the subject connect.
     pub(crate) fn new(
         offload: bool,
         connects: bool,
@@ -104,7 +104,7 @@ impl<S: Subject> Net<S> {
         net
     }
 
-    /// The peer opens a connection, if it is to and has something to send on it.
+    /// Opens a connection if the peer is the one that connects and it has bytes left to send.
     fn connect(&mut self) {
         if self.connects && !self.unsent.is_empty() {
             let to = Endpoint { addr: [10, 77, 0, 1].into(), port: PORT };
@@ -113,7 +113,7 @@ impl<S: Subject> Net<S> {
         }
     }
 
-    /// Everything until nothing is left to happen, or it has been long enough.
+    /// Runs until nothing is left to happen, 20 s have passed, or [`TURNS_MAX`] is reached.
     pub(crate) fn run(&mut self) {
         let end = self.net.now + Duration::from_secs(20);
         for _ in 0..TURNS_MAX {
@@ -126,13 +126,13 @@ impl<S: Subject> Net<S> {
         }
     }
 
-    /// A turn; says whether anything has happened.
+    /// Runs one turn; returns whether anything has happened.
     fn settle(&mut self) -> bool {
         let spoke = self.speak();
         self.net.turn() || spoke
     }
 
-    /// The peer sends what it has.
+    /// Sends more of the peer's current piece; returns whether bytes were sent.
     fn speak(&mut self) -> bool {
         let now = self.net.now;
         let socket = self.net.client.app.sockets.last().copied();
@@ -140,7 +140,7 @@ impl<S: Subject> Net<S> {
             return false;
         };
         let host = self.net.client.machine.host();
-        // What is not open yet would be forgotten with the shutdown.
+        // Bytes sent before the connection is established would be lost by the shutdown.
         if self.waits || !host.readiness(socket).writable {
             return false;
         }
@@ -160,7 +160,8 @@ impl<S: Subject> Net<S> {
             self.connect();
         }
         if self.unsent.is_empty() {
-            // It reads on: a reset would come at a time of its own.
+            // Shutdown rather than close: the peer still reads, since a reset would come at a time
+            // that depends on the run.
             let sockets = self.net.client.app.sockets.clone();
             sockets.iter().for_each(|&socket| self.net.client.host().shutdown(now, socket));
         }
@@ -168,7 +169,8 @@ impl<S: Subject> Net<S> {
     }
 }
 
-/// Frames to the subject: as they are, after others, twice, or never, as inputs say.
+/// Returns a rule that loses, delays or duplicates frames to the subject, one byte of `fates` for
+/// each frame.
 fn link(fates: Input<'_>) -> LinkRule {
     let mut fates: VecDeque<u8> = fates.0.iter().copied().collect();
     Box::new(move |_, towards, frame| {

@@ -1,5 +1,4 @@
-//! PDUs that are right in some of their parts, as inputs choose: raw bytes hardly ever get past a
-//! digest.
+//! Builds PDUs that are partly valid from the fuzzer's input: raw bytes hardly ever pass a digest.
 
 use std::collections::VecDeque;
 
@@ -9,30 +8,30 @@ use wire::nvme::pdu::{DataHeader, Fault, Fes, Header, IcReq, IcResp, R2t, Rules}
 
 use crate::input::Input;
 
-/// Bytes of a namespace's block.
+/// Block size of the namespace.
 const BLOCK_BYTES: u32 = 4096;
-/// Most bytes of a script's stream.
+/// Length at which a stream ends, checked before each PDU.
 const STREAM_BYTES_MAX: usize = 64 << 10;
 
-/// A PDU with the digests that it is to have; nothing where there is no such PDU.
+/// Returns a PDU with the digests that `rules` ask for, or no bytes if there is no such PDU.
 pub(crate) fn pdu(header: &Header, data: &[u8], rules: &Rules) -> Vec<u8> {
     testkit::pdu(header, data, rules, &Provider).unwrap_or_default()
 }
 
-/// An ICReq that is right.
+/// Returns a valid ICReq.
 pub(crate) const fn request(rules: &Rules) -> Header {
     let Rules { header_digest, data_digest, .. } = *rules;
     Header::ICReq(IcReq { pfv: 0, hpda: 0, header_digest, data_digest, maxr2t: 0 })
 }
 
-/// An ICResp that is right.
+/// Returns a valid ICResp.
 pub(crate) const fn response(rules: &Rules) -> Header {
     let Rules { header_digest, data_digest, .. } = *rules;
     let (pfv, cpda, maxh2cdata) = (0, 0, 4096);
     Header::ICResp(IcResp { pfv, cpda, header_digest, data_digest, maxh2cdata })
 }
 
-/// What a peer sends: `first`, and pieces that each wait for what comes of those before.
+/// Returns what a peer sends: `first`, then pieces, each sent after the effects of those before it.
 pub(crate) fn stream(first: Vec<u8>, input: &mut Input<'_>, rules: &Rules) -> VecDeque<Vec<u8>> {
     let (mut pieces, mut piece, mut all) = (VecDeque::from([first]), Vec::new(), 0);
     while !input.is_empty() && all < STREAM_BYTES_MAX {
@@ -60,7 +59,7 @@ pub(crate) fn stream(first: Vec<u8>, input: &mut Input<'_>, rules: &Rules) -> Ve
     pieces
 }
 
-/// A header with its data.
+/// Returns a header of the given kind with its data.
 fn any(kind: u8, input: &mut Input<'_>) -> (Header, Vec<u8>) {
     match kind {
         0 => (Header::CapsuleCmd(input.array()), Vec::new()),
@@ -86,7 +85,7 @@ fn any(kind: u8, input: &mut Input<'_>) -> (Header, Vec<u8>) {
             (Header::H2CData(data_header(input, data.len())), data)
         }
         6 => {
-            // All that an R2T asks for, where the tags are right.
+            // Answers an R2T in full if the tags are right.
             let (tags, kind) = (input.byte(), input.byte());
             let (cccid, ttag) = ((tags & 15).into(), (tags >> 4).into());
             let len = (u32::from(kind & 3) + 1) * BLOCK_BYTES;
@@ -126,7 +125,7 @@ fn any(kind: u8, input: &mut Input<'_>) -> (Header, Vec<u8>) {
     }
 }
 
-/// A command for blocks of the namespace, most of them there, without its data.
+/// Returns a command for blocks of the namespace, most of them in range, without its data.
 fn blocks(input: &mut Input<'_>) -> Command {
     let opcodes =
         [io::READ, io::WRITE, io::COMPARE, io::WRITE_ZEROES, io::DATASET_MANAGEMENT, io::FLUSH];
@@ -136,7 +135,7 @@ fn blocks(input: &mut Input<'_>) -> Command {
     Blocks { fua: kind & 16 != 0, ..blocks }.put(Command::new(opcode, cid.into(), 1))
 }
 
-/// Up to 8 KiB of bytes that differ.
+/// Returns up to 8 KiB of data that depends on the input.
 fn data(input: &mut Input<'_>) -> Vec<u8> {
     let (len, seed) = (input.u16() % 8193, input.byte());
     bytes(len.into(), seed)
@@ -151,7 +150,7 @@ fn data_header(input: &mut Input<'_>, len: usize) -> DataHeader {
     DataHeader {
         cccid: tag.into(),
         ttag: tag.into(),
-        // Most are in the buffer, and aligned.
+        // Half of the offsets are within the buffer and aligned.
         offset: if flags & 4 == 0 { u32::from(offset) % 8192 / 4 * 4 } else { offset.into() },
         len: u32::try_from(len).unwrap_or(0),
         last: flags & 1 != 0,

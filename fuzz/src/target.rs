@@ -1,5 +1,5 @@
-//! The whole target: a peer connects to the admin queue, and then to a queue for reads and writes,
-//! or does not, and then sends commands and whatever else it likes.
+//! Fuzzes the whole NVMe/TCP target: a peer connects an admin queue, perhaps also an I/O queue, or
+//! neither, and then sends commands and other bytes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ fn nqn(name: &str) -> Option<Nqn> {
     Nqn::new(&format!("nqn.2026-11.org.example:{name}"))
 }
 
-/// Runs the target of this name.
+/// Runs this fuzz target.
 pub fn run(data: &[u8]) {
     talk(data);
 }
@@ -66,7 +66,8 @@ fn target(host: &mut Host) -> Target {
     }
 }
 
-/// What connects queue `qid`; with the admin queue the first controller is made and enabled.
+/// Returns the bytes that connect queue `qid`. Those of the admin queue also enable its controller,
+/// the first one, and set the number of I/O queues.
 fn hello(rules: &Rules, qid: usize) -> Vec<u8> {
     let first = script::pdu(&script::request(rules), &[], &Rules::NONE);
     let qid = u16::try_from(qid).unwrap_or(0);
@@ -98,12 +99,11 @@ fn hello(rules: &Rules, qid: usize) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// A script of few bytes gets to the disk.
     #[test]
     fn blocks_are_read_and_written() {
         let script = [
             [&[0x1b][..], &[]],
-            // A write of a block, and its data when it was asked for; one with its data; a read.
+            // A write of a block with its data after the R2T; a write with in-capsule data; a read.
             [&[0x41, 1, 1, 3], &[6, 1, 0]],
             [&[3, 2, 1, 4], &[0, 16, 7]],
             [&[0x41, 3, 0, 3], &[]],

@@ -1,5 +1,5 @@
-//! PDUs of NVMe over TCP from any peer, to a [`Transport`] of either role: the same comes of them
-//! with a device that follows PDUs, digests and places, and without one.
+//! Fuzzes a [`Transport`] of either role with PDUs from any peer: the results are the same with a
+//! device that parses PDUs, verifies digests and places data, and without one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,20 +15,23 @@ use crate::input::Input;
 use crate::net::{Net, PORT, Subject};
 use crate::script;
 
-/// Tags for which data is awaited, and how much.
+/// Number of tags with a registered buffer; the length of each is [`AWAITED`].
 const TAGS: u16 = 4;
+/// Bytes of data that are awaited for each tag.
 const AWAITED: u32 = 8192;
 
-/// A transport, and what has come of the bytes.
+/// A transport, and what it reported.
 #[derive(Default)]
 struct Seen {
     transport: Option<Transport>,
     ready: bool,
-    /// Data by its tag, and what is no data.
+    /// Reports of data by tag.
     data: BTreeMap<u16, Vec<String>>,
+    /// All other reports except of buffers.
     came: Vec<String>,
-    /// Buffers that all data has come to, and those that were awaited.
+    /// Contents of the buffers that the transport returned complete.
     buffers: BTreeMap<u16, Vec<u8>>,
+    /// Number of buffers that were registered.
     awaited: u16,
 }
 
@@ -93,12 +96,12 @@ impl Subject for Seen {
     }
 }
 
-/// Runs the target.
+/// Runs this fuzz target.
 pub fn run(data: &[u8]) {
     let [with, without] = [true, false].map(|offload| outcome(data, offload));
     assert_eq!(with.came, without.came, "with a device, and without");
-    // A digest that the device did not check waits for the buffer: other things are said before,
-    // and it is never said where the connection ends first.
+    // A digest that the device did not verify is verified when the buffer is back. Its report comes
+    // later than without a device, and never if the connection ends before.
     for (tag, said) in &with.data {
         let other = without.data.get(tag).map_or(&[][..], |all| all);
         assert!(other.starts_with(said), "tag {tag}: {said:?}, and without a device {other:?}");
@@ -109,7 +112,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// What comes of an input: flags, fates of frames, and the script of the peer.
+/// Runs an input: a byte of flags, the fates of frames, and the peer's script.
 fn outcome(data: &[u8], offload: bool) -> Seen {
     let mut input = Input(data);
     let flags = input.byte();

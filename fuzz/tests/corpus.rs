@@ -1,8 +1,8 @@
-//! Every target over what fuzzing has found worth keeping, and over some bytes that it has not.
+//! Runs every fuzz target on its corpus and on some random inputs.
 
 use base::Prng;
 
-/// Runs a target over the files of its corpus.
+/// Runs a fuzz target on the files of its corpus, on 100 random inputs, and on an empty one.
 fn replay(name: &str) {
     let target = fuzz::by_name(name).expect("a target");
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);
@@ -37,8 +37,8 @@ fn target() {
     replay("target");
 }
 
-/// Data for a tag that has all its data ends the connection by the same fault, whether its buffer
-/// is here already or still with the device.
+/// Data for a tag that has all its data ends the connection with the same fault whether its buffer
+/// was already returned or is still with the device.
 #[test]
 fn data_beyond_a_buffer_that_is_full() {
     let input = include_bytes!("../corpus/transport/0e6c8b66c8bf1ef75a1a21849d2f86e01bf35f07");

@@ -1,4 +1,4 @@
-//! Fuzzes the readers of formats: see `fuzz::formats`.
+//! Fuzzes the parsers of formats: see `fuzz::formats`.
 #![cfg_attr(fuzzing, no_main)]
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Fuzzes the whole target of NVMe over TCP: see `fuzz::target`.
+//! Fuzzes the whole NVMe/TCP target: see `fuzz::target`.
 #![cfg_attr(fuzzing, no_main)]
 #![forbid(unsafe_code)]
 

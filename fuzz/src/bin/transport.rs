@@ -1,4 +1,4 @@
-//! Fuzzes the transport of NVMe over TCP: see `fuzz::transport`.
+//! Fuzzes the NVMe/TCP transport: see `fuzz::transport`.
 #![cfg_attr(fuzzing, no_main)]
 #![forbid(unsafe_code)]
 
