@@ -1,15 +1,16 @@
-//! Worlds of storage, whatever their seeds say: users of namespaces find what they wrote, over
-//! faults of network, disks, devices and machines; and devices did the work.
+//! Simulated runs with the storage scenario forced on every seed: users of namespaces read back
+//! what they wrote despite faults of network, disks, devices and machines, and the devices did the
+//! work.
 
 use std::collections::BTreeMap;
 use std::thread;
 
-/// Seeds that are looked at.
+/// Number of seeds that are run.
 const SEEDS: u64 = 300;
 
-/// What has to happen in all of them together: falling back in silence would change no byte.
+/// Counters that must move in the sum over all seeds: a silent fallback would change no byte.
 const MOVED: [&str; 48] = [
-    // Placement, in order and not, digests by devices both ways, and what hosts did instead.
+    // Placement in and out of order, digests by devices in both directions, work left to hosts.
     "nvme_rx_placed_bytes",
     "nvme_rx_copied_bytes",
     "nvme_rx_pdus_full",
@@ -21,24 +22,24 @@ const MOVED: [&str; 48] = [
     "nvme_tx_digests_host",
     "nvme_tcp_out_of_order_bytes",
     "nvme_tcp_pdus_verified",
-    // Contexts that lost their place and found it.
+    // Contexts that lost synchronization and regained it.
     "rx_nvmeotcp_resync",
     "nvme_rx_resync",
     "nvme_tcp_guesses_right",
-    // Tables that are full, buffers that came back early.
+    // Full tables, and buffers that were returned early.
     "rx_nvmeotcp_sk_add_fail",
     "nvme_ddp_refused",
     "nvme_tx_device_refused",
     "rx_nvmeotcp_ddp_teardown",
-    // Over TLS that devices do.
+    // NVMe/TCP over TLS that is offloaded too.
     "tx_tls_encrypted_bytes",
     "rx_tls_decrypted_bytes",
     "nvme_over_tls_placed_bytes",
-    // Files to the wire.
+    // Files sent by the device.
     "file_offload_bytes",
     "file_fallback_bytes",
     "file_invalidated_blocks",
-    // Faults and what came of them.
+    // Faults and their effects.
     "net_lost",
     "net_held_back",
     "net_duplicated",
@@ -65,8 +66,8 @@ const MOVED: [&str; 48] = [
     "nvmet_connections_terminated",
 ];
 
-/// Checks every `step`th seed from `first` on; gives what the first that failed has to say, and the
-/// sums of all counters.
+/// Checks every `step`th seed from `first` on. Returns the explanation of the first failure, the
+/// sums of all counters, and the number of comparable runs.
 fn run(first: u64, step: usize) -> (Option<String>, BTreeMap<&'static str, u64>, u64) {
     let (mut sums, mut compared) = (BTreeMap::new(), 0);
     for seed in (first..SEEDS).step_by(step) {
@@ -103,7 +104,7 @@ fn users_find_what_they_wrote() {
     }
 }
 
-/// Seeds that failed once, each with what it found.
+/// Seeds that once failed, with the fault that each found.
 const FOUND: [(u64, &str); 1] =
     [(544, "a retransmission that was acknowledged while the device read it had other bytes")];
 
@@ -116,7 +117,7 @@ fn seeds_that_failed_once_hold() {
     }
 }
 
-/// With all offload and with none: the devices do it, or nothing of it.
+/// With offload forced off, devices place no byte and compute no digest.
 #[test]
 fn offload_is_all_or_nothing() {
     for seed in 0..12 {

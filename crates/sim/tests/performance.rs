@@ -1,4 +1,5 @@
-//! Bounds of performance in calm worlds: every kind of them is checked, and they hold.
+//! Performance bounds in calm runs (a single disturbance each): every kind of bound is checked and
+//! holds.
 
 use std::collections::BTreeMap;
 

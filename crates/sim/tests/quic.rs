@@ -1,13 +1,13 @@
-//! QUIC with all offload and with none: the same bytes for the applications of both sides, over
-//! loss, reordering, duplication, corruption and ports that change. And devices did the work.
+//! QUIC with all offload and with none: the applications of both sides get the same bytes despite
+//! loss, reordering, duplication, corruption and NAT rebinding, and the devices did the work.
 
 use std::collections::BTreeMap;
 
-/// Seeds that are looked at; a quarter of them speak QUIC.
+/// Number of seeds that are run. A quarter of them use QUIC.
 const SEEDS: u64 = 240;
 
-/// What has to happen in all of them together, with offload: falling back in silence would change
-/// no byte.
+/// Counters that must move in the sum over all runs with offload: a silent fallback would change no
+/// byte.
 const MOVED: [&str; 16] = [
     "h3_responses",
     "h3_key_updates",
@@ -26,7 +26,7 @@ const MOVED: [&str; 16] = [
     "quic_rekeys",
     "quic_file_bytes_offloaded",
 ];
-/// What must not without.
+/// Counters that must stay 0 in every run without offload.
 const STILL: [&str; 5] =
     ["quic_offloaded", "quic_tx_sealed", "quic_rx_opened", "quic_rekeys", "quic_added"];
 
@@ -54,8 +54,8 @@ fn offload_changes_no_byte() {
     }
 }
 
-/// Handshakes, connection IDs and packets depend on the seed alone: the trace has a hash of every
-/// datagram in it.
+/// Handshakes, connection IDs and packets depend on the seed alone: the trace contains a hash of
+/// every datagram.
 #[test]
 fn the_same_seed_gives_the_same_datagrams() {
     let run = |seed| outboard_sim::run_seed(seed, &outboard_sim::Options::default());

@@ -1,18 +1,19 @@
-//! Many seeds, each twice: everything that the checkers watch holds, and the two runs are the same.
+//! Runs many seeds, each twice: no checker reports a violation, and the two runs are the same.
 
 use std::thread;
 
-/// Seeds that are run where nothing is said.
+/// Default number of seeds.
 const SEEDS: u64 = 2_000;
-/// How many to run instead: `SIM_SEEDS=10000 cargo test --release -p outboard-sim`.
+/// Environment variable that overrides [`SEEDS`]: `SIM_SEEDS=10000 cargo test --release -p
+/// outboard-sim`.
 const SEEDS_VARIABLE: &str = "SIM_SEEDS";
 
 fn seeds() -> u64 {
     std::env::var(SEEDS_VARIABLE).ok().and_then(|n| n.parse().ok()).unwrap_or(SEEDS)
 }
 
-/// Runs every `step`th seed from `first` on; gives what is to be told of the first that failed, and
-/// sums of counters.
+/// Runs every `step`th seed from `first` on. Returns the explanation of the first failure, and the
+/// sums of the counters in [`COUNTED`].
 fn run(first: u64, step: usize) -> (Option<String>, [u64; 30]) {
     let mut sums = [0; 30];
     for seed in (first..seeds()).step_by(step) {
@@ -27,7 +28,8 @@ fn run(first: u64, step: usize) -> (Option<String>, [u64; 30]) {
     (None, sums)
 }
 
-/// What has to happen in so many runs: a simulation without faults would prove nothing.
+/// Counters that must move in the sum over all runs: a simulation without faults would prove
+/// nothing.
 const COUNTED: [&str; 30] = [
     "net_lost",
     "net_corrupted",

@@ -1,7 +1,7 @@
-//! Seeds that failed once, each with what it found. A change of what seeds stand for makes them
-//! ordinary seeds; the tests beside the code that was wrong stay.
+//! Seeds that once failed, with the fault that each found. A change of the scenarios that seeds
+//! generate makes them ordinary seeds; regression tests are beside the code that was wrong.
 
-/// Seeds and what they found.
+/// Seeds, and the faults that they found.
 const FOUND: [(u64, &str); 24] = [
     (4918, "a handle whose file was found changed for somebody who is gone reset the next user"),
     (302, "transmits that left together were taken for lost, by the ring's own delay"),
@@ -41,8 +41,8 @@ fn seeds_that_failed_once_hold() {
     }
 }
 
-/// What a device relays is what a host would have: worlds in which nothing depends on timing give
-/// the clients the same answers. [`outboard_sim::check_seed`] compares them.
+/// A device relays the same bytes as a host: in runs that do not depend on timing, clients get the
+/// same responses with splices and without. [`outboard_sim::check_seed`] compares them.
 #[test]
 fn splicing_changes_no_byte() {
     let mut pairs = 0;
@@ -59,7 +59,7 @@ fn splicing_changes_no_byte() {
     assert!(pairs > 20, "{pairs} pairs");
 }
 
-/// The trace is the same on every machine and in every build, and shows what happened.
+/// Recording the lines of a trace does not change the run, and other seeds have other traces.
 #[test]
 fn traces_are_whole_on_request() {
     let last = outboard_sim::run_seed(302, &outboard_sim::Options::default());

@@ -1,7 +1,7 @@
-//! TLS with all offload and with none: the same bytes for the applications and, where nothing
-//! happens to packets, the same bytes on the wire. And devices find their place again.
+//! TLS with all offload and with none: the applications get the same bytes and, if no packet is
+//! lost or altered, the link carries the same bytes. Devices resynchronize after loss.
 
-/// Seeds that are looked at; a third of them speak TLS.
+/// Number of seeds that are run. A third of them use TLS.
 const SEEDS: u64 = 240;
 
 #[test]
@@ -19,7 +19,7 @@ fn offload_changes_no_byte() {
     assert!(again > 0, "no device lost its place and found it again");
 }
 
-/// Handshakes depend on the seed alone: two runs put the same bytes on the wire.
+/// Handshakes depend on the seed alone: two runs put the same bytes on the link.
 #[test]
 fn the_same_seed_gives_the_same_ciphertext() {
     let run = |seed| outboard_sim::run_seed(seed, &outboard_sim::Options::default());

@@ -1,5 +1,5 @@
-//! What a device says of data, where a peer has it say something true of another buffer, or of
-//! other bytes.
+//! Claims of a device about data, when a peer tricks the device into claims that are true only of
+//! another buffer or of other bytes.
 
 use base::{Duration, Instant, Prng};
 use bytes::Bytes;
@@ -16,23 +16,24 @@ use crate::storage::REMOTE;
 use crate::transport::{Command, Server, text};
 
 const PORT: u16 = 4420;
-/// Bytes of ICResp, and of an R2T.
+/// Bytes of an ICResp.
 const SETUP_BYTES: usize = 128;
+/// Bytes of an R2T.
 const R2T_BYTES: usize = 24;
 /// Payload of a full segment.
 const SEGMENT: u32 = 1448;
-/// Bytes of the first write: what comes with it and behind it fills the segments of the initial
-/// window.
+/// Bytes of the first write. Together with the PDUs behind it, it fills whole segments of the
+/// initial window.
 const FIRST: u32 = 8592;
-/// Time for anything.
+/// Time limit of every wait.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// An initiator that says what a test has it say.
+/// An initiator that sends an ICReq and then the bytes of the test.
 struct Script {
     socket: SocketId,
     started: bool,
     digests: bool,
-    /// Bytes that came.
+    /// Bytes received.
     got: usize,
 }
 
@@ -69,13 +70,13 @@ fn command(cid: u16, at: u64, len: u32) -> Vec<u8> {
     pdu(&Header::CapsuleCmd(Command { write: true, at, len }.sqe(cid)), &[])
 }
 
-/// All data of a write, under the tag that a target uses first.
+/// Returns all data of a write, under the first tag that a target uses.
 fn data(cccid: u16, at: u64, len: u32) -> Vec<u8> {
     let header = DataHeader { cccid, ttag: 0, offset: 0, len, last: true, success: false };
     pdu(&Header::H2CData(header), &text(at, len, 1))
 }
 
-/// Returns a script that is connected to a target, and both set up.
+/// Connects a script to a target and waits for the ICResp.
 fn set_up<B: Application>(digests: bool, target: B) -> Machines<Script, B> {
     let (mut client, mut server) = machines(1, &|_, _| {});
     server.host().listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
@@ -100,16 +101,16 @@ fn flying<A, B>(net: &mut Network<A, B, Disk>) -> Vec<&mut Vec<u8>> {
     frames.filter(|bytes| bytes.len() > bare).collect()
 }
 
-/// A write's data of which the first bytes come before the header, so that the device leaves them
-/// out; then a second write, and data for it under the same tag, before it was asked for. The
-/// device has put that into the hole of the first buffer, and says so. The target has the tag stand
-/// for another buffer when it reads it.
+/// The first bytes of a write's data arrive before the PDU's header, so the device does not place
+/// them. Then a second write arrives, with data under the same tag before its R2T. The device
+/// places that data in the hole of the first buffer, and claims so. When the target parses the
+/// second PDU, the tag names another buffer, so the claim must be rejected.
 #[test]
 fn a_claim_about_a_buffer_before_is_not_believed() {
     let mut net = set_up(false, Server::new(0, Prng::new(1)));
     send(&mut net, &command(1, 0, FIRST));
     assert!(net.run_until(LIMIT, |net| net.client.app.got == SETUP_BYTES + R2T_BYTES));
-    // The header alone; then everything else.
+    // The header alone, then the rest.
     let first = data(1, 0, FIRST);
     let (header, rest) = first.split_at(24);
     send(&mut net, header);
@@ -121,7 +122,7 @@ fn a_claim_about_a_buffer_before_is_not_believed() {
     let mut frames = flying(&mut net);
     let (header, data) = frames.split_at_mut(1);
     core::mem::swap(header[0], data[0]);
-    // The target looks at each byte that is written.
+    // The target checks each byte that is written.
     let written = u64::from(FIRST + SEGMENT);
     assert!(net.run_until(LIMIT, |net| net.server.app.written == written));
     assert_eq!(net.server.app.ended, None);
@@ -131,15 +132,15 @@ fn a_claim_about_a_buffer_before_is_not_believed() {
     assert_eq!(target.count("nvme_rx_copied_bytes"), u64::from(2 * SEGMENT));
 }
 
-/// A frame with the lengths and checksums that its bytes have.
+/// Returns a frame with its lengths and checksums recomputed.
 fn mended(mut frame: Vec<u8>) -> Vec<u8> {
     Layout::of(&frame, 14, 34).expect("a packet").complete(&mut frame, 0);
     frame
 }
 
-/// Bytes that come twice behind a hole: the device sums the first copy, and the host keeps the
-/// second, which covers it and was damaged below TCP's checksum. The digest that the device found
-/// right says nothing of it.
+/// Bytes arrive twice behind a hole. The device computes the digest over the first copy; the host
+/// keeps the second, which covers the first and was corrupted with a valid TCP checksum. The host
+/// must not use the device's digest for the second copy.
 #[test]
 fn a_digest_is_of_the_copy_that_is_kept() {
     let mut net = set_up(true, End::new(Ok(SERVE)));
@@ -156,7 +157,7 @@ fn a_digest_is_of_the_copy_that_is_kept() {
     assert!(net.run_until(LIMIT, |net| flying(net).len() == 6));
     let mut frames = flying(&mut net);
     let sent: Vec<Vec<u8>> = frames.iter().map(|frame| frame.to_vec()).collect();
-    // Without its first hundred bytes.
+    // A copy without its first 100 bytes.
     let seq = u32::from_be_bytes(sent[2][38..42].try_into().unwrap());
     let seq = seq.wrapping_add(100).to_be_bytes();
     let short = [&sent[2][..38], &seq, &sent[2][42..66], &sent[2][166..]].concat();
@@ -173,7 +174,7 @@ fn a_digest_is_of_the_copy_that_is_kept() {
     assert!(came[1].contains("digest_ok: true"), "{came:?}");
     assert!(came[2].starts_with("Buffer"), "{came:?}");
     let target = &net.server.machine;
-    // The second one's header was lost with the frame that the copies took the place of.
+    // The header of the second PDU was lost with a frame that a copy replaced.
     assert_eq!(target.count("nvme_tcp_pdus_verified"), 1, "the first, as the device has it");
     assert_eq!(target.count("nvme_rx_digests_device"), 0);
     assert_eq!(target.count("nvme_rx_digests_host"), 2);

@@ -1,5 +1,5 @@
-//! The disk of a machine, on virtual time: one namespace with a volatile cache, which the host and
-//! its device have open, and what a test wants to go wrong with it.
+//! The disk of a machine in virtual time: one namespace with a volatile write cache, which the host
+//! and its device have open, with faults that a test sets.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,28 +10,29 @@ use base::{Duration, Instant, Prng};
 use outboard_sim::namespace::Namespace;
 use testkit::{Asker, TestDisk};
 
-/// What the namespace is called.
+/// Path of the namespace.
 pub(crate) const PATH: &str = "ns";
-/// Whose crash is meant: a disk has one machine.
+/// Node number that is passed to [`Namespace`]. A disk belongs to one machine.
 const NODE: usize = 0;
 
-/// What goes wrong.
+/// Faults of a disk.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DiskFaults {
-    /// Writes and zeroings fail with it.
+    /// Fault with which writes and zeroings fail.
     pub(crate) write: Option<FileFault>,
-    /// Flushes fail.
+    /// True if flushes fail.
     pub(crate) flush: bool,
-    /// Reads of the byte at this place fail.
+    /// Offset of a byte whose reads fail.
     pub(crate) read_at: Option<u64>,
-    /// How much longer writes and flushes take.
+    /// Additional latency of writes, zeroings and flushes.
     pub(crate) slow: Duration,
 }
 
+/// A request under way.
 #[derive(Debug)]
 enum Work {
     Ready(DiskCompletion),
-    /// Its bytes are taken when it ends, unless they were taken when it was submitted.
+    /// The bytes are read at completion, unless they were already read at submission (`taken`).
     Read {
         id: RequestId,
         offset: u64,
@@ -51,7 +52,6 @@ enum Work {
     },
 }
 
-/// The disk.
 #[derive(Debug)]
 pub(crate) struct Disk {
     namespace: Option<Namespace>,
@@ -82,12 +82,12 @@ impl Disk {
         }
     }
 
-    /// Gives it a namespace of so many zero bytes.
+    /// Adds the namespace, `size` bytes of zeros.
     pub(crate) fn add_namespace(&mut self, size: usize) {
         self.namespace = Some(Namespace::new(size));
     }
 
-    /// All bytes of the namespace.
+    /// Returns all bytes of the namespace.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let namespace = self.namespace.as_ref().expect("a namespace");
         let mut bytes = vec![0; namespace.size().try_into().unwrap()];
@@ -95,8 +95,8 @@ impl Disk {
         bytes
     }
 
-    /// Its machine has stopped. What was being written is written in part; with `power`, what was
-    /// not flushed may be lost besides.
+    /// Handles a stop of the machine. Writes under way may be torn; with `power`, unflushed writes
+    /// may be lost too.
     pub(crate) fn stop(&mut self, power: bool) {
         self.open.clear();
         let under_way = core::mem::take(&mut self.under_way);
@@ -190,7 +190,8 @@ impl TestDisk for Disk {
             }
             DiskRequest::Read { id, file, offset, mut buf } => {
                 assert!(self.open.contains(&file.0), "it is open");
-                // The contract allows both (`abi::disk::DiskRequest`).
+                // The contract allows a read to see the bytes of submission or of completion
+                // (`abi::disk::DiskRequest`).
                 let taken = self.rng.chance(0.5);
                 if taken {
                     let namespace = self.namespace.as_ref().expect("a namespace");

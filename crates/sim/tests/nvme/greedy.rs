@@ -1,5 +1,5 @@
-//! A host that asks and does not read: what a target keeps for it is bounded, and the rest of what
-//! it asks stays in the window of its TCP.
+//! An initiator that sends commands and does not read: the responses that a target keeps for it are
+//! bounded, and further commands stay in the initiator's TCP.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use wire::nvme::pdu::{Header, IcReq, Rules};
 use crate::machines::{Machines, START, machines};
 use crate::storage::{HOST, REMOTE, nqn};
 
-/// Sends what it has, as far as it can, and reads if it is told to.
+/// Sends `stream` as fast as the connection takes it, and reads only if `reads` is set.
 struct Greedy {
     socket: SocketId,
     stream: Bytes,
@@ -55,7 +55,8 @@ fn capsule(command: &Command, data: &[u8]) -> Vec<u8> {
     pdu(&Header::CapsuleCmd(command.to_bytes()), data)
 }
 
-/// All that it says: it connects to the discovery service, and wants so many pages of 4 KiB.
+/// Returns all bytes that the initiator sends: it connects to the discovery service and asks for
+/// `pages` Identify pages of 4 KiB.
 fn discovery(pages: u16) -> Vec<u8> {
     let request = IcReq { pfv: 0, hpda: 0, header_digest: false, data_digest: false, maxr2t: 0 };
     let connect = Connect { sqsize: 1000, ..Connect::default() };
@@ -92,7 +93,7 @@ fn what_is_not_read_is_not_answered_without_end() {
     assert!((17..1000).contains(&answered), "{answered}: 20 MB would be kept for all");
     assert!(net.server.count("nvmet_stalls") > 0);
     assert_eq!(net.server.count("nvmet_controllers_open"), 1, "it answers probes, and may stay");
-    // It reads after all, and has an answer to everything.
+    // When it does read, it gets the responses to all commands.
     let now = net.now;
     let Node { machine, app: greedy } = &mut net.client;
     greedy.reads = true;

@@ -1,5 +1,5 @@
-//! PDUs that are wrong: each is answered by a terminate request with the code that it has, and the
-//! connection ends; nothing of it reaches who speaks NVMe.
+//! Invalid PDUs: each is answered by a terminate request with its fatal error status, and the
+//! connection ends. Nothing of the PDU reaches the layer above the transport.
 
 use std::sync::Arc;
 
@@ -20,15 +20,17 @@ use crate::storage::REMOTE;
 use crate::transport::take;
 
 const PORT: u16 = 4420;
-/// The tag, or command, that data is awaited under, and how much.
+/// Tag or command identifier for which data is awaited.
 pub(crate) const TAG: u16 = 7;
+/// Bytes of data that are awaited for [`TAG`].
 const AWAITED: u32 = 8192;
 
-/// A peer that sends bytes, one lot after each answer, and keeps what comes.
+/// A peer that sends its next lot of bytes after each answer, and keeps what it receives.
 struct Raw {
     socket: Option<SocketId>,
     lots: Vec<Vec<u8>>,
     got: Vec<u8>,
+    /// True if it sends its first lot without an answer.
     opens: bool,
 }
 
@@ -60,9 +62,10 @@ impl Application for Raw {
     }
 }
 
-/// A transport, and what it said.
+/// A transport under test, and what it reported.
 pub(crate) struct End {
     transport: Option<Transport>,
+    /// `Ok` if it is a target's, `Err` if it is an initiator's.
     role: Result<Serve, Initiate>,
     ended: Option<Ended>,
     pub(crate) came: Vec<String>,
@@ -125,7 +128,7 @@ const INITIATE: Initiate = Initiate { header_digest: true, data_digest: true, hp
 pub(crate) const RULES: Rules =
     Rules { header_digest: true, data_digest: true, pda: 0, plen_max: u32::MAX };
 
-/// A PDU with data of zeros and right digests.
+/// Returns a PDU with `data` zeros and right digests.
 fn pdu(header: &Header, data: u32, rules: &Rules) -> Vec<u8> {
     testkit::pdu(header, &vec![0; data as usize], rules, &Provider).unwrap()
 }
@@ -150,7 +153,8 @@ fn data(change: impl Fn(&mut DataHeader)) -> DataHeader {
     data
 }
 
-/// The byte at `at` of a PDU set to something else, its header's digest made again.
+/// Replaces the byte at `at` of a PDU and recomputes its header digest. `header` is the length of
+/// the header.
 fn patched(mut pdu: Vec<u8>, at: usize, to: u8, header: usize) -> Vec<u8> {
     pdu[at] = to;
     let digest = Provider.crc32c(0, &pdu[..header]).to_le_bytes();
@@ -158,7 +162,7 @@ fn patched(mut pdu: Vec<u8>, at: usize, to: u8, header: usize) -> Vec<u8> {
     pdu
 }
 
-/// The fault in the last PDU of what came, which has to be a terminate request.
+/// Returns the fault in the last PDU of `got`, which must be a terminate request of type `kind`.
 fn fault_of(got: &[u8], kind: u8) -> Fault {
     let mut rest = got;
     loop {
@@ -177,7 +181,7 @@ fn fault_of(got: &[u8], kind: u8) -> Fault {
     }
 }
 
-/// Runs a target that gets these lots to its end.
+/// Runs a target against a peer that sends `lots`, until the connection has ended or for 30 s.
 fn run_target(lots: Vec<Vec<u8>>) -> Machines<Raw, End> {
     let (mut client, mut server) = machines(1, &|_, _| {});
     server.host().listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
@@ -189,14 +193,14 @@ fn run_target(lots: Vec<Vec<u8>>) -> Machines<Raw, End> {
     net
 }
 
-/// What a target answers to these lots.
+/// Sends `lots` to a target. Returns how it ended, the bytes of its answers, and its reports.
 fn target(lots: Vec<Vec<u8>>) -> (Option<Ended>, Vec<u8>, Vec<String>) {
     let mut net = run_target(lots);
     let Network { client: Node { app: raw, .. }, server: Node { app: end, .. }, .. } = &mut *net;
     (end.ended, core::mem::take(&mut raw.got), core::mem::take(&mut end.came))
 }
 
-/// The same of an initiator.
+/// Like [`target`], for an initiator.
 fn initiator(ask: Initiate, lots: Vec<Vec<u8>>) -> (Option<Ended>, Vec<u8>, Vec<String>) {
     let (mut client, mut server) = machines(1, &|_, _| {});
     server.host().listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
@@ -233,7 +237,7 @@ fn what_a_target_does_not_take() {
         ("a second", vec![open(), open()], Fault::SEQUENCE),
         ("type", vec![open(), patched(command(0), 0, 0x0a, 72)], field(at::TYPE)),
         ("direction", vec![open(), pdu(&Header::CapsuleResp([0; 16]), 0, &RULES)], field(at::TYPE)),
-        // The type is judged before a field that would be wrong as well: C2HData without data.
+        // C2HData without data: the type is checked before the field that would also be wrong.
         ("read data", vec![open(), no_data], field(at::TYPE)),
         ("HLEN", vec![open(), patched(command(0), 2, 24, 72)], field(at::HLEN)),
         ("PLEN", vec![open(), patched(command(0), 4, 75, 72)], field(at::PLEN)),
@@ -276,7 +280,8 @@ fn what_an_initiator_does_not_take() {
         ("past it", vec![open(), c2h(&|d| (d.cccid, d.len) = (TAG, 8196))], Fault::OUT_OF_RANGE),
         ("nothing", vec![open(), pdu(&Header::R2T(r2t), 0, &RULES)], field(at::DATAL)),
     ];
-    // SUCCESS for a part of the data: judged before the data, whoever has its buffer.
+    // SUCCESS with only a part of the data is detected before the data, regardless of who holds the
+    // buffer.
     let part = c2h(&|d| (d.cccid, d.last, d.success) = (TAG, true, true));
     let cases = [cases, vec![("a part", vec![open(), part], field(at::FLAGS))]].concat();
     for (name, lots, fault) in cases {
@@ -285,7 +290,7 @@ fn what_an_initiator_does_not_take() {
         assert_eq!(fault_of(&got, 0x02), fault, "{name}");
         assert_eq!(came, Vec::<String>::new(), "{name}");
     }
-    // SUCCESS without LAST.
+    // SUCCESS without LAST_PDU.
     let success = c2h(&|d| (d.cccid, d.last, d.success) = (TAG, true, true));
     let (ended, ..) = initiator(INITIATE, vec![open(), patched(success, 1, 0x0b, 24)]);
     assert_eq!(ended, Some(Ended::Terminated(field(at::FLAGS))));
@@ -313,13 +318,14 @@ fn a_wrong_data_digest_is_said_and_the_connection_goes_on() {
     assert!(came[2].starts_with("Buffer"), "{came:?}");
 }
 
-/// A wrong digest, and many small PDUs behind it that could wait for the buffer until its end: it
-/// is asked for before that, and all is said in its order.
+/// A PDU with a wrong digest is followed by many small PDUs, whose reports could wait for the
+/// buffer until all its data has come. The buffer is recalled earlier, and all PDUs are reported in
+/// order.
 #[test]
 fn small_pdus_behind_a_wrong_digest() {
     let pdus = AWAITED / 4;
     let mut lot = Vec::new();
-    // The last does not come.
+    // The last PDU is left out.
     for offset in (0..AWAITED - 4).step_by(4) {
         let header = data(|d| (d.offset, d.len) = (offset, 4));
         let mut pdu = pdu(&Header::H2CData(header), 4, &RULES);

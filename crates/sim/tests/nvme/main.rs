@@ -1,5 +1,5 @@
-//! NVMe over TCP between two hosts with real devices: PDUs over a good wire and a bad one, with
-//! digests and without, by the device and in software.
+//! NVMe/TCP between two hosts with real devices, on links with and without faults: with and without
+//! digests and TLS, by the device and in software.
 
 mod again;
 mod claims;

@@ -1,4 +1,4 @@
-//! The user of a namespace, as the application of a machine ([`crate::machines`]).
+//! The simulator's user of a namespace as the application of a machine ([`crate::machines`]).
 
 use core::ops::{Deref, DerefMut};
 
@@ -6,7 +6,7 @@ use base::Instant;
 use host::{Application, Host, Notice};
 use outboard_sim::storage::user::User;
 
-/// The user of a namespace; the test fails when it finds something wrong.
+/// The user of a namespace. The test fails as soon as the user finds wrong data.
 pub(crate) struct CheckedUser(pub(crate) User);
 
 impl CheckedUser {
