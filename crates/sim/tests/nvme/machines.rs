@@ -1,5 +1,5 @@
-//! Two machines with a host and the real device each, over a link with faults from a seed. The
-//! applications above the hosts are the test's.
+//! Two machines, each with a host and the real device, connected by a link whose faults follow from
+//! a seed. The applications above the hosts belong to the tests.
 
 use core::cell::RefCell;
 use core::ops::{Deref, DerefMut};
@@ -17,13 +17,13 @@ use crate::disk::Disk;
 
 /// Virtual time at which tests begin.
 pub(crate) const START: Instant = Instant::from_millis(1_000);
-/// Time that a frame takes; one that is reordered takes it twice.
+/// One-way delay of the link. A reordered frame takes twice as long.
 const DELAY: Duration = Duration::from_micros(500);
 
 /// A machine of these tests.
 pub(crate) type Machine = testkit::Machine<Disk>;
 
-/// What a test changes of a machine's configuration.
+/// A test's changes to the configuration of a machine.
 pub(crate) type Change<'a> = &'a dyn Fn(&mut Config, &mut DeviceConfig);
 
 fn machine(last: u8, seed: u64, disk: Disk, change: Change<'_>) -> Machine {
@@ -45,7 +45,7 @@ pub(crate) fn machines(seed: u64, change: Change<'_>) -> (Machine, Machine) {
     (machine(1), machine(2))
 }
 
-/// What the link does to frames, each way.
+/// Probabilities of the link's faults, for both directions.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Faults {
     pub(crate) loss: f64,
@@ -53,16 +53,16 @@ pub(crate) struct Faults {
     pub(crate) duplicate: f64,
 }
 
-/// What the link shares with the test.
+/// State of the link that the test can see and set.
 #[derive(Default)]
 struct Link {
     faults: Faults,
     dropped: u64,
-    /// Over all frames that were sent, and when.
+    /// Hash over all sent frames and the times of sending.
     hash: DefaultHasher,
 }
 
-/// Returns the rule of a link with the faults that it shares with the test.
+/// Returns the rule of a link with the faults in `link`.
 fn rule(seed: u64, link: Rc<RefCell<Link>>) -> LinkRule {
     let mut prng = Prng::new(seed);
     Box::new(move |now, towards, frame| {
@@ -83,7 +83,7 @@ fn rule(seed: u64, link: Rc<RefCell<Link>>) -> LinkRule {
 pub(crate) struct Machines<A, B> {
     network: Network<A, B, Disk>,
     link: Rc<RefCell<Link>>,
-    /// Machines that there have been.
+    /// Number of machines so far, restarted ones counted again.
     lives: u64,
 }
 
@@ -95,9 +95,9 @@ impl<A: host::Application, B: host::Application> Machines<A, B> {
         Self { network, link, lives: 2 }
     }
 
-    /// Runs until `done`, which is asked when nothing is left to do at a time, or for that much
-    /// virtual time; returns whether it was done. So a device that is reset next has told its host
-    /// all that it had to tell.
+    /// Runs until `done` returns true or `limit` of virtual time has passed; returns whether it was
+    /// done. `done` is evaluated only when nothing is left to do at the present time, so that a
+    /// device that a test resets next has delivered all its events.
     pub(crate) fn run_until(
         &mut self,
         limit: Duration,
@@ -121,17 +121,17 @@ impl<A, B> Machines<A, B> {
         self.link.borrow_mut().faults = faults;
     }
 
-    /// Returns the number of frames that were lost.
+    /// Returns the number of frames that the link has lost.
     pub(crate) fn dropped(&self) -> u64 {
         self.link.borrow().dropped
     }
 
-    /// Returns the hash of all frames that were sent, and when.
+    /// Returns the hash over all sent frames and the times of sending.
     pub(crate) fn hash(&self) -> u64 {
         self.link.borrow().hash.finish()
     }
 
-    /// Returns both machines, the client first.
+    /// Returns both machines, the client's first.
     pub(crate) const fn both(&self) -> [&Machine; 2] {
         [&self.network.client.machine, &self.network.server.machine]
     }
@@ -143,8 +143,9 @@ impl<A, B> Machines<A, B> {
         }
     }
 
-    /// Stops a machine and starts it again, with nothing but its disk; with `power`, that loses
-    /// what it may. The frames on the link are lost, so that no answer comes after its question.
+    /// Stops a machine and starts it again; only its disk is kept. With `power`, the disk loses
+    /// writes that were not flushed. Frames on the link are lost, so that no answer to the old
+    /// machine reaches the new one.
     pub(crate) fn restart(&mut self, which: Towards, power: bool, change: Change<'_>) {
         self.network.lose_frames();
         self.lives += 1;
@@ -155,7 +156,7 @@ impl<A, B> Machines<A, B> {
         *stopped = machine(last, lives, disk, change);
     }
 
-    /// Replaces the application of the client; returns the one before as well.
+    /// Replaces the application of the client; also returns the old one.
     pub(crate) fn with_client<C>(self, app: C) -> (Machines<C, B>, A) {
         let Self { network, link, lives } = self;
         let (network, before) = network.with_client(app);

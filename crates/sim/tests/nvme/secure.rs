@@ -1,5 +1,5 @@
-//! TLS between target and initiator: with certificates, and with pre-shared keys that a script
-//! agrees on; and whoever comes without, with other keys, or with nonsense.
+//! TLS between target and initiator: with certificates, and with pre-shared keys by a scripted
+//! handshake; and peers without TLS, with wrong keys, or that send garbage.
 
 use std::sync::Arc;
 
@@ -21,17 +21,18 @@ use wire::tls::fatal_alert;
 use crate::machines::Faults;
 use crate::storage::{HOST, LONG, REMOTE, Run, SUBSYSTEM, Stage, tls};
 
-/// One end of a handshake that is none: a hello, an answer of two records, of which the second is
-/// sealed, and an end. The alert is TLS's own.
+/// One end of a fake handshake with the shape of TLS: the client's hello, two records of the
+/// server, of which the second is marked as encrypted, and the client's last record. Alerts are
+/// those of TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Script {
-    /// The key. Both ends need the same.
+    /// The key. Both ends must have the same.
     pub(crate) key: u8,
-    /// Whose the target takes it for.
+    /// NQN of the host to which the target believes the key belongs.
     pub(crate) host: &'static str,
-    /// Content of a record, in bytes: more than a segment has, or not.
+    /// Content length of each record: longer than a segment, or shorter.
     pub(crate) bulk: usize,
-    /// It gives no handshakes.
+    /// True if no handshake can be created.
     pub(crate) broken: bool,
 }
 
@@ -65,17 +66,18 @@ impl Handshakes for Script {
     }
 }
 
+/// The state of one end of the fake handshake.
 struct End {
     script: Script,
     client: bool,
     spoke: bool,
 }
 
-/// A change of cipher is passed over, as in TLS.
+/// Content type of ChangeCipherSpec, which is ignored, as in TLS 1.3.
 const CHANGE: u8 = 20;
 const HELLO: u8 = 22;
 const SEALED: u8 = 23;
-/// A fatal alert: the binder was made with another key.
+/// The fatal alert `decrypt_error`: the binder was made with another key.
 const DECRYPT_ERROR: [u8; 7] = fatal_alert(51);
 
 impl End {
@@ -111,7 +113,7 @@ impl Handshake for End {
             return Progress::Failed { used: 7 };
         }
         match (self.client, spoke, count) {
-            // What is not used comes again, with more behind it.
+            // Unused bytes are passed again, with more appended.
             (_, _, 0) | (true, _, 1) => {
                 self.spoke = self.client;
                 Progress::More { used: 0 }
@@ -136,7 +138,7 @@ impl Handshake for End {
     }
 }
 
-/// Both ends with the same key.
+/// Returns a run in which both ends have the same key.
 fn keyed() -> Run {
     Run { psk: (Some(Script::RIGHT), Some(Script::RIGHT)), requests: 60, ..Run::default() }
 }
@@ -145,7 +147,7 @@ fn counts<const N: usize>(stage: &Stage, names: [&str; N]) -> [u64; N] {
     names.map(|name| stage.net.server.count(name))
 }
 
-/// Whether the devices sealed and opened, or the hosts.
+/// Checks that the devices encrypted and decrypted all connections, or the hosts without offload.
 fn check_tls(stage: &Stage, connections: u64) {
     let Run { offload, .. } = stage.run;
     for machine in stage.net.both() {
@@ -164,7 +166,7 @@ fn keys_that_both_have() {
         let script = Script { bulk, ..Script::RIGHT };
         let stage = Run { psk: (Some(script), Some(script)), offload, ..keyed() }.whole();
         stage.check_counters();
-        // The admin queue and two others.
+        // The admin queue and two I/O queues.
         check_tls(&stage, 3);
         assert_eq!(stage.user().count("nvmei_tls_handshakes"), 3);
         let names = ["nvmet_tls_handshakes", "nvmet_tls_handshakes_failed", "nvmet_refused_host"];
@@ -192,13 +194,13 @@ fn certificates() {
         stage.check_counters();
         check_tls(&stage, 3);
         assert_eq!(stage.net.server.count("tls_handshakes"), 3);
-        // The host shook hands: these are for pre-shared keys.
+        // The host did the handshakes. These counters are for pre-shared keys.
         assert_eq!(stage.net.server.count("nvmet_tls_handshakes"), 0);
         assert_eq!(stage.user().count("nvmei_tls_handshakes"), 0);
     }
 }
 
-/// Every new connection shakes hands anew.
+/// Every new connection has a handshake of its own.
 #[test]
 fn a_target_with_keys_that_dies() {
     let load = Load { depth: 64, bytes_max: 32_768, changes: 5 };
@@ -210,7 +212,7 @@ fn a_target_with_keys_that_dies() {
     stage.finish();
     assert_eq!(stage.user().failures(), []);
     assert_eq!(stage.user().count("nvmei_associations"), 4);
-    // What the last one has seen; the initiator has seen all.
+    // The last target counts only its own handshakes; the initiator counts all.
     assert_eq!(stage.net.server.count("nvmet_tls_handshakes"), 3);
     assert_eq!(stage.user().count("nvmei_tls_handshakes"), 12);
 }
@@ -219,7 +221,7 @@ fn a_target_with_keys_that_dies() {
 fn a_certificate_that_is_not_trusted() {
     let mut stage = Run { tls: true, requests: 0, ..Run::default() }.start();
     stage.until(|user| user.events == [Event::Connected]);
-    // It trusts another one.
+    // The initiator trusts another certificate.
     let stranger = stage.run.initiator(Some(&tls()));
     stage.net.client.app.initiator = Initiator::new(stranger, REMOTE);
     stage.connect();
@@ -231,19 +233,20 @@ fn a_certificate_that_is_not_trusted() {
     assert_eq!(stage.net.server.count("tls_handshake_failures"), 1);
 }
 
-/// An attempt to connect that fails; then somebody else comes in, to the same target.
+/// Runs an attempt to connect that fails. Returns why it failed, and the run with its target, to
+/// which others may still connect.
 fn refused(run: Run) -> (Loss, Stage) {
     let mut stage = Run { requests: 0, ..run }.start();
     stage.until(|user| !user.events.is_empty());
     let (Event::Lost(loss) | Event::Failed(loss)) = stage.user().events[0] else {
         panic!("it did connect: {run:?}");
     };
-    // Until the target has seen the end of it, too.
+    // Wait until the target has closed the connection, too.
     assert!(stage.net.run_until(LONG, |net| net.server.count("nvmet_connections_open") == 0));
     (loss, stage)
 }
 
-/// The right initiator for the target of a run comes in.
+/// Connects an initiator with the target's own keys, and checks that it succeeds.
 fn comes_in(stage: &mut Stage) {
     let run = Run { psk: (stage.run.psk.1, stage.run.psk.1), ..stage.run };
     let now = stage.net.now;
@@ -337,7 +340,7 @@ fn a_host_with_certificates_at_a_plain_target() {
     assert_eq!(stage.user().events, [Event::Lost(Loss::Connection(Ended::Lost(why)))]);
 }
 
-/// A peer of the target's that sends bytes, a piece in each packet, and keeps what comes.
+/// A peer of the target that sends each piece in a packet of its own, and keeps what it receives.
 struct Raw {
     socket: SocketId,
     pieces: Vec<Vec<u8>>,
@@ -366,15 +369,16 @@ impl Application for Raw {
     }
 }
 
-/// What a target with keys answers to these bytes, and what it has counted. It ends the connection
-/// before long, and goes on with others.
+/// Sends `pieces` to a target with keys, and checks its counters [`FAILED`] against `counted`.
+/// Returns its answer, and the time until it ended the connection. Other connections are not
+/// disturbed.
 fn answer(pieces: Vec<Vec<u8>>, counted: [u64; 4]) -> (Vec<u8>, Duration) {
     let mut stage = Run { requests: 20, ..keyed() }.start();
     stage.until(|user| user.events == [Event::Connected]);
     let Stage { run, mut net, tls } = stage;
     let began = net.now;
     let socket = net.client.host().connect(began, REMOTE).unwrap();
-    // The user does not move meanwhile: its connections wait.
+    // The user does not run meanwhile: its connections wait.
     let (mut net, user) = net.with_client(Raw { socket, pieces, got: Vec::new(), ended: false });
     assert!(net.run_until(LONG, |net| net.client.app.ended), "it was ended");
     let took = net.now.since(began);
@@ -394,21 +398,21 @@ const SHORT: Duration = Duration::from_secs(1);
 fn nonsense_is_answered_by_an_alert() {
     let right = Script::RIGHT;
     let with = |failed, plain| [3, failed, plain, 1];
-    // An ICReq, or anything else that is no record, at once and one byte of it.
+    // An ICReq and other bytes that are no TLS record, also if only one byte of them has come.
     for piece in [vec![0; 128], vec![b'G'], b"GET / HTTP/1.1\r\n\r\n".to_vec()] {
         let (got, took) = answer(vec![piece], with(1, 1));
         assert_eq!(got, UNEXPECTED_MESSAGE);
         assert!(took < SHORT);
     }
-    // A record that is longer than any may be.
+    // A record above the maximum length.
     let (got, took) = answer(vec![vec![22, 3, 3, 0xff, 0xff], vec![0; 2000]], with(1, 0));
     assert_eq!(got, RECORD_OVERFLOW);
     assert!(took < SHORT);
-    // More records than any handshake has, which this one takes no notice of.
+    // More records than any handshake has. The handshake itself ignores them.
     let (got, took) = answer(vec![[CHANGE, 3, 3, 0, 1, 1].repeat(6000)], with(1, 0));
     assert_eq!(got, RECORD_OVERFLOW);
     assert!(took < SHORT);
-    // A hello with another key, and another end than the handshake's.
+    // A hello with another key, and a last record with another key.
     let wrong = Script { key: 9, ..right };
     let (got, _) = answer(vec![wrong.record(HELLO, 9)], with(1, 0));
     assert_eq!(got, DECRYPT_ERROR);
@@ -417,7 +421,7 @@ fn nonsense_is_answered_by_an_alert() {
         got,
         [right.record(HELLO, 7), right.record(SEALED, 7), DECRYPT_ERROR.into()].concat()
     );
-    // Something in the clear, in the middle of it.
+    // Plain bytes in the middle of the handshake.
     let (got, _) = answer(vec![right.record(HELLO, 7), vec![4; 64]], with(1, 1));
     assert!(got.ends_with(&UNEXPECTED_MESSAGE));
 }
@@ -427,21 +431,22 @@ fn who_says_nothing_is_let_go() {
     let right = Script::RIGHT;
     let half = right.record(HELLO, 7)[..100].to_vec();
     for pieces in [vec![], vec![vec![22]], vec![half], vec![right.record(HELLO, 7)]] {
-        // That is the time for the Connect command, and no handshake that failed.
+        // The time limit of the Connect command applies. No handshake is counted as failed.
         let (got, took) = answer(pieces, [3, 0, 0, 1]);
         assert!(!got.starts_with(&[21]));
         assert!((10..12).contains(&took.as_secs()), "{took:?}");
     }
 }
 
-/// What the handshake has said and what is sealed behind it come in one packet.
+/// The handshake works with its records cut into segments of any length, also with two records in
+/// one.
 #[test]
 fn records_in_any_pieces() {
     for step in [1, 2, 5, 6, 199, 204, 205, 206, 409] {
         let right = Script::RIGHT;
         let bytes = [right.record(HELLO, 7), right.record(SEALED, 7)].concat();
         let pieces = bytes.chunks(step).map(<[u8]>::to_vec).collect();
-        // The connection is secure, and then silent.
+        // The handshake succeeds, and then the peer is silent.
         let (got, took) = answer(pieces, [3, 0, 0, 1]);
         assert_eq!(got.len(), 2 * 205);
         assert!((10..12).contains(&took.as_secs()), "{took:?}");

@@ -1,6 +1,6 @@
-//! The initiator and the target against each other, with real devices and a disk that forgets what
-//! was not flushed: every sector that is read says where it is and which version, and a model knows
-//! which it may be.
+//! The initiator against the target, with real devices and a disk that loses unflushed writes.
+//! Every sector contains its address and version, and a model knows which versions a read may
+//! return.
 
 use std::sync::Arc;
 
@@ -28,26 +28,30 @@ pub(crate) const HOST: &str = "nqn.2026-11.example:host";
 pub(crate) const REMOTE: Endpoint =
     Endpoint { addr: std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 77, 0, 2)), port: 4420 };
 const MIB: u64 = 1 << 20;
-/// Longer than anything takes that ends.
+/// Time limit of every wait. Nothing that ends takes longer.
 pub(crate) const LONG: Duration = Duration::from_secs(900);
 
-/// What a run is made of.
+/// Parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
     pub(crate) seed: u64,
+    /// Header digests, data digests.
     pub(crate) digests: (bool, bool),
     pub(crate) tls: bool,
-    /// Pre-shared keys of the initiator, and of the target.
+    /// Pre-shared keys of the initiator and of the target.
     pub(crate) psk: (Option<Script>, Option<Script>),
     pub(crate) faults: Faults,
     pub(crate) offload: bool,
     pub(crate) requests: usize,
     pub(crate) load: Load,
     pub(crate) queues: u16,
+    /// Binary logarithm of the block size.
     pub(crate) shift: u8,
+    /// Size of the namespace.
     pub(crate) bytes: u64,
-    /// Of the target's, for data of writes.
+    /// Bytes of buffers that the target has for data of writes.
     pub(crate) memory: usize,
+    /// Time-out of commands at the initiator.
     pub(crate) patience: Duration,
 }
 
@@ -89,7 +93,7 @@ pub(crate) fn tls() -> (TlsServer, TlsClient) {
 impl Run {
     fn change(self) -> impl Fn(&mut host::Config, &mut DeviceConfig) {
         move |host, device| {
-            // As much as may be under way at one time: nothing is lost here but on the wire.
+            // Enough for all data in flight: frames are lost only on the link.
             device.pool_buffers_max = 1 << 16;
             if !self.offload {
                 host.nvme_tcp_offload = Err(Refusal::Disabled);
@@ -134,7 +138,7 @@ impl Run {
         Target::new(config, Arc::new(Provider), machine.host()).unwrap()
     }
 
-    /// Both ends, which connect.
+    /// Creates both machines; the initiator begins to connect.
     pub(crate) fn start(self) -> Stage {
         let (mut client, mut server) = machines(self.seed, &self.change());
         server.disk.add_namespace(self.bytes.try_into().unwrap());
@@ -151,7 +155,7 @@ impl Run {
         Stage { run: self, net, tls }
     }
 
-    /// A run to its end, all of it checked.
+    /// Runs to the end, and checks all results.
     pub(crate) fn whole(self) -> Stage {
         let mut stage = self.start();
         stage.finish();
@@ -166,14 +170,14 @@ impl Stage {
         &self.net.client.app
     }
 
-    /// The user asks for what it has to ask for, if it may.
+    /// Has the user submit its pending requests, if it may.
     pub(crate) fn pump(&mut self) {
         let now = self.net.now;
         let Node { machine, app } = &mut self.net.client;
         app.pump(now, machine.host());
     }
 
-    /// The initiator connects.
+    /// Has the initiator connect.
     pub(crate) fn connect(&mut self) {
         let now = self.net.now;
         let Node { machine, app } = &mut self.net.client;
@@ -188,12 +192,12 @@ impl Stage {
         });
     }
 
-    /// Until so many requests have ended and so many are open.
+    /// Runs until at least `ended` requests have ended and at least `open` are open.
     pub(crate) fn until_busy(&mut self, ended: usize, open: usize) {
         self.until(|user| user.results.len() >= ended && user.open() >= open);
     }
 
-    /// Asks for these, and waits until all have ended; gives how.
+    /// Submits the requests of `script`, waits until all have ended, and returns their results.
     pub(crate) fn ask(&mut self, script: Vec<Todo>) -> Vec<Result<u64, Error>> {
         self.net.client.app.script.extend(script);
         let known = self.user().results.len();
@@ -202,7 +206,7 @@ impl Stage {
         self.user().results.values().skip(known).copied().collect()
     }
 
-    /// All requests to their end; then everything is read once more.
+    /// Waits until all requests have ended, then reads the whole namespace once more.
     pub(crate) fn finish(&mut self) {
         self.until(|user| user.is_idle());
         let step = (256 << 10) >> self.run.shift;
@@ -227,7 +231,7 @@ impl Stage {
         self.connect();
     }
 
-    /// Who did the work: with offload the devices all of it, in order; without, the hosts.
+    /// Checks who did the work: the devices all of it with offload, the hosts all of it without.
     pub(crate) fn check_counters(&self) {
         let Run { digests: (_, data), offload, .. } = self.run;
         for (machine, name, moved) in [
@@ -269,8 +273,8 @@ fn every_digest_with_and_without_tls_and_offload() {
     }
 }
 
-/// Equal ends of all requests, equal bytes of those reads that nothing made uncertain, and of the
-/// disk.
+/// Asserts that two runs have equal results of all requests, equal data of all reads that are
+/// settled in both, and equal disks.
 fn assert_same(a: &Stage, b: &Stage) {
     assert_eq!(a.user().results, b.user().results, "{:?}", a.run);
     let mut compared = 0;
@@ -299,7 +303,7 @@ fn any_depth_and_any_number_of_queues() {
 
 #[test]
 fn a_connection_with_many_answers() {
-    // Far more PDUs without data than a transport remembers of what the device has checked.
+    // Far more PDUs without data than the transport keeps claims of the device.
     let load = Load { depth: 16, bytes_max: 4096, changes: 8 };
     let stage = Run { load, queues: 1, requests: 1000, ..Run::default() }.whole();
     let count = |name| stage.net.client.count(name);
@@ -320,7 +324,7 @@ fn a_bad_wire() {
     }
 }
 
-/// Hundreds of requests at one time.
+/// A run with up to 256 requests at a time.
 const BUSY: Run = Run {
     seed: 1,
     digests: (true, true),
@@ -429,7 +433,7 @@ fn a_sector_that_cannot_be_read() {
         let compare = vec![Todo::Compare(bad, 1), Todo::Compare(good, 2), Todo::Compare(good, 1)];
         let differs = Err(Error::Status(Status::COMPARE_FAILURE.do_not_retry()));
         assert_eq!(stage.ask(compare), [failed, Ok(0), differs]);
-        // What was being sent cannot be taken back: the connection was lost, once.
+        // A C2HData PDU whose header was sent cannot be taken back: the connection was lost, once.
         assert_eq!(stage.user().count("nvmei_associations"), 2);
         assert_eq!(stage.net.server.count("nvmet_connections_unreadable"), 1);
         stage.net.server.disk.faults.read_at = None;
@@ -462,14 +466,15 @@ fn a_slow_disk() {
     assert_eq!(stage.user().count("nvmei_timeouts"), 0);
 }
 
-/// A command that has not begun is aborted when it is late, and asked again: the association stays.
+/// A command that waits for a buffer is aborted at its time-out and submitted again. The
+/// association survives.
 #[test]
 fn commands_that_wait_for_a_slow_disk_are_aborted() {
     let (memory, patience) = (1 << 20, Duration::from_secs(5));
     let mut stage = Run { requests: 0, memory, patience, ..Run::default() }.start();
     assert_eq!(stage.ask(vec![Todo::Write((0, 64), true)]), [Ok(0)]);
     stage.net.server.disk.faults.slow = Duration::from_secs(6);
-    // All the memory there is, twice.
+    // Each of the two writes needs all buffers.
     let script = vec![Todo::Write((0, 2048), false), Todo::Write((2048, 2048), false)];
     assert_eq!(stage.ask(script), [Ok(0); 2]);
     assert!(stage.net.now.as_millis() > 1000 + 2 * 6000);
@@ -489,7 +494,7 @@ fn a_slow_set_up() {
     let mut stage = Run { requests: 20, ..Run::default() }.start();
     let net = &mut stage.net;
     assert!(net.run_until(LONG, |net| net.server.count("nvmet_controllers") > 0));
-    // Longer than half of the keep alive time-out, which a controller has from when it is ready.
+    // Longer than half of the keep-alive time-out, which starts when the controller is ready.
     net.set_faults(Faults { loss: 1.0, ..Faults::default() });
     net.run_until(Duration::from_secs(3), |_| false);
     net.set_faults(Faults::default());
@@ -515,7 +520,7 @@ fn a_host_that_may_not() {
     assert_eq!(stage.user().events, [Event::Failed(loss)]);
 }
 
-/// A run that a seed stands for.
+/// Returns the parameters of a seed's run.
 fn drawn(seed: u64) -> Run {
     let r = &mut Prng::new(seed ^ 0x5707_a6e5);
     let bad = r.chance(0.5);
@@ -539,7 +544,8 @@ fn drawn(seed: u64) -> Run {
     }
 }
 
-/// Runs a seed, with what may happen to its machines; gives all that can be seen of it.
+/// Runs a seed, with restarts and device resets at random times. Returns the hashes of all frames
+/// and of the user's results.
 fn run_seed(seed: u64) -> (u64, u64) {
     let run = drawn(seed);
     let mut stage = run.start();
@@ -565,7 +571,7 @@ fn run_seed(seed: u64) -> (u64, u64) {
 fn seeds() {
     for seed in 0..200 {
         let first = run_seed(seed);
-        // Handshakes of TLS draw from the machine's randomness.
+        // TLS handshakes use the operating system's randomness, so their runs do not repeat.
         if seed % 4 == 0 && !drawn(seed).tls {
             assert_eq!(first, run_seed(seed), "seed {seed} gives two traces");
         }
