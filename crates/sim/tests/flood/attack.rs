@@ -1,6 +1,6 @@
-//! What the attacker sends. It stands beside the path: it may choose any source address, and knows
-//! which connections there are and what numbers each end expects, but never sends the one number
-//! that RFC 5961 asks for; a cookie it can only guess.
+//! The attacker. It is off-path: it may forge any source address, and is assumed to know all
+//! connections and the sequence number that each end expects. It never sends exactly that number
+//! (RFC 5961), and can only guess SYN cookies.
 
 use std::collections::BTreeMap;
 
@@ -15,39 +15,41 @@ use wire::{Endpoint, Tuple};
 /// A kind of flood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Each from another peer.
+    /// SYNs, each from another address.
     Syn,
-    /// The same, from addresses on the machine's own link that nobody has.
+    /// SYNs from unused addresses of the machine's own subnet.
     SynOnLink,
-    /// Three of four from peers that have no connection, as if they brought a cookie back; one with
-    /// the ends of a connection that there is.
+    /// Acknowledgments: three of four with a guessed cookie and no connection, the fourth of an
+    /// existing connection.
     Ack,
-    /// With the ends of connections that there are: half of them in the window where that stands
-    /// still, and none with the exact number.
+    /// Resets of existing connections: half of them in the receive window, if it does not move, and
+    /// none with the exact number.
     Rst,
 }
 
-/// What the machine last told a peer that it expects.
+/// The receive state that the victim last announced to a peer.
 #[derive(Clone, Copy, Debug)]
 struct Aim {
+    /// RCV.NXT of the victim.
     expects: SeqNum,
-    /// The peer sends nothing, so that the window stands still.
+    /// True if the peer sends no data, so that the window does not move.
     still: bool,
 }
 
-/// The attacker, and what it has sent.
+/// The attacker, and counters of its frames.
 pub(crate) struct Attacker {
     kind: Kind,
     link: Link,
     target: Ipv4Addr,
     aims: BTreeMap<Tuple, Aim>,
-    /// The same, to be picked from.
+    /// Keys of `aims`, oldest first.
     order: Vec<Tuple>,
     random: Prng,
-    /// Frames with the ends of no connection, and of one; and those of the latter that lie in its
-    /// window.
+    /// Frames of no connection.
     pub(crate) strays: u64,
+    /// Frames of existing connections.
     pub(crate) aimed: u64,
+    /// Frames of existing connections whose sequence number is in the window.
     pub(crate) in_window: u64,
 }
 
@@ -58,7 +60,7 @@ impl Attacker {
         Self { kind, link, target, aims, order: vec![], random, strays, aimed, in_window }
     }
 
-    /// The machine has sent a frame of a connection.
+    /// Observes a segment that the victim has sent.
     pub(crate) fn see(&mut self, tuple: Tuple, segment: &Segment, still: bool) {
         if segment.flags.has(Flags::RST) || !segment.flags.has(Flags::ACK) {
             return;
@@ -67,13 +69,13 @@ impl Attacker {
         if self.aims.insert(tuple, aim).is_none() {
             self.order.push(tuple);
             if self.order.len() > 256 {
-                // Old ones are over.
+                // The oldest connection is closed by now.
                 self.aims.remove(&self.order.remove(0));
             }
         }
     }
 
-    /// The next frame.
+    /// Returns the next flood frame.
     pub(crate) fn frame(&mut self) -> Vec<u8> {
         let number = self.strays + self.aimed;
         match self.kind {
@@ -84,7 +86,7 @@ impl Attacker {
         }
     }
 
-    /// Somebody, on our link or far away.
+    /// Returns the tuple of a random peer, in the victim's subnet or elsewhere.
     fn somebody(&mut self, on_link: bool) -> Tuple {
         let [a, b, c, d, e, ..] = self.random.next_u64().to_be_bytes();
         let net = if on_link { [10, 0, a | 64, b] } else { [198, 18 | a & 1, b, c] };
@@ -104,7 +106,8 @@ impl Attacker {
         self.emit(&tuple, segment)
     }
 
-    /// The epoch is right, which everybody can see who asks for a cookie, and the rest is guessed.
+    /// Returns an acknowledgment with a guessed cookie. Only the cookie's epoch is right, since
+    /// anyone who sends a SYN can learn it.
     fn guess(&mut self) -> Vec<u8> {
         self.strays += 1;
         let tuple = self.somebody(false);
@@ -123,7 +126,7 @@ impl Attacker {
         let Aim { expects, still } = self.aims[&tuple];
         let in_window = in_window && still;
         self.in_window += u64::from(in_window);
-        // Half way round, or within 16 KiB, behind the exact number.
+        // Up to 16,000 beyond the exact number, or about half the sequence space away.
         let (least, most) = if in_window { (1, 16_000) } else { (1 << 30, 3 << 30) };
         let ahead = least + self.random.below(most - least);
         let seq = expects + u32::try_from(ahead).unwrap();
@@ -136,7 +139,8 @@ impl Attacker {
     }
 }
 
-/// The connection and the segment of a TCP frame that its local end sends; none for other frames.
+/// Parses a TCP frame over IPv4. Returns its tuple, with the sender as the local end, and its
+/// segment; `None` for other frames.
 pub(crate) fn sent(frame: &[u8]) -> Option<(Tuple, Segment)> {
     let addr = |at: usize| -> Option<IpAddr> {
         Some(Ipv4Addr::from(*frame.get(at..)?.first_chunk::<4>()?).into())

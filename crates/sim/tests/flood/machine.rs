@@ -1,9 +1,9 @@
-//! A machine whose two halves take time: a device and a host, each a core that does so many cycles
-//! a second and no more, with rings of bounded length before them.
+//! A machine whose two halves take time: a device and a host, each a core with a fixed number of
+//! cycles per second and with rings of bounded length before it.
 //!
-//! What does not fit the ring from the wire is lost, as from any card. The halves work by turns of
-//! one tick; what a tick has begun to do beyond its time is taken off the next. No clock is read:
-//! the outcome is the same on every computer.
+//! Frames that do not fit the receive ring are lost, as with any NIC. The halves work in ticks;
+//! cycles spent beyond a tick's budget are deducted from the next. No clock is read, so the outcome
+//! is the same on every computer.
 
 use std::collections::VecDeque;
 
@@ -16,36 +16,38 @@ use nic::{Device, DeviceConfig};
 use node::{DeviceHalf, DevicePorts, DiskPort, HostHalf, HostPorts};
 use testkit::{Notices, PLAIN_LINK};
 
-/// One turn.
+/// The time step of the simulation.
 pub(crate) const TICK: Duration = Duration::from_micros(20);
-/// A tenth of the cores that `outboard-lab bench connections` was measured on, and less: so that a
-/// flood that fills them is a hundred thousand frames and not millions.
+/// Speed of each half: less than a tenth of the cores on which `outboard-lab bench connections` was
+/// measured, so that a flood of 100,000 frames per second rather than millions overloads it.
 const CYCLES_PER_S: i64 = 100_000_000;
 const CYCLES_PER_TICK: i64 = CYCLES_PER_S / 50_000;
-/// Slots of the rings. A card has 512 to 4,096.
+/// Slots of each ring. NICs have 512 to 4,096.
 const RING: usize = 1_024;
 
-/// Cycles of the device for a frame from the wire, and for one to it. `outboard-lab bench
-/// connections` shows 160 to 290 without a driver for the first, 360 for the second.
+/// Cycles of the device for a received frame. `outboard-lab bench connections` shows 160 to 290
+/// without a driver.
 const FRAME_IN: i64 = 400;
+/// Cycles of the device for a sent frame. The same benchmark shows 360.
 const FRAME_OUT: i64 = 400;
-/// Cycles of the host for an event, and for an operation. The same benchmark shows 130 to 340
-/// without the rings for an event that makes nothing, 120 to 150 more for what it sends.
+/// Cycles of the host for an event. The same benchmark shows 130 to 340 without the rings for an
+/// event that causes no operation.
 const EVENT: i64 = 600;
+/// Cycles of the host for an operation. The same benchmark shows 120 to 150.
 const OP: i64 = 600;
 
-/// Flood frames per second that half of the device's time is spent on.
+/// Frames per second that take half of the device's time if it only receives them.
 pub(crate) const HALF_OF_THE_DEVICE: u64 = 125_000;
-/// SYNs per second that half of the device's time is spent on, if it answers each.
+/// SYNs per second that take half of the device's time if it answers each.
 pub(crate) const HALF_OF_THE_DEVICE_SYN: u64 = 62_500;
-/// SYNs per second that half of the host's time is spent on, if it answers each.
+/// SYNs per second that take half of the host's time if it answers each.
 pub(crate) const HALF_OF_THE_HOST: u64 = 41_666;
 
 const _: () = assert!(HALF_OF_THE_DEVICE == (CYCLES_PER_S / FRAME_IN / 2) as u64);
 const _: () = assert!(HALF_OF_THE_DEVICE_SYN == (CYCLES_PER_S / (FRAME_IN + FRAME_OUT) / 2) as u64);
 const _: () = assert!(HALF_OF_THE_HOST == (CYCLES_PER_S / (EVENT + OP) / 2) as u64);
 
-/// The rings of a machine, and the time of its halves.
+/// The rings of a machine, and the budget of the half whose turn it is.
 #[derive(Default)]
 struct Rings {
     received: VecDeque<Vec<u8>>,
@@ -53,9 +55,9 @@ struct Rings {
     ops: VecDeque<Op>,
     recycle: VecDeque<PacketBuf>,
     sent: Vec<Vec<u8>>,
-    /// Cycles that the half whose turn it is has spent, and after how many it takes nothing more:
-    /// what it makes of that which it has taken still leaves.
+    /// Cycles that the half has spent in this turn.
     spent: i64,
+    /// Cycles after which the half takes no more input. Its output for earlier input still leaves.
     limit: i64,
 }
 
@@ -64,18 +66,19 @@ pub(crate) struct Machine {
     device: DeviceHalf,
     host: HostHalf,
     pub(crate) notices: Notices,
-    /// Frames that did not fit the ring from the link.
+    /// Frames lost because the receive ring was full.
     pub(crate) overruns: u64,
     rings: Rings,
-    /// Cycles left of the device and the host; none if they take as long as they like.
+    /// Cycles left of the device and of the host; `None` if their time is not limited.
     left: Option<[i64; 2]>,
-    /// Cycles that the device has spent since its driver last said how busy it is.
+    /// Cycles that the device has spent since its load was last reported.
     spent: i64,
+    /// Time of that report.
     said_at: Instant,
 }
 
 impl Machine {
-    /// A machine; `fast` if its time is not what a test is about.
+    /// Creates a machine. If `fast`, its time is not limited.
     pub(crate) fn new(mut device: DeviceConfig, config: Config, seed: u64, fast: bool) -> Self {
         device.file = None;
         device.queue_events_max = RING;
@@ -97,7 +100,7 @@ impl Machine {
         &mut self.host.host
     }
 
-    /// A frame has come.
+    /// Receives a frame from the link.
     pub(crate) fn arrive(&mut self, frame: Vec<u8>) {
         if self.rings.received.len() < RING || self.left.is_none() {
             self.rings.received.push_back(frame);
@@ -106,7 +109,7 @@ impl Machine {
         }
     }
 
-    /// Both halves work for a tick; returns the frames that have left.
+    /// Runs both halves for a tick; returns the frames that were sent.
     pub(crate) fn tick(&mut self, now: Instant) -> Vec<Vec<u8>> {
         for left in self.left.iter_mut().flatten() {
             *left = (*left).min(0) + CYCLES_PER_TICK;
@@ -121,7 +124,7 @@ impl Machine {
         core::mem::take(&mut self.rings.sent)
     }
 
-    /// Gives a half a turn, if it has time left; returns whether it did anything.
+    /// Runs a turn of a half if it has time left; returns whether it did anything.
     fn turn(&mut self, now: Instant, half: usize) -> bool {
         if self.left.is_some_and(|left| left[half] <= 0) {
             return false;
@@ -145,7 +148,7 @@ impl Machine {
         self.device.device.visit(f);
     }
 
-    /// A counter or gauge of either half.
+    /// Returns a counter or gauge of either half.
     pub(crate) fn count(&self, name: &str) -> u64 {
         testkit::count(name, |f| self.visit(f))
     }

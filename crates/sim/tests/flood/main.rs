@@ -1,10 +1,10 @@
-//! Floods: what established connections keep of their goodput beside half a machine's worth of
-//! SYNs, forged acknowledgments and forged resets, wherever the connections are: with the host, set
-//! up by the device, torn down by it, spliced.
+//! Floods: the goodput of legitimate connections while SYNs, forged acknowledgments or forged
+//! resets take half of the victim's time. The connections are held by the host, set up by the
+//! device, torn down by it, or spliced.
 //!
-//! Each run is a second of simulated time without a flood and a second with one, on a machine whose
-//! halves take time for every frame ([`machine`]); what the application at the far end has got in
-//! the second is compared. Frames and counters are counted exactly.
+//! Each test compares the bytes that applications receive in a simulated second without a flood and
+//! in one with it, on a machine whose halves take time for every frame ([`machine`]). Frames and
+//! counters are exact.
 
 mod attack;
 mod machine;
@@ -22,46 +22,50 @@ use wire::emit::Link;
 use attack::{Attacker, Kind};
 use machine::{HALF_OF_THE_DEVICE, HALF_OF_THE_DEVICE_SYN, HALF_OF_THE_HOST, Machine, TICK};
 
-/// The clients, behind a router that is one machine with them; the machine under attack; and the
-/// servers that a proxy relays to.
+/// Index of the machine of all clients, which is also the router.
 const CLIENTS: usize = 0;
+/// Index of the machine under attack.
 const VICTIM: usize = 1;
+/// Index of the machine of the servers behind the proxy.
 const SERVERS: usize = 2;
-/// Time on the way, one way.
+/// One-way delay.
 const DELAY: Duration = Duration::from_millis(5);
-/// Every buffer: what bounds the goodput of a connection is its window and the round trip.
+/// Receive buffer of each connection. The goodput of a connection is bounded by its window and the
+/// round trip.
 const WINDOW: u32 = 32 << 10;
-/// Ports for content that clients get, and that they send.
+/// Port on which clients receive.
 const DOWN: u16 = 80;
+/// Port on which clients send.
 const UP: u16 = 81;
-/// All of them.
+/// All kinds of connections.
 const WAYS: [Way; 4] = [Way::Host, Way::SetUp, Way::TornDown, Way::Spliced];
-/// Connections at a time: of those that go on, half in each direction; and short ones.
+/// Number of long-lived connections, half of them in each direction.
 const LONG: usize = 8;
+/// Number of short connections at a time.
 const SHORT: usize = 64;
-/// What a short connection gets.
+/// Bytes of the response on a short connection.
 const RESPONSE: usize = 12_000;
-/// Half-open connections before cookies begin.
+/// Half-open connections beyond which SYN cookies are sent.
 const BACKLOG: usize = 128;
-/// Flood frames that come at once.
+/// Flood frames that arrive back to back.
 const BURST: u64 = 32;
-/// Resets per second that the victim sends to strangers.
+/// Limit of resets per second that the victim sends for unknown connections.
 const RESETS_PER_S: u32 = 500;
 
-/// Where the connections are.
+/// The part of the machine that holds the connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// With the host, from the beginning.
+    /// The host, from the beginning.
     Host,
-    /// With the host; the device sets them up.
+    /// The host, after set-up by the device.
     SetUp,
-    /// Short ones, set up and torn down by the device.
+    /// Short connections that the device sets up and tears down.
     TornDown,
-    /// Spliced by the device.
+    /// The device, which splices them.
     Spliced,
 }
 
-/// A run: connections, a flood and its frames per second.
+/// Parameters of a run: the kind of connections, the kind of flood, and its frames per second.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     way: Way,
@@ -69,28 +73,28 @@ struct Run {
     per_s: u64,
 }
 
-/// The applications, and the network between the machines.
+/// The machines, their applications, and the network.
 struct World {
     run: Run,
     now: Instant,
     machines: [Machine; 3],
-    /// Frames on their way to each machine, with the time of arrival.
+    /// Frames in flight to each machine, with their times of arrival.
     flying: [VecDeque<(Instant, Vec<u8>)>; 3],
     attacker: Attacker,
     attacking: bool,
-    /// Flood frames due, times a second.
+    /// Flood frames due, in billionths of a frame.
     due: u64,
-    /// Clients that have said something.
+    /// Client sockets that have sent their first byte.
     greeted: BTreeSet<SocketId>,
-    /// Sockets of each machine that send without end.
+    /// Sockets of each machine that always send.
     senders: [Vec<SocketId>; 3],
-    /// Those of the proxy that are not spliced yet: to a server, and the client's.
+    /// Socket pairs of the proxy that are not spliced yet: the server's socket, and the client's.
     joined: BTreeMap<SocketId, SocketId>,
     splices: Vec<SpliceId>,
-    /// Bytes that applications at the far ends have read.
+    /// Bytes that applications have received.
     got: u64,
     errors: u64,
-    /// Answers of the machine to peers that do not exist.
+    /// Frames of the victim to addresses that do not exist.
     strange: u64,
 }
 
@@ -200,7 +204,7 @@ impl World {
         }
     }
 
-    /// A frame has left a machine.
+    /// Delivers a frame that a machine has sent.
     fn carry(&mut self, from: usize, frame: Vec<u8>) {
         let sent = attack::sent(&frame);
         if let Some((tuple, segment)) = sent.filter(|_| from == VICTIM) {
@@ -240,7 +244,7 @@ impl World {
             },
             Notice::Spliced(id) => self.splices.push(id),
             Notice::SpliceRefused(..) | Notice::SpliceClosed(_) => self.errors += 1,
-            // No files, and no UDP.
+            // There are no files and no UDP.
             _ => {}
         }
     }
@@ -249,7 +253,7 @@ impl World {
         self.machines[number].host().local(socket).map_or(0, |local| local.port)
     }
 
-    /// A client has connected, or something has come.
+    /// Handles readiness of a client's socket.
     fn use_client(&mut self, socket: SocketId) {
         let ready = self.machines[CLIENTS].host().readiness(socket);
         let host = self.machines[CLIENTS].host();
@@ -267,7 +271,7 @@ impl World {
         }
     }
 
-    /// Something has come that the other side of a client reads.
+    /// Handles readiness of a server's socket.
     fn serve(&mut self, number: usize, socket: SocketId) {
         let host = self.machines[number].host();
         let bytes = read(host, socket);
@@ -280,7 +284,7 @@ impl World {
         }
     }
 
-    /// The proxy's connection to a server is there.
+    /// Splices a client's connection once the proxy's connection to the server is established.
     fn splice(&mut self, upstream: SocketId) {
         let host = self.machines[VICTIM].host();
         if host.readiness(upstream).writable {
@@ -303,17 +307,17 @@ fn read(host: &mut Host, socket: SocketId) -> u64 {
     }
 }
 
-/// What a flood came to.
+/// The result of a run.
 struct Outcome {
     world: World,
-    /// Bytes that applications got in the second.
+    /// Bytes that applications received in the measured second.
     bytes: u64,
-    /// Counters of the victim before it.
+    /// Counters of the victim before that second.
     before: BTreeMap<&'static str, u64>,
 }
 
 impl Outcome {
-    /// By how much a counter of the victim moved.
+    /// Returns the increase of a counter of the victim.
     fn moved(&self, name: &str) -> u64 {
         let victim = &self.world.machines[VICTIM];
         victim.count(name) - self.before.get(name).copied().unwrap_or(0)
@@ -324,11 +328,12 @@ impl Outcome {
     }
 }
 
-/// Half a second of connections, then a second of what is measured.
+/// Runs the connections for half a second, then for the measured second, with the flood if
+/// `attack`.
 fn run(run: Run, attack: bool) -> Outcome {
     let mut world = World::new(run);
     if run.kind == Kind::Ack && run.way == Way::Host {
-        // There were more SYNs than the cache takes: acknowledgments may bring cookies back.
+        // Overflow the SYN cache, so that the host checks acknowledgments for cookies.
         let link = Link { source: mac(CLIENTS), destination: mac(VICTIM) };
         let mut syns = Attacker::new(Kind::Syn, link, addr(VICTIM));
         world.run_for(Duration::from_millis(100));
@@ -343,13 +348,14 @@ fn run(run: Run, attack: bool) -> Outcome {
     world.attacking = attack;
     world.run_for(Duration::from_secs(1));
     let bytes = world.got - got;
-    // What has come is looked at.
+    // Time to handle the last flood frames.
     world.attacking = false;
     world.run_for(Duration::from_millis(20));
     Outcome { world, bytes, before }
 }
 
-/// The share of its goodput that is left beside the flood, and what the flood came to.
+/// Returns the share of the goodput that is left during the flood, and the result of the flooded
+/// run.
 fn share(what: Run) -> (f64, Outcome) {
     let (calm, flooded) = (run(what, false), run(what, true));
     let share = flooded.bytes as f64 / calm.bytes as f64;
@@ -365,7 +371,8 @@ fn share(what: Run) -> (f64, Outcome) {
     (share, flooded)
 }
 
-/// At least 90 % is left, no frame was lost in a ring, nobody met an error, and tables are bounded.
+/// Asserts that at least 90 % of the goodput is left, no ring overflowed, no connection failed, and
+/// tables are bounded.
 fn holds(way: Way, kind: Kind, per_s: u64) -> Outcome {
     let run = Run { way, kind, per_s };
     let (share, outcome) = share(run);
@@ -384,8 +391,7 @@ fn holds(way: Way, kind: Kind, per_s: u64) -> Outcome {
     outcome
 }
 
-/// Where the host answers SYNs: all of them, half of them with cookies, and none became a
-/// connection.
+/// The host answers all SYNs, those beyond the SYN cache with cookies, and opens no connection.
 #[test]
 fn syns_for_the_host() {
     for kind in [Kind::Syn, Kind::SynOnLink] {
@@ -398,7 +404,7 @@ fn syns_for_the_host() {
     }
 }
 
-/// Where the device answers SYNs, the host hears of none.
+/// If the device answers SYNs, the host sees none of them.
 #[test]
 fn syns_for_the_device() {
     for way in [Way::SetUp, Way::TornDown, Way::Spliced] {
@@ -413,7 +419,7 @@ fn syns_for_the_device() {
     }
 }
 
-/// Nobody who guesses gets a connection; each guess is counted, and few are answered.
+/// No guessed cookie opens a connection; each guess is counted, and few are answered.
 #[test]
 fn forged_acknowledgments() {
     for way in WAYS {
@@ -421,7 +427,7 @@ fn forged_acknowledgments() {
         let guesses = outcome.world.attacker.strays;
         let unknown = outcome.moved("tcp_no_connection");
         if way == Way::TornDown {
-            // Some are aimed at connections that are over.
+            // Some frames are aimed at connections that are already closed.
             assert!(unknown >= guesses, "{unknown}");
         } else {
             assert_eq!(unknown, guesses, "{way:?}");
@@ -448,8 +454,8 @@ fn forged_acknowledgments() {
     }
 }
 
-/// RFC 5961 section 3: only the exact number resets. Nobody asks more than twice a second whether a
-/// reset was meant.
+/// RFC 5961 section 3: only a RST with the exact number resets a connection. Challenge ACKs are
+/// rate limited for each connection.
 #[test]
 fn forged_resets() {
     for way in WAYS {
@@ -481,7 +487,7 @@ fn forged_resets() {
     }
 }
 
-/// A device that is busy with SYNs goes on answering them.
+/// A device that is overloaded by SYNs still answers all of them.
 #[test]
 fn syns_for_a_busy_device() {
     let per_s = HALF_OF_THE_DEVICE_SYN * 7 / 4;
@@ -490,7 +496,7 @@ fn syns_for_a_busy_device() {
     assert!(outcome.moved("device_overloads") > 0);
 }
 
-/// The model can tell: what half of the device's time would absorb is too much for the host.
+/// Shows that the model can fail: a rate that takes half of the device's time overloads the host.
 #[test]
 fn without_set_up_on_the_device_the_same_flood_hurts() {
     let run = Run { way: Way::Host, kind: Kind::Syn, per_s: HALF_OF_THE_DEVICE };

@@ -1,6 +1,6 @@
-//! Contexts that are made again: keys of TLS that change, also in the middle of a PDU, devices that
-//! are reset, and both under loss. A peer without a transport writes PDUs in pieces of any length,
-//! so that records end, and keys change, anywhere.
+//! Offload contexts that are created anew: TLS key updates, also in the middle of a PDU, device
+//! resets, and both under loss. The peer has no [`Transport`](host::nvme::Transport): it writes
+//! PDUs in pieces of any length, so that records end, and keys change, anywhere.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,7 +15,7 @@ use wire::nvme::pdu::{Common, DataHeader, Header, IcReq, IcResp, Rules};
 use crate::machines::{Faults, Machine, Machines, START, machines};
 use crate::transport::{Asker, Command, Server, changing, connect, listen, take, text};
 
-/// Data of a PDU, at most.
+/// Maximum data length of a PDU.
 const PDU_DATA: u32 = 65_536;
 const RULES: Rules = Rules { header_digest: true, data_digest: true, pda: 0, plen_max: u32::MAX };
 
@@ -23,11 +23,11 @@ fn pdu(header: &Header, data: &[u8], rules: &Rules) -> Vec<u8> {
     testkit::pdu(header, data, rules, &Provider).unwrap()
 }
 
-/// An initiator that writes, or a target that is read from; it knows nothing of devices.
+/// An initiator that writes, or a target that is read from, without any offload of NVMe/TCP.
 struct Raw {
-    /// It is the initiator.
+    /// True if it is the initiator.
     asks: bool,
-    /// ICReq or ICResp came.
+    /// True once the peer's ICReq or ICResp has come.
     opened: bool,
     socket: Option<SocketId>,
     todo: VecDeque<Command>,
@@ -36,7 +36,7 @@ struct Raw {
     done: usize,
     got: Vec<u8>,
     out: Vec<u8>,
-    /// Longest piece that is written at one time.
+    /// Maximum length of a piece that is sent at one time.
     piece: u64,
     rng: Prng,
 }
@@ -58,7 +58,7 @@ impl Raw {
         }
     }
 
-    /// Takes a whole PDU.
+    /// Handles a whole PDU.
     fn take(&mut self, bytes: &[u8]) {
         let rules = if matches!(bytes[0], 0 | 1) { Rules::NONE } else { RULES };
         let common = Common::parse(bytes.first_chunk().unwrap(), &rules).unwrap();
@@ -105,7 +105,7 @@ impl Raw {
         }
     }
 
-    /// All data of a command, in PDUs of any length.
+    /// Queues all data of a command, in PDUs of random lengths.
     fn data(&mut self, command: Command, version: u64, of: impl Fn(DataHeader) -> DataHeader) {
         let mut offset = 0;
         while offset < command.len {
@@ -163,22 +163,24 @@ impl Application for Raw {
     }
 }
 
-/// A run against such a peer: rounds of commands, with time between them.
+/// Parameters of a run against a [`Raw`] peer: rounds of commands, with a second between them.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     seed: u64,
-    /// The peer writes, and the transport is a target's.
+    /// True if the peer writes and the transport is a target's; otherwise the transport reads from
+    /// the peer.
     writes: bool,
-    /// Records of a key of TLS; none on plain TCP.
+    /// TLS records per key; `None` on plain TCP.
     key_records: Option<u64>,
-    /// Longest piece that the peer writes at one time.
+    /// Maximum length of a piece that the peer sends at one time.
     piece: u64,
     faults: Faults,
     rounds: usize,
-    /// Commands of a round, and as many at one time as may be.
+    /// Commands of a round.
     commands: usize,
+    /// Maximum number of commands at one time.
     depth: usize,
-    /// The transport's device is reset in the middle of each round.
+    /// True if the transport's device is reset in the middle of each round.
     resets: bool,
     out_of_order: bool,
 }
@@ -200,7 +202,7 @@ impl Default for Run {
     }
 }
 
-/// Both machines of a run, by what is at their ends.
+/// Both machines of a run, by the transport's role.
 enum Ends {
     Reads(Machines<Asker, Raw>),
     Writes(Machines<Raw, Server>),
@@ -224,7 +226,7 @@ impl Ends {
         }
     }
 
-    /// Until so many have ended, or for that long.
+    /// Runs until `all` commands have ended or `limit` has passed; returns whether they have ended.
     fn run(&mut self, limit: Duration, all: usize) -> bool {
         match self {
             Self::Reads(net) => net.run_until(limit, |net| net.client.app.done >= all),
@@ -232,7 +234,7 @@ impl Ends {
         }
     }
 
-    /// The machine with the transport.
+    /// Returns the machine with the transport.
     const fn machine(&self) -> &Machine {
         match self {
             Self::Reads(net) => net.both()[0],
@@ -291,8 +293,8 @@ impl Run {
         }
     }
 
-    /// Runs all commands to their end; returns the ends, for their counters, and the bytes that
-    /// were placed in each round.
+    /// Runs all commands to their end. Returns the machines, for their counters, and the bytes
+    /// placed in each round.
     fn whole(self) -> (Ends, Vec<u64>) {
         let mut ends = self.start();
         let mut rng = Prng::new(self.seed);
@@ -329,7 +331,7 @@ impl Run {
     }
 }
 
-/// Keys that do not change.
+/// Key lifetime beyond the length of a run.
 const LONG: Option<u64> = Some(1 << 20);
 const LOSSY: Faults = Faults { loss: 0.02, reorder: 0.02, duplicate: 0.01 };
 
@@ -341,7 +343,7 @@ fn devices_are_reset_with_hundreds_of_commands_under_way() {
         let (ends, placed) = run.whole();
         let machine = ends.machine();
         for (name, is) in [
-            // The host counts it, and the device.
+            // Counted by the host and by the device.
             ("device_resets", 2),
             ("nvme_rx_renewed", 1),
             ("nvme_rx_lost", 0),
@@ -359,7 +361,7 @@ fn devices_are_reset_with_hundreds_of_commands_under_way() {
     }
 }
 
-/// Records end anywhere, and so do keys: a new context begins with the rest of a PDU.
+/// Records end and keys change at any byte of a PDU: a new context begins with the rest of a PDU.
 #[test]
 fn keys_change_within_a_pdu() {
     for writes in [false, true] {
@@ -403,8 +405,8 @@ fn keys_change_under_loss() {
     }
 }
 
-/// A peer that changes its keys with every few records does not have the device work for it all the
-/// time; and what it sends arrives.
+/// A peer that changes its keys every few records gets a bounded number of contexts per second, and
+/// all its data arrives.
 #[test]
 fn keys_that_change_all_the_time() {
     for writes in [false, true] {
@@ -423,7 +425,7 @@ fn keys_that_change_all_the_time() {
     }
 }
 
-/// Anything of this, mixed.
+/// Random mixtures of key changes, resets and faults.
 #[test]
 fn whatever_happens_no_byte_is_wrong() {
     for seed in 0..40 {

@@ -1,4 +1,5 @@
-//! Two transports: reads and writes of all sizes, and what is wrong with PDUs.
+//! Two transports against each other: reads and writes of all sizes, over TCP and TLS, with faults,
+//! device resets and key updates. Also the test applications and helpers of other modules.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -19,12 +20,12 @@ use crate::machines::{Faults, Machines, START, machines};
 
 /// The port of NVMe/TCP.
 const PORT: u16 = 4420;
-/// Records left of a key when it is changed.
+/// Records before a key's limit at which the host changes it.
 const KEY_MARGIN: u64 = 1024;
-/// Data of a write that goes in the capsule, at most.
+/// Maximum length of in-capsule data.
 const CAPSULE: u32 = 8192;
 
-/// The byte at a place of a version of the namespace.
+/// Returns the byte at an offset of a version of the namespace: 0 is read, 1 is written.
 fn byte(at: u64, version: u64) -> u8 {
     (at.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(version) >> 29).to_le_bytes()[0]
 }
@@ -37,7 +38,7 @@ fn buffer(len: u32) -> AlignedBuf {
     AlignedBuf::new((len as usize).div_ceil(PAGE_BYTES).max(1))
 }
 
-/// A command of these tests: what it does, where, and how much.
+/// A read or write of these tests, with its offset and length. Its SQE has a layout of its own.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Command {
     pub(crate) write: bool,
@@ -73,15 +74,15 @@ pub(crate) fn cqe(cid: u16) -> [u8; 16] {
 #[derive(Clone, Copy, Debug)]
 struct Running {
     command: Command,
-    /// Bytes that came.
+    /// Data bytes received.
     got: u32,
-    /// The target is done with it.
+    /// True once the target has completed it.
     ended: bool,
-    /// Its buffer is not back.
+    /// True while its buffer is with the transport.
     lent: bool,
 }
 
-/// The initiator: so many commands at one time, each checked.
+/// An initiator that keeps `depth` commands under way and checks the data of each.
 pub(crate) struct Asker {
     transport: Option<Transport>,
     params: Initiate,
@@ -116,7 +117,7 @@ impl Asker {
         self.transport = Some(Transport::initiate(socket, Arc::new(Provider), self.params));
     }
 
-    /// Asks for more.
+    /// Adds commands, and submits them if the connection is set up.
     pub(crate) fn ask(
         &mut self,
         now: Instant,
@@ -147,7 +148,7 @@ impl Asker {
         }
     }
 
-    /// A command has ended when the target says so and its buffer is back, in whichever order.
+    /// Completes a command if both its response and its buffer are here. They come in any order.
     fn complete(&mut self, cid: u16) {
         if self.running.get(&cid).is_some_and(|running| running.ended && !running.lent) {
             self.running.remove(&cid);
@@ -206,7 +207,7 @@ impl Application for Asker {
     }
 }
 
-/// The target: it reads what the bytes' places say, and checks what is written.
+/// A target whose data follows from offsets ([`text`]). It checks written data.
 pub(crate) struct Server {
     transport: Option<Transport>,
     params: Serve,
@@ -302,19 +303,22 @@ impl Server {
     }
 }
 
-/// What a run is made of.
+/// Parameters of a run.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     seed: u64,
+    /// Header digests, data digests.
     digests: (bool, bool),
+    /// HPDA and CPDA.
     alignment: u8,
     tls: bool,
     faults: Faults,
     offload: bool,
+    /// Times that both devices are reset.
     resets: u32,
     commands: usize,
     depth: usize,
-    /// TLS whose keys change after so many records.
+    /// Records after which TLS keys change; `None` without handshakes.
     key_records: Option<u64>,
 }
 
@@ -335,7 +339,7 @@ impl Default for Run {
     }
 }
 
-/// Both ends of TLS, as NVMe/TCP has them: keys that can be handed on, and no tickets.
+/// Configures both ends of TLS for NVMe/TCP: secrets can be extracted, and no tickets are sent.
 pub(crate) fn ends(
     (server, client): (Arc<rustls::ServerConfig>, Arc<rustls::ClientConfig>),
 ) -> (TlsServer, TlsClient) {
@@ -348,13 +352,13 @@ pub(crate) fn ends(
     (server, TlsClient { config: Arc::new(client), name, crypto: Arc::new(Provider) })
 }
 
-/// The same, whose keys change after so many records.
+/// Returns both ends of TLS with keys that change after `records` records.
 pub(crate) fn changing(records: u64) -> (TlsServer, TlsClient) {
     let limit = KEY_MARGIN + records;
     ends(testkit::tls13_limited(vec!["target.test".into()], b"nvme", limit))
 }
 
-/// Takes all that came on a socket.
+/// Appends all received bytes of a socket to `to`.
 pub(crate) fn take(host: &mut Host, socket: SocketId, to: &mut Vec<u8>) {
     loop {
         let bytes = host.peek(socket);
@@ -451,14 +455,15 @@ fn commands_of_all_sizes() {
     }
 }
 
-/// What the device says of headers alone is not kept: it would leave no room for digests of data.
+/// The transport does not keep the device's claims about PDUs without data: they would leave no
+/// room for claims about data digests.
 #[test]
 fn digests_stay_with_the_device() {
     let net = run(Run { commands: 600, ..Run::default() });
     for machine in net.both() {
         assert!(machine.count("nvme_rx_pdus") > 256);
         assert_eq!(machine.count("nvme_rx_digests_host"), 0);
-        // Those of 512 bytes are not worth a buffer of the device's.
+        // Small reads have no registered buffer, but the device verifies their digests.
         assert_eq!(machine.count("nvme_rx_pdus_none"), 0);
     }
 }
@@ -511,7 +516,7 @@ fn devices_are_reset_in_between() {
     }
 }
 
-/// Keys change between PDUs, which are not cut. What fills digests in knows nothing of it.
+/// Keys change between PDUs, which are not split. The transmit context for digests is not affected.
 #[test]
 fn keys_change_at_both_ends() {
     let clean = run(Run { key_records: Some(1 << 20), ..Run::default() });
