@@ -1,6 +1,6 @@
-//! Two hosts with real devices, and PDUs of NVMe/TCP from files and from memory over a wire that
-//! loses and reorders: what arrives is what was written, with right digests, whoever filled them
-//! in; and counters say who did.
+//! Data digests on transmit: two hosts with real devices, and NVMe/TCP PDUs from files and from
+//! memory on a link that loses and reorders frames. PDUs arrive unchanged and with right digests,
+//! whether the host or the device computed them, and counters show which did.
 
 use std::sync::Arc;
 
@@ -21,10 +21,10 @@ use wire::Endpoint;
 
 /// Ethernet, IPv4, TCP with timestamps.
 const HEADERS: usize = 14 + 20 + 32;
-/// Bytes of the namespace's file.
+/// Size of the namespace's file.
 const FILE_BYTES: usize = 1 << 20;
 
-/// A byte of the namespace.
+/// Returns the byte at an offset of the namespace.
 fn stored(at: u64) -> u8 {
     u8::try_from((at * 7 + at / 4093) % 256).unwrap()
 }
@@ -47,8 +47,8 @@ fn machine(
     (Machine::new(config, device, link, number.into(), disk), Reader::default())
 }
 
-/// A link on which, of a thousand frames with payload to the client, so many are lost, and as many
-/// come late.
+/// Returns the rule of a link that, of 1,000 frames with payload to the client, loses `loss` and
+/// delays as many.
 fn lossy(loss: u64) -> LinkRule {
     let mut prng = Prng::new(5);
     Box::new(move |_, towards, mut frame| {
@@ -66,7 +66,7 @@ fn lossy(loss: u64) -> LinkRule {
     })
 }
 
-/// What carries the PDUs.
+/// The protocol below the PDUs.
 #[derive(Clone, Copy, Debug)]
 enum Carrier {
     Tcp,
@@ -80,15 +80,16 @@ const CARRIERS: [Carrier; 4] = [
     Carrier::Tls(TlsVersion::Tls13, Suite::ChaCha20Poly1305),
 ];
 
-/// An initiator, which is the client, and a target with its file open.
+/// A client that stands for an initiator, and a server that writes PDUs, with its file open.
 struct World {
     net: Network<Reader, Reader>,
     file: FileId,
     prng: Prng,
-    /// What the target has written, and the last mark.
+    /// All bytes that the server has written.
     written: Vec<u8>,
+    /// Stream position after the last PDU.
     mark: u64,
-    /// What the target's device was first asked to seal with, if anything.
+    /// First transmit context that the server's host created, with its flow.
     seals: Option<(L5oId, FlowId)>,
 }
 
@@ -97,14 +98,14 @@ fn engine() -> L5oConfig {
 }
 
 fn device(number: u8) -> DeviceConfig {
-    // Little memory: blocks come and go.
+    // Little memory, so that blocks are evicted.
     let file = FileConfig { memory_bytes_max: 1 << 20, block_pages: 2, ..FileConfig::default() };
     let l5o = Some(engine());
     DeviceConfig { file: Some(file), l5o, ..DeviceConfig::new([2, 0, 0, 0, 0, number]) }
 }
 
 impl World {
-    /// A target that a connection leads to, with its file open.
+    /// Connects the client, opens the file, and attaches TLS keys if `carrier` is TLS.
     fn new(carrier: Carrier, target: DeviceConfig, offload: Result<(), Refusal>) -> Self {
         let (client, server) = (machine(2, device(2), Ok(())), machine(1, target, offload));
         let mut net = Network::new(Instant::from_millis(1000), client, server);
@@ -142,7 +143,7 @@ impl World {
         self.net.server.host().nvme_tx_context(now, socket, state, Arc::new(crypto::Provider))
     }
 
-    /// A turn of both ends; if there is nothing to do, time passes.
+    /// Runs a turn of both ends; if there is nothing to do, advances time.
     fn step(&mut self) {
         if !self.net.turn() {
             let end = self.net.now + Duration::from_secs(1000);
@@ -173,7 +174,7 @@ impl World {
         self.net.server.count(name)
     }
 
-    /// Writes a PDU, and notes what it is.
+    /// Writes a PDU, and records its expected bytes.
     fn send(&mut self, header: usize, data: PduData, digest: bool) {
         let header: Vec<u8> = (0..header).map(|at| u8::try_from(at % 256).unwrap()).collect();
         let bytes: Vec<u8> = match &data {
@@ -197,7 +198,7 @@ impl World {
         self.mark = mark;
     }
 
-    /// Writes `count` PDUs of all kinds; gives how many have a digest.
+    /// Writes `count` PDUs of all kinds; returns the number with a data digest.
     fn send_many(&mut self, count: u64) -> u64 {
         let mut digests = 0;
         for nth in 0..count {
@@ -218,7 +219,7 @@ impl World {
         digests
     }
 
-    /// Everything has come, and is what was written.
+    /// Waits until all PDUs have arrived and are acknowledged, and compares their bytes.
     fn settle(&mut self) {
         let (socket, mark, len) = (self.socket(), self.mark, self.written.len());
         self.run_until(|net| {
@@ -228,7 +229,7 @@ impl World {
         assert!(self.net.client.app.read == self.written, "other bytes came");
     }
 
-    /// Closes the connection: nothing is left of it on the device.
+    /// Closes the connection, and checks that the device keeps nothing of it.
     fn close(mut self) {
         let (now, socket) = (self.net.now, self.socket());
         self.net.server.host().close(now, socket);
@@ -258,7 +259,7 @@ fn the_device_fills_digests_in() {
         assert_eq!((count("nvme_tx_device"), count("tx_nvmeotcp_ctx")), (1, 1));
         assert!(count("tx_nvmeotcp_digests") >= digests, "{carrier:?}");
         assert_eq!(count("file_fallback_bytes"), 0);
-        // It was sent again, with what precedes it, and nothing had to be dropped.
+        // PDUs were retransmitted with their prefixes, and nothing had to be dropped.
         assert!(count("tcp_retrans") > 0 && count("tx_nvmeotcp_resync_bytes") > 0, "{carrier:?}");
         assert_eq!(count("tx_nvmeotcp_drop_no_sync_data"), 0);
         assert_eq!(count("tx_nvmeotcp_drop_bypass_req") + count("tx_dropped_l5o"), 0);
@@ -266,7 +267,7 @@ fn the_device_fills_digests_in() {
     }
 }
 
-/// Nothing is lost and all of it is in order: no sum is made twice.
+/// Without loss, no byte passes the device's digest twice.
 #[test]
 fn in_order_no_sum_is_made_twice() {
     for carrier in CARRIERS {
@@ -281,8 +282,8 @@ fn in_order_no_sum_is_made_twice() {
     }
 }
 
-/// Property 7: a device that is reset in the middle of PDUs loses no byte, and fills digests in
-/// again after it.
+/// ARCHITECTURE.md, property 7: a device reset in the middle of PDUs loses no byte, and the device
+/// fills in digests again afterwards.
 #[test]
 fn resets_in_the_middle() {
     for carrier in CARRIERS {
@@ -300,7 +301,7 @@ fn resets_in_the_middle() {
         let before = world.count("nvme_tx_digests_host");
         assert!(before > 0, "{carrier:?}");
         assert_eq!(world.count("device_resets"), 2 * 5, "the device's and the host's");
-        // The file is the host's to read now; memory is completed by the device.
+        // The host now reads the file itself; the device still computes digests of memory.
         for _ in 0..10 {
             world.send(24, PduData::Memory(Bytes::from(vec![9; 5000])), true);
         }
@@ -309,7 +310,7 @@ fn resets_in_the_middle() {
     }
 }
 
-/// Where the host seals it computes digests too: the context for them is given back.
+/// If the host encrypts it must also compute digests, so the context for digests is destroyed.
 #[test]
 fn a_seal_that_is_refused_takes_digests_along() {
     let mut world = World::new(CARRIERS[1], device(1), Ok(()));
@@ -333,7 +334,7 @@ fn a_seal_that_is_refused_takes_digests_along() {
     assert_eq!(world.count("file_held_bytes"), 0, "what had left under the context");
 }
 
-/// Whatever is not there, the bytes are the same.
+/// The bytes are the same whichever capability of the device is missing.
 #[test]
 fn software_does_the_same() {
     let l5o = |change: fn(&mut L5oConfig)| {
@@ -343,7 +344,8 @@ fn software_does_the_same() {
     };
     for carrier in CARRIERS {
         let cases = [
-            // Switched off, no such engine, no digests on it, no file engine, a full table.
+            // Disabled; no L5O engine; no digests in it; no TLS in it; no file engine; a full
+            // table.
             (device(1), Err(Refusal::Disabled), Err(Refusal::Disabled)),
             (DeviceConfig { l5o: None, ..device(1) }, Ok(()), Err(Refusal::Disabled)),
             (l5o(|l5o| l5o.nvme_tcp_tx = false), Ok(()), Err(Refusal::NotSupported)),
@@ -354,7 +356,7 @@ fn software_does_the_same() {
         for (nth, (config, offload, want)) in cases.into_iter().enumerate() {
             let mut world = World::new(carrier, config, offload);
             let begun = world.begin().map(|_| ());
-            // Who seals has to compute digests before that.
+            // Digests are computed before encryption, so a host that encrypts computes them.
             let sealed_by_host = matches!(carrier, Carrier::Tls(..)) && matches!(nth, 1 | 3);
             let want = if sealed_by_host { Err(Refusal::Encrypted) } else { want };
             assert_eq!(begun, want, "{carrier:?} {nth}");
@@ -368,7 +370,7 @@ fn software_does_the_same() {
             match (nth, carrier) {
                 (0..=2, _) | (3, Carrier::Tls(..)) => assert_eq!((host, device), (digests, 0)),
                 (3, Carrier::Tcp) => assert_eq!((host, device), (0, digests)),
-                // Files are the host's to read, and their digests with it.
+                // The host reads files and computes their digests.
                 (4, _) => assert_eq!((host, device), (24, 12), "{carrier:?}"),
                 (_, _) => assert_eq!((host, refused), (digests, 1), "{carrier:?}"),
             }

@@ -1,5 +1,5 @@
 //! Three hosts with real devices: a client, a proxy that relays a request and its response in
-//! software and then splices, and a server. No network between them but a function that carries
+//! software and then splices, and a server. The network between them is a function that delivers
 //! frames, and loses some.
 
 use abi::port::WireCaps;
@@ -33,7 +33,7 @@ fn machine(number: usize, run: &Run) -> Node<Notices, ()> {
     let cidr = |v6, prefix_len| Cidr { addr: addr(number, v6), prefix_len };
     let addrs = vec![cidr(false, 24), cidr(true, 64)];
     let mut tcp = TcpConfig { timestamps: run.timestamps, ..TcpConfig::default() };
-    // All three have options of their own.
+    // The three hosts differ in windows and options.
     tcp.receive_bytes_max = [1 << 20, 200_000, 50_000][number];
     tcp.sack = number != 2 || run.sack;
     tcp.ecn = number != 0;
@@ -42,16 +42,17 @@ fn machine(number: usize, run: &Run) -> Node<Notices, ()> {
     Node { machine: Machine::new(config, device, link, seed, ()), app: Notices::default() }
 }
 
-/// What differs between runs.
+/// Parameters of a run.
 #[derive(Clone, Copy, Debug)]
 struct Run {
-    /// Whether the client and the server are reached over IPv6.
+    /// True for IPv6 between client and proxy, and between proxy and server.
     v6: [bool; 2],
     timestamps: bool,
+    /// True if the server offers SACK. The others always do.
     sack: bool,
-    /// Runs of segments and unfinished checksums cross, as over a TAP.
+    /// True if the links carry runs of segments and partial checksums, as a TAP does.
     runs: bool,
-    /// Percent of frames that are lost, once spliced.
+    /// Percentage of frames lost once the pair is spliced.
     loss: u64,
     seed: u64,
 }
@@ -59,20 +60,22 @@ struct Run {
 const PLAIN: Run =
     Run { v6: [false; 2], timestamps: true, sack: true, runs: false, loss: 0, seed: 1 };
 
+/// The three machines, and what the client and the server have received.
 struct World {
     now: Instant,
     ends: [Node<Notices, ()>; 3],
     loss: u64,
     random: Prng,
-    /// The client's socket, the proxy's two, and the server's.
     client: SocketId,
     server: SocketId,
+    /// The proxy's sockets to the client and to the server.
     proxy: [SocketId; 2],
+    /// Bytes that the client and the server have received.
     got: [Vec<u8>; 2],
 }
 
 impl World {
-    /// A client that is connected to the proxy, and the proxy to the server.
+    /// Connects the client to the proxy, and the proxy to the server.
     fn new(run: Run) -> Self {
         let mut ends = [0, 1, 2].map(|number| machine(number, &run));
         let now = Instant::from_millis(1000);
@@ -91,7 +94,7 @@ impl World {
         world
     }
 
-    /// Runs until nothing moves, then lets time pass.
+    /// Runs for `ms` milliseconds of virtual time.
     fn run_for(&mut self, ms: u64) {
         let until = self.now + Duration::from_millis(ms);
         while self.now < until {
@@ -138,7 +141,7 @@ impl World {
         assert_eq!(taken, bytes.len());
     }
 
-    /// The proxy relays what one side sent, in software.
+    /// Relays the bytes of one side in software; returns them.
     fn relay(&mut self, from: usize) -> Vec<u8> {
         let mut bytes = vec![];
         let [source, target] = [self.proxy[from], self.proxy[1 - from]];
@@ -148,7 +151,7 @@ impl World {
         bytes
     }
 
-    /// A request and its response through the proxy's application.
+    /// Relays a request and its response through the proxy's application.
     fn first_exchange(&mut self) {
         self.send(0, b"GET / HTTP/1.1\r\n\r\n");
         self.run_for(50);
@@ -186,13 +189,14 @@ fn text(len: usize, salt: usize) -> Vec<u8> {
     (0..len).map(|at| u8::try_from((at * salt + at / 253) % 251).unwrap()).collect()
 }
 
-/// Request and response in software; then both ways through the device, under loss; then both
-/// close. What arrives is what was sent, and the proxy's host sees none of it.
+/// Relays a request and a response in software, then data in both directions through the device,
+/// under loss; then both ends close. Data arrives unchanged, and the proxy's host sees none of the
+/// spliced frames.
 fn all_of_it(run: Run) {
     let mut world = World::new(run);
     world.first_exchange();
     let id = world.nsplice();
-    // Both speak at once, while it begins: these are the packets in flight.
+    // Both ends send while the splice is being set up, so that packets are in flight.
     let (up, down) = (text(300_000, 7), text(400_000, 13));
     world.send(0, &up[..20_000]);
     world.send(2, &down[..20_000]);
@@ -241,7 +245,7 @@ fn under_loss() {
     }
 }
 
-/// As over a TAP: runs of segments, checksums that nobody has filled in.
+/// As over a TAP: runs of segments, and partial checksums.
 #[test]
 fn with_runs() {
     for v6 in [[false, false], [false, true], [true, false]] {
@@ -257,7 +261,7 @@ fn with_fewer_options() {
     all_of_it(Run { sack: false, timestamps: false, runs: true, loss: 2, ..PLAIN });
 }
 
-/// One resets: the other hears of it, and the host how it ended.
+/// A reset by one end reaches the other, and the proxy's host learns which end it was.
 #[test]
 fn a_reset_passes_through() {
     for from in [0, 2] {
@@ -279,8 +283,8 @@ fn a_reset_passes_through() {
     }
 }
 
-/// The proxy's device loses everything: both connections are reset by its host, which knows them no
-/// more, as soon as they say something.
+/// After a reset of the proxy's device, its host no longer knows the connections, and resets each
+/// at its next segment.
 #[test]
 fn a_reset_of_the_device_ends_them() {
     let mut world = World::new(PLAIN);

@@ -1,5 +1,5 @@
-//! Two hosts with real devices, record by record: what each does when TLS meets what it must not
-//! believe, over a link that changes, repeats and loses what the test says.
+//! TLS between two hosts with real devices, record by record: the reaction to forged, repeated and
+//! lost records on a link that alters, duplicates and drops the frames that a test chooses.
 
 use core::cell::Cell;
 use core::ops::{Deref, DerefMut};
@@ -42,8 +42,9 @@ fn tls_of(end: &mut End) -> TlsInfo {
     end.host().info(socket).and_then(|info| info.tls).unwrap()
 }
 
-/// A link without delay on which what `tamper` returns arrives in the place of each frame with
-/// payload from the client. All checksums are right, as between two ports of one machine.
+/// Returns the rule of a link without delay that replaces each frame with payload from the client
+/// by the frames that `tamper` returns. All frames count as having right checksums, as between two
+/// ports of one machine.
 fn tampering(mut tamper: impl FnMut(Vec<u8>) -> Vec<Vec<u8>> + 'static) -> LinkRule {
     Box::new(move |_, towards, Frame { bytes, .. }| {
         let has_payload = bytes.len() > HEADERS && bytes[12..14] == [8, 0];
@@ -61,7 +62,7 @@ fn faithful() -> LinkRule {
     tampering(|frame| vec![frame])
 }
 
-/// A client and a server that have agreed on keys.
+/// A client and a server with a TLS session.
 struct World(Network<Reader, Reader, ()>);
 
 fn engine() -> L5oConfig {
@@ -69,7 +70,7 @@ fn engine() -> L5oConfig {
 }
 
 impl World {
-    /// Two that have just agreed on keys.
+    /// Connects both, and attaches session keys with record numbers from 0.
     fn open(version: TlsVersion, suite: Suite, server: Option<L5oConfig>) -> Self {
         Self::with_number(version, suite, server, 0)
     }
@@ -97,14 +98,14 @@ impl World {
         Self(net)
     }
 
-    /// The client sends, over a link that does what `tamper` says until nothing moves.
+    /// Sends from the client over a link with `tamper`, until nothing is left to do.
     fn send_over(&mut self, bytes: &[u8], tamper: impl FnMut(Vec<u8>) -> Vec<Vec<u8>> + 'static) {
         self.link = tampering(tamper);
         self.send(bytes);
         self.link = faithful();
     }
 
-    /// The client sends; runs until nothing moves.
+    /// Sends from the client, and runs until nothing is left to do.
     fn send(&mut self, bytes: &[u8]) {
         let socket = self.client.app.socket.unwrap();
         let now = self.now;
@@ -113,8 +114,8 @@ impl World {
         self.settle();
     }
 
-    /// Lets time pass until the server has read as much; delayed acknowledgments and time-outs need
-    /// it.
+    /// Advances time until the server has read `bytes` bytes. Delayed acknowledgments and
+    /// retransmission time-outs need the time.
     fn wait_for(&mut self, bytes: usize) {
         for _ in 0..1000 {
             if self.server.app.read.len() >= bytes {
@@ -145,8 +146,8 @@ fn text(len: usize) -> Vec<u8> {
     (0..len).map(|at| u8::try_from(at % 251).unwrap()).collect()
 }
 
-/// RFC 8446 section 5.2: whatever byte is changed, it is an alert and never data; with a device
-/// that opens, too. The peer is told.
+/// RFC 8446 section 5.2: a record with any byte changed causes an alert and never returns data,
+/// also if a device decrypts. The peer receives the alert.
 #[test]
 fn every_flipped_byte() {
     for version in VERSIONS {
@@ -167,7 +168,7 @@ fn every_flipped_byte() {
                     assert!(at > HEADERS + 19 + 20, "all of it was tried");
                     break;
                 }
-                // A length that is more waits for bytes.
+                // If the length field has grown, the server waits for more bytes.
                 let socket = world.client.app.socket.unwrap();
                 let now = world.now;
                 let _ended = world.client.host().send(now, socket, Bytes::from(text(400)));
@@ -184,8 +185,8 @@ fn every_flipped_byte() {
     }
 }
 
-/// A copy with other bytes behind the right one changes nothing; one before it is what TCP takes,
-/// and ends the session.
+/// An altered copy behind the right segment changes nothing. An altered copy before it is accepted
+/// by TCP, and ends the session.
 #[test]
 fn replays_with_other_content() {
     let other = |frame: &[u8]| {
@@ -211,8 +212,8 @@ fn replays_with_other_content() {
     }
 }
 
-/// Two connections and room for three contexts: what is refused is done by the host, and `ss` says
-/// why.
+/// One connection, and room for one of its two contexts: the host does the work of the refused one,
+/// and the socket's information has the reason.
 #[test]
 fn a_full_table() {
     let small = L5oConfig { contexts_max: 1, ..engine() };
@@ -228,7 +229,7 @@ fn a_full_table() {
     assert_eq!(tls_of(&mut world.server).rx_records, [0; 3], "nothing was expected of the device");
 }
 
-/// Property 7: a device that is reset in mid-record loses no data, and goes on after it.
+/// ARCHITECTURE.md, property 7: a device reset in mid-record loses no data, and offload resumes.
 #[test]
 fn resets_in_mid_record() {
     for (version, suite) in VERSIONS.into_iter().zip([Suite::Aes128Gcm, Suite::ChaCha20Poly1305]) {
@@ -238,7 +239,7 @@ fn resets_in_mid_record() {
         let now = world.now;
         world.client.host().send(now, socket, Bytes::from(want.clone())).unwrap();
         for round in 0..6 {
-            // Some arrive, then both devices lose everything.
+            // Some frames arrive, then both devices lose their state.
             let mut left = 5 + round;
             world.link = tampering(move |frame| {
                 let arrives = left > 0;
@@ -261,7 +262,7 @@ fn resets_in_mid_record() {
         );
         let before = world.server.count("tls_rx_records_full");
         let sealed = world.client.count("tx_tls_encrypted_bytes");
-        // Within a bound: what is sent next finds the place again, what follows is opened.
+        // Within a bound, the device resynchronizes and then decrypts whole records again.
         for round in 1..9 {
             world.send(&text(50_000));
             world.wait_for(want.len() + round * 50_000);
@@ -271,7 +272,7 @@ fn resets_in_mid_record() {
     }
 }
 
-/// RFC 8446 section 5.3: numbers never wrap.
+/// RFC 8446 section 5.3: record numbers never wrap.
 #[test]
 fn numbers_end() {
     for number in [u64::MAX, u64::MAX - 1] {
@@ -286,8 +287,8 @@ fn numbers_end() {
     }
 }
 
-/// Record numbers of more than 32 bits: what a device seals the host opens, and the other way, with
-/// records in a row, lost and found back.
+/// Record numbers beyond 32 bits: the device's encryption is decrypted by the host and by a device,
+/// the latter also with a loss and a resynchronization.
 #[test]
 fn numbers_cross_32_bits() {
     for version in VERSIONS {
@@ -310,8 +311,8 @@ fn numbers_cross_32_bits() {
     }
 }
 
-/// The three ways of finding back (terms.md section 3) and both algorithms: after a loss of header
-/// and body, the device opens whole records again.
+/// In every [`ResyncMode`], with and without out-of-order processing, the device decrypts whole
+/// records again after it lost headers and bodies.
 #[test]
 fn every_mode_finds_back() {
     for resync in [ResyncMode::StreamScan, ResyncMode::Async, ResyncMode::NextHint] {
@@ -328,7 +329,7 @@ fn every_mode_finds_back() {
             });
             want.extend_from_slice(&more);
             world.wait_for(want.len());
-            // Records of other sizes, so that nothing is right by chance.
+            // Records of various sizes, so that no guess is right by chance.
             for len in [3000, 777, 16_384, 5000, 9999, 20_000, 1, 2000, 4000, 3000, 500, 40_000] {
                 world.send(&text(len));
                 want.extend(text(len));

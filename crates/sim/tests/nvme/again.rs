@@ -1,6 +1,6 @@
 //! Offload contexts that are created anew: TLS key updates, also in the middle of a PDU, device
-//! resets, and both under loss. The peer has no [`Transport`](host::nvme::Transport): it writes
-//! PDUs in pieces of any length, so that records end, and keys change, anywhere.
+//! resets, and both under loss. The peer has no `Transport`: it writes PDUs in pieces of any
+//! length, so that records end, and keys change, anywhere.
 
 use std::collections::{BTreeMap, VecDeque};
 
