@@ -455,7 +455,7 @@ fn forged_acknowledgments() {
 }
 
 /// RFC 5961 section 3: only a RST with the exact number resets a connection. Challenge ACKs are
-/// rate limited for each connection.
+/// limited to one per 500 ms and connection (section 7).
 #[test]
 fn forged_resets() {
     for way in WAYS {
